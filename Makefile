@@ -1,0 +1,46 @@
+# Each target sets up all it needs in .venv; a second run skips the set-up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt Makefile | cksum | cut -d' ' -f1)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast lint types format clean
+
+help:
+	@echo "make demo       train, forget, restore on built-in data; writes runs/demo/report.html"
+	@echo "make test       the whole test suite (real data where FEDUP_DATA has it)"
+	@echo "make test-fast  without the slow tests"
+	@echo "make lint types format setup clean"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[all,dev]"
+	@rm -f $(VENV)/.ready-*
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/fedup demo $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+test-fast: $(READY)
+	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,102 @@
+"""Files: safetensors with a JSON header, written whole or not at all. No pickle, so files of others can be read."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedup.errors import ArtifactError
+
+FORMAT_VERSION = 1
+
+
+def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], *, kind: str, header: Mapping[str, Any]) -> None:
+    """Write tensors and a JSON header: to a new file, synced, then renamed over the old one."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"kind": kind, "version": FORMAT_VERSION, **header}, sort_keys=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+            partial,
+            metadata={"fedup": text},
+        )
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load_tensors(path: str | Path, *, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and header of a file of this kind; raises on anything truncated, foreign or of another version."""
+    path = Path(path)
+    if not path.is_file():
+        raise ArtifactError(f"There is no {kind} file at {path}.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ArtifactError(f"{path} is damaged or no safetensors file ({error}). Take a good copy of it.") from error
+    header = _header(path, metadata)
+    if header.get("kind") != kind:
+        raise ArtifactError(f"{path} holds a {header.get('kind')!r}, not a {kind}.")
+    if header.get("version") != FORMAT_VERSION:
+        raise ArtifactError(
+            f"{path} has format version {header.get('version')!r}; this fedup reads {FORMAT_VERSION}."
+        )
+    return tensors, header
+
+
+def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        header = json.loads(metadata["fedup"])
+    except (KeyError, json.JSONDecodeError) as error:
+        raise ArtifactError(f"{path} was not written by fedup: it has no fedup header.") from error
+    if not isinstance(header, dict):
+        raise ArtifactError(f"{path} was not written by fedup: its header is not an object.")
+    return header
+
+
+def serialized_size(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> int:
+    """Bytes that these tensors and header take as one safetensors message, without building it.
+
+    >>> from safetensors.torch import save
+    >>> tensors = {"a": torch.zeros(3, 5), "b": torch.zeros(7, dtype=torch.int32)}
+    >>> serialized_size(tensors, {"x": 1}) == len(save(tensors, metadata={"fedup": json.dumps({"x": 1})}))
+    True
+    """
+    return SAFETENSORS_LENGTH_FIELD + _header_size(tensors, header) + sum(map(_data_size, tensors.values()))
+
+
+SAFETENSORS_LENGTH_FIELD = 8
+_DTYPE_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+def _header_size(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> int:
+    entries: dict[str, Any] = {"__metadata__": {"fedup": json.dumps(dict(header), sort_keys=True)}}
+    offset = 0
+    order = sorted(tensors.items(), key=lambda pair: (-pair[1].element_size(), pair[0]))  # widest type first
+    for name, tensor in order:
+        end = offset + _data_size(tensor)
+        entries[name] = {
+            "dtype": _DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]
+        }  # fmt: skip
+        offset = end
+    size = len(json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode())
+    return -(-size // 8) * 8  # padded to 8 bytes
+
+
+def _data_size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,1 @@
+"""The benchmark layer: data sets, models, measurements. The core never imports it."""

@@ -1,0 +1,248 @@
+"""Phase 2, centroids: the server's store of what each (client, class) cell sent, once."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedup.artifacts import load_tensors, save_tensors, serialized_size
+from fedup.client import Summarizing, Summary
+from fedup.contact import Contact, InProcess
+from fedup.cut import find_cut
+from fedup.errors import ArtifactError, DataError
+from fedup.federation import Federation
+from fedup.kmeans import centroid_count
+from fedup.request import Forget, union
+from fedup.sharing import fingerprint
+
+CellName = tuple[int, int]  # (client, class)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A slot of the store: rows start … start + size hold the centroids of one client's one class."""
+
+    client: int
+    label: int
+    start: int
+    size: int
+
+    @property
+    def name(self) -> CellName:
+        return self.client, self.label
+
+    @property
+    def slot(self) -> slice:
+        return slice(self.start, self.start + self.size)
+
+
+@dataclass(eq=False)
+class Centroids:
+    """All centroids at the server. A row whose count is 0 is empty: its centroid was replaced by none, or purged.
+
+    The store changes in one way only: `put` replaces the content of a slot. A replaced cell is not kept beside the new
+    one (their difference would reveal what was forgotten), unless it is put into `sealed`.
+    """
+
+    vectors: Tensor  # (M, D)
+    counts: Tensor  # (M,) points behind each centroid
+    cells: tuple[Cell, ...]  # sorted by (client, class)
+    clients: tuple[int, ...]
+    num_classes: int
+    how: Summarizing
+    cut: str
+    base: str  # fingerprint of the model that made the features
+    nonnegative: bool
+    collected_for: frozenset[Forget] = frozenset()  # requests already left out when the clients were asked
+    excluded: dict[CellName, frozenset[int]] = field(default_factory=dict)  # sample ids left out of a cell
+    purged: set[CellName] = field(default_factory=set)
+    sealed: dict[CellName, tuple[Tensor, Tensor]] = field(default_factory=dict)  # originals kept for restoration
+    bytes_up: dict[int, int] = field(default_factory=dict)  # by client, as serialised
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the clients' messages together, as serialised."""
+        return sum(self.bytes_up.values())
+
+    def cell(self, name: CellName) -> Cell | None:
+        """The slot of a cell, or None where that client holds nothing of that class."""
+        return next((cell for cell in self.cells if cell.name == name), None)
+
+    def row_labels(self) -> Tensor:
+        """The class of each row's cell. (M,)"""
+        sizes = torch.tensor([cell.size for cell in self.cells])
+        return torch.tensor([cell.label for cell in self.cells]).repeat_interleave(sizes).to(self.vectors.device)
+
+    def rows_of(self, cells: Iterable[Cell]) -> Tensor:
+        """The filled rows of these cells."""
+        ranges = [torch.arange(cell.start, cell.start + cell.size) for cell in cells]
+        rows = (torch.cat(ranges) if ranges else torch.empty(0, dtype=torch.long)).to(self.counts.device)
+        return rows[self.counts[rows] > 0]
+
+    def take(self, cell: Cell) -> tuple[Tensor, Tensor]:
+        """Copies of a slot's vectors and counts."""
+        return self.vectors[cell.slot].clone(), self.counts[cell.slot].clone()
+
+    def put(self, cell: Cell, vectors: Tensor, counts: Tensor) -> None:
+        """Replace a slot's content; what is left of the slot becomes empty."""
+        if len(vectors) > cell.size:
+            raise DataError(f"Cell {cell.name} sent {len(vectors)} centroids; its slot holds {cell.size}.")
+        self.vectors[cell.slot] = 0
+        self.counts[cell.slot] = 0
+        self.vectors[cell.start : cell.start + len(vectors)] = vectors.to(self.vectors)
+        self.counts[cell.start : cell.start + len(counts)] = counts.to(self.counts)
+
+
+def collect(
+    model: nn.Module,
+    federation: Federation | Contact,
+    *,
+    ratio: float = 0.8,
+    sigma: float = 0.0,
+    cut: str | None = None,
+    seed: int = 0,
+    forget: Iterable[Forget] = (),
+    keep_forgotten_classes: bool = False,
+) -> Centroids:
+    """Ask every client, once, for the centroids of its cells.
+
+    Without `forget` this is the cache: requests are answered from it later. With `forget` it is the paper's protocol:
+    clients leave out what those requests name before they answer (`keep_forgotten_classes` for the class policies
+    `remap` and `remap_client`, which need the forgotten class's centroids).
+    """
+    how = Summarizing(ratio, sigma, seed)
+    requests = frozenset(forget)
+    gone = union(requests)
+    place = find_cut(model, cut)
+    contact = InProcess(federation, model) if isinstance(federation, Federation) else federation
+    for request in requests:
+        contact.check(request)
+    left_out_classes = frozenset() if keep_forgotten_classes else gone.class_ids
+    asked = [client for client in contact.clients if client not in gone.client_ids]
+    sizes = contact.cell_sizes(asked)
+    layout = _Layout(how.ratio)
+    for client in asked:
+        layout.add(client, {label: n for label, n in sizes[client].items() if label not in left_out_classes})
+    store: Centroids | None = None
+    for client in layout.clients():
+        summary = contact.summarize(
+            client, cut=place, how=how, labels=layout.labels(client), excluded=gone.sample_ids.get(client, frozenset())
+        )
+        if store is None:
+            store = Centroids(
+                vectors=summary.vectors.new_zeros(layout.rows, summary.vectors.shape[1]),
+                counts=summary.counts.new_zeros(layout.rows),
+                cells=tuple(layout.cells),
+                clients=tuple(contact.clients),
+                num_classes=contact.num_classes,
+                how=how,
+                cut=place,
+                base=fingerprint(model),
+                nonnegative=summary.nonnegative,
+                collected_for=requests,
+            )
+        insert(store, summary)
+    if store is None:
+        raise DataError("No client has anything to summarize.")
+    return store
+
+
+class _Layout:
+    """Slots for the cells, one after another."""
+
+    def __init__(self, ratio: float) -> None:
+        self.ratio = ratio
+        self.cells: list[Cell] = []
+        self.rows = 0
+
+    def add(self, client: int, points: dict[int, int]) -> None:
+        for label, n in sorted(points.items()):
+            size = centroid_count(n, self.ratio)
+            self.cells.append(Cell(client, label, self.rows, size))
+            self.rows += size
+
+    def clients(self) -> list[int]:
+        return list(dict.fromkeys(cell.client for cell in self.cells))
+
+    def labels(self, client: int) -> frozenset[int]:
+        return frozenset(cell.label for cell in self.cells if cell.client == client)
+
+
+def insert(store: Centroids, summary: Summary) -> None:
+    """Put a client's message into its slots and count its bytes."""
+    start = 0
+    for label, size, excluded in zip(summary.labels, summary.sizes, summary.excluded, strict=True):
+        cell = store.cell((summary.client, label))
+        if cell is None:
+            raise DataError(f"Client {summary.client} answered for class {label}, which it had not at collection.")
+        store.put(cell, summary.vectors[start : start + size], summary.counts[start : start + size])
+        store.excluded.pop(cell.name, None)
+        if excluded:
+            store.excluded[cell.name] = excluded
+        store.purged.discard(cell.name)
+        start += size
+    store.bytes_up[summary.client] = store.bytes_up.get(summary.client, 0) + message_size(summary)
+
+
+def message_size(summary: Summary) -> int:
+    """Bytes of a client's message as serialised."""
+    header = {"client": summary.client, "labels": summary.labels, "sizes": summary.sizes}
+    return serialized_size({"vectors": summary.vectors, "counts": summary.counts}, header)
+
+
+def save_centroids(store: Centroids, path: str | Path) -> None:
+    """Write the store to a file; sealed originals go with it."""
+    sealed = sorted(store.sealed)
+    tensors = {"vectors": store.vectors, "counts": store.counts}
+    for i, name in enumerate(sealed):
+        tensors[f"sealed.{i}.vectors"], tensors[f"sealed.{i}.counts"] = store.sealed[name]
+    header: dict[str, Any] = {
+        "cells": [[cell.client, cell.label, cell.start, cell.size] for cell in store.cells],
+        "clients": list(store.clients),
+        "num_classes": store.num_classes,
+        "how": asdict(store.how),
+        "cut": store.cut,
+        "base": store.base,
+        "nonnegative": store.nonnegative,
+        "collected_for": sorted((request.to_json() for request in store.collected_for), key=str),
+        "excluded": [[*name, sorted(ids)] for name, ids in sorted(store.excluded.items())],
+        "purged": sorted(map(list, store.purged)),
+        "sealed": list(map(list, sealed)),
+        "bytes_up": {str(client): size for client, size in store.bytes_up.items()},
+    }
+    save_tensors(path, tensors, kind="centroids", header=header)
+
+
+def load_centroids(path: str | Path) -> Centroids:
+    """Read a store back; raises on a file whose parts do not fit together."""
+    tensors, header = load_tensors(path, kind="centroids")
+    try:
+        cells = tuple(Cell(*cell) for cell in header["cells"])
+        store = Centroids(
+            vectors=tensors["vectors"],
+            counts=tensors["counts"],
+            cells=cells,
+            clients=tuple(header["clients"]),
+            num_classes=header["num_classes"],
+            how=Summarizing(**header["how"]),
+            cut=header["cut"],
+            base=header["base"],
+            nonnegative=header["nonnegative"],
+            collected_for=frozenset(map(Forget.from_json, header["collected_for"])),
+            excluded={(client, label): frozenset(ids) for client, label, ids in header["excluded"]},
+            purged={(client, label) for client, label in header["purged"]},
+            sealed={
+                (client, label): (tensors[f"sealed.{i}.vectors"], tensors[f"sealed.{i}.counts"])
+                for i, (client, label) in enumerate(header["sealed"])
+            },
+            bytes_up={int(client): size for client, size in header["bytes_up"].items()},
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(f"{path} lacks a part of a centroid store ({error!r}). Take a good copy of it.") from error
+    rows = sum(cell.size for cell in cells)
+    if store.vectors.ndim != 2 or len(store.vectors) != rows or store.counts.shape != (rows,):
+        raise ArtifactError(f"{path} has {tuple(store.vectors.shape)} vectors for {rows} rows of cells: it is damaged.")
+    return store

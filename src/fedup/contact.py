@@ -1,0 +1,76 @@
+"""How the server reaches clients after training: in process here, over a real federation elsewhere."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import nn
+
+from fedup.client import Summarizing, Summary, summarize
+from fedup.federation import Federation, check_samples
+from fedup.request import Forget
+
+
+class Contact(Protocol):
+    """The questions a server may ask. Each answer is computed at the client, from its own rows."""
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """The ids of all clients."""
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+
+    def check(self, request: Forget) -> None:
+        """Raise unless the request names known clients, classes and samples, and something stays."""
+
+    def cell_sizes(self, clients: Sequence[int]) -> dict[int, dict[int, int]]:
+        """How many training rows of each class each of these clients holds: `{client: {class: rows}}`."""
+
+    def labels_of(self, client: int, samples: frozenset[int]) -> frozenset[int]:
+        """The classes that these samples of the client belong to."""
+
+    def summarize(
+        self, client: int, *, cut: str, how: Summarizing, labels: frozenset[int], excluded: frozenset[int]
+    ) -> Summary:
+        """The centroids of the client's cells of these classes, without the excluded samples."""
+
+
+class InProcess:
+    """All clients in this process."""
+
+    def __init__(self, federation: Federation, model: nn.Module) -> None:
+        device = next(model.parameters()).device
+        self._federation = federation if federation.x.device == device else federation.to(device)
+        self._model = model
+
+    @property
+    def clients(self) -> Sequence[int]:
+        return [client.id for client in self._federation.clients if len(client.train)]
+
+    @property
+    def num_classes(self) -> int:
+        return self._federation.num_classes
+
+    def check(self, request: Forget) -> None:
+        self._federation.check(request)
+
+    def cell_sizes(self, clients: Sequence[int]) -> dict[int, dict[int, int]]:
+        sizes = {}
+        for client in clients:
+            labels, counts = self._federation.y[self._federation.client(client).train].unique(return_counts=True)
+            sizes[client] = dict(zip(labels.tolist(), counts.tolist(), strict=True))
+        return sizes
+
+    def labels_of(self, client: int, samples: frozenset[int]) -> frozenset[int]:
+        check_samples(self._federation.client(client).train, samples, client)
+        return frozenset(self._federation.y[sorted(samples)].tolist())
+
+    def summarize(
+        self, client: int, *, cut: str, how: Summarizing, labels: frozenset[int], excluded: frozenset[int]
+    ) -> Summary:
+        rows = self._federation.client(client).train
+        data = self._federation
+        return summarize(
+            self._model, data.x, data.y, rows, client=client, cut=cut, how=how, labels=labels, excluded=excluded
+        )

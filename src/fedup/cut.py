@@ -1,0 +1,182 @@
+"""Where a model is cut: everything before the cut is the extractor, everything after it the tail."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedup.errors import CutError, DataError
+from fedup.sharing import shared_view
+
+FEATURE_BATCH = 256  # features differ in the last bit between batch sizes: one size for every client
+
+# Autograd nodes that keep the sign of what they get, and those whose result cannot be negative.
+_SIGN_KEEPING = {
+    *("View", "UnsafeView", "ReshapeAlias", "Alias", "Clone", "ToCopy", "Permute", "Transpose", "T", "Squeeze"),
+    *("Unsqueeze", "Slice", "Select", "Expand", "Mean", "Sum", "Amax", "Max", "AvgPool2D", "AdaptiveAvgPool2D"),
+    *("MaxPool2DWithIndices", "AdaptiveMaxPool2D"),
+}
+_NON_NEGATIVE = {"Relu", "Sigmoid", "Softmax", "Softplus", "Hardsigmoid", "Abs", "Exp"}
+
+
+def find_cut(model: nn.Module, name: str | None = None) -> str:
+    """The module whose input a filter sits at: the one named, or the last linear layer.
+
+    >>> find_cut(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    '2'
+    """
+    modules = dict(model.named_modules())
+    if name is not None:
+        if name not in modules:
+            raise CutError(f"The model has no module {name!r} to cut at; it has {', '.join(list(modules)[1:21])}.")
+        return name
+    linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise CutError(
+            f"No linear layer was found in {type(model).__name__}, so there is no default place for a filter: "
+            "name the module whose input holds the features, as in plug(model, cut='head')."
+        )
+    return linear[-1]
+
+
+def tail_of(model: nn.Module, cut: str) -> Callable[[Tensor], Tensor]:
+    """What comes after the cut, as a function of the features.
+
+    A model may define `tail(features, cut)` for cuts deep inside; a plain `nn.Sequential` is cut at any of its
+    children; elsewhere the tail is the module at the cut. `read_features` checks that the tail completes the model.
+    """
+    own_tail: Any = getattr(model, "tail", None)
+    if callable(own_tail) and not isinstance(own_tail, nn.Module):
+        return partial(own_tail, cut=cut)
+    if isinstance(model, nn.Sequential) and cut in dict(model.named_children()):
+        children = list(model.named_children())
+        start = [child for child, _ in children].index(cut)
+        return nn.Sequential(*(module for _, module in children[start:]))
+    return model.get_submodule(cut)
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in a model's output: the tensor itself, or its `.logits` (transformers)."""
+    logits = getattr(output, "logits", output)
+    if not isinstance(logits, Tensor):
+        raise CutError(f"The model must return a tensor of logits, or an object with .logits; found {type(output)}.")
+    return logits
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features at a cut; `nonnegative` when the operation before the cut rules out negative values."""
+
+    values: Tensor  # (N, D)
+    nonnegative: bool
+
+
+def read_features(
+    model: nn.Module,
+    cut: str,
+    x: Tensor,
+    rows: Tensor,
+    *,
+    wanted: Tensor | None = None,
+    batch_size: int = FEATURE_BATCH,
+) -> Features:
+    """What the frozen extractor makes of the rows, in eval mode, flattened to (N, D).
+
+    Batches are laid out over all `rows`, so that a feature has the same bits whichever rows are wanted; those not
+    `wanted` (a mask over `rows`) are never read, and come back as zeros.
+    """
+    wanted = torch.ones(len(rows), dtype=torch.bool, device=rows.device) if wanted is None else wanted
+    reader = _Reader(model, cut)
+    values: Tensor | None = None
+    nonnegative = False
+    for batch in _wanted_batches(wanted, batch_size):
+        stand_in = rows[batch][wanted[batch]][0]  # a wanted row takes the place of those not to be read
+        inputs = x[torch.where(wanted[batch], rows[batch], stand_in)]
+        if values is None:
+            nonnegative = reader.is_nonnegative(inputs[:1])
+            reader.check_tail(inputs[:2])
+        with torch.no_grad():
+            features = reader(inputs)[0].flatten(1)
+        if values is None:
+            values = features.new_zeros(len(rows), features.shape[1])
+        values[batch] = torch.where(wanted[batch, None], features, 0)
+    if values is None:  # nothing is wanted: a blank input tells the width
+        blank = torch.zeros_like(x[:1])
+        nonnegative = reader.is_nonnegative(blank)
+        values = reader(blank)[0].detach().flatten(1).new_zeros(len(rows), reader.seen[0][0].numel())
+    _check_finite(values, rows)
+    return Features(values, nonnegative)
+
+
+def _wanted_batches(wanted: Tensor, batch_size: int) -> Iterator[slice]:
+    for start in range(0, len(wanted), batch_size):
+        batch = slice(start, start + batch_size)
+        if bool(wanted[batch].any()):
+            yield batch
+
+
+class _Reader:
+    """A view of the model that notes what arrives at the cut."""
+
+    def __init__(self, model: nn.Module, cut: str) -> None:
+        self.cut = cut
+        self.view = shared_view(model)
+        self.tail = tail_of(self.view, cut)
+        self.seen: list[Tensor] = []
+        self.view.get_submodule(cut).register_forward_pre_hook(self._note)
+
+    def _note(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not args or not isinstance(args[0], Tensor):
+            raise CutError(f"The module at the cut {self.cut!r} gets no tensor as its first argument: cut elsewhere.")
+        self.seen.append(args[0])
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features at the cut and logits."""
+        self.seen.clear()
+        logits = logits_of(self.view(x))
+        if len(self.seen) != 1:
+            raise CutError(
+                f"The module at the cut {self.cut!r} ran {len(self.seen)} times in one forward pass; a filter needs "
+                "a module that runs once. Name another with cut=."
+            )
+        return self.seen[0], logits
+
+    def is_nonnegative(self, x: Tensor) -> bool:
+        """Decided from the operations that lead to the cut, never from values."""
+        with torch.enable_grad():
+            inputs = x.detach().clone().requires_grad_() if x.is_floating_point() else x
+            node = self(inputs)[0].grad_fn
+        while node is not None:
+            operation = node.name().split("Backward")[0]
+            if operation in _NON_NEGATIVE:
+                return True
+            if operation not in _SIGN_KEEPING or not node.next_functions:
+                return False
+            node = node.next_functions[0][0]
+        return False
+
+    def check_tail(self, x: Tensor) -> None:
+        """Raise unless tail(features) gives the model's own probabilities."""
+        with torch.no_grad():
+            features, logits = self(x)
+            completed = self.tail(features)
+        same = completed.shape == logits.shape and torch.allclose(
+            completed.float().log_softmax(-1), logits.float().log_softmax(-1), atol=1e-3, rtol=1e-3
+        )
+        if not same and bool(logits.isfinite().all()):
+            raise CutError(
+                f"What follows the cut {self.cut!r} is more than that module: its output is not the model's. Give the "
+                "model a method tail(features, cut), or cut before the last layer that runs."
+            )
+
+
+def _check_finite(values: Tensor, rows: Tensor) -> None:
+    bad = ~values.isfinite().all(1)
+    if bool(bad.any()):
+        raise DataError(
+            f"{int(bad.sum())} of {len(rows)} rows have NaN or infinite features (first: row {int(rows[bad][0])}). "
+            "Check the inputs, and the model's weights."
+        )

@@ -1,0 +1,49 @@
+"""Every error of the library: what happened, what was found, what to do."""
+
+
+class FedUPError(Exception):
+    """Base of all errors raised on purpose by fedup."""
+
+
+class SettingError(FedUPError, ValueError):
+    """A parameter is out of its range."""
+
+
+class DataError(FedUPError, ValueError):
+    """Arrays, labels or features that cannot be used."""
+
+
+class MissingDataError(DataError, FileNotFoundError):
+    """A data set is not on this machine."""
+
+
+class RequestError(FedUPError, ValueError):
+    """A request that names something unknown, or forgets nothing or everything."""
+
+
+class ContactError(RequestError):
+    """The request needs an answer from clients, and no way to reach them was given."""
+
+
+class CutError(FedUPError, ValueError):
+    """The model has no such place for a filter."""
+
+
+class PlugError(FedUPError, RuntimeError):
+    """The plugged model is used in a way it does not support."""
+
+
+class NotFittedError(PlugError):
+    """A filter was asked for and none is fitted."""
+
+
+class StaleFilterError(PlugError):
+    """The base model changed after the filter was made for it."""
+
+
+class ArtifactError(FedUPError, ValueError):
+    """A file that is damaged, foreign or of another version."""
+
+
+class FingerprintError(ArtifactError):
+    """A file that belongs to another base model."""

@@ -1,0 +1,163 @@
+"""The data of a federation: clients as index sets over shared arrays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from fedup.errors import DataError, RequestError, SettingError
+from fedup.request import Forget, check_known
+from fedup.rng import generator
+
+Part = Literal["train", "validation", "heldout"]
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """One client's rows, sorted: what it trains on, what it validates on, what it holds out."""
+
+    id: int
+    train: Tensor
+    validation: Tensor
+    heldout: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Clients over one pair of arrays; a sample's id is its row number.
+
+    >>> x, y = torch.randn(100, 8), torch.arange(100) % 5
+    >>> federation = Federation.split(x, y, [torch.arange(i, 100, 4) for i in range(4)])
+    >>> [len(client.train) for client in federation.clients]
+    [18, 18, 18, 18]
+    """
+
+    x: Tensor
+    y: Tensor
+    clients: tuple[Client, ...]
+    num_classes: int
+
+    @classmethod
+    def split(
+        cls,
+        x: Tensor,
+        y: Tensor,
+        parts: Sequence[Tensor],
+        *,
+        seed: int = 0,
+        heldout: float = 0.2,
+        validation: float = 0.1,
+        num_classes: int | None = None,
+    ) -> Self:
+        """A federation in which client i holds the rows `parts[i]` and keeps a part of them apart."""
+        classes = _check_arrays(x, y, num_classes)
+        _check_parts(parts, len(x))
+        if min(heldout, validation) < 0 or heldout + validation >= 1:
+            raise SettingError(f"heldout and validation must leave rows to train on; found {heldout} and {validation}.")
+        clients = []
+        for i, rows in enumerate(parts):
+            shuffled = rows[torch.randperm(len(rows), generator=generator(seed, "heldout", i))].to(y.device)
+            first, second = int(len(rows) * heldout), int(len(rows) * (heldout + validation))
+            pieces = [piece.sort().values for piece in shuffled.tensor_split([first, second])]
+            clients.append(Client(i, train=pieces[2], validation=pieces[1], heldout=pieces[0]))
+        return cls(x, y, tuple(clients), classes)
+
+    @property
+    def ids(self) -> list[int]:
+        """The clients' ids, in order."""
+        return [client.id for client in self.clients]
+
+    def client(self, client_id: int) -> Client:
+        """The client with this id."""
+        for client in self.clients:
+            if client.id == client_id:
+                return client
+        raise RequestError(f"Unknown client {client_id}; this federation has clients {self.ids}.")
+
+    def rows(self, part: Part = "train") -> Tensor:
+        """The rows of all clients' `part` together."""
+        return torch.cat([getattr(client, part) for client in self.clients])
+
+    def forgotten(self, request: Forget, part: Part = "train") -> Tensor:
+        """The rows of `part` that the request names."""
+        return torch.cat([_named(client, request, getattr(client, part), self.y)[0] for client in self.clients])
+
+    def retained(self, request: Forget, part: Part = "train") -> Tensor:
+        """The rows of `part` that the request leaves."""
+        return torch.cat([_named(client, request, getattr(client, part), self.y)[1] for client in self.clients])
+
+    def without(self, request: Forget) -> Self:
+        """The same federation on the retained rows only: what Retrain trains on. Clients keep their ids and places."""
+        self.check(request)
+        clients = tuple(
+            Client(c.id, *(_named(c, request, part, self.y)[1] for part in (c.train, c.validation, c.heldout)))
+            for c in self.clients
+        )
+        return replace(self, clients=clients)
+
+    def relabeled(self, y: Tensor) -> Self:
+        """The same federation with other labels."""
+        _check_arrays(self.x, y, self.num_classes)
+        return replace(self, y=y)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same federation with its arrays on a device."""
+        clients = tuple(
+            Client(c.id, c.train.to(device), c.validation.to(device), c.heldout.to(device)) for c in self.clients
+        )
+        return replace(self, x=self.x.to(device), y=self.y.to(device), clients=clients)
+
+    def check(self, request: Forget) -> None:
+        """Raise unless every client, class and sample of the request is known and trained on, and something stays."""
+        check_known(request, clients=self.ids, num_classes=self.num_classes)
+        for client_id, ids in request.sample_ids.items():
+            check_samples(self.client(client_id).train, ids, client_id)
+        if len(self.forgotten(request)) == 0:
+            raise RequestError(f"To {request} changes nothing: no client was trained on such a row.")
+        if len(self.retained(request)) == 0:
+            raise RequestError(f"To {request} leaves no training row. Take the model out of service instead.")
+
+
+def check_samples(train: Tensor, ids: frozenset[int], client_id: int) -> None:
+    """Raise unless all of these are rows that the client trained on."""
+    unknown = sorted(ids - set(train.tolist()))
+    if unknown:
+        shown = ", ".join(map(str, unknown[:5])) + (", …" if len(unknown) > 5 else "")
+        raise RequestError(
+            f"Client {client_id} was not trained on {len(unknown)} of the {len(ids)} samples named ({shown}): "
+            "unknown there, or held out. Name ids of its training rows."
+        )
+
+
+def _named(client: Client, request: Forget, rows: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """`rows` split into those that the request names and those it leaves."""
+    if client.id in request.client_ids:
+        return rows, rows[:0]
+    classes = torch.tensor(sorted(request.class_ids), dtype=y.dtype, device=y.device)
+    samples = torch.tensor(sorted(request.sample_ids.get(client.id, ())), dtype=rows.dtype, device=rows.device)
+    named = torch.isin(y[rows], classes) | torch.isin(rows, samples)
+    return rows[named], rows[~named]
+
+
+def _check_arrays(x: Tensor, y: Tensor, num_classes: int | None) -> int:
+    if y.ndim != 1 or y.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
+        raise DataError(f"Labels must be a vector of whole numbers; found shape {tuple(y.shape)} of {y.dtype}.")
+    if len(x) != len(y) or len(y) == 0:
+        raise DataError(f"Rows and labels must be as many, and not none; found {len(x)} rows and {len(y)} labels.")
+    classes = int(y.max()) + 1 if num_classes is None else num_classes
+    if int(y.min()) < 0 or int(y.max()) >= classes:
+        raise DataError(f"Labels must lie in 0 … {classes - 1}; found {int(y.min())} … {int(y.max())}.")
+    return classes
+
+
+def _check_parts(parts: Sequence[Tensor], rows: int) -> None:
+    empty = [i for i, part in enumerate(parts) if len(part) == 0]
+    if empty or not parts:
+        raise DataError(f"Clients without data: {empty or 'there is no client'}. Leave them out of the federation.")
+    joined = torch.cat([part.cpu() for part in parts])
+    if int(joined.min()) < 0 or int(joined.max()) >= rows:
+        raise DataError(f"Parts must name rows 0 … {rows - 1}; found {int(joined.min())} … {int(joined.max())}.")
+    if len(joined.unique()) != len(joined):
+        raise DataError(f"{len(joined) - len(joined.unique())} rows belong to two clients; each row has one holder.")

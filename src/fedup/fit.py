@@ -1,0 +1,143 @@
+"""Phase 3, the one-shot fit of a filter at the server: frozen tail, centroids in, a filter out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from fedup.errors import DataError, SettingError
+from fedup.filter import Bottleneck, FilterConfig
+from fedup.guard import Guard, guard_points
+from fedup.rng import generator
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What a filter is fitted to: rows of the centroid store and the class each one should keep."""
+
+    vectors: Tensor  # (M, D) the whole store, not copied
+    rows: Tensor  # (N,) rows in use
+    labels: Tensor  # (N,)
+    counts: Tensor  # (N,) points behind each centroid
+    nonnegative: bool
+    guarded: Sequence[int] = ()  # forgotten classes to guard against
+
+
+@dataclass
+class Trace:
+    """Losses, and whatever `measure` returns, every so many steps of a fit.
+
+    `measure` gets the filter as it is then, for accuracies and other metrics.
+    """
+
+    every: int = 10
+    measure: Callable[[nn.Module], dict[str, float]] | None = None
+    steps: list[dict[str, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise SettingError(f"A trace records every so many steps, at least 1; found {self.every}.")
+
+    def record(self, step: int, losses: dict[str, Tensor], fitted: nn.Module) -> None:
+        """Note this step if it is one to note."""
+        if step % self.every == 0:
+            with torch.no_grad():
+                measured = self.measure(fitted) if self.measure else {}
+            self.steps.append({"step": step, **{name: float(loss) for name, loss in losses.items()}, **measured})
+
+
+def fit_filter(
+    tail: Callable[[Tensor], Tensor], examples: Examples, config: FilterConfig, *, trace: Trace | None = None
+) -> Bottleneck:
+    """A filter for which tail(filter(centroid)) keeps the centroid's class: α·CE + (1−α)·MSE, plus the guard.
+
+    The tail's weights get no gradient; the number of steps is fixed, whatever the number of centroids.
+    """
+    _check(examples)
+    source = generator(config.seed, "filter")
+    width, device = examples.vectors.shape[1], examples.vectors.device
+    fitted = Bottleneck(width, config.rank, nonnegative=examples.nonnegative, source=source).to(device)
+    guard = _guard(tail, examples, config)
+    optimizer = _Adam(list(fitted.parameters()), lr=config.lr)
+    with torch.enable_grad():
+        for step, batch in enumerate(_batches(examples, config, source)):
+            centroids = examples.vectors.index_select(0, examples.rows[batch])  # (B, D)
+            guarding = centroids[:0] if guard is None else guard.draw(len(batch) // 2, source)
+            passed = fitted(torch.cat([centroids, guarding]))
+            logits = tail(passed)
+            losses = {
+                "cross_entropy": cross_entropy(logits[: len(batch)], examples.labels[batch]),
+                "reconstruction": mse_loss(passed[: len(batch)], centroids),
+            }
+            total = config.alpha * losses["cross_entropy"] + (1 - config.alpha) * losses["reconstruction"]
+            if guard is not None:
+                losses["guard"] = guard.loss(logits[len(batch) :])
+                total = total + config.guard * losses["guard"]
+            optimizer.step(torch.autograd.grad(total, optimizer.weights))
+            if trace is not None:
+                trace.record(step + 1, {**losses, "total": total}, fitted)
+    if not all(bool(weight.isfinite().all()) for weight in fitted.parameters()):
+        raise DataError("The fit diverged: the filter is not finite. Use a smaller lr, or check the centroids' scale.")
+    return fitted.eval().requires_grad_(False)
+
+
+def _check(examples: Examples) -> None:
+    if len(examples.rows) == 0:
+        raise DataError("No centroid is left to fit a filter to.")
+    for rows in examples.rows.split(1024):  # no second array of the store's size
+        if not bool(examples.vectors.index_select(0, rows).sum().isfinite()):
+            raise DataError("Some retained centroids are NaN or infinite: collect them again.")
+
+
+def _guard(tail: Callable[[Tensor], Tensor], examples: Examples, config: FilterConfig) -> Guard | None:
+    if not examples.guarded or config.guard == 0:
+        return None
+    return guard_points(
+        tail,
+        examples.vectors,
+        examples.rows,
+        forgotten=examples.guarded,
+        nonnegative=examples.nonnegative,
+        seed=config.seed,
+    )
+
+
+def _batches(examples: Examples, config: FilterConfig, source: torch.Generator) -> Iterator[Tensor]:
+    """Exactly `steps` batches of positions in `examples.rows`.
+
+    Drawn without replacement, so that each centroid counts once an epoch, or in proportion to the points behind it.
+    """
+    n, device = len(examples.rows), examples.rows.device
+    size = min(n, config.batch_size)
+    pool = torch.empty(0, dtype=torch.long)
+    for _ in range(config.steps):
+        if config.weighted:
+            yield torch.multinomial(examples.counts.cpu().float(), size, replacement=True, generator=source).to(device)
+            continue
+        if len(pool) < size:
+            pool = torch.cat([pool, torch.randperm(n, generator=source)])
+        yield pool[:size].to(device)
+        pool = pool[size:]
+
+
+class _Adam:
+    """Adam (Kingma & Ba 2015). torch.optim loads the compiler on first use: a second, longer than a request takes."""
+
+    def __init__(self, weights: list[nn.Parameter], lr: float) -> None:
+        self.weights = weights
+        self._lr = lr
+        self._first = [torch.zeros_like(weight) for weight in weights]
+        self._second = [torch.zeros_like(weight) for weight in weights]
+        self._steps = 0
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor], *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> None:
+        self._steps += 1
+        size = self._lr / (1 - beta1**self._steps)
+        for weight, gradient, first, second in zip(self.weights, gradients, self._first, self._second, strict=True):
+            first.lerp_(gradient, 1 - beta1)
+            second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            scale = (second / (1 - beta2**self._steps)).sqrt_().add_(eps)
+            weight.addcdiv_(first, scale, value=-size)

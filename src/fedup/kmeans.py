@@ -1,0 +1,176 @@
+"""K-means over many cells at once: Lloyd's algorithm, batched, linear in the number of points."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedup.rng import generator
+
+BLOCK_POINTS = 512  # cells above this are split, so that time is linear in the cell
+MAX_ITERATIONS = 20  # a handful is enough at the ratios in use; this only bounds the worst case
+_BATCH_ELEMENTS = 2_000_000  # 8 MB of points at a time keep the peak memory near the result's size
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Points clustered together: a whole small cell, or a random part of a large one."""
+
+    rows: Tensor  # (n,) rows of the feature array in random order: the first k are the seeds
+    k: int
+    start: int  # first row of the output
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Padded size (points, centroids): a function of this block alone, whatever it is batched with."""
+        return _padded(len(self.rows)), _padded(self.k)
+
+
+def centroid_count(points: int, ratio: float) -> int:
+    """⌈ratio · points⌉ without the floating-point surprise of ⌈0.1 · 30⌉ = 4."""
+    return min(points, math.ceil(round(ratio * points, 9)))
+
+
+def cluster_cells(
+    features: Tensor, cells: Sequence[Tensor], *, ratio: float, seeds: Sequence[int], out: Tensor, counts: Tensor
+) -> None:
+    """Write the centroids of every cell, one cell after the other, into `out` and the points behind each into `counts`.
+
+    `cells` are row numbers of `features`; a cell of n rows yields exactly ⌈ratio · n⌉ centroids, none of them empty.
+    The result of a cell depends on its own rows and seed, never on the other cells of the call.
+    """
+    blocks, start = [], 0
+    for rows, seed in zip(cells, seeds, strict=True):
+        k = centroid_count(len(rows), ratio)
+        if k == len(rows):  # ratio 1, or a cell too small to compress: the features themselves
+            out[start : start + k] = features[rows]
+            counts[start : start + k] = 1
+        else:
+            blocks += list(_blocks(rows, k, seed, start))
+        start += k
+    for batch in _batches(blocks, features.shape[1]):
+        _cluster_batch(features, batch, out, counts)
+
+
+def _blocks(rows: Tensor, k: int, seed: int, start: int) -> Iterator[_Block]:
+    n = len(rows)
+    parts = min(math.ceil(n / BLOCK_POINTS), k)  # every part needs a centroid of its own
+    shuffled = rows[torch.randperm(n, generator=generator(seed)).to(rows.device)]
+    for part in range(parts):
+        first, last = part * n // parts, (part + 1) * n // parts
+        k_first, k_last = part * k // parts, (part + 1) * k // parts
+        yield _Block(shuffled[first:last], k_last - k_first, start + k_first)
+
+
+def _padded(size: int) -> int:
+    return max(32, -(-size // 64) * 64)
+
+
+def _batches(blocks: list[_Block], width: int) -> Iterator[list[_Block]]:
+    """Blocks of equal padded shape, as many at a time as the memory allows."""
+    batch: list[_Block] = []
+    for block in sorted(blocks, key=lambda block: block.shape):
+        points, k = block.shape
+        most = max(1, _BATCH_ELEMENTS // (points * (width + k)))
+        if batch and (batch[0].shape != block.shape or len(batch) >= most):
+            yield batch
+            batch = []
+        batch.append(block)
+    if batch:
+        yield batch
+
+
+def _cluster_batch(features: Tensor, batch: list[_Block], out: Tensor, counts: Tensor) -> None:
+    points_padded, _ = batch[0].shape
+    device = features.device
+    n = torch.tensor([len(block.rows) for block in batch], device=device)
+    k = torch.tensor([block.k for block in batch], device=device)
+    rows = torch.zeros(len(batch), points_padded, dtype=torch.long, device=device)
+    for i, block in enumerate(batch):
+        rows[i, : len(block.rows)] = block.rows
+    points = features[rows]  # (B, P, D)
+    centers, members = _lloyd(points, n, k, batch[0].shape[1])
+    for i, block in enumerate(batch):
+        out[block.start : block.start + block.k] = centers[i, : block.k]
+        counts[block.start : block.start + block.k] = members[i, : block.k]
+
+
+def _lloyd(points: Tensor, n: Tensor, k: Tensor, k_padded: int) -> tuple[Tensor, Tensor]:
+    """Centroids (B, K, D) and their number of points (B, K); the first k points of a block are its seeds.
+
+    A point alone in its cluster lies on its centroid and cannot move, so only points in company are looked at again:
+    at ratio 0.8 that is less than half of them.
+    """
+    batch, size, width = points.shape
+    device = points.device
+    position = torch.arange(size, device=device)
+    valid = position < n[:, None]  # (B, P)
+    slot = torch.arange(k_padded, device=device)
+    centers = points[:, :k_padded].clone() if size >= k_padded else points.new_zeros(batch, k_padded, width)
+    if size < k_padded:
+        centers[:, :size] = points
+    unused = torch.where(slot < k[:, None], 0.0, torch.inf).to(points)  # (B, K) added to the distance
+    assigned = position.clamp(max=k_padded - 1).expand(batch, size).clone()  # seeds stay, the others are set below
+    active = valid & (position >= k[:, None])
+    first = True
+    for _ in range(MAX_ITERATIONS):
+        found, order, packed = _nearest(points, centers, unused, active)
+        before = assigned.gather(1, order)
+        after = torch.where(packed, found, before)
+        if not first and torch.equal(after, before):
+            break
+        first = False
+        assigned.scatter_(1, order, after)
+        members = _members(assigned, valid, k_padded)
+        _refill_empty(points, centers, assigned, members, k)
+        active = valid & (members.gather(1, assigned) > 1)
+        if not active.any():
+            break
+        _move_centers(points, centers, assigned, members, active)
+    return centers, members
+
+
+def _nearest(points: Tensor, centers: Tensor, unused: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Nearest centroid of the active points, packed to the front: (found, positions, which of them are active)."""
+    most = int(active.sum(1).max())
+    most = min(active.shape[1], _padded(most))
+    order = active.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]  # (B, A)
+    packed = active.gather(1, order)
+    chosen = points.gather(1, order[..., None].expand(-1, -1, points.shape[2]))  # (B, A, D)
+    bias = centers.square().sum(2) + unused  # ‖c‖²; ‖x‖² is the same for every centroid
+    distance = torch.baddbmm(bias[:, None], chosen, centers.transpose(1, 2), alpha=-2)  # (B, A, K)
+    return distance.argmin(2), order, packed
+
+
+def _members(assigned: Tensor, valid: Tensor, k_padded: int) -> Tensor:
+    members = torch.zeros(len(assigned), k_padded, dtype=torch.long, device=assigned.device)
+    return members.scatter_add_(1, assigned, valid.long())
+
+
+def _refill_empty(points: Tensor, centers: Tensor, assigned: Tensor, members: Tensor, k: Tensor) -> None:
+    """Give each empty cluster the point farthest from its own centroid among clusters that can spare one (rare)."""
+    slot = torch.arange(members.shape[1], device=members.device)
+    empty = (members == 0) & (slot < k[:, None])
+    if not empty.any():
+        return
+    valid_points = torch.zeros_like(assigned, dtype=torch.bool)
+    for b, c in empty.nonzero().tolist():
+        valid_points[b] = members[b].gather(0, assigned[b]) > 1
+        far = (points[b] - centers[b][assigned[b]]).square().sum(1)
+        p = int(far.masked_fill(~valid_points[b], -1.0).argmax())
+        members[b, assigned[b, p]] -= 1
+        assigned[b, p], members[b, c] = c, 1
+        centers[b, c] = points[b, p]
+
+
+def _move_centers(points: Tensor, centers: Tensor, assigned: Tensor, members: Tensor, active: Tensor) -> None:
+    """Centroids with company become the mean of their points."""
+    batch, k_padded = members.shape
+    crowded = (members > 1).flatten()
+    compact = crowded.cumsum(0) - 1  # (B·K,) index among the crowded clusters
+    b, p = active.nonzero(as_tuple=True)
+    target = compact[b * k_padded + assigned[b, p]]
+    sums = points.new_zeros(int(crowded.sum()), points.shape[2]).index_add_(0, target, points[b, p])
+    centers.view(batch * k_padded, -1)[crowded] = sums / members.flatten()[crowded, None]

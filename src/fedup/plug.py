@@ -1,0 +1,173 @@
+"""Phase 4, serving and restoring: a filter plugged into a model that is never touched."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from fedup.cut import find_cut
+from fedup.errors import FingerprintError, NotFittedError, PlugError, StaleFilterError
+from fedup.filter import Bottleneck, FilterConfig
+from fedup.request import Forget
+from fedup.sharing import fingerprint, shared_view, tensors
+
+
+@dataclass(frozen=True)
+class Served:
+    """A fitted filter and what it was fitted for."""
+
+    filter: Bottleneck
+    requests: frozenset[Forget]
+    config: FilterConfig
+    base: str  # fingerprint
+    cut: str
+
+
+class _AtCut:
+    """The hook that filters what enters the cut; a method of its owner, so that copies keep their own filter."""
+
+    def __init__(self, fitted: Bottleneck) -> None:
+        self.filter = fitted
+
+    def before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self.filter(args[0]), *args[1:])
+
+
+def plug(model: nn.Module, cut: str | None = None) -> "PluggedModel":
+    """A model with a place for a filter at the cut: found (before the last linear layer), or named.
+
+    >>> plugged = plug(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    >>> plugged.cut
+    '2'
+    """
+    if isinstance(model, PluggedModel):
+        raise PlugError("This model is plugged already: unplug() it first, or plug its base a second time.")
+    return PluggedModel(model, find_cut(model, cut))
+
+
+class PluggedModel(nn.Module):
+    """A base model seen through a filter, always in eval mode.
+
+    Calls fail while no filter is fitted: the unfiltered answer is given inside `restored()` only. Each filter has a
+    view of the base of its own, so swapping filters and serving from many threads never mix. The base's weights are not
+    this module's parameters: an optimizer, `.to()` or `state_dict()` on it cannot reach them.
+    """
+
+    def __init__(self, base: nn.Module, cut: str) -> None:
+        super().__init__()
+        # Plain attributes instead of submodules: the base is not ours to train, move or save.
+        self.__dict__["_base"] = base
+        self.__dict__["_original"] = shared_view(base)
+        self.__dict__["_view"] = None
+        self.cut = cut
+        self.base_fingerprint = fingerprint(base)
+        self._served: Served | None = None
+        self._restoring: dict[int, int] = {}  # thread -> depth of restored()
+        self._watched = [tensor for tensor in tensors(base) if not tensor.is_inference()]  # those can't be written to
+        self._versions = self._count_writes()
+        self.eval()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        view: nn.Module | None = self.__dict__["_view"]
+        if self._restoring and self._is_restoring():
+            view = self.__dict__["_original"]
+        if view is None:
+            raise NotFittedError(
+                "No filter is fitted: call fedup.unlearn(plugged, …) or load_filter(plugged, …) first. "
+                "The original model answers inside `with plugged.restored():`."
+            )
+        if not torch.compiler.is_compiling():
+            self._check_base_unchanged()
+        return view(*args, **kwargs)
+
+    @property
+    def base(self) -> nn.Module:
+        """The model as it was brought, untouched."""
+        base = self.__dict__["_base"]
+        if base is None:
+            raise PlugError("This model was unplugged: plug the base again.")
+        return base
+
+    @property
+    def served(self) -> Served | None:
+        """The active filter and what it was fitted for; None when there is none."""
+        return self._served
+
+    @property
+    def requests(self) -> frozenset[Forget]:
+        """The active requests."""
+        return self._served.requests if self._served else frozenset()
+
+    def serve(self, served: Served | None) -> None:
+        """Swap the filter in one assignment: a call sees the old one or the new one, never a mixture."""
+        self.check_base()
+        if served is None:
+            self.__dict__["_view"], self._served = None, None
+            return
+        if served.base != self.base_fingerprint or served.cut != self.cut:
+            raise FingerprintError(
+                f"The filter was made for base {served.base[:12]} at cut {served.cut!r}; this is base "
+                f"{self.base_fingerprint[:12]} at cut {self.cut!r}. Use the filter of this model."
+            )
+        view = shared_view(self.base)
+        fitted = served.filter.to(_device(self.base))
+        view.get_submodule(self.cut).register_forward_pre_hook(_AtCut(fitted).before)
+        self.__dict__["_view"], self._served = view, served
+
+    @contextmanager
+    def restored(self) -> Iterator[nn.Module]:
+        """Inside, in this thread, the model answers as the original does, bit for bit; other threads stay filtered."""
+        thread = threading.get_ident()
+        self.check_base()
+        self._restoring[thread] = self._restoring.get(thread, 0) + 1
+        try:
+            yield self.__dict__["_original"]
+        finally:
+            self._restoring[thread] -= 1
+            if not self._restoring[thread]:
+                del self._restoring[thread]
+
+    def unplug(self) -> nn.Module:
+        """The base model; this plugged model answers no more."""
+        base = self.base
+        self.__dict__.update(_base=None, _original=None, _view=None, _served=None)
+        return base
+
+    def train(self, mode: bool = True) -> Self:
+        """Stays in eval mode whatever is asked: training would move the base's BatchNorm statistics."""
+        return super().train(False)
+
+    def check_base(self) -> None:
+        """Raise if the base's weights are not those it was plugged with."""
+        if fingerprint(self.base) != self.base_fingerprint:
+            raise StaleFilterError(
+                "The base model's weights changed after it was plugged, so no filter made before fits it. "
+                "Plug the new model, collect centroids from it and unlearn again."
+            )
+        self._versions = self._count_writes()
+
+    def _is_restoring(self) -> bool:
+        return threading.get_ident() in self._restoring
+
+    def _check_base_unchanged(self) -> None:
+        """Cheap at each call: hashes only when a tensor was written to since the last look."""
+        if self._count_writes() != self._versions:
+            self.check_base()
+
+    def _count_writes(self) -> list[int]:
+        """PyTorch's own count of in-place writes to each tensor of the base."""
+        return [tensor._version for tensor in self._watched]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        raise PlugError("A plugged model does not move or change its type: move the base model, then plug it again.")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_restoring": {}}  # no thread of another process is inside restored()
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(tensors(model)).device

@@ -1,0 +1,127 @@
+"""What is to be forgotten: requests name data (clients, classes, sample ids), never positions."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedup.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Forget:
+    """A request to forget clients, classes or samples; `|` joins several into one.
+
+    >>> request = Forget.classes([7]) | Forget.samples({3: [10, 11]})
+    >>> request.kind
+    'class+sample'
+    """
+
+    client_ids: frozenset[int] = frozenset()
+    class_ids: frozenset[int] = frozenset()
+    sample_ids: Mapping[int, frozenset[int]] = field(default_factory=dict)
+
+    @classmethod
+    def clients(cls, ids: Iterable[int]) -> "Forget":
+        """Forget everything that these clients contributed."""
+        return cls(client_ids=_ids(ids, "client"))
+
+    @classmethod
+    def classes(cls, ids: Iterable[int]) -> "Forget":
+        """Forget these classes at every client."""
+        return cls(class_ids=_ids(ids, "class"))
+
+    @classmethod
+    def samples(cls, ids: Mapping[int, Iterable[int]]) -> "Forget":
+        """Forget single samples, given by the client that holds them: `{client: sample ids}`."""
+        if not isinstance(ids, Mapping):
+            raise RequestError(f"A sample request maps clients to sample ids, as in {{3: [17, 42]}}; found {ids!r}.")
+        clients = _ids(ids, "client")
+        return cls(sample_ids={client: _ids(ids[client], f"sample of client {client}") for client in sorted(clients)})
+
+    def __or__(self, other: "Forget") -> "Forget":
+        samples = {
+            client: self.sample_ids.get(client, frozenset()) | other.sample_ids.get(client, frozenset())
+            for client in sorted({*self.sample_ids, *other.sample_ids})
+        }
+        return Forget(self.client_ids | other.client_ids, self.class_ids | other.class_ids, samples)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @property
+    def kind(self) -> str:
+        """'client', 'class', 'sample', or several joined by '+'."""
+        named = [("client", self.client_ids), ("class", self.class_ids), ("sample", self.sample_ids)]
+        return "+".join(name for name, ids in named if ids)
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the request's canonical form: equal for equal requests, in this process and any other."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists and strings, sorted."""
+        return {
+            "clients": sorted(self.client_ids),
+            "classes": sorted(self.class_ids),
+            "samples": {str(client): sorted(ids) for client, ids in sorted(self.sample_ids.items())},
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Forget":
+        """The inverse of `to_json`."""
+        samples = {int(client): frozenset(ids) for client, ids in value["samples"].items()}
+        return cls(frozenset(value["clients"]), frozenset(value["classes"]), samples)
+
+    def __str__(self) -> str:
+        parts = []
+        if self.client_ids:
+            parts.append(f"clients {sorted(self.client_ids)}")
+        if self.class_ids:
+            parts.append(f"classes {sorted(self.class_ids)}")
+        parts += [f"{len(ids)} samples of client {client}" for client, ids in self.sample_ids.items()]
+        return "forget " + " and ".join(parts)
+
+
+def union(requests: Iterable[Forget]) -> Forget:
+    """The forget set of several requests together: the order cannot matter."""
+    joined = Forget()
+    for request in requests:
+        joined = joined | request
+    return joined
+
+
+def check_known(request: Forget, *, clients: Iterable[int], num_classes: int) -> None:
+    """Raise unless every client and class of the request exists and something would stay."""
+    known = set(clients)
+    if not request.kind:
+        raise RequestError("The request forgets nothing: name at least one client, class or sample.")
+    unknown = sorted((request.client_ids | set(request.sample_ids)) - known)
+    if unknown:
+        raise RequestError(f"Unknown client {unknown}; this federation has clients {_brief(sorted(known))}.")
+    unknown = sorted(request.class_ids - set(range(num_classes)))
+    if unknown:
+        raise RequestError(f"Unknown class {unknown}; this federation has classes 0 to {num_classes - 1}.")
+    if request.client_ids >= known or len(request.class_ids) == num_classes:
+        raise RequestError(f"To {request} leaves nothing to keep. Take the model out of service instead.")
+
+
+def _ids(ids: Iterable[int], what: str) -> frozenset[int]:
+    if isinstance(ids, (str, bytes)):
+        raise RequestError(f"{what} ids must be whole numbers; found the text {ids!r}.")
+    try:
+        found = [i.item() if hasattr(i, "item") else i for i in ids]
+    except TypeError as error:
+        raise RequestError(f"{what} ids must be a list of whole numbers; found {ids!r}.") from error
+    wrong = [i for i in found if isinstance(i, bool) or not isinstance(i, int) or i < 0]
+    if wrong:
+        raise RequestError(f"{what} ids must be whole numbers from 0; found {wrong[:5]}.")
+    if not found:
+        raise RequestError(f"The request forgets nothing: the list of {what} ids is empty.")
+    return frozenset(found)
+
+
+def _brief(ids: list[int]) -> str:
+    return str(ids) if len(ids) <= 20 else f"{ids[0]} to {ids[-1]} ({len(ids)} of them)"

@@ -1,0 +1,38 @@
+"""Views of a model: module trees of their own over the very same tensors."""
+
+import copy
+import hashlib
+from collections.abc import Iterator
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+
+def shared_view(model: nn.Module) -> nn.Module:
+    """A copy of the module tree in eval mode that shares every parameter and buffer with `model`.
+
+    A view can carry hooks and a mode of its own, so `model` is never touched and views never mix.
+
+    >>> model = nn.Linear(2, 2)
+    >>> shared_view(model).weight is model.weight
+    True
+    """
+    memo = {id(tensor): tensor for tensor in tensors(model)}
+    return copy.deepcopy(model, memo).eval()
+
+
+def tensors(model: nn.Module) -> Iterator[Tensor]:
+    """All parameters and buffers."""
+    return chain(model.parameters(), model.buffers())
+
+
+def fingerprint(model: nn.Module) -> str:
+    """sha256 over sorted names, dtypes, shapes and bytes of all parameters and buffers."""
+    digest = hashlib.sha256()
+    named = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    for name, tensor in sorted(named, key=lambda pair: pair[0]):
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        digest.update(raw.numpy().data)
+    return digest.hexdigest()
