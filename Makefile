@@ -26,10 +26,10 @@ demo: $(READY)
 	$(BIN)/fedup demo $(ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

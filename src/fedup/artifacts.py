@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,33 @@ from fedup.errors import ArtifactError
 FORMAT_VERSION = 1
 
 
-def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], *, kind: str, header: Mapping[str, Any]) -> None:
-    """Write tensors and a JSON header: to a new file, synced, then renamed over the old one."""
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A new file to write to; synced and renamed over `path` at the end, removed on an error."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"kind": kind, "version": FORMAT_VERSION, **header}, sort_keys=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        save_file(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-            partial,
-            metadata={"fedup": text},
-        )
+        yield partial
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], *, kind: str, header: Mapping[str, Any]) -> None:
+    """Write tensors and a JSON header, whole or not at all."""
+    text = json.dumps({"kind": kind, "version": FORMAT_VERSION, **header}, sort_keys=True)
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with replacing(path) as partial:
+        save_file(plain, partial, metadata={"fedup": text})
 
 
 def load_tensors(path: str | Path, *, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -50,9 +61,7 @@ def load_tensors(path: str | Path, *, kind: str) -> tuple[dict[str, Tensor], dic
     if header.get("kind") != kind:
         raise ArtifactError(f"{path} holds a {header.get('kind')!r}, not a {kind}.")
     if header.get("version") != FORMAT_VERSION:
-        raise ArtifactError(
-            f"{path} has format version {header.get('version')!r}; this fedup reads {FORMAT_VERSION}."
-        )
+        raise ArtifactError(f"{path} has format version {header.get('version')!r}; this fedup reads {FORMAT_VERSION}.")
     return tensors, header
 
 

@@ -16,8 +16,9 @@ ClassPolicy = Literal["drop", "remap", "remap_client"]
 class FilterConfig:
     """How a filter is shaped and fitted.
 
-    `class_policy` says what becomes of a forgotten class: `drop` uses nothing of it and guards its side of the feature
-    space; `remap` relabels each of its centroids to a random retained class; `remap_client` one class per client.
+    `class_policy` says what becomes of a forgotten class: `drop` uses nothing of it and guards against it
+    (`fedup.guard`); `remap` relabels each of its centroids to a random retained class; `remap_client` does so per
+    client.
     """
 
     rank: int = 32
@@ -26,7 +27,7 @@ class FilterConfig:
     batch_size: int = 128
     lr: float = 3e-3
     class_policy: ClassPolicy = "drop"
-    guard: float = 2.0
+    guard: bool = True
     weighted: bool = False
     seed: int = 0
 
@@ -41,8 +42,6 @@ class FilterConfig:
             )
         if self.class_policy not in ("drop", "remap", "remap_client"):
             raise SettingError(f"class_policy is 'drop', 'remap' or 'remap_client'; found {self.class_policy!r}.")
-        if not 0 <= self.guard < float("inf"):
-            raise SettingError(f"guard, the weight of the guard's loss, must be 0 or positive; found {self.guard}.")
 
 
 class Bottleneck(nn.Module):

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from fedup.errors import DataError, SettingError
 from fedup.filter import Bottleneck, FilterConfig
-from fedup.guard import Guard, guard_points
+from fedup.guard import Guard
 from fedup.rng import generator
 
 
@@ -51,7 +51,7 @@ class Trace:
 def fit_filter(
     tail: Callable[[Tensor], Tensor], examples: Examples, config: FilterConfig, *, trace: Trace | None = None
 ) -> Bottleneck:
-    """A filter for which tail(filter(centroid)) keeps the centroid's class: α·CE + (1−α)·MSE, plus the guard.
+    """A filter for which tail(filter(centroid)) keeps the centroid's class: α·CE + (1−α)·MSE, within the guard.
 
     The tail's weights get no gradient; the number of steps is fixed, whatever the number of centroids.
     """
@@ -64,20 +64,19 @@ def fit_filter(
     with torch.enable_grad():
         for step, batch in enumerate(_batches(examples, config, source)):
             centroids = examples.vectors.index_select(0, examples.rows[batch])  # (B, D)
-            guarding = centroids[:0] if guard is None else guard.draw(len(batch) // 2, source)
-            passed = fitted(torch.cat([centroids, guarding]))
-            logits = tail(passed)
+            passed = fitted(centroids)
             losses = {
-                "cross_entropy": cross_entropy(logits[: len(batch)], examples.labels[batch]),
-                "reconstruction": mse_loss(passed[: len(batch)], centroids),
+                "cross_entropy": cross_entropy(tail(passed), examples.labels[batch]),
+                "reconstruction": mse_loss(passed, centroids),
             }
             total = config.alpha * losses["cross_entropy"] + (1 - config.alpha) * losses["reconstruction"]
-            if guard is not None:
-                losses["guard"] = guard.loss(logits[len(batch) :])
-                total = total + config.guard * losses["guard"]
             optimizer.step(torch.autograd.grad(total, optimizer.weights))
+            if guard is not None:
+                guard.enforce(fitted.decoder.data)
             if trace is not None:
                 trace.record(step + 1, {**losses, "total": total}, fitted)
+    if guard is not None:
+        guard.finish(fitted.decoder.data)
     if not all(bool(weight.isfinite().all()) for weight in fitted.parameters()):
         raise DataError("The fit diverged: the filter is not finite. Use a smaller lr, or check the centroids' scale.")
     return fitted.eval().requires_grad_(False)
@@ -92,13 +91,13 @@ def _check(examples: Examples) -> None:
 
 
 def _guard(tail: Callable[[Tensor], Tensor], examples: Examples, config: FilterConfig) -> Guard | None:
-    if not examples.guarded or config.guard == 0:
+    if not examples.guarded or not config.guard:
         return None
-    return guard_points(
-        tail,
-        examples.vectors,
-        examples.rows,
-        forgotten=examples.guarded,
+    return Guard.against(
+        examples.guarded,
+        tail=tail,
+        vectors=examples.vectors,
+        rows=examples.rows,
         nonnegative=examples.nonnegative,
         seed=config.seed,
     )

@@ -1,0 +1,3 @@
+from fedup.cli import main
+
+main()

@@ -1,0 +1,130 @@
+"""The core's figures on real data: class and flipped-client requests, each at 1× and 5× the step budget."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedup.bench.datasets import load_dataset
+from fedup.bench.datasets._dataset import Dataset
+from fedup.bench.machine import describe_machine
+from fedup.bench.metrics.accuracy import predict, retain_and_forget
+from fedup.bench.models import build_model
+from fedup.bench.poison import flip_labels, largest_client
+from fedup.centroids import Centroids, collect
+from fedup.client import LocalTraining
+from fedup.fedavg import federate
+from fedup.federation import Federation
+from fedup.filter import FilterConfig
+from fedup.partition import dirichlet
+from fedup.plug import plug
+from fedup.request import Forget
+from fedup.unlearn import unlearn
+
+Progress = Callable[[str, int, int], None]
+
+BUDGETS = (1, 5)
+
+
+def run_seed(
+    data: str,
+    seed: int,
+    *,
+    clients: int = 10,
+    rounds: int = 10,
+    classes: Sequence[int] | None = None,
+    progress: Progress,
+) -> dict[str, Any]:
+    """All measurements of one seed, as plain data."""
+    dataset = load_dataset(data)
+    local = LocalTraining()
+    honest = Federation.split(dataset.x, dataset.y, dirichlet(dataset.y, clients, seed=seed), seed=seed)
+    liar = largest_client(honest)
+    poisoned = flip_labels(honest, liar)
+    without_liar = Forget.clients([liar.id])
+    torch.manual_seed(seed)
+    start = build_model("lenet5", tuple(dataset.x.shape[1:]), dataset.num_classes)
+    trained: list[nn.Module] = []
+    for federation, what in (
+        (honest, "honest clients"),
+        (poisoned, f"client {liar.id} with flipped labels"),
+        (poisoned.without(without_liar), f"Retrain without client {liar.id}"),
+    ):
+        progress(f"Seed {seed}: {what}", 0, 1)
+        trained.append(federate(start, federation, rounds=rounds, local=local, seed=seed).model)
+        progress(f"Seed {seed}: {what}", 1, 1)
+    model, fooled, retrained = trained
+    centroids = collect(model, honest, seed=seed)
+    chosen = range(dataset.num_classes) if classes is None else classes
+    results = [_measure(model, honest, centroids, Forget.classes([label]), dataset) for label in chosen]
+    client = _measure(fooled, poisoned, collect(fooled, poisoned, seed=seed), without_liar, dataset)
+    client["retrained"] = retain_and_forget(retrained, poisoned, without_liar)
+    return {
+        "data": data,
+        "seed": seed,
+        "clients": clients,
+        "rounds": rounds,
+        "local": asdict(local),
+        "filter": asdict(FilterConfig()),
+        "requests": [*results, client],
+        "machine": describe_machine(),
+    }
+
+
+def is_current(result: dict[str, Any], *, rounds: int) -> bool:
+    """Whether a result was measured under the settings in force."""
+    wanted = {"rounds": rounds, "local": asdict(LocalTraining()), "filter": asdict(FilterConfig())}
+    return all(result.get(key) == value for key, value in wanted.items())
+
+
+def _measure(
+    model: nn.Module, federation: Federation, centroids: Centroids, request: Forget, dataset: Dataset
+) -> dict[str, Any]:
+    """One request at every step budget, and whether the restored model is the original one."""
+    original = predict(model, dataset.test_x)
+    result: dict[str, Any] = {
+        "kind": request.kind,
+        "request": request.to_json(),
+        "original": retain_and_forget(model, federation, request),
+        "time_s": {},
+    }
+    identical = True
+    for budget in BUDGETS:
+        plugged = plug(model)
+        config = FilterConfig()
+        report = unlearn(plugged, centroids, request, config=replace(config, steps=config.steps * budget))
+        result[f"forgotten_{budget}x"] = retain_and_forget(plugged, federation, request)
+        result["time_s"][f"{budget}x"] = report.total_time_s
+        with plugged.restored():
+            identical &= torch.equal(predict(plugged, dataset.test_x), original)
+        identical &= torch.equal(predict(plugged.unplug(), dataset.test_x), original)
+    return result | {"restored_bit_identical": identical}
+
+
+def summary_rows(results: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Rows of a table over all seeds: figure, mean, worst, goal, met."""
+    of_class = [r for result in results for r in result["requests"] if r["kind"] == "class"]
+    of_client = [r for result in results for r in result["requests"] if r["kind"] == "client"]
+    rows = []
+    for budget in BUDGETS:
+        state = f"forgotten_{budget}x"
+        rows.append(_row(f"class, {budget}× steps: F-A", [r[state]["forget"] for r in of_class], 0.01))
+        lost = [100 * (r["original"]["retain"] - r[state]["retain"]) for r in of_class]
+        rows.append(_row(f"class, {budget}× steps: R-A lost, points", lost, 0.5))
+        behind = [100 * (r["retrained"]["retain"] - r[state]["retain"]) for r in of_client]
+        rows.append(_row(f"flipped client, {budget}× steps: R-A behind Retrain, points", behind, 0.3))
+        gaps = [(r["original"]["forget"], r[state]["forget"], r["retrained"]["forget"]) for r in of_client]
+        left = [abs(now - goal) / max(abs(before - goal), 1e-9) for before, now, goal in gaps]
+        rows.append(_row(f"flipped client, {budget}× steps: share of the F-A gap to Retrain left", left, 0.5))
+    same = [float(not r["restored_bit_identical"]) for r in [*of_class, *of_client]]
+    rows.append(_row("all requests: restored model differs in a bit (0 no, 1 yes)", same, 0))
+    return rows
+
+
+def _row(name: str, values: list[float], goal: float) -> list[str]:
+    worst = max(values)
+    met = "yes" if worst <= goal else "no"
+    return [name, f"{statistics.fmean(values):.4f}", f"{worst:.4f}", f"≤ {goal:g}", met, str(len(values))]

@@ -1,0 +1,196 @@
+"""The demo: one federation, three requests, each answered, compared with retraining, and taken back."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedup.bench.datasets import load_dataset
+from fedup.bench.machine import describe_machine
+from fedup.bench.metrics.accuracy import accuracy_per_class, predict, retain_and_forget
+from fedup.bench.models import build_model
+from fedup.bench.poison import flip_labels, largest_client
+from fedup.centroids import Centroids, collect
+from fedup.client import LocalTraining
+from fedup.cut import read_features
+from fedup.errors import SettingError
+from fedup.fedavg import Observer, federate
+from fedup.federation import Federation
+from fedup.partition import dirichlet
+from fedup.plug import PluggedModel, plug
+from fedup.request import Forget
+from fedup.rng import generator
+from fedup.sharing import fingerprint
+from fedup.unlearn import restore, unlearn
+
+Progress = Callable[[str, int, int], None]  # what is going on, steps done, steps in all
+
+_ROUNDS = {"digits": 30, "mnist": 10}  # until the federation has learned its data set
+_BATCH = {"digits": 16, "mnist": 64}
+_FORGOTTEN_CLASS = 7
+_FORGOTTEN_SAMPLES = 30
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request, the federation it comes to and the model it finds there."""
+
+    request: Forget
+    story: str
+    federation: Federation
+    model: nn.Module
+    centroids: Centroids
+
+
+def run_demo(
+    *, data: str = "digits", clients: int = 10, rounds: int | None = None, seed: int = 0, progress: Progress
+) -> dict[str, Any]:
+    """Train, answer a client, a class and a sample request, retrain for comparison, restore; all as plain data."""
+    started = time.perf_counter()
+    dataset = load_dataset(data)
+    rounds = _ROUNDS.get(data, 20) if rounds is None else rounds
+    if rounds < 1:
+        raise SettingError(f"The demo trains for at least 1 round; found {rounds}.")
+    local = LocalTraining(batch_size=_BATCH.get(data, 64))
+    honest = Federation.split(dataset.x, dataset.y, dirichlet(dataset.y, clients, seed=seed), seed=seed)
+    liar = largest_client(honest)
+    poisoned = flip_labels(honest, liar)
+    torch.manual_seed(seed)
+    start = build_model("lenet5", tuple(dataset.x.shape[1:]), dataset.num_classes)
+
+    def train(federation: Federation, what: str) -> tuple[nn.Module, float]:
+        watch = _RoundProgress(progress, what, rounds)
+        trained = federate(start, federation, rounds=rounds, local=local, seed=seed, observers=[watch])
+        return trained.model, trained.time_s
+
+    model, train_time_s = train(honest, "Federation learns")
+    fooled, _ = train(poisoned, f"Federation learns, client {liar.id} with wrong labels")
+    collect_started = time.perf_counter()
+    centroids = collect(model, honest, seed=seed)
+    collect_time_s = time.perf_counter() - collect_started
+    fooled_centroids = collect(fooled, poisoned, seed=seed)
+    several = _random_samples(honest, seed)
+    cases = [
+        Case(
+            Forget.clients([liar.id]),
+            f"Client {liar.id}, the largest, called every digit by the next one's name. Forget that client.",
+            poisoned,
+            fooled,
+            fooled_centroids,
+        ),
+        Case(
+            Forget.classes([_FORGOTTEN_CLASS]),
+            f"The class {dataset.class_names[_FORGOTTEN_CLASS]!r} is to be forgotten at every client.",
+            honest,
+            model,
+            centroids,
+        ),
+        Case(
+            several, f"{len(several.sample_ids[liar.id])} random samples of client {liar.id}.", honest, model, centroids
+        ),
+    ]
+    requests = []
+    for case in cases:
+        retrained, retrain_time_s = train(case.federation.without(case.request), f"Retraining to {case.request}")
+        progress(f"Answering: {case.request}", 0, 1)
+        requests.append(_answer(case, retrained, retrain_time_s, dataset.test_x, dataset.test_y))
+        progress(f"Answering: {case.request}", 1, 1)
+    return {
+        "data": data,
+        "model": "lenet5",
+        "clients": clients,
+        "rounds": rounds,
+        "seed": seed,
+        "train_rows": len(honest.rows("train")),
+        "class_names": list(dataset.class_names),
+        "train_time_s": train_time_s,
+        "collect": {
+            "time_s": collect_time_s,
+            "bytes_up": centroids.size_bytes,
+            "clients_contacted": len(centroids.bytes_up),
+            "centroids": len(centroids.vectors),
+            "ratio": centroids.how.ratio,
+        },
+        "requests": requests,
+        "machine": describe_machine(),
+        "total_time_s": time.perf_counter() - started,
+    }
+
+
+class _RoundProgress(Observer):
+    """Tells how far the training is."""
+
+    def __init__(self, progress: Progress, what: str, rounds: int) -> None:
+        self._progress, self._what, self._rounds = progress, what, rounds
+        progress(what, 0, rounds)
+
+    def on_round(self, round_index: int, model: nn.Module) -> None:
+        self._progress(self._what, round_index + 1, self._rounds)
+
+
+def _random_samples(federation: Federation, seed: int) -> Forget:
+    client = largest_client(federation)
+    order = torch.randperm(len(client.train), generator=generator(seed, "demo samples"))
+    return Forget.samples({client.id: client.train[order[:_FORGOTTEN_SAMPLES]].tolist()})
+
+
+def _answer(
+    case: Case, retrained: nn.Module, retrain_time_s: float, test_x: torch.Tensor, test_y: torch.Tensor
+) -> dict[str, Any]:
+    """Serve the request, measure, take it back, measure again."""
+    federation, request, model = case.federation, case.request, case.model
+    hash_before, logits_before = fingerprint(model), predict(model, test_x)
+    per_class = {"original": accuracy_per_class(model, test_x, test_y, federation.num_classes)}
+    result: dict[str, Any] = {
+        "kind": request.kind,
+        "request": request.to_json(),
+        "story": case.story,
+        "original": retain_and_forget(model, federation, request),
+        "retrained": retain_and_forget(retrained, federation, request),
+    }
+    plugged = plug(model)
+    report = unlearn(plugged, case.centroids, request, clients=federation)
+    result["forgotten"] = retain_and_forget(plugged, federation, request)
+    per_class["forgotten"] = accuracy_per_class(plugged, test_x, test_y, federation.num_classes)
+    result["features"] = _features_in_2d(plugged, federation, request)
+    filter_bytes = plugged.served.filter.size_bytes if plugged.served else 0
+    with plugged.restored():
+        same_while_plugged = torch.equal(predict(plugged, test_x), logits_before)
+    restore_report = restore(plugged, case.centroids, request, clients=federation)
+    restored = plugged.unplug()
+    result["restored"] = retain_and_forget(restored, federation, request)
+    per_class["restored"] = accuracy_per_class(restored, test_x, test_y, federation.num_classes)
+    per_class["retrained"] = accuracy_per_class(retrained, test_x, test_y, federation.num_classes)
+    same_after = torch.equal(predict(restored, test_x), logits_before) and fingerprint(restored) == hash_before
+    return result | {
+        "accuracy_per_class": per_class,
+        "restored_bit_identical": same_while_plugged and same_after,
+        "time_s": {**report.time_s, "total": report.total_time_s},
+        "restore_time_s": restore_report.total_time_s,
+        "retrain_time_s": retrain_time_s,
+        "bytes": {"up": report.bytes_up, "down": report.bytes_down},
+        "filter_bytes": filter_bytes,
+        "clients_contacted": report.clients_contacted,
+        "centroids_used": report.centroids_used,
+    }
+
+
+def _features_in_2d(plugged: PluggedModel, federation: Federation, request: Forget, most: int = 1200) -> dict[str, Any]:
+    """Held-out features at the cut before and after the filter, on the first two principal axes of the former."""
+    rows = federation.rows("heldout")
+    rows = rows[torch.randperm(len(rows), generator=generator(0, "plot"))[:most]].sort().values
+    before = read_features(plugged.base, plugged.cut, federation.x, rows).values
+    assert plugged.served is not None  # just fitted
+    after = plugged.served.filter(before)
+    mean = before.mean(0)
+    axes = torch.linalg.svd(before - mean, full_matrices=False).Vh[:2].T  # (D, 2)
+    named = torch.isin(rows, federation.forgotten(request, "heldout"))
+    return {
+        "before": ((before - mean) @ axes).tolist(),
+        "after": ((after - mean) @ axes).tolist(),
+        "labels": federation.y[rows].tolist(),
+        "forgotten": named.tolist(),
+    }

@@ -1,0 +1,103 @@
+"""The demo's report: JSON for programs, one HTML page for people."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fedup.artifacts import write_text
+from fedup.bench.figures import bars_of_time, bars_per_class, features_before_and_after
+from fedup.bench.page import Page
+
+_STATES = ("original", "forgotten", "retrained", "restored")
+
+
+def write_demo_report(result: dict[str, Any], folder: Path) -> Path:
+    """Write report.json and report.html into the folder; the page's path."""
+    plain = [{key: value for key, value in request.items() if key != "features"} for request in result["requests"]]
+    write_text(folder / "report.json", json.dumps({**result, "requests": plain}, indent=2) + "\n")
+    page = _page(result)
+    page.write(folder / "report.html")
+    return folder / "report.html"
+
+
+def _page(result: dict[str, Any]) -> Page:
+    collected = result["collect"]
+    page = Page(
+        "A federated model forgets, and remembers",
+        f"{result['clients']} clients trained LeNet-5 on {result['train_rows']:,} images of {result['data']} in "
+        f"{result['rounds']} rounds of FedAvg. Then three requests came in. Each was answered by a small filter in "
+        "front of the last layer; the model's weights were never touched.",
+    )
+    page.heading("What happened")
+    page.table(
+        ["R-A / F-A", *_STATES, "forget in", "retrain in", "restored"],
+        [_row(request) for request in result["requests"]],
+    )
+    page.paragraph(
+        "R-A is the accuracy on held-out data that stays; F-A is the accuracy on held-out data of what is forgotten, "
+        "for samples on the samples themselves. Retraining without the data is the reference: a request is answered "
+        "well when “forgotten” is close to “retrained” on both sides."
+    )
+    page.note(
+        "What is not claimed: the frozen weights still hold what they learned. The filter suppresses it at the served "
+        "interface; whoever has the weights and takes the filter out has the original model."
+    )
+    for request in result["requests"]:
+        _request_section(page, request, result["class_names"])
+    page.heading("Time")
+    page.figure(
+        bars_of_time({_title(r): (r["time_s"]["total"], r["retrain_time_s"]) for r in result["requests"]}),
+        "From request to effect, against retraining with the same rounds on the same machine.",
+    )
+    page.paragraph(
+        f"Centroids were collected once, after training: {collected['centroids']:,} of them from "
+        f"{collected['clients_contacted']} clients, {_size(collected['bytes_up'])} as serialised, in "
+        f"{collected['time_s']:.2f} s."
+    )
+    machine = result["machine"]
+    page.footer(
+        f"fedup {machine['fedup']}, torch {machine['torch']}, {machine['processor']}, {machine['threads']} threads, "
+        f"seed {result['seed']}, one run. Made by `fedup demo --data {result['data']} --seed {result['seed']}`."
+    )
+    return page
+
+
+def _request_section(page: Page, request: dict[str, Any], class_names: list[str]) -> None:
+    contacted, stages = request["clients_contacted"], request["time_s"].items()
+    sent = (
+        f"client {contacted[0]} asked again, {_size(request['bytes']['up'])} sent" if contacted else "no client asked"
+    )
+    page.heading(f"The {request['kind']} request")
+    page.paragraph(request["story"])
+    page.paragraph(
+        f"{request['centroids_used']:,} centroids, a filter of {_size(request['filter_bytes'])}, {sent}. Stages: "
+        + ", ".join(f"{stage} {seconds:.3f} s" for stage, seconds in stages if stage != "total")
+        + "."
+    )
+    page.figure(
+        bars_per_class({state: request["accuracy_per_class"][state] for state in _STATES}, class_names),
+        "Accuracy per class on the official test set.",
+    )
+    if any(request["features"]["forgotten"]):
+        page.figure(
+            features_before_and_after(request["features"], class_names, f"{request['kind']} to forget"),
+            "Held-out features in front of the last layer, on the two main axes of the original ones.",
+        )
+
+
+def _row(request: dict[str, Any]) -> list[str]:
+    return [
+        request["kind"],
+        *(f"{request[state]['retain']:.3f} / {request[state]['forget']:.3f}" for state in _STATES),
+        f"{request['time_s']['total']:.2f} s",
+        f"{request['retrain_time_s']:.1f} s",
+        "bit-identical" if request["restored_bit_identical"] else "DIFFERS",
+    ]
+
+
+def _title(request: dict[str, Any]) -> str:
+    return f"{request['kind']} request"
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.2f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.1f} kB"

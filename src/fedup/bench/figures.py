@@ -1,0 +1,105 @@
+"""Figures as SVG text, to be put into a page as they are."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+COLORS = {"original": "#9aa4b2", "forgotten": "#e4572e", "restored": "#2e86ab", "retrained": "#4c9f70"}
+
+
+def _figure(width: float, height: float, columns: int = 1, **shared: Any) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(1, columns, squeeze=False, **shared)[0]
+    return figure, list(axes)
+
+
+def _svg(figure: Figure) -> str:
+    from matplotlib import rc_context
+
+    text = io.StringIO()
+    with rc_context({"svg.hashsalt": "fedup", "svg.fonttype": "none"}):  # same data, same text; real letters
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def _plain(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+
+
+def bars_per_class(accuracies: Mapping[str, Sequence[float]], class_names: Sequence[str]) -> str:
+    """Recall of each class, one bar per state of the model."""
+    figure, (axes,) = _figure(9.6, 3.2)
+    width = 0.8 / len(accuracies)
+    for i, (state, values) in enumerate(accuracies.items()):
+        places = [label + (i - (len(accuracies) - 1) / 2) * width for label in range(len(class_names))]
+        axes.bar(places, values, width, label=state, color=COLORS[state])
+    axes.set_xticks(range(len(class_names)), class_names)
+    axes.set_xlabel("class (official test set)")
+    axes.set_ylabel("accuracy")
+    axes.set_ylim(0, 1.05)
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(ncols=len(accuracies), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    _plain(axes)
+    return _svg(figure)
+
+
+def bars_of_time(seconds: Mapping[str, tuple[float, float]]) -> str:
+    """Time to forget beside time to retrain, on a logarithmic axis: `{request: (forget, retrain)}`."""
+    figure, (axes,) = _figure(9.6, 0.7 + 0.75 * len(seconds))
+    for row, (forget, retrain) in enumerate(seconds.values()):
+        for offset, value, state in ((-0.2, forget, "forgotten"), (0.2, retrain, "retrained")):
+            axes.barh(row + offset, value, 0.36, color=COLORS[state])
+            axes.text(value * 1.05, row + offset, f"{value:.2f} s" if value < 10 else f"{value:.0f} s", va="center")
+    axes.set_xscale("log")
+    axes.set_xlim(right=max(retrain for _, retrain in seconds.values()) * 2.5)
+    axes.set_yticks(range(len(seconds)), list(seconds))
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds (filter in orange, retraining in green)")
+    axes.grid(axis="x", alpha=0.3)
+    _plain(axes)
+    return _svg(figure)
+
+
+def features_before_and_after(points: Mapping[str, Any], class_names: Sequence[str], what: str) -> str:
+    """Features on two principal axes, before and after the filter; what is to be forgotten in orange."""
+    figure, both = _figure(9.6, 4.2, 2, sharex=True, sharey=True)
+    for axes, state, title in zip(both, ("before", "after"), ("before the filter", "after the filter"), strict=True):
+        kept = [(x, y, label) for (x, y), label, f in _rows(points, state) if not f]
+        gone = [(x, y, label) for (x, y), label, f in _rows(points, state) if f]
+        colors = [_CLASS_COLORS[label % len(_CLASS_COLORS)] for _, _, label in kept]
+        axes.scatter([x for x, _, _ in kept], [y for _, y, _ in kept], s=9, c=colors, alpha=0.45, linewidths=0)
+        axes.scatter(
+            [x for x, _, _ in gone], [y for _, y, _ in gone], s=16, c=COLORS["forgotten"], label=what, linewidths=0
+        )
+        for label in {label for _, _, label in kept}:
+            own = [(x, y) for x, y, other in kept if other == label]
+            x, y = (sum(axis) / len(own) for axis in zip(*own, strict=True))
+            axes.text(x, y, class_names[label], ha="center", va="center", fontweight="bold")
+        axes.set_title(title, fontsize=10)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        _plain(axes)
+    both[0].legend(loc="best", frameon=False)
+    return _svg(figure)
+
+
+_CLASS_COLORS = (
+    "#5b8ff9",
+    "#61c9a8",
+    "#8d7fd1",
+    "#c9b458",
+    "#6dc8ec",
+    "#9270ca",
+    "#7aa874",
+    "#b39b8e",
+    "#6f8fa6",
+    "#a7b86a",
+)
+
+
+def _rows(points: Mapping[str, Any], state: str) -> list[tuple[tuple[float, float], int, bool]]:
+    return list(zip(points[state], points["labels"], points["forgotten"], strict=True))

@@ -1,0 +1,64 @@
+"""The paper's recipe taken literally, to compare with: K-means cell after cell, then epochs of SGD in tiny batches."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, mse_loss
+
+from fedup.filter import Bottleneck
+from fedup.kmeans import centroid_count
+from fedup.rng import generator
+
+RESTARTS, ITERATIONS = 5, 100
+EPOCHS, BATCH, LR = 50, 10, 0.01  # the paper names SGD; its learning rate is not stated
+
+
+def cluster_literally(features: Tensor, cells: Sequence[Tensor], *, ratio: float, seed: int) -> list[Tensor]:
+    """The best of five K-means runs for each cell, each until nothing changes."""
+    results = []
+    for number, rows in enumerate(cells):
+        points, k = features[rows], centroid_count(len(rows), ratio)
+        runs = [_lloyd(points, k, generator(seed, "literal", number, restart)) for restart in range(RESTARTS)]
+        results.append(min(runs, key=lambda run: run[0])[1])
+    return results
+
+
+def _lloyd(points: Tensor, k: int, source: torch.Generator) -> tuple[float, Tensor]:
+    centers = points[torch.randperm(len(points), generator=source)[:k]].clone()
+    before: Tensor | None = None
+    for _ in range(ITERATIONS):
+        distance = torch.cdist(points, centers)
+        nearest = distance.argmin(1)
+        if before is not None and torch.equal(nearest, before):
+            break
+        before = nearest
+        members = torch.bincount(nearest, minlength=k)
+        sums = torch.zeros_like(centers).index_add_(0, nearest, points)
+        centers = torch.where(members[:, None] > 0, sums / members.clamp(min=1)[:, None], centers)
+    return float(torch.cdist(points, centers).min(1).values.square().sum()), centers
+
+
+def fit_literally(
+    tail: Callable[[Tensor], Tensor],
+    centroids: Tensor,
+    labels: Tensor,
+    *,
+    rank: int,
+    alpha: float,
+    nonnegative: bool,
+    seed: int,
+    epochs: int = EPOCHS,
+) -> Bottleneck:
+    """Fifty epochs of SGD in batches of ten."""
+    source = generator(seed, "literal filter")
+    fitted = Bottleneck(centroids.shape[1], rank, nonnegative=nonnegative, source=source)
+    optimizer = torch.optim.SGD(fitted.parameters(), lr=LR)
+    for _ in range(epochs):
+        for batch in torch.randperm(len(centroids), generator=source).split(BATCH):
+            passed = fitted(centroids[batch])
+            loss = alpha * cross_entropy(tail(passed), labels[batch]) + (1 - alpha) * mse_loss(passed, centroids[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return fitted.eval().requires_grad_(False)

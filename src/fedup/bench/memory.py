@@ -1,0 +1,37 @@
+"""Peak memory of collecting and answering, in a process of its own."""
+
+import multiprocessing
+from pathlib import Path
+
+from fedup.bench.synthetic import feature_federation
+from fedup.centroids import collect
+from fedup.plug import plug
+from fedup.request import Forget
+from fedup.unlearn import unlearn
+
+_STATUS = Path("/proc/self/status")
+
+
+def peak_memory_ratio(*, rows: int, width: int) -> float:
+    """Peak above the level with the features loaded, over the size of the feature array; NaN where Linux is not."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return float(pool.apply(_measure, (rows, width)))
+
+
+def _measure(rows: int, width: int) -> float:
+    if not _STATUS.exists():
+        return float("nan")
+    small, small_model = feature_federation(rows=2000, width=width)  # libraries allocate on first use
+    unlearn(plug(small_model), collect(small_model, small), Forget.classes([3]))
+    federation, model = feature_federation(rows=rows, width=width)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present level
+    level = _kilobytes("VmRSS")
+    centroids = collect(model, federation, ratio=0.8)
+    unlearn(plug(model), centroids, Forget.classes([3]))
+    return (_kilobytes("VmHWM") - level) * 1024 / (rows * width * 4)
+
+
+def _kilobytes(field: str) -> int:
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1])

@@ -1,0 +1,105 @@
+"""`fedup bench …`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fedup.artifacts import write_text
+from fedup.cli._progress import progress_bars, wide_console
+from fedup.errors import SettingError
+
+app = typer.Typer(help="Measure: speed, and the figures of the core.", no_args_is_help=True)
+
+
+@app.command()
+def speed(
+    out: Annotated[Path, typer.Option(help="Result file.")] = Path("benchmarks/speed/this-machine.json"),
+    rows: Annotated[int, typer.Option(help="Feature rows.", min=1000)] = 50_000,
+    width: Annotated[int, typer.Option(help="Features per row.", min=32)] = 512,
+    literal: Annotated[
+        bool, typer.Option(help="Also run the paper's recipe taken literally (a minute or two).")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Time and memory of clustering, requests and serving, as ratios in one run.
+
+    Example: [bold]fedup bench speed --out benchmarks/speed/my-machine.json[/]
+    """
+    from fedup.bench.speed import run_speed
+
+    console = wide_console(stderr=as_json)
+    with progress_bars(console) as progress:
+        result = run_speed(rows=rows, width=width, literal=literal, progress=progress)
+    write_text(out, json.dumps(result, indent=2) + "\n")
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+        return
+    table = Table(title=f"{rows:,} × {width} features, {result['machine']['processor']}", title_justify="left")
+    for column in ("measured", "value", "goal", "met"):
+        table.add_column(column, justify="left" if column == "measured" else "right")
+    for row in result["table"]:
+        goal = f"{'≤' if row['at_most'] else '≥'} {row['goal']:g}"
+        table.add_row(row["name"], f"{row['value']:.3g} {row['unit']}", goal, "yes" if row["met"] else "[red]no")
+    console.print(table)
+    console.print(f"Result: {out}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def core(
+    data: Annotated[str, typer.Option(help="Data set: digits, or mnist below FEDUP_DATA.")] = "mnist",
+    seeds: Annotated[str, typer.Option(help="Seeds, as 0-2 or 0,1,5.")] = "0-2",
+    rounds: Annotated[int, typer.Option(help="Rounds of FedAvg.", min=1)] = 10,
+    folder: Annotated[Path, typer.Option(help="Folder for the result files, one per seed.")] = Path(
+        "benchmarks/results"
+    ),
+    force: Annotated[bool, typer.Option(help="Measure again what is there already.")] = False,
+) -> None:
+    """Class and flipped-client requests at 1× and 5× steps against Retrain; seeds already measured are skipped.
+
+    Example: [bold]fedup bench core --data mnist --seeds 0-2[/]
+    """
+    from fedup.bench.core_figures import is_current, run_seed, summary_rows
+
+    console = wide_console()
+    results = []
+    with progress_bars(console) as progress:
+        for seed in _parse_seeds(seeds):
+            path = folder / f"core-{data}-seed{seed}.json"
+            found = json.loads(path.read_text(encoding="utf-8")) if path.exists() and not force else None
+            if found is None or not is_current(found, rounds=rounds):
+                found = run_seed(data, seed, rounds=rounds, progress=progress)
+                write_text(path, json.dumps(found, indent=2) + "\n")
+            results.append(found)
+    table = Table(title=f"{data}, {len(results)} seeds", title_justify="left")
+    for column in ("figure", "mean", "worst", "goal", "met", "n"):
+        table.add_column(column, justify="left" if column == "figure" else "right")
+    for row in summary_rows(results):
+        table.add_row(*row)
+    console.print(table)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Option(help="Folder with speed/ and results/.")] = Path("benchmarks"),
+) -> None:
+    """Generate the tables in benchmarks/tables from the result files.
+
+    Example: [bold]fedup bench report[/]
+    """
+    from fedup.bench.tables import write_tables
+
+    for path in write_tables(folder):
+        typer.echo(f"wrote {path}")
+
+
+def _parse_seeds(text: str) -> list[int]:
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()):
+            raise SettingError(f"Seeds are given as 0-2 or 0,1,5; found {text!r}.")
+        seeds += range(int(first), int(last or first) + 1)
+    return seeds

@@ -1,0 +1,68 @@
+"""`fedup demo`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fedup.cli._progress import progress_bars, wide_console
+
+
+def demo(
+    data: Annotated[str, typer.Option(help="Data set: digits (built in), or mnist below FEDUP_DATA.")] = "digits",
+    rounds: Annotated[int | None, typer.Option(help="Rounds of FedAvg; by default what the data set needs.")] = None,
+    clients: Annotated[int, typer.Option(help="Clients in the federation.")] = 10,
+    seed: Annotated[int, typer.Option(help="Same seed, same result.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for report.json and report.html.")] = Path("runs/demo"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of a table.")] = False,
+) -> None:
+    """Train a federation, let it forget a client, a class and samples, and remember them again.
+
+    Example: [bold]fedup demo --data mnist --out runs/mnist[/]
+    """
+    from fedup.bench.demo import run_demo
+    from fedup.bench.demo_report import write_demo_report
+
+    console = wide_console(stderr=as_json)
+    with progress_bars(console) as progress:
+        result = run_demo(data=data, clients=clients, rounds=rounds, seed=seed, progress=progress)
+    page = write_demo_report(result, out)
+    if as_json:
+        typer.echo(json.dumps({**result, "requests": [_without_points(r) for r in result["requests"]]}, indent=2))
+        return
+    console.print(_table(result))
+    console.print(
+        "R-A: accuracy on held-out data that stays. F-A: on held-out data of what is forgotten (for samples: on the "
+        "samples themselves).\nThe filter suppresses at the served interface; the frozen weights still hold what they "
+        "learned.",
+        style="dim",
+    )
+    console.print(f"Report: {page} and {page.with_suffix('.json')}", soft_wrap=True, highlight=False)
+
+
+def _without_points(request: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in request.items() if key != "features"}
+
+
+def _table(result: dict[str, Any]) -> Table:
+    title = f"{result['data']}, LeNet-5, {result['clients']} clients, {result['rounds']} rounds, seed {result['seed']}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("request")
+    for state in ("original", "forgotten", "retrained", "restored"):
+        table.add_column(f"{state}\n  R-A   F-A", justify="right", no_wrap=True)
+    table.add_column("forget in", justify="right", no_wrap=True)
+    table.add_column("retrain in", justify="right", no_wrap=True)
+    for request in result["requests"]:
+        pairs = [request[state] for state in ("original", "forgotten", "retrained", "restored")]
+        same = "bit-identical" if request["restored_bit_identical"] else "[red]DIFFERS"
+        cells = [f"{pair['retain']:.3f} {pair['forget']:.3f}" for pair in pairs]
+        table.add_row(
+            request["kind"],
+            *cells[:3],
+            f"{cells[3]}\n{same}",
+            f"{request['time_s']['total']:.2f} s",
+            f"{request['retrain_time_s']:.1f} s",
+        )
+    return table
