@@ -1,5 +1,6 @@
 """Files: safetensors with a JSON header, written whole or not at all. No pickle, so files of others can be read."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -40,8 +41,9 @@ def write_text(path: str | Path, text: str) -> None:
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], *, kind: str, header: Mapping[str, Any]) -> None:
     """Write tensors and a JSON header, whole or not at all."""
-    text = json.dumps({"kind": kind, "version": FORMAT_VERSION, **header}, sort_keys=True)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    full = {"kind": kind, "version": FORMAT_VERSION, **header}
+    text = json.dumps({**full, "sha256": _digest(full, plain)}, sort_keys=True)
     with replacing(path) as partial:
         save_file(plain, partial, metadata={"fedup": text})
 
@@ -62,13 +64,26 @@ def load_tensors(path: str | Path, *, kind: str) -> tuple[dict[str, Tensor], dic
         raise ArtifactError(f"{path} holds a {header.get('kind')!r}, not a {kind}.")
     if header.get("version") != FORMAT_VERSION:
         raise ArtifactError(f"{path} has format version {header.get('version')!r}; this fedup reads {FORMAT_VERSION}.")
+    if header.pop("sha256", None) != _digest(header, tensors):
+        raise ArtifactError(
+            f"{path} is damaged or was edited: its content does not match its sha256. Take a good copy."
+        )
     return tensors, header
+
+
+def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """sha256 of the header and of the tensors' names, types, shapes and bytes."""
+    digest = hashlib.sha256(json.dumps(dict(header), sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     try:
         header = json.loads(metadata["fedup"])
-    except (KeyError, json.JSONDecodeError) as error:
+    except (KeyError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} was not written by fedup: it has no fedup header.") from error
     if not isinstance(header, dict):
         raise ArtifactError(f"{path} was not written by fedup: its header is not an object.")
@@ -87,16 +102,16 @@ def serialized_size(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) ->
 
 
 SAFETENSORS_LENGTH_FIELD = 8
-_DTYPE_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+_DTYPE_NAMES = {  # in the order in which safetensors lays tensors out
+    torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.int32: "I32", torch.bfloat16: "BF16",
+    torch.float16: "F16", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 
 
 def _header_size(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> int:
     entries: dict[str, Any] = {"__metadata__": {"fedup": json.dumps(dict(header), sort_keys=True)}}
     offset = 0
-    order = sorted(tensors.items(), key=lambda pair: (-pair[1].element_size(), pair[0]))  # widest type first
+    order = sorted(tensors.items(), key=lambda pair: (list(_DTYPE_NAMES).index(pair[1].dtype), pair[0]))
     for name, tensor in order:
         end = offset + _data_size(tensor)
         entries[name] = {

@@ -56,8 +56,10 @@ class Centroids:
     cut: str
     base: str  # fingerprint of the model that made the features
     nonnegative: bool
+    shape: tuple[int, ...]  # of one row's features at the cut, D in all
     collected_for: frozenset[Forget] = frozenset()  # requests already left out when the clients were asked
     excluded: dict[CellName, frozenset[int]] = field(default_factory=dict)  # sample ids left out of a cell
+    sample_labels: dict[int, dict[int, int]] = field(default_factory=dict)  # by client: classes of samples asked about
     purged: set[CellName] = field(default_factory=set)
     sealed: dict[CellName, tuple[Tensor, Tensor]] = field(default_factory=dict)  # originals kept for restoration
     bytes_up: dict[int, int] = field(default_factory=dict)  # by client, as serialised
@@ -88,11 +90,18 @@ class Centroids:
 
     def put(self, cell: Cell, vectors: Tensor, counts: Tensor) -> None:
         """Replace a slot's content; what is left of the slot becomes empty."""
-        if len(vectors) > cell.size:
-            raise DataError(f"Cell {cell.name} sent {len(vectors)} centroids; its slot holds {cell.size}.")
-        self.vectors[cell.slot] = 0
+        if len(vectors) > cell.size or len(counts) != len(vectors) or vectors.shape[1:] != self.vectors.shape[1:]:
+            raise DataError(
+                f"Cell {cell.name} sent {tuple(vectors.shape)} vectors and {len(counts)} counts; its slot holds "
+                f"{cell.size} × {self.vectors.shape[1]}."
+            )
+        slot = self.vectors[cell.slot]
+        if (
+            len(vectors) != cell.size or vectors.data_ptr() != slot.data_ptr()
+        ):  # else written there by the client itself
+            slot.zero_()
+            slot[: len(vectors)] = vectors.to(slot)
         self.counts[cell.slot] = 0
-        self.vectors[cell.start : cell.start + len(vectors)] = vectors.to(self.vectors)
         self.counts[cell.start : cell.start + len(counts)] = counts.to(self.counts)
 
 
@@ -118,7 +127,7 @@ def collect(
     gone = union(requests)
     place = find_cut(model, cut)
     contact = InProcess(federation, model) if isinstance(federation, Federation) else federation
-    for request in requests:
+    for request in (*requests, *([gone] if requests else [])):
         contact.check(request)
     left_out_classes = frozenset() if keep_forgotten_classes else gone.class_ids
     asked = [client for client in contact.clients if client not in gone.client_ids]
@@ -128,12 +137,18 @@ def collect(
         layout.add(client, {label: n for label, n in sizes[client].items() if label not in left_out_classes})
     store: Centroids | None = None
     for client in layout.clients():
+        excluded = gone.sample_ids.get(client, frozenset())
         summary = contact.summarize(
-            client, cut=place, how=how, labels=layout.labels(client), excluded=gone.sample_ids.get(client, frozenset())
+            client,
+            cut=place,
+            how=how,
+            labels=layout.labels(client),
+            excluded=excluded,
+            out=None if store is None or excluded else store.vectors[layout.span(client)],
         )
         if store is None:
             store = Centroids(
-                vectors=summary.vectors.new_zeros(layout.rows, summary.vectors.shape[1]),
+                vectors=summary.vectors.new_empty(layout.rows, summary.vectors.shape[1]),
                 counts=summary.counts.new_zeros(layout.rows),
                 cells=tuple(layout.cells),
                 clients=tuple(contact.clients),
@@ -142,7 +157,9 @@ def collect(
                 cut=place,
                 base=fingerprint(model),
                 nonnegative=summary.nonnegative,
+                shape=summary.shape,
                 collected_for=requests,
+                sample_labels={c: contact.labels_of(c, ids) for c, ids in gone.sample_ids.items() if c in asked},
             )
         insert(store, summary)
     if store is None:
@@ -166,6 +183,10 @@ class _Layout:
 
     def clients(self) -> list[int]:
         return list(dict.fromkeys(cell.client for cell in self.cells))
+
+    def span(self, client: int) -> slice:
+        own = [cell for cell in self.cells if cell.client == client]
+        return slice(own[0].start, own[-1].slot.stop)
 
     def labels(self, client: int) -> frozenset[int]:
         return frozenset(cell.label for cell in self.cells if cell.client == client)
@@ -207,8 +228,10 @@ def save_centroids(store: Centroids, path: str | Path) -> None:
         "cut": store.cut,
         "base": store.base,
         "nonnegative": store.nonnegative,
+        "shape": list(store.shape),
         "collected_for": sorted((request.to_json() for request in store.collected_for), key=str),
         "excluded": [[*name, sorted(ids)] for name, ids in sorted(store.excluded.items())],
+        "sample_labels": [[client, *pair] for client, of in sorted(store.sample_labels.items()) for pair in of.items()],
         "purged": sorted(map(list, store.purged)),
         "sealed": list(map(list, sealed)),
         "bytes_up": {str(client): size for client, size in store.bytes_up.items()},
@@ -231,8 +254,10 @@ def load_centroids(path: str | Path) -> Centroids:
             cut=header["cut"],
             base=header["base"],
             nonnegative=header["nonnegative"],
+            shape=tuple(header["shape"]),
             collected_for=frozenset(map(Forget.from_json, header["collected_for"])),
             excluded={(client, label): frozenset(ids) for client, label, ids in header["excluded"]},
+            sample_labels=_by_client(header["sample_labels"]),
             purged={(client, label) for client, label in header["purged"]},
             sealed={
                 (client, label): (tensors[f"sealed.{i}.vectors"], tensors[f"sealed.{i}.counts"])
@@ -240,9 +265,16 @@ def load_centroids(path: str | Path) -> Centroids:
             },
             bytes_up={int(client): size for client, size in header["bytes_up"].items()},
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"{path} lacks a part of a centroid store ({error!r}). Take a good copy of it.") from error
     rows = sum(cell.size for cell in cells)
     if store.vectors.ndim != 2 or len(store.vectors) != rows or store.counts.shape != (rows,):
         raise ArtifactError(f"{path} has {tuple(store.vectors.shape)} vectors for {rows} rows of cells: it is damaged.")
     return store
+
+
+def _by_client(triples: list[list[int]]) -> dict[int, dict[int, int]]:
+    labels: dict[int, dict[int, int]] = {}
+    for client, sample, label in triples:
+        labels.setdefault(client, {})[sample] = label
+    return labels

@@ -1,5 +1,6 @@
 """What a client computes, as pure functions: the same code in process and on a real node."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +15,8 @@ from fedup.federation import check_samples
 from fedup.kmeans import centroid_count, cluster_cells
 from fedup.privacy import add_noise
 from fedup.rng import generator, seed_for
+
+_GROUP_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class LocalTraining:
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
             raise SettingError(f"epochs and batch_size must be at least 1; found {self.epochs} and {self.batch_size}.")
-        if not self.lr > 0 or not 0 <= self.momentum < 1 or self.weight_decay < 0:
+        if not 0 < self.lr < math.inf or not 0 <= self.momentum < 1 or not 0 <= self.weight_decay < math.inf:
             raise SettingError(f"lr must be above 0, momentum in [0, 1), weight_decay at least 0; found {self}.")
         if self.optimizer not in ("sgd", "adam"):
             raise SettingError(f"optimizer must be 'sgd' or 'adam'; found {self.optimizer!r}.")
@@ -65,14 +68,11 @@ def full_batches(n: int, size: int, order: torch.Generator) -> Iterator[Tensor]:
 
     BatchNorm and captured graphs need full batches. Fewer than `size` rows make one batch; a single row counts twice.
     """
-    permutation = torch.randperm(n, generator=order)
+    if n == 0:
+        return
     size = max(2, min(n, size))
-    yield from permutation.repeat(2 if n == 1 else 1).split(size) if n <= size else _filled(permutation, size)
-
-
-def _filled(permutation: Tensor, size: int) -> Iterator[Tensor]:
-    missing = -len(permutation) % size
-    yield from torch.cat([permutation, permutation[:missing]]).split(size)
+    permutation = torch.randperm(n, generator=order)
+    yield from torch.cat([permutation, permutation[: -n % size]]).split(size)
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ class Summary:
     vectors: Tensor  # (sum of sizes, D)
     counts: Tensor  # (sum of sizes,) points behind each centroid
     nonnegative: bool
+    shape: tuple[int, ...]  # of one row's features at the cut, D in all
 
 
 @dataclass(frozen=True)
@@ -114,17 +115,19 @@ def summarize(
     how: Summarizing,
     labels: frozenset[int] | None = None,
     excluded: frozenset[int] = frozenset(),
+    out: Tensor | None = None,
 ) -> Summary:
     """The centroids of a client's cells without the excluded samples (all its cells, or those of `labels`).
 
-    Excluded rows are never read. A cell's centroids depend on (seed, client, class, excluded ids of that cell) only.
+    The vectors are written to `out` where it is given. Excluded rows are never read. A cell's centroids depend on
+    (seed, client, class, excluded ids of that cell) only.
     """
     check_samples(rows, excluded, client)
     rows = rows[y[rows].argsort(stable=True)]  # cells lie one after another
     classes = y[rows]
     left_out = torch.isin(rows, torch.tensor(sorted(excluded), dtype=rows.dtype, device=rows.device))
     held = [label for label in classes.unique().tolist() if labels is None or label in labels]
-    return _summarize_cells(model, x, rows, classes, left_out, held, client=client, cut=cut, how=how)
+    return _summarize_cells(model, x, rows, classes, left_out, held, client=client, cut=cut, how=how, out=out)
 
 
 def _summarize_cells(
@@ -138,23 +141,50 @@ def _summarize_cells(
     client: int,
     cut: str,
     how: Summarizing,
+    out: Tensor | None,
 ) -> Summary:
-    wanted = torch.isin(classes, torch.tensor(held, dtype=classes.dtype, device=classes.device)) & ~left_out
-    features = read_features(model, cut, x, rows, wanted=wanted)
-    cells = [(wanted & (classes == label)).nonzero().flatten() for label in held]
+    retained = [(~left_out & (classes == label)) for label in held]  # a mask over rows for each cell
     out_of_cell = [frozenset(rows[left_out & (classes == label)].tolist()) for label in held]
     names = [("cell", client, label, *sorted(ids)) for label, ids in zip(held, out_of_cell, strict=True)]
-    sizes = [centroid_count(len(cell), how.ratio) for cell in cells]
-    vectors = features.values.new_empty(sum(sizes), features.values.shape[1])
-    counts = torch.empty(sum(sizes), dtype=torch.int32, device=vectors.device)
-    cluster_cells(
-        features.values,
-        cells,
-        ratio=how.ratio,
-        seeds=[seed_for(how.seed, "kmeans", *name) for name in names],
-        out=vectors,
-        counts=counts,
-    )
+    sizes = [centroid_count(int(mask.sum()), how.ratio) for mask in retained]
+    vectors, done = out, 0
+    counts = torch.empty(sum(sizes), dtype=torch.int32, device=rows.device)
+    for group in _groups([int(mask.sum()) for mask in retained]):
+        wanted = sum((retained[i] for i in group), start=torch.zeros_like(left_out))
+        features = read_features(model, cut, x, rows, wanted=wanted)
+        if vectors is None:
+            vectors = features.values.new_empty(sum(sizes), features.values.shape[1])
+        size = sum(sizes[i] for i in group)
+        cluster_cells(
+            features.values,
+            [retained[i][wanted].nonzero().flatten() for i in group],
+            ratio=how.ratio,
+            seeds=[seed_for(how.seed, "kmeans", *names[i]) for i in group],
+            out=vectors[done : done + size],
+            counts=counts[done : done + size],
+        )
+        done += size
+    assert vectors is not None  # there is at least one group, if an empty one
     for cell, name in zip(vectors.split(sizes), names, strict=True):
         add_noise(cell, how.sigma, generator(how.seed, "noise", *name))
-    return Summary(client, tuple(held), tuple(sizes), tuple(out_of_cell), vectors, counts, features.nonnegative)
+    return Summary(
+        client,
+        labels=tuple(held),
+        sizes=tuple(sizes),
+        excluded=tuple(out_of_cell),
+        vectors=vectors,
+        counts=counts,
+        nonnegative=features.nonnegative,
+        shape=features.shape,
+    )
+
+
+def _groups(sizes: list[int]) -> Iterator[list[int]]:
+    """Cells to read and cluster together: many small ones, or a large one alone, so that memory stays bounded."""
+    group: list[int] = []
+    for i, size in enumerate(sizes):
+        if group and sum(sizes[j] for j in group) + size > _GROUP_ROWS:
+            yield group
+            group = []
+        group.append(i)
+    yield group

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedup.client import Summarizing, Summary, summarize
 from fedup.federation import Federation, check_samples
@@ -27,13 +27,23 @@ class Contact(Protocol):
     def cell_sizes(self, clients: Sequence[int]) -> dict[int, dict[int, int]]:
         """How many training rows of each class each of these clients holds: `{client: {class: rows}}`."""
 
-    def labels_of(self, client: int, samples: frozenset[int]) -> frozenset[int]:
-        """The classes that these samples of the client belong to."""
+    def labels_of(self, client: int, samples: frozenset[int]) -> dict[int, int]:
+        """The class of each of these samples of the client; raises where one was not trained on."""
 
     def summarize(
-        self, client: int, *, cut: str, how: Summarizing, labels: frozenset[int], excluded: frozenset[int]
+        self,
+        client: int,
+        *,
+        cut: str,
+        how: Summarizing,
+        labels: frozenset[int],
+        excluded: frozenset[int],
+        out: Tensor | None = None,
     ) -> Summary:
-        """The centroids of the client's cells of these classes, without the excluded samples."""
+        """The centroids of the client's cells of these classes, without the excluded samples.
+
+        A client in this process may write them to `out` instead of allocating; others ignore it.
+        """
 
 
 class InProcess:
@@ -62,15 +72,31 @@ class InProcess:
             sizes[client] = dict(zip(labels.tolist(), counts.tolist(), strict=True))
         return sizes
 
-    def labels_of(self, client: int, samples: frozenset[int]) -> frozenset[int]:
+    def labels_of(self, client: int, samples: frozenset[int]) -> dict[int, int]:
         check_samples(self._federation.client(client).train, samples, client)
-        return frozenset(self._federation.y[sorted(samples)].tolist())
+        return dict(zip(sorted(samples), self._federation.y[sorted(samples)].tolist(), strict=True))
 
     def summarize(
-        self, client: int, *, cut: str, how: Summarizing, labels: frozenset[int], excluded: frozenset[int]
+        self,
+        client: int,
+        *,
+        cut: str,
+        how: Summarizing,
+        labels: frozenset[int],
+        excluded: frozenset[int],
+        out: Tensor | None = None,
     ) -> Summary:
         rows = self._federation.client(client).train
         data = self._federation
         return summarize(
-            self._model, data.x, data.y, rows, client=client, cut=cut, how=how, labels=labels, excluded=excluded
+            self._model,
+            data.x,
+            data.y,
+            rows,
+            client=client,
+            cut=cut,
+            how=how,
+            labels=labels,
+            excluded=excluded,
+            out=out,
         )

@@ -1,5 +1,6 @@
 """Where a model is cut: everything before the cut is the extractor, everything after it the tail."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -58,6 +59,12 @@ def tail_of(model: nn.Module, cut: str) -> Callable[[Tensor], Tensor]:
     return model.get_submodule(cut)
 
 
+def flat_tail(model: nn.Module, cut: str, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    """The tail as a function of flattened features (N, D) of rows that have `shape` at the cut."""
+    tail = tail_of(model, cut)
+    return lambda features: logits_of(tail(features.reshape(-1, *shape)))
+
+
 def logits_of(output: Any) -> Tensor:
     """The logits in a model's output: the tensor itself, or its `.logits` (transformers)."""
     logits = getattr(output, "logits", output)
@@ -72,6 +79,7 @@ class Features:
 
     values: Tensor  # (N, D)
     nonnegative: bool
+    shape: tuple[int, ...]  # of one row before it was flattened
 
 
 def read_features(
@@ -83,32 +91,28 @@ def read_features(
     wanted: Tensor | None = None,
     batch_size: int = FEATURE_BATCH,
 ) -> Features:
-    """What the frozen extractor makes of the rows, in eval mode, flattened to (N, D).
+    """What the frozen extractor makes of the wanted rows (a mask over `rows`), in eval mode, flattened to (N, D).
 
-    Batches are laid out over all `rows`, so that a feature has the same bits whichever rows are wanted; those not
-    `wanted` (a mask over `rows`) are never read, and come back as zeros.
+    Batches are laid out over all `rows`, so that a feature has the same bits whichever rows are wanted; rows that are
+    not wanted are never read.
     """
     wanted = torch.ones(len(rows), dtype=torch.bool, device=rows.device) if wanted is None else wanted
     reader = _Reader(model, cut)
-    values: Tensor | None = None
-    nonnegative = False
+    first = torch.zeros_like(x[:1]) if not bool(wanted.any()) else x[rows[wanted][:1]]  # a blank tells the width
+    nonnegative = reader.is_nonnegative(first)
+    reader.check_tail(first)
+    shape = tuple(reader.seen[0].shape[1:])
+    values = reader.seen[0].detach().new_empty(int(wanted.sum()), math.prod(shape))
+    done = 0
     for batch in _wanted_batches(wanted, batch_size):
-        stand_in = rows[batch][wanted[batch]][0]  # a wanted row takes the place of those not to be read
-        inputs = x[torch.where(wanted[batch], rows[batch], stand_in)]
-        if values is None:
-            nonnegative = reader.is_nonnegative(inputs[:1])
-            reader.check_tail(inputs[:2])
+        chosen = wanted[batch]
+        stand_in = rows[batch][chosen][0]  # a wanted row takes the place of those not to be read
         with torch.no_grad():
-            features = reader(inputs)[0].flatten(1)
-        if values is None:
-            values = features.new_zeros(len(rows), features.shape[1])
-        values[batch] = torch.where(wanted[batch, None], features, 0)
-    if values is None:  # nothing is wanted: a blank input tells the width
-        blank = torch.zeros_like(x[:1])
-        nonnegative = reader.is_nonnegative(blank)
-        values = reader(blank)[0].detach().flatten(1).new_zeros(len(rows), reader.seen[0][0].numel())
-    _check_finite(values, rows)
-    return Features(values, nonnegative)
+            features = reader(x[torch.where(chosen, rows[batch], stand_in)])[0].flatten(1)[chosen]
+        values[done : done + len(features)] = features
+        done += len(features)
+    _check_finite(values, rows[wanted])
+    return Features(values, nonnegative, shape)
 
 
 def _wanted_batches(wanted: Tensor, batch_size: int) -> Iterator[slice]:
@@ -146,7 +150,7 @@ class _Reader:
 
     def is_nonnegative(self, x: Tensor) -> bool:
         """Decided from the operations that lead to the cut, never from values."""
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             inputs = x.detach().clone().requires_grad_() if x.is_floating_point() else x
             node = self(inputs)[0].grad_fn
         while node is not None:

@@ -1,6 +1,7 @@
 """Phase 1, learning: FedAvg in one process, on CPU or CUDA."""
 
 import copy
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -63,7 +64,7 @@ def federate(
     data = federation.to(target)
     store = _Checkpoint(checkpoint, model, federation, local, clients_per_round, seed)
     average = _RunningAverage(trained)
-    for round_index in range(store.resume(average), rounds):
+    for round_index in range(store.resume(average, rounds), rounds):
         # 1. who takes part
         cohort = _draw_cohort(data.clients, clients_per_round, seed, round_index)
         total = sum(len(client.train) for client in cohort)
@@ -118,6 +119,7 @@ class _RunningAverage:
         self.live = {name: tensor.detach() for name, tensor in self.live.items()}
         self.global_weights = {name: tensor.clone() for name, tensor in self.live.items()}
         self._sum = {name: torch.zeros_like(tensor) for name, tensor in self.live.items()}
+        self._added = 0
         self._floats = [name for name, tensor in self.live.items() if tensor.is_floating_point()]
         self._counters = [name for name, tensor in self.live.items() if not tensor.is_floating_point()]
 
@@ -127,11 +129,14 @@ class _RunningAverage:
     def add(self, weight: float) -> None:
         torch._foreach_add_(self._pick(self._sum), self._pick(self.live), alpha=weight)
         for name in self._counters:  # BatchNorm's num_batches_tracked counts: the largest, never a mean
-            torch.maximum(self._sum[name], self.live[name], out=self._sum[name])
+            largest = torch.maximum(self._sum[name], self.live[name]) if self._added else self.live[name]
+            self._sum[name].copy_(largest)
+        self._added += 1
 
     def finish(self) -> None:
         self.global_weights, self._sum = self._sum, self.global_weights
         torch._foreach_zero_(list(self._sum.values()))
+        self._added = 0
 
     def _pick(self, weights: dict[str, Tensor]) -> list[Tensor]:
         return [weights[name] for name in self._floats]
@@ -157,10 +162,10 @@ class _Checkpoint:
             "local": asdict(local),
             "clients_per_round": clients_per_round,
             "seed": seed,
-            "clients": {str(client.id): len(client.train) for client in federation.clients},
+            "data": _digest(federation),
         }
 
-    def resume(self, average: _RunningAverage) -> int:
+    def resume(self, average: _RunningAverage, rounds: int) -> int:
         """Rounds already done; their weights are loaded."""
         if self.path is None or not self.path.exists():
             return 0
@@ -171,6 +176,11 @@ class _Checkpoint:
                 f"The checkpoint {self.path} was written under other settings ({', '.join(changed)} differ). "
                 "Use the settings it was started with, or another file."
             )
+        if header["rounds"] > rounds:
+            raise ArtifactError(
+                f"The checkpoint {self.path} is {header['rounds']} rounds old already, and {rounds} were asked for. "
+                "Ask for at least as many, or use another file."
+            )
         for name, tensor in average.global_weights.items():
             tensor.copy_(tensors[name])
         return int(header["rounds"])
@@ -179,3 +189,13 @@ class _Checkpoint:
         if self.path is not None:
             header = {"rounds": rounds, "settings": self.settings}
             save_tensors(self.path, average.global_weights, kind="checkpoint", header=header)
+
+
+def _digest(federation: Federation) -> str:
+    """sha256 of who trains on which rows with which labels."""
+    digest = hashlib.sha256(str(tuple(federation.x.shape)).encode())
+    for client in federation.clients:
+        digest.update(f";{client.id}:".encode())
+        for part in (client.train, federation.y[client.train].long()):
+            digest.update(part.cpu().numpy().tobytes())
+    return digest.hexdigest()

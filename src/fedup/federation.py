@@ -54,7 +54,7 @@ class Federation:
         """A federation in which client i holds the rows `parts[i]` and keeps a part of them apart."""
         classes = _check_arrays(x, y, num_classes)
         _check_parts(parts, len(x))
-        if min(heldout, validation) < 0 or heldout + validation >= 1:
+        if not (min(heldout, validation) >= 0 and heldout + validation < 1):
             raise SettingError(f"heldout and validation must leave rows to train on; found {heldout} and {validation}.")
         clients = []
         for i, rows in enumerate(parts):

@@ -36,7 +36,7 @@ class FilterConfig:
             raise SettingError(f"alpha weighs cross-entropy against reconstruction, in [0, 1]; found {self.alpha}.")
         if self.rank < 1:
             raise SettingError(f"rank, the width of the bottleneck, must be at least 1; found {self.rank}.")
-        if self.steps < 1 or self.batch_size < 1 or not self.lr > 0:
+        if self.steps < 1 or self.batch_size < 1 or not 0 < self.lr < float("inf"):
             raise SettingError(
                 f"steps and batch_size must be 1 or more, lr above 0; found {self.steps}, {self.batch_size}, {self.lr}."
             )

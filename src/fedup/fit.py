@@ -45,7 +45,9 @@ class Trace:
         if step % self.every == 0:
             with torch.no_grad():
                 measured = self.measure(fitted) if self.measure else {}
-            self.steps.append({"step": step, **{name: float(loss) for name, loss in losses.items()}, **measured})
+            self.steps.append(
+                {"step": step, **{name: float(loss.detach()) for name, loss in losses.items()}, **measured}
+            )
 
 
 def fit_filter(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from fedup.rng import generator
 
 BLOCK_POINTS = 512  # cells above this are split, so that time is linear in the cell
 MAX_ITERATIONS = 20  # a handful is enough at the ratios in use; this only bounds the worst case
-_BATCH_ELEMENTS = 2_000_000  # 8 MB of points at a time keep the peak memory near the result's size
+_BATCH_ELEMENTS = 1_000_000  # 4 MB of points at a time keep the peak memory near the result's size
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class _Block:
 
 
 def centroid_count(points: int, ratio: float) -> int:
-    """⌈ratio · points⌉ without the floating-point surprise of ⌈0.1 · 30⌉ = 4."""
-    return min(points, math.ceil(round(ratio * points, 9)))
+    """⌈ratio · points⌉, at least 1, without the floating-point surprise of ⌈0.1 · 30⌉ = 4."""
+    return min(points, max(1, math.ceil(round(ratio * points, 9))))
 
 
 def cluster_cells(
@@ -58,10 +59,12 @@ def _blocks(rows: Tensor, k: int, seed: int, start: int) -> Iterator[_Block]:
     n = len(rows)
     parts = min(math.ceil(n / BLOCK_POINTS), k)  # every part needs a centroid of its own
     shuffled = rows[torch.randperm(n, generator=generator(seed)).to(rows.device)]
-    for part in range(parts):
-        first, last = part * n // parts, (part + 1) * n // parts
-        k_first, k_last = part * k // parts, (part + 1) * k // parts
-        yield _Block(shuffled[first:last], k_last - k_first, start + k_first)
+    bounds = [
+        (part * k // parts, part * (n - k) // parts) for part in range(parts + 1)
+    ]  # centroids, points beyond them
+    for (k_first, beyond_first), (k_last, beyond_last) in pairwise(bounds):  # so a part has a point for each centroid
+        rows_of_part = shuffled[k_first + beyond_first : k_last + beyond_last]
+        yield _Block(rows_of_part, k_last - k_first, start + k_first)
 
 
 def _padded(size: int) -> int:
@@ -114,6 +117,7 @@ def _lloyd(points: Tensor, n: Tensor, k: Tensor, k_padded: int) -> tuple[Tensor,
     unused = torch.where(slot < k[:, None], 0.0, torch.inf).to(points)  # (B, K) added to the distance
     assigned = position.clamp(max=k_padded - 1).expand(batch, size).clone()  # seeds stay, the others are set below
     active = valid & (position >= k[:, None])
+    members = torch.ones_like(unused, dtype=torch.long)
     first = True
     for _ in range(MAX_ITERATIONS):
         found, order, packed = _nearest(points, centers, unused, active)
@@ -123,12 +127,13 @@ def _lloyd(points: Tensor, n: Tensor, k: Tensor, k_padded: int) -> tuple[Tensor,
             break
         first = False
         assigned.scatter_(1, order, after)
+        crowded = members > 1  # before: what they lose counts as well
         members = _members(assigned, valid, k_padded)
-        _refill_empty(points, centers, assigned, members, k)
+        _refill_empty(points, centers, assigned, members, valid, k)
+        _move_centers(points, centers, assigned, members, valid, crowded | (members > 1))
         active = valid & (members.gather(1, assigned) > 1)
         if not active.any():
             break
-        _move_centers(points, centers, assigned, members, active)
     return centers, members
 
 
@@ -149,28 +154,29 @@ def _members(assigned: Tensor, valid: Tensor, k_padded: int) -> Tensor:
     return members.scatter_add_(1, assigned, valid.long())
 
 
-def _refill_empty(points: Tensor, centers: Tensor, assigned: Tensor, members: Tensor, k: Tensor) -> None:
+def _refill_empty(points: Tensor, centers: Tensor, assigned: Tensor, members: Tensor, valid: Tensor, k: Tensor) -> None:
     """Give each empty cluster the point farthest from its own centroid among clusters that can spare one (rare)."""
     slot = torch.arange(members.shape[1], device=members.device)
     empty = (members == 0) & (slot < k[:, None])
     if not empty.any():
         return
-    valid_points = torch.zeros_like(assigned, dtype=torch.bool)
     for b, c in empty.nonzero().tolist():
-        valid_points[b] = members[b].gather(0, assigned[b]) > 1
+        spare = valid[b] & (members[b].gather(0, assigned[b]) > 1)
         far = (points[b] - centers[b][assigned[b]]).square().sum(1)
-        p = int(far.masked_fill(~valid_points[b], -1.0).argmax())
+        p = int(far.masked_fill(~spare, -1.0).argmax())
         members[b, assigned[b, p]] -= 1
         assigned[b, p], members[b, c] = c, 1
         centers[b, c] = points[b, p]
 
 
-def _move_centers(points: Tensor, centers: Tensor, assigned: Tensor, members: Tensor, active: Tensor) -> None:
-    """Centroids with company become the mean of their points."""
+def _move_centers(
+    points: Tensor, centers: Tensor, assigned: Tensor, members: Tensor, valid: Tensor, changed: Tensor
+) -> None:
+    """The changed centroids become the mean of their points; the others lie on their only point already."""
     batch, k_padded = members.shape
-    crowded = (members > 1).flatten()
-    compact = crowded.cumsum(0) - 1  # (B·K,) index among the crowded clusters
-    b, p = active.nonzero(as_tuple=True)
+    changed = changed & (members > 0)
+    compact = changed.flatten().cumsum(0) - 1  # (B·K,) index among the changed ones
+    b, p = (valid & changed.gather(1, assigned)).nonzero(as_tuple=True)
     target = compact[b * k_padded + assigned[b, p]]
-    sums = points.new_zeros(int(crowded.sum()), points.shape[2]).index_add_(0, target, points[b, p])
-    centers.view(batch * k_padded, -1)[crowded] = sums / members.flatten()[crowded, None]
+    sums = points.new_zeros(int(changed.sum()), points.shape[2]).index_add_(0, target, points[b, p])
+    centers.view(batch * k_padded, -1)[changed.flatten()] = sums / members[changed][:, None]

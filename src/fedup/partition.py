@@ -31,8 +31,10 @@ def dirichlet(
     True
     """
     _check(labels, clients, min_rows)
-    if not concentration > 0:
-        raise SettingError(f"The Dirichlet concentration must be above 0; found {concentration}. The paper uses 0.5.")
+    if not 0 < concentration < float("inf"):
+        raise SettingError(
+            f"The Dirichlet concentration must be a number above 0; found {concentration}. The paper uses 0.5."
+        )
     rng = np.random.default_rng(seed_for(seed, "dirichlet"))
     of_class = [np.flatnonzero(labels.cpu().numpy() == label) for label in labels.unique().tolist()]
     for _ in range(_REDRAWS):
@@ -68,7 +70,10 @@ def pathological(
     rng = np.random.default_rng(seed_for(seed, "pathological"))
     shards = np.array_split(np.argsort(labels.cpu().numpy(), kind="stable"), clients * classes_per_client)
     order = rng.permutation(len(shards)).reshape(clients, classes_per_client)
-    return _as_parts([np.concatenate([shards[i] for i in mine]) for mine in order])
+    parts = [np.concatenate([shards[i] for i in mine]) for mine in order]
+    if min(map(len, parts)) < min_rows:
+        raise SettingError(f"{len(shards)} shards left a client below {min_rows} rows: use fewer clients or classes.")
+    return _as_parts(parts)
 
 
 def _check(labels: Tensor, clients: int, min_rows: int) -> None:

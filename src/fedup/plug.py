@@ -61,14 +61,13 @@ class PluggedModel(nn.Module):
         super().__init__()
         # Plain attributes instead of submodules: the base is not ours to train, move or save.
         self.__dict__["_base"] = base
-        self.__dict__["_original"] = shared_view(base)
+        self.__dict__["_original"] = shared_view(base, frozen=True)
         self.__dict__["_view"] = None
         self.cut = cut
         self.base_fingerprint = fingerprint(base)
         self._served: Served | None = None
         self._restoring: dict[int, int] = {}  # thread -> depth of restored()
-        self._watched = [tensor for tensor in tensors(base) if not tensor.is_inference()]  # those can't be written to
-        self._versions = self._count_writes()
+        self._state = _state(base)
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -113,7 +112,7 @@ class PluggedModel(nn.Module):
                 f"The filter was made for base {served.base[:12]} at cut {served.cut!r}; this is base "
                 f"{self.base_fingerprint[:12]} at cut {self.cut!r}. Use the filter of this model."
             )
-        view = shared_view(self.base)
+        view = shared_view(self.base, frozen=True)
         fitted = served.filter.to(_device(self.base))
         view.get_submodule(self.cut).register_forward_pre_hook(_AtCut(fitted).before)
         self.__dict__["_view"], self._served = view, served
@@ -148,19 +147,15 @@ class PluggedModel(nn.Module):
                 "The base model's weights changed after it was plugged, so no filter made before fits it. "
                 "Plug the new model, collect centroids from it and unlearn again."
             )
-        self._versions = self._count_writes()
+        self._state = _state(self.base)
 
     def _is_restoring(self) -> bool:
         return threading.get_ident() in self._restoring
 
     def _check_base_unchanged(self) -> None:
-        """Cheap at each call: hashes only when a tensor was written to since the last look."""
-        if self._count_writes() != self._versions:
+        """Cheap at each call: hashes only when a tensor was replaced or written to since the last look."""
+        if _state(self.base) != self._state:
             self.check_base()
-
-    def _count_writes(self) -> list[int]:
-        """PyTorch's own count of in-place writes to each tensor of the base."""
-        return [tensor._version for tensor in self._watched]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         raise PlugError("A plugged model does not move or change its type: move the base model, then plug it again.")
@@ -171,3 +166,8 @@ class PluggedModel(nn.Module):
 
 def _device(model: nn.Module) -> torch.device:
     return next(tensors(model)).device
+
+
+def _state(model: nn.Module) -> list[tuple[int, int, int]]:
+    """Which tensors a model has, where they lie, and PyTorch's own count of in-place writes to each."""
+    return [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors(model)]

@@ -113,7 +113,7 @@ def _ids(ids: Iterable[int], what: str) -> frozenset[int]:
         raise RequestError(f"{what} ids must be whole numbers; found the text {ids!r}.")
     try:
         found = [i.item() if hasattr(i, "item") else i for i in ids]
-    except TypeError as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise RequestError(f"{what} ids must be a list of whole numbers; found {ids!r}.") from error
     wrong = [i for i in found if isinstance(i, bool) or not isinstance(i, int) or i < 0]
     if wrong:

@@ -9,16 +9,19 @@ import torch
 from torch import Tensor, nn
 
 
-def shared_view(model: nn.Module) -> nn.Module:
-    """A copy of the module tree in eval mode that shares every parameter and buffer with `model`.
+def shared_view(model: nn.Module, *, frozen: bool = False) -> nn.Module:
+    """A copy of the module tree in eval mode over the very memory of `model`'s parameters and buffers.
 
-    A view can carry hooks and a mode of its own, so `model` is never touched and views never mix.
+    A view can carry hooks and a mode of its own, so `model` is never touched and views never mix. A `frozen` view has
+    parameters that take no gradient, so nothing that runs through it reaches the model's `.grad`.
 
     >>> model = nn.Linear(2, 2)
     >>> shared_view(model).weight is model.weight
     True
     """
     memo = {id(tensor): tensor for tensor in tensors(model)}
+    if frozen:
+        memo |= {id(weight): nn.Parameter(weight.detach(), requires_grad=False) for weight in model.parameters()}
     return copy.deepcopy(model, memo).eval()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedup.centroids import Cell, CellName, Centroids, insert, message_size
 from fedup.contact import Contact, InProcess
-from fedup.cut import tail_of
+from fedup.cut import flat_tail
 from fedup.errors import ContactError, FingerprintError, RequestError
 from fedup.federation import Federation
 from fedup.filter import FilterConfig
@@ -128,6 +128,7 @@ def _fit_for(
     with report.stage("check"):
         _check_belongs(plugged, centroids, requests)
         gone = union(requests)
+        check_known(gone, clients=centroids.clients, num_classes=centroids.num_classes)
         contact = InProcess(clients, plugged.base) if isinstance(clients, Federation) else clients
         used = _used_cells(centroids, gone, config)
         if not used:
@@ -139,7 +140,7 @@ def _fit_for(
         with report.stage("fit"):
             examples = _examples(centroids, used, gone, config)
             report.centroids_used = len(examples.rows)
-            tail = tail_of(shared_view(plugged.base), plugged.cut)
+            tail = flat_tail(shared_view(plugged.base, frozen=True), plugged.cut, centroids.shape)
             fitted = fit_filter(tail, examples, config, trace=trace)
         with report.stage("swap"):
             plugged.serve(Served(fitted, requests, config, plugged.base_fingerprint, plugged.cut))
@@ -221,25 +222,35 @@ class _Refresh:
             self._bring_client_up_to_date(client, cells, gone.sample_ids.get(client, frozenset()))
 
     def _bring_client_up_to_date(self, client: int, cells: list[Cell], wanted: frozenset[int]) -> None:
-        """Touched are cells that hold a sample to leave out, left out one to take back, or were purged."""
+        """Touched are cells that were purged, or leave out other samples than they should."""
         store = self.centroids
-        known = frozenset().union(*(ids for name, ids in store.excluded.items() if name[0] == client))
-        touched = {
-            cell.label
-            for cell in cells
-            if cell.name in store.purged or store.excluded.get(cell.name, frozenset()) - wanted
-        }
-        if wanted - known:
-            touched |= self._reach().labels_of(client, wanted - known) & {cell.label for cell in cells}
-        touched -= {cell.label for cell in cells if cell.label in touched and self._unsealed(cell, wanted, known)}
-        if touched:
-            self._ask(client, [cell for cell in cells if cell.label in touched], wanted)
+        labels = self._labels_of(client, wanted)
+        should = {cell: frozenset(i for i in wanted if labels[i] == cell.label) for cell in cells}
+        touched = [
+            cell
+            for cell, ids in should.items()
+            if cell.name in store.purged or store.excluded.get(cell.name, frozenset()) != ids
+        ]
+        asked = [cell for cell in touched if should[cell] or not self._unseal(cell)]
+        if asked:
+            self._ask(client, asked, wanted)
 
-    def _unsealed(self, cell: Cell, wanted: frozenset[int], known: frozenset[int]) -> bool:
-        """Put the sealed original back where nothing of the cell is left out any more."""
+    def _labels_of(self, client: int, samples: frozenset[int]) -> dict[int, int]:
+        """The samples' classes: asked once, then known."""
+        known = self.centroids.sample_labels.get(client, {})
+        unknown = samples - known.keys()
+        if not unknown:
+            return known
+        found = {**known, **self._reach().labels_of(client, unknown)}
+        self.centroids.sample_labels[client] = found
+        self._note_contact(client, {"samples": sorted(unknown)})
+        return found
+
+    def _unseal(self, cell: Cell) -> bool:
+        """Put the sealed original back, if it was kept."""
         store = self.centroids
         original = store.sealed.get(cell.name)
-        if original is None or store.excluded.get(cell.name, frozenset()) & wanted or wanted - known:
+        if original is None:
             return False
         self._remember(cell)
         store.put(cell, *original)
@@ -248,18 +259,22 @@ class _Refresh:
         return True
 
     def _ask(self, client: int, cells: list[Cell], excluded: frozenset[int]) -> None:
-        store, contact = self.centroids, self._reach()
+        store = self.centroids
         labels = frozenset(cell.label for cell in cells)
-        summary = contact.summarize(client, cut=store.cut, how=store.how, labels=labels, excluded=excluded)
+        summary = self._reach().summarize(client, cut=store.cut, how=store.how, labels=labels, excluded=excluded)
         for cell in cells:
             self._remember(cell)
-            if self.keep_sealed and cell.name not in store.excluded | store.sealed and cell.name not in store.purged:
+            untouched = cell.name not in store.excluded and cell.name not in store.purged
+            if self.keep_sealed and untouched:
                 store.sealed[cell.name] = store.take(cell)
         insert(store, summary)
-        question = {"client": client, "labels": sorted(labels), "excluded": sorted(excluded), "cut": store.cut}
-        self.report.clients_contacted.append(client)
         self.report.bytes_up += message_size(summary)
-        self.report.bytes_down += len(json.dumps(question).encode())
+        self._note_contact(client, {"labels": sorted(labels), "excluded": sorted(excluded), "cut": store.cut})
+
+    def _note_contact(self, client: int, question: dict[str, object]) -> None:
+        if client not in self.report.clients_contacted:
+            self.report.clients_contacted.append(client)
+        self.report.bytes_down += len(json.dumps({"client": client, **question}).encode())
 
     def _remember(self, cell: Cell) -> None:
         store, name = self.centroids, cell.name

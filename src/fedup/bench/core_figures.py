@@ -93,9 +93,13 @@ def _measure(
     }
     identical = True
     for budget in BUDGETS:
+        config = replace(FilterConfig(), steps=FilterConfig().steps * budget)
+        if request.class_ids:
+            unguarded = plug(model)
+            unlearn(unguarded, centroids, request, config=replace(config, guard=False))
+            result[f"unguarded_{budget}x"] = retain_and_forget(unguarded, federation, request)
         plugged = plug(model)
-        config = FilterConfig()
-        report = unlearn(plugged, centroids, request, config=replace(config, steps=config.steps * budget))
+        report = unlearn(plugged, centroids, request, config=config)
         result[f"forgotten_{budget}x"] = retain_and_forget(plugged, federation, request)
         result["time_s"][f"{budget}x"] = report.total_time_s
         with plugged.restored():
@@ -112,6 +116,8 @@ def summary_rows(results: Sequence[dict[str, Any]]) -> list[list[str]]:
     for budget in BUDGETS:
         state = f"forgotten_{budget}x"
         rows.append(_row(f"class, {budget}× steps: F-A", [r[state]["forget"] for r in of_class], 0.01))
+        unguarded = [r[f"unguarded_{budget}x"]["forget"] for r in of_class]
+        rows.append(_row(f"class, {budget}× steps, guard off (for comparison): F-A", unguarded, None))
         lost = [100 * (r["original"]["retain"] - r[state]["retain"]) for r in of_class]
         rows.append(_row(f"class, {budget}× steps: R-A lost, points", lost, 0.5))
         behind = [100 * (r["retrained"]["retain"] - r[state]["retain"]) for r in of_client]
@@ -124,7 +130,7 @@ def summary_rows(results: Sequence[dict[str, Any]]) -> list[list[str]]:
     return rows
 
 
-def _row(name: str, values: list[float], goal: float) -> list[str]:
+def _row(name: str, values: list[float], goal: float | None) -> list[str]:
     worst = max(values)
-    met = "yes" if worst <= goal else "no"
-    return [name, f"{statistics.fmean(values):.4f}", f"{worst:.4f}", f"≤ {goal:g}", met, str(len(values))]
+    judged = ["–", "–"] if goal is None else [f"≤ {goal:g}", "yes" if worst <= goal else "no"]
+    return [name, f"{statistics.fmean(values):.4f}", f"{worst:.4f}", *judged, str(len(values))]

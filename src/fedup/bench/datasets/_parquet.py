@@ -33,13 +33,19 @@ def read_images(path: Path, *, image_column: str, label_column: str = "label") -
         raise MissingDataError(f"{path} is missing: fetch the data set's parquet files again.")
     try:
         table = pq.read_table(path, columns=[image_column, label_column])
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as parquet with those columns ({error}). Fetch it again.") from error
-    column = table.column(image_column).combine_chunks()
-    encoded = column.field("bytes").to_pylist()
-    images = np.stack([_decode(data, row, path) for row, data in enumerate(encoded)])
-    labels = torch.from_numpy(table.column(label_column).to_numpy().copy()).long()
-    return torch.from_numpy(images), labels
+        encoded = table.column(image_column).combine_chunks().field("bytes").to_pylist()
+        labels = table.column(label_column).to_numpy()
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise DataError(
+            f"{path} has no readable columns {image_column!r} (images) and {label_column!r} ({error}). Fetch it again."
+        ) from error
+    if len(encoded) == 0 or not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(f"{path} has {len(encoded)} rows with labels of type {labels.dtype}. Fetch it again.")
+    images = [_decode(data, row, path) for row, data in enumerate(encoded)]
+    odd = next((row for row, image in enumerate(images) if image.shape != images[0].shape), None)
+    if odd is not None:
+        raise DataError(f"Row {odd} of {path} is {images[odd].shape}, the first {images[0].shape}. Fetch it again.")
+    return torch.from_numpy(np.stack(images)), torch.from_numpy(labels.copy()).long()
 
 
 def _decode(data: bytes, row: int, path: Path) -> np.ndarray:

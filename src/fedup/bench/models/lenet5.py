@@ -4,10 +4,14 @@ from collections import OrderedDict
 
 from torch import nn
 
+from fedup.errors import SettingError
+
 
 def build(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """LeNet-5 for images of (channels, height, width)."""
     channels, height, width = shape
+    if min(_after_convolutions(height), _after_convolutions(width)) < 1:
+        raise SettingError(f"lenet5 needs images of at least 16×16; found {height}×{width}.")
     flat = 16 * _after_convolutions(height) * _after_convolutions(width)
     return nn.Sequential(
         OrderedDict(

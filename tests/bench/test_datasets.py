@@ -1,0 +1,154 @@
+import io
+import os
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from fedup.bench.datasets import load_dataset
+from fedup.bench.datasets._parquet import read_images
+from fedup.errors import DataError, MissingDataError, SettingError
+from fedup.registry import names
+
+BUILT_IN = ("digits",)
+load_once = cache(load_dataset)
+
+
+def needs_data(name: str) -> list[pytest.MarkDecorator]:
+    """Marks of a test that needs a data set from below FEDUP_DATA."""
+    root = os.environ.get("FEDUP_DATA")
+    reason = f"there is no folder {name} below FEDUP_DATA={root}" if root else "the variable FEDUP_DATA is not set"
+    missing = not root or not Path(root, name).is_dir()
+    return [pytest.mark.data, pytest.mark.skipif(missing, reason=f"{name}: {reason}")]
+
+
+EVERY = [
+    name if name in BUILT_IN else pytest.param(name, marks=needs_data(name)) for name in names("fedup.bench.datasets")
+]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_data_set_has_a_label_for_every_row_and_rows_of_every_class(name):
+    dataset = load_once(name)
+    assert dataset.name == name
+    assert dataset.x.shape[1:] == dataset.test_x.shape[1:]
+    for x, y in ((dataset.x, dataset.y), (dataset.test_x, dataset.test_y)):
+        assert len(x) == len(y)
+        assert y.dtype == torch.int64
+        assert y.unique().tolist() == list(range(dataset.num_classes))
+        assert not x.is_floating_point() or bool(x.isfinite().all())
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_loading_twice_gives_the_same_bits(name):
+    first, second = load_dataset(name), load_dataset(name)
+    assert torch.equal(first.x, second.x)
+    assert torch.equal(first.test_y, second.test_y)
+
+
+def test_digits_are_all_there_and_those_of_the_source():
+    from sklearn.datasets import load_digits
+
+    source = load_digits()
+    digits = load_once("digits")
+    assert (len(digits.y), len(digits.test_y)) == (1437, 360)
+    assert digits.x.shape[1:] == (1, 28, 28)
+    assert (float(digits.x.min()), float(digits.x.max())) == (-1.0, 1.0)
+    is_test = np.arange(1797) % 5 == 0
+    assert digits.test_y.tolist() == source.target[is_test].tolist()
+    centers = (digits.x[:, 0, 3:27:3, 3:27:3] + 1) / 2 * 16  # each old pixel became 3×3; its middle is unchanged
+    np.testing.assert_allclose(centers.numpy(), source.images[~is_test], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [pytest.param("mnist", marks=needs_data("mnist"))])
+def test_mnist_is_the_official_split_normalized(name):
+    mnist = load_once(name)
+    official = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert mnist.y.bincount().tolist() == official
+    assert (mnist.x.shape, mnist.test_x.shape) == ((60000, 1, 28, 28), (10000, 1, 28, 28))
+    assert float(mnist.x.mean()) == pytest.approx(0, abs=1e-3)
+    assert float(mnist.x.std()) == pytest.approx(1, abs=1e-3)
+
+
+def test_an_unknown_data_set_is_refused_with_the_closest():
+    with pytest.raises(SettingError, match="Did you mean 'digits'"):
+        load_dataset("digit")
+
+
+def png(pixels: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+GOOD = png(np.arange(784, dtype=np.uint8).reshape(28, 28))
+
+
+def table(images: list[bytes | None], labels: list) -> pa.Table:
+    """A table in the layout of the Hugging Face hub."""
+    return pa.table({"image": [{"bytes": data, "path": f"{i}.png"} for i, data in enumerate(images)], "label": labels})
+
+
+def test_images_and_labels_are_read_as_they_were_written(tmp_path):
+    grey = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    color = np.arange(36, dtype=np.uint8).reshape(3, 4, 3)
+    for pixels, shape in ((grey, (2, 1, 3, 4)), (color, (2, 3, 3, 4))):
+        pq.write_table(table([png(pixels), png(255 - pixels)], [7, 1]), tmp_path / "file")
+        images, labels = read_images(tmp_path / "file", image_column="image")
+        assert images.shape == shape
+        assert images.dtype == torch.uint8
+        expected = torch.from_numpy(pixels.reshape(3, 4, -1)).permute(2, 0, 1)
+        assert torch.equal(images[0], expected)
+        assert torch.equal(images[1], 255 - expected)
+        assert labels.tolist() == [7, 1]
+
+
+def test_a_missing_data_set_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("FEDUP_DATA", raising=False)
+    with pytest.raises(MissingDataError, match=r"FEDUP_DATA is not set.*Hugging Face.*'digits' needs no download"):
+        load_dataset("mnist")
+    monkeypatch.setenv("FEDUP_DATA", str(tmp_path))
+    with pytest.raises(MissingDataError, match=r"mnist does not exist.*parquet files"):
+        load_dataset("mnist")
+    (tmp_path / "mnist").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"train-00000-of-00001.parquet is missing: fetch"):
+        load_dataset("mnist")
+
+
+DAMAGED = {
+    "another column": pa.table({"picture": [{"bytes": GOOD}], "label": [1]}),
+    "no labels": table([GOOD], [1]).drop_columns("label"),
+    "bytes without a struct": pa.table({"image": [GOOD], "label": [1]}),
+    "text for images": pa.table({"image": ["one"], "label": [1]}),
+    "no rows": table([GOOD], [1]).slice(0, 0),
+    "no image in a row": table([GOOD, None], [1, 2]),
+    "no picture": table([GOOD, b"picture"], [1, 2]),
+    "half a picture": table([GOOD, GOOD[: len(GOOD) // 2]], [1, 2]),
+    "a picture with a hole": table([GOOD, GOOD[:60] + bytes(40) + GOOD[100:]], [1, 2]),
+    "pictures of two sizes": table([GOOD, png(np.zeros((8, 8), np.uint8))], [1, 2]),
+    "text for labels": table([GOOD], ["one"]),
+    "a label missing": table([GOOD, GOOD], [1, None]),
+    "broken numbers for labels": table([GOOD], [1.5]),
+}
+
+
+@pytest.mark.parametrize("damaged", DAMAGED.values(), ids=DAMAGED.keys())
+def test_damaged_data_is_named_and_to_be_fetched_again(tmp_path, damaged):
+    path = tmp_path / "train.parquet"
+    pq.write_table(damaged, path)
+    with pytest.raises(DataError, match=r"(?s)train\.parquet.*[Ff]etch"):
+        read_images(path, image_column="image")
+
+
+@pytest.mark.parametrize("length", [0, 3, 100, -1])
+def test_a_truncated_file_is_to_be_fetched_again(tmp_path, length):
+    path = tmp_path / "train.parquet"
+    pq.write_table(table([GOOD] * 20, list(range(20))), path)
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(DataError, match=r"(?s)train\.parquet.*Fetch it again"):
+        read_images(path, image_column="image")

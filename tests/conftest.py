@@ -1,0 +1,21 @@
+import pytest
+import torch
+from torch import nn
+
+from fedup import Federation, dirichlet
+from fedup.bench.datasets import load_dataset
+
+
+@pytest.fixture(scope="session")
+def digits_federation() -> Federation:
+    """Five clients with unequal shares of the built-in digits."""
+    digits = load_dataset("digits")
+    return Federation.split(digits.x, digits.y, dirichlet(digits.y, 5), num_classes=digits.num_classes)
+
+
+@pytest.fixture(scope="session")
+def small_model() -> nn.Module:
+    """A network for digits with 32 features before its last layer, in eval mode, not trained."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10)).eval()

@@ -1,0 +1,327 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedup import LocalTraining
+from fedup.client import Summarizing, Summary, full_batches, summarize, train_locally
+from fedup.errors import DataError, RequestError, SettingError
+from fedup.kmeans import centroid_count
+
+few = settings(max_examples=15, deadline=None, derandomize=True)
+NAN, INF = float("nan"), float("inf")
+CLASSES = 3
+
+
+def make_model(*, dropout: float = 0.0) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(dropout), nn.ReLU(), nn.Linear(16, CLASSES)
+        )
+
+
+def make_data(n: int = 320) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(1)
+    return torch.randn(n, 6, generator=source), torch.randint(CLASSES, (n,), generator=source)
+
+
+X, Y = make_data()
+ROWS = torch.arange(20, 320)  # more than one batch of features; rows below 20 belong to others
+MODEL = make_model()
+
+
+def weights(model: nn.Module) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in model.state_dict().values()]
+
+
+@few
+@given(st.integers(1, 200), st.integers(1, 70), st.integers(0, 99))
+def test_batches_are_of_one_size_and_reach_every_row(n, size, seed):
+    batches = list(full_batches(n, size, torch.Generator().manual_seed(seed)))
+    assert len({len(batch) for batch in batches}) == 1
+    seen = torch.cat(batches).bincount(minlength=n)
+    assert int(seen.min()) >= 1
+    assert int(seen.max()) <= 2
+    assert int((seen == 2).sum()) < max(2, len(batches[0]))  # only the last batch is filled up
+
+
+def test_a_batch_holds_no_row_twice_unless_there_is_one_row_only():
+    for n in (2, 63, 64, 65, 100, 129):
+        for batch in full_batches(n, 64, torch.Generator()):
+            assert len(batch.unique()) == len(batch) == min(n, 64)
+    (only,) = full_batches(1, 64, torch.Generator())
+    assert only.tolist() == [0, 0]
+
+
+def test_no_rows_make_no_batch():
+    assert list(full_batches(0, 64, torch.Generator())) == []
+
+
+def test_epochs_are_shuffled_anew():
+    order = torch.Generator().manual_seed(0)
+    first, second = (torch.cat(list(full_batches(64, 16, order))) for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_one_step_is_gradient_descent_on_the_mean_loss():
+    model, how = make_model(), LocalTraining(batch_size=50, lr=0.1, momentum=0.0)
+    reference = make_model().train()
+    cross_entropy(reference(X[:50]), Y[:50]).backward()
+    train_locally(model, X, Y, torch.arange(50), how=how, seed=0)
+    for trained, start in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(trained.detach(), start.detach() - 0.1 * start.grad)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_training_lowers_the_loss(optimizer):
+    model, trained = make_model(), make_model()
+    y = X[:, :CLASSES].argmax(1)
+    train_locally(trained, X, y, ROWS, how=LocalTraining(epochs=10, lr=0.01, optimizer=optimizer), seed=0)
+    before, after = (cross_entropy(m.eval()(X), y).item() for m in (model, trained))
+    assert after < 0.7 * before
+
+
+def test_same_seed_same_bits_whatever_was_drawn_before():
+    trained = []
+    for global_seed, seed in ((1, 5), (2, 5), (1, 6)):
+        model = make_model(dropout=0.5)
+        with torch.random.fork_rng():
+            torch.manual_seed(global_seed)
+            train_locally(model, X, Y, ROWS, how=LocalTraining(), seed=seed)
+        trained.append(weights(model))
+    assert all(map(torch.equal, trained[0], trained[1]))
+    assert not all(map(torch.equal, trained[0], trained[2]))
+
+
+def test_training_leaves_the_global_random_state_alone():
+    before = torch.random.get_rng_state()
+    train_locally(make_model(dropout=0.5), X, Y, ROWS, how=LocalTraining(), seed=5)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_training_reads_no_row_but_its_own():
+    poisoned = X.clone()
+    poisoned[:20] = NAN
+    models = make_model(), make_model()
+    for model, x in zip(models, (X, poisoned), strict=True):
+        train_locally(model, x, Y, ROWS, how=LocalTraining(), seed=0)
+    assert all(map(torch.equal, *map(weights, models)))
+
+
+def test_frozen_parameters_stay():
+    model = make_model()
+    model[0].requires_grad_(False)
+    before = model[0].weight.clone()
+    train_locally(model, X, Y, ROWS, how=LocalTraining(weight_decay=0.1), seed=0)
+    assert torch.equal(model[0].weight, before)
+
+
+def test_training_on_no_rows_changes_no_weight():
+    model = make_model()
+    before = weights(model)
+    train_locally(model, X, Y, ROWS[:0], how=LocalTraining(), seed=0)
+    assert all(map(torch.equal, weights(model), before))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *({"epochs": value} for value in (0, -1)),
+        *({"batch_size": value} for value in (0, -1)),
+        *({"lr": value} for value in (0.0, -0.1, NAN, INF)),
+        *({"momentum": value} for value in (-0.1, 1.0, NAN)),
+        *({"weight_decay": value} for value in (-0.1, NAN, INF)),
+        {"optimizer": "lion"},
+    ],
+    ids=str,
+)
+def test_training_settings_out_of_range_are_refused(bad):
+    with pytest.raises(SettingError, match=next(iter(bad))):
+        LocalTraining(**bad)
+
+
+def ask(x: torch.Tensor = X, *, rows: torch.Tensor = ROWS, model: nn.Module = MODEL, cut: str = "4", **more) -> Summary:
+    how = more.pop("how", Summarizing(0.5, seed=3))
+    return summarize(model, x, Y, rows, client=7, cut=cut, how=how, **more)
+
+
+def by_label(summary: Summary) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    sizes = list(summary.sizes)
+    cells = zip(summary.vectors.split(sizes), summary.counts.split(sizes), strict=True)
+    return dict(zip(summary.labels, cells, strict=True))
+
+
+def assert_same_bits(one: tuple[torch.Tensor, ...], other: tuple[torch.Tensor, ...]) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+BY_CLASS = ROWS[Y[ROWS].argsort(stable=True)]  # the order in which features are read, 256 at a time
+excluded_rows = st.frozensets(st.integers(20, 319), max_size=60) | st.sampled_from(
+    [frozenset(BY_CLASS[:256].tolist()), frozenset(BY_CLASS[256:].tolist())]  # whole batches, and with them cells
+)
+
+
+def test_a_summary_has_a_cell_for_each_class_and_stands_for_every_row():
+    summary = ask()
+    points = Y[ROWS].bincount().tolist()
+    assert summary.client == 7
+    assert summary.labels == (0, 1, 2)
+    assert summary.sizes == tuple(centroid_count(n, 0.5) for n in points)
+    assert [int(counts.sum()) for _, counts in by_label(summary).values()] == points
+    assert summary.nonnegative
+    assert float(summary.vectors.min()) >= 0
+
+
+def test_ratio_one_gives_the_features_of_the_frozen_model():
+    model = make_model()
+    with torch.no_grad():
+        features = model.eval()[:4](X)
+    for label, (vectors, counts) in by_label(ask(how=Summarizing(1.0), model=model)).items():
+        torch.testing.assert_close(vectors, features[ROWS[Y[ROWS] == label]])
+        assert set(counts.tolist()) == {1}
+
+
+class Wary(nn.Module):
+    """Passes rows on, and fails as soon as it is shown a NaN."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert not x.isnan().any(), "a row that must not be read was read"
+        return x
+
+
+@few
+@given(excluded_rows)
+def test_excluded_rows_are_never_read(excluded):
+    poisoned = X.clone()
+    poisoned[sorted(excluded)] = NAN
+    poisoned[:20] = NAN  # nor those of other clients
+    wary = nn.Sequential(Wary(), *MODEL)
+    expected, summary = ask(excluded=excluded), ask(poisoned, model=wary, cut="5", excluded=excluded)
+    assert_same_bits((summary.vectors, summary.counts), (expected.vectors, expected.counts))
+    assert summary.sizes == expected.sizes
+
+
+@few
+@given(excluded_rows)
+def test_a_cell_depends_on_its_own_excluded_ids_only(excluded):
+    together = by_label(ask(excluded=excluded))
+    for label in range(CLASSES):
+        own = frozenset(i for i in excluded if Y[i] == label)
+        assert_same_bits(together[label], by_label(ask(excluded=own))[label])
+
+
+@few
+@given(excluded_rows, st.frozensets(st.integers(0, 2), min_size=1))
+def test_asking_for_some_cells_gives_the_same_bits_as_asking_for_all(excluded, labels):
+    some, everything = ask(excluded=excluded, labels=labels), by_label(ask(excluded=excluded))
+    assert set(some.labels) == labels
+    for label, cell in by_label(some).items():
+        assert_same_bits(cell, everything[label])
+
+
+@few
+@given(excluded_rows)
+def test_centroids_stand_for_all_retained_rows_of_their_cell(excluded):
+    summary = ask(excluded=excluded)
+    for label, ids, (vectors, counts) in zip(summary.labels, summary.excluded, by_label(summary).values(), strict=True):
+        held = set(ROWS[Y[ROWS] == label].tolist())
+        assert ids == excluded & held
+        assert int(counts.sum()) == len(held - excluded)
+        assert len(vectors) == centroid_count(len(held - excluded), 0.5)
+
+
+def test_a_cell_of_a_large_client_has_the_same_bits_alone_and_among_others():
+    x, y = make_data(9000)
+    rows, how = torch.arange(9000), Summarizing(0.1, 0.01)
+    together = by_label(summarize(MODEL, x, y, rows, client=7, cut="4", how=how))
+    for label in range(CLASSES):
+        alone = summarize(MODEL, x, y, rows, client=7, cut="4", how=how, labels=frozenset([label]))
+        assert alone.labels == (label,)
+        assert_same_bits((alone.vectors, alone.counts), together[label])
+
+
+def test_excluding_a_row_changes_its_cell():
+    row = int(ROWS[0])
+    label = int(Y[row])
+    before, after = by_label(ask())[label], by_label(ask(excluded=frozenset([row])))[label]
+    assert not torch.equal(before[0], after[0])
+
+
+def test_a_client_whose_rows_are_all_excluded_sends_empty_cells():
+    summary = ask(torch.full_like(X, NAN), excluded=frozenset(ROWS.tolist()))
+    assert summary.sizes == (0, 0, 0)
+    assert summary.vectors.shape == (0, 16)
+    assert summary.nonnegative
+
+
+def test_a_client_without_rows_or_asked_for_no_cell_sends_none():
+    for summary in (ask(rows=ROWS[:0]), ask(labels=frozenset())):
+        assert (summary.labels, summary.sizes) == ((), ())
+        assert summary.vectors.shape == (0, 16)
+        assert summary.counts.shape == (0,)
+
+
+def test_summarizing_leaves_model_and_data_as_they_were():
+    model = make_model().train()
+    before, x = weights(model), X.clone()
+    ask(model=model, how=Summarizing(0.5, 0.1))
+    assert model.training
+    assert all(map(torch.equal, weights(model), before))
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert torch.equal(x, X)
+
+
+def test_noise_has_the_deviation_asked_for_and_follows_the_seed():
+    wanted = ((0.0, 3), (0.1, 3), (0.1, 3), (0.1, 4))
+    clean, noisy, again, other = (ask(how=Summarizing(1.0, sigma, seed)).vectors for sigma, seed in wanted)
+    assert torch.equal(noisy, again)
+    assert not torch.equal(noisy, other)
+    noise = noisy - clean
+    assert float(noise.std()) == pytest.approx(0.1, rel=0.05)
+    assert abs(float(noise.mean())) < 0.005
+
+
+def test_no_two_cells_get_the_same_noise():
+    clean, noisy = (by_label(ask(how=Summarizing(1.0, sigma))) for sigma in (0.0, 0.1))
+    first, second, third = ((noisy[label][0] - clean[label][0])[:50] for label in range(CLASSES))
+    assert not torch.allclose(first, second, atol=0.01)
+    assert not torch.allclose(first, third, atol=0.01)
+
+
+def test_nonnegative_is_read_off_the_model_not_off_the_values():
+    assert not ask(cut="3").nonnegative  # before the ReLU
+    assert ask(cut="4", how=Summarizing(0.5, 5.0)).nonnegative  # whatever the noise does
+
+
+def test_nan_inputs_are_named_and_refused():
+    poisoned = X.clone()
+    poisoned[[25, 300]] = NAN
+    with pytest.raises(DataError, match=r"2 of 300 rows have NaN.*row (25|300)"):
+        ask(poisoned)
+
+
+def test_nan_weights_are_refused():
+    model = make_model()
+    with torch.no_grad():
+        model[0].weight[0, 0] = NAN
+    with pytest.raises(DataError, match="model's weights"):
+        ask(model=model)
+
+
+@pytest.mark.parametrize("ids", [{19}, {320}, {25, 10**9}])
+def test_excluding_rows_the_client_does_not_hold_is_refused(ids):
+    with pytest.raises(RequestError, match="Client 7 was not trained on 1"):
+        ask(excluded=frozenset(ids))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [*({"ratio": value} for value in (0.0, -0.1, 1.1, NAN, INF)), *({"sigma": value} for value in (-0.1, NAN, INF))],
+    ids=str,
+)
+def test_summarizing_settings_out_of_range_are_refused(bad):
+    with pytest.raises(SettingError, match=next(iter(bad))):
+        Summarizing(**bad)

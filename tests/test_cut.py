@@ -1,0 +1,267 @@
+"""Where a model is cut, what its tail is, and what is read there."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedup import fingerprint
+from fedup.bench.models import build_model
+from fedup.cut import find_cut, logits_of, read_features, tail_of
+from fedup.errors import CutError, DataError
+
+IMAGES = (1, 28, 28)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+class Net(nn.Module):
+    """A body, what its forward does before the head, and what it does after it."""
+
+    def __init__(self, body, before=lambda h: h, after=lambda logits: logits):
+        super().__init__()
+        self.body, self.before, self.after = body, before, after
+        self.head = nn.LazyLinear(3)
+
+    def forward(self, x):
+        return self.after(self.head(self.before(self.body(x))))
+
+
+def _net(body, before=lambda h: h, after=lambda logits: logits, shape=(8,)):
+    torch.manual_seed(0)
+    net = Net(body, before, after)
+    net(torch.zeros(2, *shape))  # the lazy head takes its width
+    return net
+
+
+def _read(model, cut, x, **options):
+    return read_features(model, cut, x, torch.arange(len(x)), **options)
+
+
+def _lenet():
+    torch.manual_seed(0)
+    return build_model("lenet5", IMAGES, 10).eval()
+
+
+def test_the_default_cut_is_the_last_linear_layer():
+    assert find_cut(_lenet()) == "head"
+    assert find_cut(build_model("resnet18", (3, 32, 32), 10)) == "head"
+    assert find_cut(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Linear(2, 2)), nn.ReLU())) == "1.1"
+
+
+def test_a_named_cut_is_taken_and_an_unknown_one_refused():
+    assert find_cut(_lenet(), "pool2") == "pool2"
+    with pytest.raises(CutError, match=r"no module 'fc9'.*fc1"):
+        find_cut(_lenet(), "fc9")
+
+
+def test_a_model_without_linear_layer_has_no_default_cut():
+    with pytest.raises(CutError, match="cut='head'"):
+        find_cut(nn.Sequential(nn.Conv2d(1, 4, 28), nn.Flatten()))
+
+
+@pytest.mark.parametrize("cut", ["relu1", "conv2", "pool2", "flatten", "fc1", "relu3", "fc2", "head"])
+def test_the_tail_of_a_sequential_completes_the_model_bit_for_bit(cut):
+    model, x, seen = _lenet(), torch.randn(4, *IMAGES), []
+    handle = model.get_submodule(cut).register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
+    expected = model(x)
+    handle.remove()
+    assert torch.equal(tail_of(model, cut)(seen[0]), expected)
+    torch.testing.assert_close(_read(model, cut, x).values, seen[0].flatten(1))
+
+
+def test_a_model_may_bring_a_tail_of_its_own():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 6), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.tail(x, cut="first")
+
+        def tail(self, features, cut):
+            return self.second(self.first(features).relu() if cut == "first" else features)
+
+    x = torch.randn(4, 8)
+    assert torch.equal(_read(Own(), "first", x).values, x)
+    assert _read(Own(), "second", x).values.shape == (4, 6)
+
+
+def test_log_softmax_after_the_head_is_accepted():
+    net, x = _net(nn.Linear(8, 6), after=lambda logits: logits.log_softmax(1)), torch.randn(4, 8)
+    torch.testing.assert_close(_read(net, "head", x).values, net.body(x))
+
+
+@pytest.mark.parametrize(
+    "after",
+    [lambda logits: logits.relu(), lambda logits: logits * 2, lambda logits: logits.softmax(1), lambda logits: -logits],
+    ids=["relu", "scaled", "softmax", "negated"],
+)
+def test_a_head_that_is_followed_by_more_is_refused(after):
+    with pytest.raises(CutError, match="more than that module"):
+        _read(_net(nn.Linear(8, 6), after=after), "head", torch.randn(4, 8))
+
+
+def test_a_module_followed_by_other_layers_is_refused():
+    nested = nn.Sequential(nn.Sequential(nn.Linear(8, 6), nn.ReLU()), nn.Linear(6, 3))
+    with pytest.raises(CutError, match="more than that module"):
+        _read(nested, "0.0", torch.randn(4, 8))
+
+
+def test_a_last_linear_layer_that_is_not_the_head_is_refused():
+    class HeadFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.hidden = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.head(self.hidden(x).relu())
+
+    model = HeadFirst()
+    with pytest.raises(CutError, match="more than that module"):
+        _read(model, find_cut(model), torch.randn(4, 8))
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_module_that_does_not_run_exactly_once_is_refused(times):
+    class Repeated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            x = self.first(x)
+            for _ in range(times):
+                x = self.last(x)
+            return x
+
+    with pytest.raises(CutError, match=f"ran {times} times"):
+        _read(Repeated(), "last", torch.randn(4, 8))
+
+
+def test_a_module_called_by_keyword_is_refused():
+    class ByKeyword(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.head(input=x)
+
+    with pytest.raises(CutError, match="no tensor as its first argument"):
+        _read(ByKeyword(), "head", torch.randn(4, 8))
+
+
+def test_logits_are_found_in_transformers_outputs_and_nothing_else():
+    logits = torch.zeros(2, 3)
+    assert logits_of(SimpleNamespace(logits=logits)) is logits
+    with pytest.raises(CutError, match="tensor of logits"):
+        logits_of((logits,))
+
+
+@pytest.mark.parametrize(
+    ("body", "before"),
+    [
+        (nn.Linear(8, 6), functional.relu),
+        (nn.Sequential(nn.Linear(8, 6), nn.ReLU()), lambda h: h),
+        (nn.Sequential(nn.Linear(8, 6), nn.ReLU(inplace=True), nn.Dropout()), lambda h: h),
+        (nn.Linear(8, 6), torch.sigmoid),
+        (nn.Linear(8, 6), lambda h: h.relu().unsqueeze(1).transpose(1, 2).flatten(1)),
+    ],
+    ids=["functional relu", "nn.ReLU", "dropout after relu", "sigmoid", "reshaped"],
+)
+def test_features_that_cannot_be_negative_are_recognised(body, before):
+    assert _read(_net(body, before), "head", torch.randn(4, 8)).nonnegative
+
+
+@pytest.mark.parametrize("pool", [nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1), nn.MaxPool2d(2), nn.AdaptiveMaxPool2d(2)])
+def test_pooling_and_flattening_keep_what_relu_guarantees(pool):
+    convolved = nn.Conv2d(1, 4, 3)
+    with_relu = _net(nn.Sequential(convolved, nn.ReLU(), pool, nn.Flatten()), shape=(1, 8, 8))
+    without = _net(nn.Sequential(convolved, pool, nn.Flatten()), shape=(1, 8, 8))
+    x = torch.randn(4, 1, 8, 8)
+    assert _read(with_relu, "head", x).nonnegative
+    assert not _read(without, "head", x).nonnegative
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        nn.Linear(8, 6),
+        nn.Sequential(nn.Linear(8, 6), nn.Tanh()),
+        nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.LayerNorm(6)),
+        nn.Sequential(nn.Linear(8, 6), nn.GELU()),
+        nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 6)),
+        nn.Sequential(nn.Linear(8, 6), nn.LogSoftmax(1)),
+        nn.Identity(),
+    ],
+    ids=["linear", "tanh", "layer norm", "gelu", "linear after relu", "log-softmax", "the input itself"],
+)
+def test_features_that_may_be_negative_are_not_called_nonnegative(body):
+    assert not _read(_net(body), "head", torch.randn(4, 8)).nonnegative
+
+
+def test_values_that_happen_to_be_positive_prove_nothing():
+    net = _net(nn.Linear(8, 6))
+    with torch.no_grad():
+        for weight in net.body.parameters():
+            weight.abs_()
+    features = _read(net, "head", torch.rand(20, 8))
+    assert features.values.min() > 0
+    assert not features.nonnegative
+
+
+def test_relu_features_that_are_all_zero_are_nonnegative():
+    net = _net(nn.Sequential(nn.Linear(8, 6), nn.ReLU()))
+    nn.init.constant_(net.body[0].bias, -1e6)
+    features = _read(net, "head", torch.randn(4, 8))
+    assert features.values.max() == 0
+    assert features.nonnegative
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_sign_is_recognised_whatever_gradient_mode_the_caller_is_in(mode):
+    net, x = _net(nn.Sequential(nn.Linear(8, 6), nn.ReLU())).requires_grad_(False), torch.randn(4, 8)
+    with mode():
+        assert _read(net, "head", x).nonnegative
+
+
+@pytest.mark.parametrize("batch_size", [3, 256])
+def test_rows_that_are_not_wanted_are_never_read(batch_size):
+    net, x = _net(nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU())), torch.randn(10, 8)
+    wanted = torch.tensor([False] * 4 + [True, False] * 3)
+    whole = _read(net, "head", x, batch_size=batch_size).values
+    x[~wanted] = torch.nan
+    some = _read(net, "head", x, wanted=wanted, batch_size=batch_size).values
+    assert torch.equal(some, whole[wanted])
+
+
+def test_when_no_row_is_wanted_no_row_of_the_right_width_comes_back():
+    net = _net(nn.Sequential(nn.Linear(8, 6), nn.ReLU()))
+    features = _read(net, "head", torch.full((5, 8), torch.nan), wanted=torch.zeros(5, dtype=torch.bool))
+    assert features.values.shape == (0, 6)
+    assert features.nonnegative
+
+
+def test_reading_uses_eval_mode_and_leaves_the_model_as_it_was():
+    net, x = _net(nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Dropout())).train(), torch.randn(10, 8)
+    before = fingerprint(net)
+    first, second = _read(net, "head", x).values, _read(net, "head", x).values
+    assert torch.equal(first, second)
+    assert fingerprint(net) == before
+    assert all(module.training and not module._forward_pre_hooks for module in net.modules())
+    assert all(weight.grad is None for weight in net.parameters())
+
+
+def test_a_row_with_nan_features_is_named():
+    x = torch.randn(10, 8)
+    x[7, 2] = torch.nan
+    with pytest.raises(DataError, match=r"1 of 10 rows.*row 7"):
+        _read(_net(nn.Linear(8, 6)), "head", x)
+    with pytest.raises(DataError, match=r"1 of 4 rows.*row 7"):
+        _read(_net(nn.Linear(8, 6)), "head", x, wanted=torch.arange(10) > 5)

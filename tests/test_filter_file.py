@@ -1,0 +1,224 @@
+"""Filters on disk: what is saved is served again, and anything else is refused while the old filter stays."""
+
+import copy
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from fedup import (
+    Federation,
+    FilterConfig,
+    Forget,
+    collect,
+    fingerprint,
+    iid,
+    load_filter,
+    plug,
+    save_centroids,
+    save_filter,
+    unlearn,
+)
+from fedup.errors import ArtifactError, FingerprintError, NotFittedError, StaleFilterError
+
+CONFIG = FilterConfig(rank=4, steps=10, batch_size=32, seed=3, alpha=0.25)
+REQUESTS = [Forget.clients([1]), Forget.classes([2])]
+
+
+class Setting:
+    """A base, its centroids, and a file with a filter for two requests."""
+
+    def __init__(self, folder):
+        torch.manual_seed(0)
+        y = torch.arange(120) % 4
+        self.x = torch.randn(120, 8)
+        self.federation = Federation.split(self.x, y, iid(y, 3))
+        self.base = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+        self.centroids = collect(self.base, self.federation)
+        self.path = folder / "filter.safetensors"
+        self.plugged = plug(self.base)
+        for request in REQUESTS:
+            unlearn(self.plugged, self.centroids, request, config=CONFIG)
+        save_filter(self.plugged, self.path)
+
+    def refuses(self, path, error=ArtifactError):
+        """Loading raises, and another model goes on serving what it served."""
+        serving = plug(self.base)
+        unlearn(serving, self.centroids, Forget.clients([0]), config=CONFIG)
+        served, answer = serving.served, serving(self.x)
+        with pytest.raises(error):
+            load_filter(serving, path)
+        assert serving.served is served
+        assert torch.equal(serving(self.x), answer)
+        unfitted = plug(self.base)
+        with pytest.raises(error):
+            load_filter(unfitted, path)
+        with pytest.raises(NotFittedError):
+            unfitted(self.x)
+
+    def edit(self, header=lambda header: None, tensors=lambda tensors: None):
+        """Write the file again with another header or other tensors."""
+        with safe_open(self.path, framework="pt") as file:
+            found, text = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()["fedup"]  # noqa: SIM118
+        fields = json.loads(text)
+        header(fields)
+        tensors(found)
+        save_file(found, self.path, metadata={"fedup": json.dumps(fields)})
+
+
+@pytest.fixture
+def setting(tmp_path):
+    return Setting(tmp_path)
+
+
+def test_a_saved_filter_serves_the_same_bits_for_the_same_requests(setting):
+    other = plug(setting.base)
+    before = fingerprint(setting.base)
+    load_filter(other, setting.path)
+    assert torch.equal(other(setting.x), setting.plugged(setting.x))
+    assert other.requests == setting.plugged.requests == set(REQUESTS)
+    assert other.served.config == CONFIG
+    assert other.served.filter.nonnegative
+    assert fingerprint(setting.base) == before
+    with other.restored():
+        assert torch.equal(other(setting.x), setting.base(setting.x))
+
+
+def test_requests_go_on_from_a_loaded_filter_as_from_the_fitted_one(setting):
+    other = plug(setting.base)
+    load_filter(other, setting.path)
+    for plugged in (other, setting.plugged):
+        unlearn(plugged, setting.centroids, Forget.classes([0]))
+    assert torch.equal(other(setting.x), setting.plugged(setting.x))
+
+
+def test_sample_requests_come_back_from_the_file(setting):
+    request = Forget.samples({2: setting.federation.client(2).train[:3], 0: setting.federation.client(0).train[:1]})
+    unlearn(setting.plugged, setting.centroids, request, clients=setting.federation)
+    save_filter(setting.plugged, setting.path)
+    other = plug(setting.base)
+    load_filter(other, setting.path)
+    assert other.requests == {*REQUESTS, request}
+
+
+def test_saving_twice_gives_the_same_bytes(setting):
+    before = setting.path.read_bytes()
+    save_filter(setting.plugged, setting.path)
+    assert setting.path.read_bytes() == before
+
+
+def test_without_a_filter_there_is_nothing_to_save(setting, tmp_path):
+    with pytest.raises(NotFittedError):
+        save_filter(plug(setting.base), tmp_path / "none.safetensors")
+    assert not (tmp_path / "none.safetensors").exists()
+
+
+def test_a_filter_of_a_base_that_changed_is_neither_saved_nor_loaded(setting):
+    before, fresh = setting.path.read_bytes(), plug(setting.base)
+    nn.init.zeros_(setting.base[2].bias)
+    with pytest.raises(StaleFilterError):
+        save_filter(setting.plugged, setting.path)
+    assert setting.path.read_bytes() == before
+    with pytest.raises(StaleFilterError):
+        load_filter(fresh, setting.path)
+
+
+def test_a_filter_of_another_base_is_refused(setting):
+    other = copy.deepcopy(setting.base)
+    nn.init.zeros_(other[2].bias)
+    plugged = plug(other)
+    with pytest.raises(FingerprintError, match="made for base"):
+        load_filter(plugged, setting.path)
+    assert plugged.served is None
+
+
+def test_a_filter_of_another_cut_is_refused(setting, tmp_path):
+    elsewhere = plug(setting.base, cut="0")
+    unlearn(elsewhere, collect(setting.base, setting.federation, cut="0"), REQUESTS[0], config=CONFIG)
+    save_filter(elsewhere, tmp_path / "elsewhere.safetensors")
+    setting.refuses(tmp_path / "elsewhere.safetensors", FingerprintError)
+
+
+def test_every_truncation_is_refused(setting, tmp_path):
+    whole, cut = setting.path.read_bytes(), tmp_path / "cut.safetensors"
+    serving = plug(setting.base)
+    for length in [0, 1, 7, 8, 9, 100, *range(200, len(whole), 97), len(whole) - 1]:
+        cut.write_bytes(whole[:length])
+        with pytest.raises(ArtifactError):
+            load_filter(serving, cut)
+    assert serving.served is None
+
+
+def test_files_that_are_no_filters_are_refused(setting, tmp_path):
+    (tmp_path / "text").write_text("a filter, honestly")
+    save_file({"encoder": torch.zeros(4, 16), "decoder": torch.zeros(16, 4)}, tmp_path / "foreign")
+    save_centroids(setting.centroids, tmp_path / "centroids")
+    torch.save(setting.plugged.served.filter.state_dict(), tmp_path / "pickle")
+    for name in ("text", "foreign", "centroids", "pickle", "nowhere", "."):
+        setting.refuses(tmp_path / name)
+
+
+HEADERS = {
+    "base left out": lambda header: header.pop("base"),
+    "base of another": lambda header: header.update(base="0" * 64),
+    "cut left out": lambda header: header.pop("cut"),
+    "cut of another": lambda header: header.update(cut="0"),
+    "settings left out": lambda header: header.pop("config"),
+    "settings out of range": lambda header: header["config"].update(alpha=2.0),
+    "unknown setting": lambda header: header["config"].update(temperature=1.0),
+    "a setting of another type": lambda header: header["config"].update(steps="many"),
+    "requests left out": lambda header: header.pop("requests"),
+    "no request": lambda header: header.update(requests=[]),
+    "requests that are none": lambda header: header.update(requests=[7]),
+    "ids that are text": lambda header: header["requests"][0].update(clients=["1"]),
+    "sign left out": lambda header: header.pop("nonnegative"),
+    "sign that is text": lambda header: header.update(nonnegative="false"),
+    "rank of another filter": lambda header: header["config"].update(rank=5),
+    "another kind": lambda header: header.update(kind="centroids"),
+    "a later version": lambda header: header.update(version=2),
+}
+TENSORS = {
+    "encoder left out": lambda tensors: tensors.pop("encoder"),
+    "one too many": lambda tensors: tensors.update(bias=torch.zeros(16)),
+    "not a matrix": lambda tensors: tensors.update(encoder=torch.zeros(64)),
+    "shapes that do not fit": lambda tensors: tensors.update(decoder=torch.zeros(15, 4)),
+    "features of another width": lambda tensors: tensors.update(encoder=torch.zeros(4, 9), decoder=torch.zeros(9, 4)),
+    "NaN": lambda tensors: tensors["encoder"].view(-1)[5].fill_(torch.nan),
+    "infinite": lambda tensors: tensors["decoder"].view(-1)[5].fill_(torch.inf),
+}
+
+
+@pytest.mark.parametrize("change", HEADERS.values(), ids=HEADERS.keys())
+def test_an_edited_header_is_refused(setting, change):
+    setting.edit(header=change)
+    setting.refuses(setting.path)
+
+
+@pytest.mark.parametrize("change", TENSORS.values(), ids=TENSORS.keys())
+def test_edited_tensors_are_refused(setting, change):
+    setting.edit(tensors=change)
+    setting.refuses(setting.path)
+
+
+def test_a_flipped_bit_in_the_weights_is_refused(setting):
+    content = bytearray(setting.path.read_bytes())
+    content[-10] ^= 0x10
+    setting.path.write_bytes(content)
+    setting.refuses(setting.path)
+
+
+@pytest.mark.parametrize("text", ["", "7", "[]", "{", "[" * 100_000], ids=["empty", "number", "list", "cut", "deep"])
+def test_a_header_that_is_no_object_is_refused(setting, text):
+    save_file(setting.plugged.served.filter.state_dict(), setting.path, metadata={"fedup": text})
+    setting.refuses(setting.path)
+
+
+def test_an_edit_that_changes_nothing_is_accepted(setting):
+    """Proof that the refusals above are due to the edits."""
+    setting.edit()
+    other = plug(setting.base)
+    load_filter(other, setting.path)
+    assert torch.equal(other(setting.x), setting.plugged(setting.x))

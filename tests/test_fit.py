@@ -1,0 +1,210 @@
+"""The one-shot fit: what it minimises, what it records, what it depends on."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from fedup import FilterConfig, Trace
+from fedup.errors import DataError, SettingError
+from fedup.fit import Examples, _Adam, fit_filter
+
+WIDTH, CLASSES = 12, 3
+CONFIG = FilterConfig(rank=6, steps=120, batch_size=16, lr=1e-2)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """The tensors are small: several threads only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def _tail():
+    torch.manual_seed(1)
+    return nn.Linear(WIDTH, CLASSES)
+
+
+def _examples(guarded=()):
+    """Clusters that the tail tells apart, in every second row of the store."""
+    torch.manual_seed(2)
+    tail, labels = _tail(), torch.arange(60) % CLASSES
+    vectors = torch.full((120, WIDTH), torch.nan)
+    vectors[::2] = 3 * tail.weight.detach()[labels] / tail.weight.norm(dim=1)[labels, None] + torch.randn(60, WIDTH) / 4
+    counts = torch.ones(60, dtype=torch.int32)
+    return Examples(vectors, torch.arange(0, 120, 2), labels, counts, nonnegative=False, guarded=guarded)
+
+
+def _losses(fitted, examples, tail):
+    centroids = examples.vectors[examples.rows]
+    with torch.no_grad():
+        return cross_entropy(tail(fitted(centroids)), examples.labels), mse_loss(fitted(centroids), centroids)
+
+
+def _bits(fitted):
+    return torch.cat([fitted.encoder.flatten(), fitted.decoder.flatten()])
+
+
+def test_both_losses_fall():
+    tail, examples = _tail(), _examples()
+    early = _losses(fit_filter(tail, examples, replace(CONFIG, steps=1)), examples, tail)
+    late = _losses(fit_filter(tail, examples, CONFIG), examples, tail)
+    assert late[0] < early[0] / 2
+    assert late[1] < early[1] / 2
+
+
+def test_alpha_zero_only_rebuilds_and_alpha_one_only_classifies():
+    tail, examples = _tail(), _examples()
+    rebuilt, classified = (
+        _losses(fit_filter(tail, examples, replace(CONFIG, alpha=alpha)), examples, tail) for alpha in (0.0, 1.0)
+    )
+    assert classified[0] < rebuilt[0]
+    assert rebuilt[1] < classified[1] / 2
+    relabelled = replace(examples, labels=examples.labels.roll(1))
+    fits = [fit_filter(tail, each, replace(CONFIG, alpha=0.0)) for each in (examples, relabelled)]
+    assert torch.equal(*map(_bits, fits))
+
+
+def test_the_total_is_the_weighted_sum_of_the_parts():
+    trace = Trace(every=1)
+    fit_filter(_tail(), _examples(), replace(CONFIG, alpha=0.3, steps=5), trace=trace)
+    for step in trace.steps:
+        parts = 0.3 * step["cross_entropy"] + 0.7 * step["reconstruction"]
+        assert step["total"] == pytest.approx(parts, rel=1e-5)
+
+
+def test_a_trace_records_every_so_many_steps_and_what_is_measured():
+    trace = Trace(every=4, measure=lambda fitted: {"norm": float(fitted.encoder.norm())})
+    fitted = fit_filter(_tail(), _examples(), replace(CONFIG, steps=12), trace=trace)
+    assert [step["step"] for step in trace.steps] == [4, 8, 12]
+    assert trace.steps[-1]["norm"] == float(fitted.encoder.norm()) != trace.steps[0]["norm"]
+
+
+def test_recording_a_trace_warns_of_nothing():
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            fit_filter(_tail(), _examples(), replace(CONFIG, steps=1), trace=Trace(every=1))
+    finally:
+        torch.set_warn_always(always)
+
+
+def test_a_trace_changes_no_bit():
+    traced = fit_filter(_tail(), _examples([1]), CONFIG, trace=Trace(every=1, measure=lambda fitted: {}))
+    assert torch.equal(_bits(traced), _bits(fit_filter(_tail(), _examples([1]), CONFIG)))
+
+
+def test_a_trace_every_zero_steps_is_refused():
+    with pytest.raises(SettingError):
+        Trace(every=0)
+
+
+@pytest.mark.parametrize(("weighted", "answer"), [(False, 0), (True, 1)])
+def test_weighted_counts_points_and_unweighted_counts_centroids(weighted, answer):
+    """Many light centroids say class 0, few heavy ones class 1, all at the same place."""
+    tail, heavy = _tail(), torch.arange(40) >= 36
+    examples = Examples(
+        vectors=torch.ones(40, WIDTH),
+        rows=torch.arange(40),
+        labels=heavy.long(),
+        counts=torch.where(heavy, 100, 1).int(),
+        nonnegative=False,
+    )
+    fitted = fit_filter(tail, examples, replace(CONFIG, alpha=1.0, weighted=weighted))
+    assert int(tail(fitted(torch.ones(1, WIDTH))).argmax()) == answer
+
+
+@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, weighted=True)], ids=["once", "weighted"])
+def test_same_seed_same_bits_whatever_ran_before(config):
+    torch.manual_seed(5)
+    first = fit_filter(_tail(), _examples([1]), config)
+    torch.rand(100)
+    second = fit_filter(_tail(), _examples([1]), config)
+    assert torch.equal(_bits(first), _bits(second))
+    assert not torch.equal(_bits(first), _bits(fit_filter(_tail(), _examples([1]), replace(config, seed=1))))
+
+
+def test_the_global_random_state_is_left_alone():
+    tail, examples = _tail(), _examples([1])
+    before = torch.get_rng_state()
+    fit_filter(tail, examples, CONFIG)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_rows_out_of_use_change_no_bit():
+    examples = _examples([1])
+    before = _bits(fit_filter(_tail(), examples, CONFIG))
+    examples.vectors[1::2] = 7.0
+    assert torch.equal(_bits(fit_filter(_tail(), examples, CONFIG)), before)
+
+
+def test_the_tail_gets_no_gradient_and_the_filter_needs_none_afterwards():
+    tail = _tail()
+    tail.weight.grad = torch.ones_like(tail.weight)
+    fitted = fit_filter(tail, _examples([1]), CONFIG)
+    assert torch.equal(tail.weight.grad, torch.ones_like(tail.weight))
+    assert tail.bias.grad is None
+    assert not fitted.training
+    assert not any(weight.requires_grad for weight in fitted.parameters())
+
+
+def test_fitting_works_inside_no_grad():
+    expected = _bits(fit_filter(_tail(), _examples([1]), CONFIG))
+    tail = _tail()
+    with torch.no_grad():
+        assert torch.equal(_bits(fit_filter(tail, _examples([1]), CONFIG)), expected)
+
+
+@pytest.mark.parametrize("batch_size", [1, 1000])
+def test_any_batch_size_will_do(batch_size):
+    trace = Trace(every=1)
+    fit_filter(_tail(), _examples([1]), replace(CONFIG, batch_size=batch_size, steps=5), trace=trace)
+    assert all(torch.tensor(list(step.values())).isfinite().all() for step in trace.steps), trace.steps[-1]
+
+
+def test_a_rank_wider_than_the_features_is_refused():
+    with pytest.raises(SettingError):
+        fit_filter(_tail(), _examples(), replace(CONFIG, rank=WIDTH + 1))
+
+
+def test_nothing_to_fit_to_is_refused():
+    empty = torch.arange(0)
+    with pytest.raises(DataError, match="No centroid"):
+        fit_filter(_tail(), replace(_examples(), rows=empty, labels=empty, counts=empty), CONFIG)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_centroids_that_are_not_finite_are_refused(bad):
+    examples = _examples()
+    examples.vectors[4, 3] = bad
+    with pytest.raises(DataError, match="collect them again"):
+        fit_filter(_tail(), examples, CONFIG)
+
+
+def test_a_fit_that_diverges_raises():
+    with pytest.raises(DataError, match="diverged"):
+        fit_filter(_tail(), _examples(), replace(CONFIG, lr=1e20))
+
+
+def test_adam_is_torchs_adam():
+    torch.manual_seed(0)
+    mine, theirs = (nn.Parameter(torch.linspace(-1, 1, 9)) for _ in range(2))
+    adam, reference = _Adam([mine], lr=0.03), torch.optim.Adam([theirs], lr=0.03)
+    for _ in range(20):
+        gradient = torch.randn(9) * 10 ** torch.randn(9)
+        adam.step([gradient])
+        theirs.grad = gradient
+        reference.step()
+    torch.testing.assert_close(mine, theirs)

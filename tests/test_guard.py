@@ -1,0 +1,171 @@
+"""The guard of a dropped class: a bound on the filter that no input and no length of training gets past."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedup import Federation, FilterConfig, Forget, LocalTraining, collect, federate, iid, plug, unlearn
+from fedup.bench.datasets import load_dataset
+from fedup.bench.models import build_model
+from fedup.fit import Examples, fit_filter
+from fedup.guard import Guard
+
+WIDTH, CLASSES, RANK = 12, 5, 6
+SEVERAL_TIMES = 5
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """The tensors are small: several threads only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def _guard(tail, forgotten, *, nonnegative=False, vectors=None, rows=None, seed=0):
+    vectors = torch.randn(40, WIDTH) if vectors is None else vectors
+    rows = torch.arange(len(vectors)) if rows is None else rows
+    return Guard.against(forgotten, tail=tail, vectors=vectors, rows=rows, nonnegative=nonnegative, seed=seed)
+
+
+def _deep_tail():
+    return nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+
+
+def _lead(logits, forgotten):
+    """How far the best forgotten logit is above the mean retained one."""
+    retained = [label for label in range(logits.shape[1]) if label not in forgotten]
+    return logits[:, forgotten].amax(1) - logits[:, retained].mean(1)
+
+
+def _strongest_inputs(fitted, tail, forgotten):
+    """Inputs that gradient ascent finds to lift the forgotten classes, of any size and sign."""
+    inputs = (10 * torch.randn(64, WIDTH)).requires_grad_()
+    optimizer = torch.optim.Adam([inputs], lr=1.0)
+    for _ in range(50):
+        optimizer.zero_grad()
+        (-_lead(tail(fitted(inputs)), forgotten).sum()).backward()
+        optimizer.step()
+    return inputs.detach()
+
+
+@pytest.mark.parametrize("nonnegative", [False, True])
+@pytest.mark.parametrize("forgotten", [[1], [0, 2, 3]], ids=str)
+def test_with_a_linear_tail_no_input_lifts_a_forgotten_logit_above_the_mean_retained_one(nonnegative, forgotten):
+    tail, vectors = nn.Linear(WIDTH, CLASSES, bias=False), torch.randn(60, WIDTH)
+    vectors = vectors.relu() if nonnegative else vectors
+    kept = torch.tensor([label for label in range(CLASSES) if label not in forgotten])
+    labels = kept[torch.arange(60) % len(kept)]
+    highest = {}
+    for guarded in ((), forgotten):
+        examples = Examples(vectors, torch.arange(60), labels, torch.ones(60), nonnegative, guarded)
+        fitted = fit_filter(tail, examples, FilterConfig(rank=RANK, steps=60))
+        passed = fitted(_strongest_inputs(fitted, tail, forgotten))
+        lead = _lead(tail(passed).detach(), forgotten)
+        highest[bool(guarded)] = float((lead / passed.norm(dim=1).clamp(min=1e-6)).max())
+    assert highest[False] > 0.01, "premise: without the guard some input does"
+    assert highest[True] <= 1e-5
+
+
+@pytest.mark.parametrize("nonnegative", [False, True])
+def test_the_bound_is_the_one_of_the_docstring(nonnegative):
+    tail, decoder = nn.Linear(WIDTH, CLASSES), torch.randn(WIDTH, RANK)
+    u = tail.weight[1] - tail.weight[[0, 2, 4]].mean(0)
+    u = (u / u.norm()).detach()
+    rises, falls = u.clamp(min=0), u.clamp(max=0)
+    written = decoder.clamp(min=0) if nonnegative else decoder
+    expected = rises @ written + falls @ decoder
+    torch.testing.assert_close(_guard(tail, [1, 3], nonnegative=nonnegative).excess(decoder)[0], expected)
+
+
+@pytest.mark.parametrize("nonnegative", [False, True])
+@pytest.mark.parametrize("forgotten", [[1], [0, 2, 3]], ids=str)
+def test_finish_brings_every_column_within_every_bound(nonnegative, forgotten):
+    guard, decoder = _guard(_deep_tail(), forgotten, nonnegative=nonnegative), torch.randn(WIDTH, 40)
+    assert guard.excess(decoder).max() > 0.1
+    guard.finish(decoder)
+    assert guard.excess(decoder).max() <= 1e-5
+    assert decoder.norm(dim=0).min() > 0.01, "columns are moved, not deleted"
+
+
+@pytest.mark.parametrize("nonnegative", [False, True])
+def test_columns_within_the_bound_are_left_bit_for_bit(nonnegative):
+    guard, decoder = _guard(nn.Linear(WIDTH, CLASSES), [1], nonnegative=nonnegative), torch.randn(WIDTH, 40)
+    within = guard.excess(decoder)[0] <= 0
+    assert within.any()
+    assert not within.all()
+    moved = decoder.clone()
+    guard.enforce(moved)
+    assert torch.equal(moved[:, within], decoder[:, within])
+    assert (moved != decoder).any(0)[~within].all()
+
+
+def test_one_bound_is_enforced_by_the_shortest_way():
+    tail, decoder = nn.Linear(WIDTH, CLASSES), torch.randn(WIDTH, 40)
+    u = (tail.weight[1] - tail.weight[[0, 2, 3, 4]].mean(0)).detach()
+    expected = decoder - torch.outer(u, (u @ decoder).clamp(min=0) / u.square().sum())
+    _guard(tail, [1]).enforce(decoder)
+    torch.testing.assert_close(decoder, expected)
+
+
+def test_rows_that_are_not_retained_change_no_bit():
+    tail, vectors, rows, decoder = (
+        _deep_tail(),
+        torch.randn(80, WIDTH),
+        torch.arange(0, 80, 2),
+        torch.randn(WIDTH, RANK),
+    )
+    before = _guard(tail, [1], vectors=vectors, rows=rows).excess(decoder)
+    vectors[1::2] = torch.nan
+    assert torch.equal(_guard(tail, [1], vectors=vectors, rows=rows).excess(decoder), before)
+
+
+def test_the_tail_gets_no_gradient_and_the_callers_mode_does_not_matter():
+    tail, vectors, decoder = _deep_tail(), torch.randn(40, WIDTH), torch.randn(WIDTH, RANK)
+    excess = _guard(tail, [1], vectors=vectors).excess(decoder)
+    with torch.no_grad():
+        assert torch.equal(_guard(tail, [1], vectors=vectors).excess(decoder), excess)
+    assert all(weight.grad is None for weight in tail.parameters())
+
+
+@pytest.fixture(scope="module")
+def learned():
+    """LeNet-5 that learned the digits, and its centroids."""
+    digits = load_dataset("digits")
+    torch.manual_seed(0)
+    federation = Federation.split(digits.x, digits.y, iid(digits.y, 3))
+    start = build_model("lenet5", tuple(digits.x.shape[1:]), digits.num_classes)
+    model = federate(start, federation, rounds=8, local=LocalTraining(batch_size=16)).model
+    return digits, federation, model, collect(model, federation)
+
+
+def _accuracies(learned, label, config):
+    """On the forgotten class's training rows, and on the other classes of the test set."""
+    digits, federation, model, centroids = learned
+    plugged = plug(model)
+    unlearn(plugged, centroids, Forget.classes([label]), config=config)
+    rows, kept = federation.forgotten(Forget.classes([label])), digits.test_y != label
+    with torch.no_grad():
+        forgotten = plugged(digits.x[rows]).argmax(1) == label
+        retained = plugged(digits.test_x[kept]).argmax(1) == digits.test_y[kept]
+    return float(forgotten.float().mean()), float(retained.float().mean())
+
+
+@pytest.mark.parametrize("label", [0, 6])
+def test_a_dropped_class_stays_forgotten_however_long_the_fit(learned, label, record_property):
+    digits, _, model, _ = learned
+    assert (model(digits.test_x).argmax(1) == digits.test_y).float().mean() > 0.95
+    steps = FilterConfig().steps
+    unguarded, _ = _accuracies(learned, label, FilterConfig(steps=steps * SEVERAL_TIMES, guard=False))
+    record_property("F-A without the guard, long fit", unguarded)
+    print(f"class {label} without the guard after {steps * SEVERAL_TIMES} steps: F-A {unguarded:.3f}")
+    for many in (steps, steps * SEVERAL_TIMES):
+        forgotten, retained = _accuracies(learned, label, FilterConfig(steps=many))
+        assert forgotten <= 0.01, f"{many} steps; without the guard a long fit gives {unguarded:.3f}"
+        assert retained > 0.95

@@ -1,0 +1,443 @@
+"""Serving through a filter and restoring: the base is read-only, and no answer is ever unfiltered by accident."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from fedup import (
+    Federation,
+    FilterConfig,
+    Forget,
+    PluggedModel,
+    collect,
+    fingerprint,
+    iid,
+    load_filter,
+    plug,
+    purge,
+    restore,
+    save_filter,
+    unlearn,
+)
+from fedup.errors import FingerprintError, NotFittedError, PlugError, StaleFilterError
+
+CONFIG = FilterConfig(rank=4, steps=15, batch_size=32)
+FIRST, SECOND = Forget.clients([1]), Forget.classes([2])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """The tensors are small: several threads only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Setting:
+    """A small model with BatchNorm in eval mode, a federation, its centroids, and some inputs."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        y = torch.arange(120) % 4
+        x = torch.randn(120, 8) + 3 * nn.functional.one_hot(y, 8)
+        self.federation = Federation.split(x, y, iid(y, 3))
+        self.base = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+        self.base(x)  # running statistics of its own
+        self.base.eval()
+        self.x = x[:16]
+        self.centroids = collect(self.base, self.federation)
+
+    def plugged(self, request=FIRST):
+        plugged = plug(self.base)
+        unlearn(plugged, self.centroids, request, config=CONFIG)
+        return plugged
+
+
+@pytest.fixture
+def setting():
+    return Setting()
+
+
+def _in_threads(*functions):
+    """Run them at once; give back what they returned, raise what they raised."""
+    results, errors = [None] * len(functions), []
+
+    def call(i, function):
+        try:
+            results[i] = function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call, args=pair) for pair in enumerate(functions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+def test_the_filter_changes_the_output_and_restored_undoes_it_bit_for_bit(setting):
+    plugged, original = setting.plugged(), setting.base(setting.x)
+    filtered = plugged(setting.x)
+    assert not torch.allclose(filtered, original)
+    with plugged.restored() as model:
+        assert torch.equal(plugged(setting.x), original)
+        assert torch.equal(model(setting.x), original)
+    assert torch.equal(plugged(setting.x), filtered)
+
+
+def test_the_answer_is_the_tail_of_the_filtered_features(setting):
+    plugged = setting.plugged()
+    features = setting.base[:3](setting.x)
+    assert torch.equal(plugged(setting.x), setting.base[3](plugged.served.filter(features)))
+
+
+def test_after_an_exception_inside_restored_the_filter_is_back(setting):
+    plugged = setting.plugged()
+    filtered = plugged(setting.x)
+    with pytest.raises(KeyError), plugged.restored():
+        raise KeyError("inside")
+    assert torch.equal(plugged(setting.x), filtered)
+
+
+def test_restored_blocks_nest(setting):
+    plugged, original = setting.plugged(), setting.base(setting.x)
+    filtered = plugged(setting.x)
+    with plugged.restored():
+        with pytest.raises(KeyError), plugged.restored():
+            raise KeyError("inside")
+        assert torch.equal(plugged(setting.x), original)
+    assert torch.equal(plugged(setting.x), filtered)
+
+
+def test_a_filter_served_inside_restored_acts_only_afterwards(setting):
+    plugged, other = setting.plugged(FIRST), setting.plugged(SECOND)
+    with plugged.restored():
+        plugged.serve(other.served)
+        assert torch.equal(plugged(setting.x), setting.base(setting.x))
+    assert torch.equal(plugged(setting.x), other(setting.x))
+
+
+def test_unplug_gives_the_base_back_and_ends_the_plugged_model(setting):
+    plugged, original = setting.plugged(), setting.base(setting.x)
+    assert plugged.unplug() is setting.base
+    assert torch.equal(setting.base(setting.x), original)
+    for use in (
+        lambda: plugged(setting.x),
+        plugged.unplug,
+        lambda: plugged.restored().__enter__(),
+        lambda: plugged.base,
+    ):
+        with pytest.raises(PlugError):
+            use()
+    assert plug(setting.base).requests == frozenset()
+
+
+def test_a_model_without_filter_answers_only_inside_restored(setting):
+    plugged = plug(setting.base)
+    with pytest.raises(NotFittedError, match="unlearn"):
+        plugged(setting.x)
+    with plugged.restored():
+        assert torch.equal(plugged(setting.x), setting.base(setting.x))
+    with pytest.raises(NotFittedError):
+        plugged(setting.x)
+
+
+def test_after_the_last_request_is_taken_back_the_unfiltered_answer_is_not_given_silently(setting):
+    plugged = setting.plugged()
+    restore(plugged, None, FIRST)
+    assert plugged.served is None
+    with pytest.raises(NotFittedError):
+        plugged(setting.x)
+
+
+def test_plugging_twice_raises(setting):
+    with pytest.raises(PlugError, match="plugged already"):
+        plug(setting.plugged())
+
+
+def _whole_life(setting, path):
+    """All that can be done with a plugged model."""
+    plugged = setting.plugged(FIRST)
+    unlearn(plugged, setting.centroids, SECOND)
+    sample = Forget.samples({0: setting.federation.client(0).train[:3]})
+    unlearn(plugged, setting.centroids, sample, clients=setting.federation)
+    plugged.train()
+    plugged.requires_grad_(True)
+    plugged(setting.x)
+    save_filter(plugged, path)
+    purge(plugged, setting.centroids)
+    restore(plugged, setting.centroids, SECOND, clients=setting.federation)
+    load_filter(plugged, path)
+    with plugged.restored():
+        plugged(setting.x)
+    return plugged
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_the_base_is_never_touched(setting, tmp_path, training):
+    base = setting.base.train(training)
+    for weight in base.parameters():
+        weight.grad = torch.ones_like(weight)
+    print_before, keys, tensors = fingerprint(base), list(base.state_dict()), list(map(id, base.parameters()))
+    attributes = {name: set(vars(module)) for name, module in base.named_modules()}
+    _whole_life(setting, tmp_path / "filter.safetensors")
+    assert fingerprint(base) == print_before
+    assert list(base.state_dict()) == keys
+    assert list(map(id, base.parameters())) == tensors
+    assert all(module.training == training for module in base.modules())
+    assert all(torch.equal(weight.grad, torch.ones_like(weight)) for weight in base.parameters())
+    assert all(weight.requires_grad for weight in base.parameters())
+    assert {name: set(vars(module)) for name, module in base.named_modules()} == attributes
+    for module in base.modules():
+        assert not module._forward_pre_hooks
+        assert not module._forward_hooks
+        assert not module._backward_hooks
+
+
+def test_a_gradient_through_the_plugged_model_does_not_reach_the_base(setting):
+    inputs = setting.x.clone().requires_grad_()
+    setting.plugged()(inputs).sum().backward()
+    assert inputs.grad.abs().sum() > 0
+    assert all(weight.grad is None for weight in setting.base.parameters())
+
+
+def test_the_base_itself_is_never_filtered(setting):
+    original = setting.base(setting.x)
+    setting.plugged()
+    assert torch.equal(setting.base(setting.x), original)
+
+
+def test_train_leaves_the_plugged_model_in_eval_mode_and_batch_statistics_alone(setting):
+    plugged = setting.plugged()
+    expected, statistics = plugged(setting.x), setting.base[1].running_mean.clone()
+    assert plugged.train() is plugged
+    assert not plugged.training
+    assert torch.equal(plugged(setting.x), expected)
+    assert torch.equal(setting.base[1].running_mean, statistics)
+
+
+def test_the_bases_weights_are_out_of_reach_of_the_plugged_model(setting):
+    plugged = setting.plugged()
+    assert list(plugged.parameters()) == list(plugged.buffers()) == list(plugged.children()) == []
+    assert plugged.state_dict() == {}
+    for move in (plugged.double, plugged.half, lambda: plugged.to("cpu"), lambda: plugged.to(torch.float64)):
+        with pytest.raises(PlugError, match="move the base"):
+            move()
+
+
+def _step(base):
+    base.train()(torch.randn(8, 8)).sum().backward()
+    torch.optim.SGD(base.parameters(), lr=0.1).step()
+
+
+def _load(base, assign=False):
+    base.load_state_dict({name: tensor + 1 for name, tensor in base.state_dict().items()}, assign=assign)
+
+
+CHANGES = {
+    "load_state_dict": _load,
+    "load_state_dict(assign=True)": lambda base: _load(base, assign=True),
+    "optimizer step": _step,
+    "batch statistics": lambda base: base.train()(torch.randn(8, 8)),
+    "in-place write": lambda base: nn.init.zeros_(base[3].bias),
+    "vector_to_parameters": lambda base: nn.utils.vector_to_parameters(
+        torch.zeros(sum(weight.numel() for weight in base.parameters())), base.parameters()
+    ),
+    "another layer": lambda base: base.__setitem__(3, nn.Linear(16, 4)),
+    "another type": nn.Module.double,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_base_that_changed_is_never_answered_for_silently(setting, change):
+    plugged = setting.plugged()
+    plugged(setting.x)
+    change(setting.base)
+    for _ in range(2):  # the error stays
+        with pytest.raises(StaleFilterError):
+            plugged(setting.x)
+    with pytest.raises(StaleFilterError), plugged.restored():
+        pass
+    with pytest.raises(StaleFilterError):
+        plugged.serve(None)
+
+
+def test_a_base_written_back_to_its_old_weights_is_served_again(setting):
+    plugged = setting.plugged()
+    expected, state = plugged(setting.x), copy.deepcopy(setting.base.state_dict())
+    nn.init.zeros_(setting.base[3].bias)
+    with pytest.raises(StaleFilterError):
+        plugged(setting.x)
+    setting.base.load_state_dict(state)
+    assert torch.equal(plugged(setting.x), expected)
+
+
+def test_a_base_made_in_inference_mode_can_be_plugged():
+    with torch.inference_mode():
+        base = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    with torch.no_grad(), plug(base).restored() as model:
+        assert torch.equal(model(torch.ones(2, 8)), base(torch.ones(2, 8)))
+
+
+def test_a_filter_of_another_base_or_cut_is_refused_and_the_served_one_stays(setting):
+    plugged = setting.plugged()
+    expected, served = plugged(setting.x), plugged.served
+    other = copy.deepcopy(setting.base)
+    nn.init.zeros_(other[3].bias)
+    for stranger in (plug(other), plug(setting.base, cut="0")):
+        foreign = PluggedModel(stranger.base, stranger.cut)
+        unlearn(foreign, collect(foreign.base, setting.federation, cut=foreign.cut), FIRST, config=CONFIG)
+        with pytest.raises(FingerprintError, match="made for base"):
+            plugged.serve(foreign.served)
+    assert plugged.served is served
+    assert torch.equal(plugged(setting.x), expected)
+
+
+def test_two_plugs_on_one_base_have_filters_of_their_own(setting):
+    first, second = setting.plugged(FIRST), setting.plugged(SECOND)
+    answers = first(setting.x), second(setting.x)
+    assert not torch.allclose(*answers)
+    second.unplug()
+    assert torch.equal(first(setting.x), answers[0])
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda plugged: pickle.loads(pickle.dumps(plugged))])
+def test_a_copy_keeps_its_own_filter_and_base(setting, duplicate):
+    plugged = setting.plugged(FIRST)
+    expected = plugged(setting.x)
+    with plugged.restored():
+        twin = duplicate(plugged)  # being restored is this thread's business, not the copy's
+        assert torch.equal(twin(setting.x), expected)
+    unlearn(plugged, setting.centroids, SECOND)
+    assert torch.equal(twin(setting.x), expected)
+    assert twin.requests == {FIRST}
+    nn.init.zeros_(setting.base[3].bias)
+    assert torch.equal(twin(setting.x), expected)
+    with twin.restored():
+        assert torch.equal(twin(setting.x), twin.base(setting.x))
+    nn.init.zeros_(twin.base[3].bias)
+    with pytest.raises(StaleFilterError):
+        twin(setting.x)
+
+
+def test_threads_with_different_filters_on_one_base_do_not_mix(setting):
+    plugs = [setting.plugged(FIRST), setting.plugged(SECOND)]
+    expected = [plugged(setting.x) for plugged in plugs]
+
+    def serve(plugged, answer):
+        return all(torch.equal(plugged(setting.x), answer) for _ in range(200))
+
+    assert all(_in_threads(*(lambda pair=pair: serve(*pair) for pair in zip(plugs, expected, strict=True))))
+
+
+def test_restored_in_one_thread_does_not_unfilter_another(setting):
+    plugged, original = setting.plugged(), setting.base(setting.x)
+    filtered, inside, done = plugged(setting.x), threading.Event(), threading.Event()
+
+    def restoring():
+        with plugged.restored():
+            inside.set()
+            done.wait(30)
+            return torch.equal(plugged(setting.x), original)
+
+    def serving():
+        inside.wait(30)
+        answer = plugged(setting.x)
+        with plugged.restored():
+            nested = plugged(setting.x)
+        again = plugged(setting.x)
+        done.set()
+        return torch.equal(answer, filtered), torch.equal(nested, original), torch.equal(again, filtered)
+
+    assert _in_threads(restoring, serving) == [True, (True, True, True)]
+
+
+def test_swapping_filters_under_load_never_gives_an_unfiltered_or_mixed_answer(setting):
+    plugs = [setting.plugged(FIRST), setting.plugged(SECOND)]
+    answers = [plugged(setting.x) for plugged in plugs]
+    plugged, stop = setting.plugged(FIRST), threading.Event()
+
+    def serving():
+        seen = [0, 0]
+        while not stop.is_set():
+            answer = plugged(setting.x)
+            matching = [torch.equal(answer, known) for known in answers]
+            assert any(matching), "neither the old filter's answer nor the new one's"
+            seen[matching.index(True)] += 1
+        return seen
+
+    def swapping():
+        try:
+            for i in range(150):
+                plugged.serve(plugs[i % 2].served)
+        finally:
+            stop.set()
+
+    *seen, _ = _in_threads(serving, serving, swapping)
+    assert sum(map(sum, seen)) > 0
+
+
+@pytest.mark.slow
+class TestCompiled:
+    @pytest.fixture(autouse=True)
+    def _fresh_compiler(self):
+        torch._dynamo.reset()
+        yield
+        torch._dynamo.reset()
+
+    def test_a_compiled_model_equals_the_eager_one_also_after_a_new_request(self, setting):
+        plugged = setting.plugged(FIRST)
+        compiled = torch.compile(plugged, fullgraph=True)
+        first = plugged(setting.x)
+        torch.testing.assert_close(compiled(setting.x), first)
+        unlearn(plugged, setting.centroids, SECOND)
+        assert not torch.allclose(plugged(setting.x), first)
+        torch.testing.assert_close(compiled(setting.x), plugged(setting.x))
+
+    def test_many_requests_do_not_run_into_the_recompile_limit(self, setting):
+        plugged = setting.plugged(FIRST)
+        compiled = torch.compile(plugged, fullgraph=True, backend="eager")
+        others = [setting.plugged(SECOND).served, plugged.served]
+        for i in range(2 * torch._dynamo.config.recompile_limit):
+            plugged.serve(others[i % 2])
+            torch.testing.assert_close(compiled(setting.x), plugged(setting.x))
+
+    def test_restored_reaches_the_original_through_a_compiled_model(self, setting):
+        plugged = setting.plugged(FIRST)
+        compiled = torch.compile(plugged, fullgraph=True, backend="eager")
+        compiled(setting.x)
+        with plugged.restored():
+            torch.testing.assert_close(compiled(setting.x), setting.base(setting.x))
+        torch.testing.assert_close(compiled(setting.x), plugged(setting.x))
+
+    def test_restored_elsewhere_neither_stops_nor_unfilters_a_compiled_model(self, setting):
+        plugged = setting.plugged(FIRST)
+        compiled = torch.compile(plugged, fullgraph=True, backend="eager")
+        filtered = plugged(setting.x)
+        with plugged.restored():
+            (answer,) = _in_threads(lambda: compiled(setting.x))
+        torch.testing.assert_close(answer, filtered)
+
+    def test_without_filter_a_compiled_model_does_not_answer(self, setting):
+        plugged = setting.plugged(FIRST)
+        compiled = torch.compile(plugged, backend="eager")
+        compiled(setting.x)
+        restore(plugged, None, FIRST)
+        with pytest.raises(NotFittedError):
+            compiled(setting.x)
+
+    def test_a_base_that_changed_is_never_answered_for_by_a_compiled_model(self, setting):
+        plugged = setting.plugged(FIRST)
+        compiled = torch.compile(plugged, fullgraph=True, backend="eager")
+        compiled(setting.x)
+        nn.init.zeros_(setting.base[3].bias)
+        with pytest.raises(StaleFilterError):
+            compiled(setting.x)

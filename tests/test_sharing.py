@@ -1,0 +1,117 @@
+"""Views share every tensor and nothing else; a fingerprint sees every bit."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fedup import fingerprint
+from fedup.sharing import shared_view, tensors
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def _model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def test_a_view_shares_every_parameter_and_buffer():
+    model = _model()
+    pairs = list(zip(tensors(model), tensors(shared_view(model)), strict=True))
+    assert len(pairs) == 6 + 3
+    assert all(mine is shared for mine, shared in pairs)
+
+
+def test_a_frozen_view_shares_the_memory_and_takes_no_gradient():
+    model, x = _model(), torch.randn(5, 4, requires_grad=True)
+    view = shared_view(model, frozen=True)
+    pairs = list(zip(tensors(model), tensors(view), strict=True))
+    assert all(mine.data_ptr() == shared.data_ptr() for mine, shared in pairs)
+    view(x).sum().backward()
+    assert x.grad.any()
+    assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
+    nn.init.ones_(model[3].bias)
+    assert torch.equal(view[3].bias, torch.ones(3))
+
+
+def test_a_view_has_its_own_modules_mode_and_hooks():
+    model = _model().train()
+    view = shared_view(model)
+    view[3].register_forward_pre_hook(lambda module, args: (args[0] * 0,))
+    assert not set(model.modules()) & set(view.modules())
+    assert all(module.training for module in model.modules())
+    assert not any(module.training for module in view.modules())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_tied_weights_stay_tied_in_a_view(frozen):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    view = shared_view(model, frozen=frozen)
+    assert view[0].weight is view[1].weight
+    assert view[0].weight.data_ptr() == model[0].weight.data_ptr()
+
+
+def test_the_fingerprint_depends_on_content_alone():
+    model = _model()
+    before = fingerprint(model)
+    model.train().requires_grad_(False)
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    assert fingerprint(model) == fingerprint(copy.deepcopy(model)) == fingerprint(shared_view(model)) == before
+
+
+@pytest.mark.parametrize("name", [name for name, _ in _model().state_dict().items()])
+def test_one_changed_element_anywhere_changes_the_fingerprint(name):
+    model = _model()
+    before = fingerprint(model)
+    with torch.no_grad():
+        model.state_dict()[name].view(-1)[-1] += 1
+    assert fingerprint(model) != before
+
+
+def test_the_sign_of_a_zero_changes_the_fingerprint():
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    before = fingerprint(model)
+    nn.init.constant_(model.weight, -0.0)
+    assert fingerprint(model) != before
+
+
+@pytest.mark.parametrize(
+    "other", [nn.Linear(3, 2, bias=False), nn.Linear(6, 1, bias=False), nn.Linear(2, 3, bias=False).double()]
+)
+def test_shape_and_type_are_part_of_the_fingerprint(other):
+    model = nn.Linear(2, 3, bias=False)
+    for each in (model, other):
+        nn.init.zeros_(each.weight)
+    assert fingerprint(model) != fingerprint(other)
+
+
+def test_names_are_part_of_the_fingerprint_and_their_order_is_not():
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    forwards, backwards = nn.ModuleDict(), nn.ModuleDict()
+    forwards["a"], forwards["b"] = first, second
+    backwards["b"], backwards["a"] = second, first
+    swapped = nn.ModuleDict({"a": second, "b": first})
+    assert fingerprint(forwards) == fingerprint(backwards) != fingerprint(swapped)
+
+
+def test_memory_layout_is_not_part_of_the_fingerprint():
+    model, other = nn.Conv2d(3, 4, 2), nn.Conv2d(3, 4, 2)
+    other.load_state_dict(model.state_dict())
+    assert fingerprint(model) == fingerprint(other.to(memory_format=torch.channels_last))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.bool, torch.int64])
+def test_every_element_type_has_a_fingerprint(dtype):
+    model = nn.Module()
+    model.register_buffer("table", torch.tensor([0, 1, 1]).to(dtype))
+    before = fingerprint(model)
+    model.table[0] = 1
+    assert fingerprint(model) != before

@@ -1,0 +1,562 @@
+"""Requests at the server: the filter is a function of the set of active requests, and an error changes nothing."""
+
+import copy
+import sys
+from contextlib import contextmanager
+from itertools import combinations, permutations
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedup import (
+    Federation,
+    FilterConfig,
+    Forget,
+    Trace,
+    collect,
+    fingerprint,
+    iid,
+    load_centroids,
+    plug,
+    purge,
+    restore,
+    save_centroids,
+    unlearn,
+)
+from fedup.bench.models import build_model
+from fedup.contact import InProcess
+from fedup.errors import ContactError, DataError, FedUPError, FingerprintError, NotFittedError, RequestError
+from fedup.request import union
+
+CONFIG = FilterConfig(rank=4, steps=10, batch_size=32)
+REMAP = FilterConfig(rank=4, steps=10, batch_size=32, class_policy="remap")
+
+
+@contextmanager
+def _one_thread():
+    """The tensors are small: several threads only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _threads():
+    with _one_thread():
+        yield
+
+
+class Setting:
+    """Four clients with four classes each, a small model and requests that overlap."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.y = torch.arange(160) % 4
+        self.x = torch.randn(160, 8) + 3 * nn.functional.one_hot(self.y, 8)
+        self.federation = Federation.split(self.x, self.y, iid(self.y, 4))
+        self.base = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+        self.fingerprint = fingerprint(self.base)
+        self.collected = collect(self.base, self.federation, ratio=0.5)
+        self.requests = {
+            "client": Forget.clients([3]),
+            "class": Forget.classes([2]),
+            "sample": Forget.samples({1: self.ids(1, 0)[:2]}),
+            "sample of the same cell": Forget.samples({1: self.ids(1, 0)[2:4]}),
+            "samples of many cells": Forget.samples(
+                {1: [*self.ids(1, 2)[:2], *self.ids(1, 3)[:1]], 3: self.ids(3, 0)[:1]}
+            ),
+            "whole cell": Forget.samples({0: self.ids(0, 1)}),
+        }
+
+    def ids(self, client, label):
+        """The rows of a class that a client trained on."""
+        train = self.federation.client(client).train
+        return train[self.y[train] == label].tolist()
+
+    def store(self):
+        return copy.deepcopy(self.collected)
+
+    def answer(self, names, config=CONFIG):
+        """Bits of the filter when requests come one after another."""
+        plugged, store = plug(self.base), self.store()
+        for name in names:
+            unlearn(plugged, store, self.requests[name], clients=self.federation, config=config)
+        return _bits(plugged)
+
+
+with _one_thread():
+    SETTING = Setting()
+NAMES = list(SETTING.requests)
+PAIRS = list(permutations(NAMES, 2))
+
+
+def _bits(plugged):
+    weights = plugged.served.filter.state_dict()
+    return torch.cat([weights["encoder"].flatten(), weights["decoder"].flatten()])
+
+
+def _state(store):
+    """All that a store holds, comparable with ==."""
+
+    def raw(tensor):
+        return tensor.numpy().tobytes()
+
+    sealed = {name: tuple(map(raw, content)) for name, content in store.sealed.items()}
+    return raw(store.vectors), raw(store.counts), dict(store.excluded), set(store.purged), sealed, dict(store.bytes_up)
+
+
+class Unreachable:
+    """Clients that must not be asked."""
+
+    def __getattr__(self, name):
+        raise AssertionError(f"a client was asked: {name}")
+
+
+class Spy(InProcess):
+    """Notes which clients are asked for centroids, and can fail at one of them."""
+
+    def __init__(self, setting, fail_at=None, change=None):
+        super().__init__(setting.federation, setting.base)
+        self.asked, self.fail_at, self.change = [], fail_at, change
+
+    def summarize(self, client, **question):
+        self.asked.append((client, question["labels"]))
+        if client == self.fail_at:
+            raise ConnectionError(f"client {client} is gone")
+        summary = super().summarize(client, **question)
+        if self.change:
+            self.change(summary)
+        return summary
+
+
+def test_all_orders_of_requests_give_the_same_bits():
+    names = ["client", "class", "sample", "sample of the same cell"]
+    reference, *others = [SETTING.answer(order) for order in permutations(names)]
+    assert all(torch.equal(other, reference) for other in others)
+    assert not torch.equal(reference, SETTING.answer(names[:3]))
+
+
+@pytest.mark.parametrize("policy", ["remap", "remap_client"])
+def test_all_orders_give_the_same_bits_when_classes_are_remapped(policy):
+    config = FilterConfig(rank=4, steps=10, class_policy=policy)
+    orders = permutations(["client", "class", "samples of many cells"])
+    reference, *others = [SETTING.answer(order, config) for order in orders]
+    assert all(torch.equal(other, reference) for other in others)
+
+
+def test_several_requests_equal_one_joined_request():
+    plugged = plug(SETTING.base)
+    joined = union(SETTING.requests[name] for name in ("client", "class", "sample"))
+    unlearn(plugged, SETTING.store(), joined, clients=SETTING.federation, config=CONFIG)
+    assert torch.equal(_bits(plugged), SETTING.answer(["class", "sample", "client"]))
+
+
+def test_a_request_that_is_covered_by_another_changes_no_bit():
+    plugged, store = plug(SETTING.base), SETTING.store()
+    unlearn(plugged, store, Forget.clients([2, 3]), config=CONFIG)
+    before = _bits(plugged)
+    unlearn(plugged, store, Forget.clients([3]))
+    assert torch.equal(_bits(plugged), before)
+
+
+@pytest.mark.parametrize("keep_sealed", [False, True], ids=["replaced", "sealed"])
+@pytest.mark.parametrize("destroy", [False, True], ids=["", "purged"])
+def test_taking_a_request_back_gives_the_bits_of_the_other_alone(keep_sealed, destroy):
+    alone = {name: SETTING.answer([name]) for name in NAMES}
+    for first, second in PAIRS:
+        plugged, store = plug(SETTING.base), SETTING.store()
+        for name in (first, second):
+            unlearn(
+                plugged,
+                store,
+                SETTING.requests[name],
+                clients=SETTING.federation,
+                config=CONFIG,
+                keep_sealed=keep_sealed,
+            )
+        if destroy:
+            purge(plugged, store)
+        restore(plugged, store, SETTING.requests[first], clients=SETTING.federation)
+        assert torch.equal(_bits(plugged), alone[second]), (first, second)
+
+
+def _joined_bits(names):
+    """A reference that shares no history: the paper's protocol, asked once for the union of the requests."""
+    joined = union(SETTING.requests[name] for name in names)
+    plugged = plug(SETTING.base)
+    store = collect(SETTING.base, SETTING.federation, ratio=0.5, forget=[joined])
+    unlearn(plugged, store, joined, clients=SETTING.federation, config=CONFIG)
+    return _bits(plugged)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, phases=[Phase.generate])  # shrinking would take minutes
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.booleans(), st.booleans(), st.booleans()), min_size=2, max_size=7))
+def test_the_filter_depends_on_the_final_set_of_requests_alone(tmp_path_factory, history):
+    """Any history of requests, restorations, purges and reloads ends where the paper's protocol does."""
+    plugged, store, active = plug(SETTING.base), SETTING.store(), set()
+    path = tmp_path_factory.mktemp("store") / "centroids.safetensors"
+    for name, keep_sealed, destroy, reload in history:
+        request = SETTING.requests[name]
+        if name in active:
+            restore(plugged, store, request, clients=SETTING.federation)
+        else:
+            unlearn(plugged, store, request, clients=SETTING.federation, config=CONFIG, keep_sealed=keep_sealed)
+        active ^= {name}
+        if destroy and active:
+            purge(plugged, store)
+        if reload:
+            save_centroids(store, path)
+            store = load_centroids(path)
+    assert plugged.requests == {SETTING.requests[name] for name in active}
+    assert fingerprint(SETTING.base) == SETTING.fingerprint
+    if active:
+        assert torch.equal(_bits(plugged), _joined_bits(sorted(active)))
+    else:
+        with pytest.raises(NotFittedError):
+            plugged(SETTING.x)
+
+
+def test_same_seed_same_bits_and_another_seed_other_bits():
+    other = FilterConfig(rank=4, steps=10, batch_size=32, seed=1)
+    first = SETTING.answer(["class"])
+    torch.rand(7)
+    assert torch.equal(SETTING.answer(["class"]), first)
+    assert not torch.equal(SETTING.answer(["class"], other), first)
+
+
+def test_unlearning_works_inside_no_grad():
+    with torch.no_grad():
+        inside = SETTING.answer(["class", "sample"])
+    assert torch.equal(inside, SETTING.answer(["class", "sample"]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dropped_data_changes_no_bit_of_the_filter_from_the_cache(name):
+    request, store, x = SETTING.requests[name], SETTING.store(), SETTING.x.clone()
+    forgotten = SETTING.federation.forgotten(request)
+    x[forgotten] = torch.nan
+    cells = {
+        (client.id, int(SETTING.y[row]))
+        for client in SETTING.federation.clients
+        for row in client.train
+        if row in forgotten
+    }
+    for cell in store.cells:
+        if cell.name in cells:  # as cached before the request: dropped, or replaced by the client's new answer
+            store.vectors[cell.slot] = torch.nan
+    poisoned = Federation(x, SETTING.y, SETTING.federation.clients, 4)
+    plugged = plug(SETTING.base)
+    unlearn(plugged, store, request, clients=poisoned, config=CONFIG)
+    assert torch.equal(_bits(plugged), SETTING.answer([name]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dropped_data_changes_no_bit_of_the_filter_in_the_papers_protocol(name):
+    request, x = SETTING.requests[name], SETTING.x.clone()
+    x[SETTING.federation.forgotten(request)] = torch.nan
+    poisoned = Federation(x, SETTING.y, SETTING.federation.clients, 4)
+    plugged = plug(SETTING.base)
+    unlearn(plugged, collect(SETTING.base, poisoned, ratio=0.5, forget=[request]), request, config=CONFIG)
+    assert torch.equal(_bits(plugged), SETTING.answer([name]))
+
+
+@pytest.mark.parametrize("names", [*map(list, combinations(NAMES, 2)), NAMES], ids=" + ".join)
+def test_centroids_collected_for_requests_answer_them_without_further_contact(names):
+    joined, plugged = union(SETTING.requests[name] for name in names), plug(SETTING.base)
+    store = collect(SETTING.base, SETTING.federation, ratio=0.5, forget=[joined])
+    report = unlearn(plugged, store, joined, clients=Unreachable(), config=CONFIG)
+    assert report.clients_contacted == []
+
+
+def test_a_class_that_is_remapped_does_use_the_forgotten_data():
+    """The difference between the policies, and proof that the two tests above can fail."""
+    store = SETTING.store()
+    for cell in store.cells:
+        if cell.label == 2:
+            store.vectors[cell.slot] = torch.nan
+    with pytest.raises(DataError):
+        unlearn(plug(SETTING.base), store, SETTING.requests["class"], config=REMAP)
+
+
+def _examples_of(monkeypatch, names, policy):
+    """What the filter is fitted to: labels by cell."""
+    seen = []
+    module = sys.modules["fedup.unlearn"]  # fedup.unlearn is the function
+    real = module.fit_filter
+    monkeypatch.setattr(
+        module,
+        "fit_filter",
+        lambda tail, examples, *a, **k: (seen.append(examples), real(tail, examples, *a, **k))[1],
+    )
+    SETTING.answer(names, FilterConfig(rank=4, steps=1, class_policy=policy))
+    labels = dict(zip(seen[-1].rows.tolist(), seen[-1].labels.tolist(), strict=True))
+    cells = SETTING.collected.cells
+    return {
+        cell.name: [labels[row] for row in range(cell.start, cell.start + cell.size) if row in labels] for cell in cells
+    }
+
+
+@pytest.mark.parametrize("policy", ["remap", "remap_client"])
+def test_remapped_labels_are_retained_classes_and_others_stay(monkeypatch, policy):
+    found = _examples_of(monkeypatch, ["class"], policy)
+    remapped = [labels for (_, label), labels in found.items() if label == 2]
+    assert all(remapped)
+    assert 2 not in {label for labels in remapped for label in labels}
+    assert all(set(labels) == {label} for (_, label), labels in found.items() if label != 2)
+    distinct = [len(set(labels)) for labels in remapped]
+    assert max(distinct) > 1 if policy == "remap" else set(distinct) == {1}
+    assert len({label for labels in remapped for label in labels}) > 1
+
+
+@pytest.mark.parametrize("policy", ["remap", "remap_client"])
+def test_remapped_labels_do_not_depend_on_order_or_other_requests(monkeypatch, policy):
+    alone = _examples_of(monkeypatch, ["class"], policy)
+    before, after = (_examples_of(monkeypatch, order, policy) for order in (["client", "class"], ["class", "client"]))
+    assert before == after
+    assert all(before[client, 2] == alone[client, 2] for client in (0, 1, 2))
+    assert before[3, 2] == []
+
+
+@pytest.mark.parametrize("name", ["client", "class"])
+@pytest.mark.parametrize("config", [CONFIG, REMAP], ids=["drop", "remap"])
+def test_client_and_class_requests_contact_nobody_and_send_nothing(name, config):
+    plugged, store = plug(SETTING.base), SETTING.store()
+    before = _state(store)
+    report = unlearn(plugged, store, SETTING.requests[name], clients=Unreachable(), config=config)
+    assert (report.clients_contacted, report.bytes_up, report.bytes_down) == ([], 0, 0)
+    assert _state(store) == before
+    assert report.requests == plugged.requests == {SETTING.requests[name]}
+    assert set(report.time_s) == {"check", "contact", "fit", "swap"}
+    assert report.total_time_s == pytest.approx(sum(report.time_s.values()))
+
+
+@pytest.mark.parametrize("samples", ["sample", "samples of many cells"])
+@pytest.mark.parametrize("order", ["samples first", "class first"])
+def test_client_and_class_requests_contact_nobody_beside_samples_either(samples, order):
+    plugged, store = plug(SETTING.base), SETTING.store()
+    names = [samples, "class"] if order == "samples first" else ["class", samples]
+    for name in names:
+        unlearn(plugged, store, SETTING.requests[name], clients=SETTING.federation, config=CONFIG)
+    report = unlearn(plugged, store, Forget.clients([2]), clients=Unreachable())
+    assert report.clients_contacted == []
+    restore(plugged, store, Forget.clients([2]), clients=Unreachable())
+
+
+def test_a_sample_request_asks_the_touched_clients_for_the_touched_cells_only():
+    plugged, store, spy = plug(SETTING.base), SETTING.store(), Spy(SETTING)
+    before = SETTING.collected
+    report = unlearn(plugged, store, SETTING.requests["samples of many cells"], clients=spy, config=CONFIG)
+    assert spy.asked == [(1, {2, 3}), (3, {0})]
+    assert report.clients_contacted == [1, 3]
+    assert report.bytes_up == store.size_bytes - before.size_bytes > 0
+    assert report.bytes_down > 0
+    for cell in store.cells:
+        touched = cell.name in {(1, 2), (1, 3), (3, 0)}
+        assert torch.equal(store.vectors[cell.slot], before.vectors[cell.slot]) != touched
+        assert bool(store.excluded.get(cell.name)) == touched
+    assert store.sealed == {}
+
+
+def test_sealed_originals_are_put_back_without_contact():
+    plugged, store = plug(SETTING.base), SETTING.store()
+    unlearn(plugged, store, SETTING.requests["sample"], clients=SETTING.federation, config=CONFIG, keep_sealed=True)
+    unlearn(plugged, store, SETTING.requests["client"])
+    assert set(store.sealed) == {(1, 0)}
+    restore(plugged, store, SETTING.requests["sample"], clients=Unreachable())
+    assert torch.equal(store.vectors, SETTING.collected.vectors)
+    assert (store.sealed, store.excluded) == ({}, {})
+
+
+def test_purge_destroys_what_requests_seal_and_nothing_else():
+    plugged, store = plug(SETTING.base), SETTING.store()
+    unlearn(plugged, store, SETTING.requests["sample"], clients=SETTING.federation, config=CONFIG, keep_sealed=True)
+    unlearn(plugged, store, SETTING.requests["class"])
+    before, answer = store.vectors.clone(), plugged(SETTING.x)
+    gone = purge(plugged, store)
+    assert gone == [(0, 2), (1, 0), (1, 2), (2, 2), (3, 2)]
+    assert store.sealed == {}
+    for cell in store.cells:
+        if cell.label == 2:
+            assert not store.vectors[cell.slot].any()
+            assert not store.counts[cell.slot].any()
+        else:
+            assert torch.equal(store.vectors[cell.slot], before[cell.slot])
+    assert torch.equal(plugged(SETTING.x), answer)
+    with pytest.raises(ContactError, match="purged"):
+        restore(plugged, store, SETTING.requests["class"])
+
+
+def test_taking_the_last_request_back_needs_neither_centroids_nor_clients_even_after_a_purge():
+    plugged, store = plug(SETTING.base), SETTING.store()
+    unlearn(plugged, store, SETTING.requests["sample"], clients=SETTING.federation, config=CONFIG)
+    purge(plugged, store)
+    restore(plugged, None, SETTING.requests["sample"])
+    assert plugged.requests == frozenset()
+    assert torch.equal(plugged.unplug()(SETTING.x), SETTING.base(SETTING.x))
+
+
+def test_a_later_request_keeps_the_settings_unless_told_otherwise():
+    plugged, store = plug(SETTING.base), SETTING.store()
+    unlearn(plugged, store, SETTING.requests["client"], config=CONFIG)
+    unlearn(plugged, store, SETTING.requests["class"])
+    assert plugged.served.config == CONFIG
+    restore(plugged, store, SETTING.requests["class"])
+    assert plugged.served.config == CONFIG
+
+
+@pytest.mark.parametrize("cut", ["relu1", "conv2", "pool2", "flatten", "fc1", "relu3", "fc2", "head"])
+def test_every_layer_of_lenet_can_be_the_cut(cut):
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 1, 20, 20), torch.arange(60) % 3
+    base, federation = build_model("lenet5", (1, 20, 20), 3).eval(), Federation.split(x, y, iid(y, 3))
+    plugged = plug(base, cut=cut)
+    unlearn(plugged, collect(base, federation, cut=cut), Forget.classes([1]), config=CONFIG)
+    assert plugged(x).shape == base(x).shape
+    assert not torch.allclose(plugged(x), base(x))
+    with plugged.restored():
+        assert torch.equal(plugged(x), base(x))
+
+
+@pytest.fixture
+def served():
+    """A plugged model and a store that requests have already worked on: sealed, replaced and purged cells."""
+    plugged, store = plug(SETTING.base), SETTING.store()
+    for name in ("sample", "class"):
+        unlearn(plugged, store, SETTING.requests[name], clients=SETTING.federation, config=CONFIG)
+    purge(plugged, store)
+    unlearn(plugged, store, SETTING.requests["samples of many cells"], clients=SETTING.federation, keep_sealed=True)
+    assert store.excluded
+    assert store.sealed
+    assert store.purged
+    return plugged, store
+
+
+def _unchanged(served, action, error):
+    plugged, store = served
+    before, filter_before, answer = _state(store), plugged.served, plugged(SETTING.x)
+    with pytest.raises(error):
+        action(plugged, store)
+    assert _state(store) == before
+    assert plugged.served is filter_before
+    assert torch.equal(plugged(SETTING.x), answer)
+    assert fingerprint(SETTING.base) == SETTING.fingerprint
+
+
+def _too_wide(summary):
+    object.__setattr__(summary, "vectors", torch.zeros(len(summary.vectors), 17))
+
+
+def _too_many(summary):
+    object.__setattr__(summary, "sizes", tuple(size + 50 for size in summary.sizes))
+    object.__setattr__(summary, "vectors", torch.zeros(sum(summary.sizes), 16))
+    object.__setattr__(summary, "counts", torch.ones(sum(summary.sizes), dtype=torch.int32))
+
+
+def _interrupt(fitted):
+    raise KeyboardInterrupt
+
+
+FAILURES = {
+    "a client is gone": (lambda: {"clients": Spy(SETTING, fail_at=2)}, ConnectionError),
+    "NaN from a client": (lambda: {"clients": Spy(SETTING, change=lambda s: s.vectors.fill_(torch.nan))}, DataError),
+    "features of another width": (lambda: {"clients": Spy(SETTING, change=_too_wide)}, (FedUPError, RuntimeError)),
+    "more centroids than rows": (lambda: {"clients": Spy(SETTING, change=_too_many)}, DataError),
+    "the fit diverges": (lambda: {"config": FilterConfig(rank=4, steps=10, lr=1e20)}, DataError),
+    "rank too wide": (lambda: {"config": FilterConfig(rank=17)}, FedUPError),
+    "interrupted in the fit": (lambda: {"trace": Trace(every=5, measure=_interrupt)}, KeyboardInterrupt),
+}
+
+
+@pytest.mark.parametrize("keep_sealed", [False, True])
+@pytest.mark.parametrize(("failure", "error"), FAILURES.values(), ids=FAILURES.keys())
+def test_an_error_in_the_middle_changes_nothing(served, failure, error, keep_sealed):
+    request = Forget.samples({0: SETTING.ids(0, 0)[:2], 1: SETTING.ids(1, 0)[4:5], 2: SETTING.ids(2, 1)[:2]})
+    options = {"clients": SETTING.federation, **failure()}
+    _unchanged(
+        served, lambda plugged, store: unlearn(plugged, store, request, keep_sealed=keep_sealed, **options), error
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "failure"),
+    [
+        ("sample", "NaN from a client"),
+        ("class", "NaN from a client"),
+        ("sample", "interrupted in the fit"),
+        ("class", "interrupted in the fit"),
+        ("samples of many cells", "interrupted in the fit"),  # sealed: no client is asked
+    ],
+)
+def test_an_error_while_restoring_changes_nothing(served, name, failure):
+    options, error = FAILURES[failure]
+    options = {"clients": SETTING.federation, **options()}
+    _unchanged(served, lambda plugged, store: restore(plugged, store, SETTING.requests[name], **options), error)
+
+
+WRONG = {
+    "unknown client": (Forget.clients([9]), RequestError),
+    "unknown class": (Forget.classes([4]), RequestError),
+    "samples of an unknown client": (Forget.samples({7: [1]}), RequestError),
+    "unknown sample": (Forget.samples({1: [10_000]}), RequestError),
+    "sample of another client": (Forget.samples({1: SETTING.ids(2, 0)[:1]}), RequestError),
+    "held-out sample": (Forget.samples({1: SETTING.federation.client(1).heldout[:1]}), RequestError),
+    "nothing": (Forget(), RequestError),
+    "active already": (SETTING.requests["sample"], RequestError),
+    "all clients": (Forget.clients([0, 1, 2, 3]), RequestError),
+    "all classes": (Forget.classes([0, 1, 2, 3]), RequestError),
+    "all classes that are left": (Forget.classes([0, 1, 3]), RequestError),
+    "all samples": (Forget.samples({i: SETTING.federation.client(i).train for i in range(4)}), FedUPError),
+}
+
+
+@pytest.mark.parametrize(("request_", "error"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize("config", [CONFIG, REMAP], ids=["drop", "remap"])
+def test_requests_that_cannot_be_answered_are_refused_and_change_nothing(served, request_, error, config):
+    _unchanged(
+        served,
+        lambda plugged, store: unlearn(plugged, store, request_, clients=SETTING.federation, config=config),
+        error,
+    )
+
+
+def test_the_last_client_cannot_be_forgotten_either(served):
+    plugged, store = served
+    unlearn(plugged, store, Forget.clients([0, 1, 2]), clients=SETTING.federation)
+    _unchanged(served, lambda plugged, store: unlearn(plugged, store, Forget.clients([3])), RequestError)
+
+
+def test_a_sample_request_without_clients_is_refused(served):
+    request = Forget.samples({2: SETTING.ids(2, 0)[:1]})
+    _unchanged(served, lambda plugged, store: unlearn(plugged, store, request), ContactError)
+
+
+def test_restoring_what_is_not_active_or_without_what_it_needs_is_refused(served):
+    for request, store, error in [
+        (Forget.clients([0]), True, RequestError),
+        (SETTING.requests["sample"], None, RequestError),
+        (SETTING.requests["sample"], True, ContactError),
+    ]:
+        _unchanged(served, lambda plugged, kept, r=request, s=store: restore(plugged, kept if s else None, r), error)
+
+
+def test_purging_without_a_request_is_refused():
+    store = SETTING.store()
+    with pytest.raises(RequestError):
+        purge(plug(SETTING.base), store)
+    assert _state(store) == _state(SETTING.collected)
+
+
+def test_centroids_of_another_base_cut_or_request_are_refused(served):
+    other = copy.deepcopy(SETTING.base)
+    nn.init.zeros_(other[2].bias)
+    foreign = {
+        FingerprintError: [collect(other, SETTING.federation), collect(SETTING.base, SETTING.federation, cut="0")],
+        RequestError: [collect(SETTING.base, SETTING.federation, forget=[Forget.clients([0])])],
+    }
+    for error, stores in foreign.items():
+        for store in stores:
+            _unchanged(served, lambda plugged, _, store=store: unlearn(plugged, store, Forget.clients([2])), error)
