@@ -3,6 +3,7 @@
 import copy
 import sys
 from contextlib import contextmanager
+from dataclasses import fields
 from itertools import combinations, permutations
 
 import pytest
@@ -102,11 +103,14 @@ def _bits(plugged):
 def _state(store):
     """All that a store holds, comparable with ==."""
 
-    def raw(tensor):
-        return tensor.numpy().tobytes()
+    def plain(value):
+        if isinstance(value, torch.Tensor):
+            return value.numpy().tobytes()
+        if isinstance(value, dict):
+            return {key: plain(each) for key, each in value.items()}
+        return tuple(map(plain, value)) if isinstance(value, tuple) else copy.copy(value)
 
-    sealed = {name: tuple(map(raw, content)) for name, content in store.sealed.items()}
-    return raw(store.vectors), raw(store.counts), dict(store.excluded), set(store.purged), sealed, dict(store.bytes_up)
+    return {field.name: plain(getattr(store, field.name)) for field in fields(store)}
 
 
 class Unreachable:

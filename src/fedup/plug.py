@@ -55,6 +55,9 @@ class PluggedModel(nn.Module):
     Calls fail while no filter is fitted: the unfiltered answer is given inside `restored()` only. Each filter has a
     view of the base of its own, so swapping filters and serving from many threads never mix. The base's weights are not
     this module's parameters: an optimizer, `.to()` or `state_dict()` on it cannot reach them.
+
+    `torch.compile(plugged)` follows new filters without a new graph. A compiled model is always filtered: inside
+    `restored()` call (or compile) the module that `restored()` yields. It does not notice a base that changed.
     """
 
     def __init__(self, base: nn.Module, cut: str) -> None:
@@ -72,15 +75,15 @@ class PluggedModel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         view: nn.Module | None = self.__dict__["_view"]
-        if self._restoring and self._is_restoring():
-            view = self.__dict__["_original"]
+        if not torch.compiler.is_compiling():  # neither threads nor versions of tensors exist inside a compiled graph
+            self._check_base_unchanged()
+            if threading.get_ident() in self._restoring:
+                view = self.__dict__["_original"]
         if view is None:
             raise NotFittedError(
                 "No filter is fitted: call fedup.unlearn(plugged, …) or load_filter(plugged, …) first. "
                 "The original model answers inside `with plugged.restored():`."
             )
-        if not torch.compiler.is_compiling():
-            self._check_base_unchanged()
         return view(*args, **kwargs)
 
     @property
@@ -148,9 +151,6 @@ class PluggedModel(nn.Module):
                 "Plug the new model, collect centroids from it and unlearn again."
             )
         self._state = _state(self.base)
-
-    def _is_restoring(self) -> bool:
-        return threading.get_ident() in self._restoring
 
     def _check_base_unchanged(self) -> None:
         """Cheap at each call: hashes only when a tensor was replaced or written to since the last look."""
