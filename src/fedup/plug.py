@@ -56,8 +56,7 @@ class PluggedModel(nn.Module):
     view of the base of its own, so swapping filters and serving from many threads never mix. The base's weights are not
     this module's parameters: an optimizer, `.to()` or `state_dict()` on it cannot reach them.
 
-    `torch.compile(plugged)` follows new filters without a new graph. A compiled model is always filtered: inside
-    `restored()` call (or compile) the module that `restored()` yields. It does not notice a base that changed.
+    `torch.compile(plugged)` compiles what is behind it: checks stay, and a new filter costs no new graph.
     """
 
     def __init__(self, base: nn.Module, cut: str) -> None:
@@ -73,18 +72,28 @@ class PluggedModel(nn.Module):
         self._state = _state(base)
         self.eval()
 
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A compiled model skips this frame and compiles the view behind it, which is chosen anew at each call."""
+        return self.forward(*args, **kwargs)
+
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._answering()(*args, **kwargs)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _answering(self) -> nn.Module:
+        """The view that answers this call in this thread; raises where there is none, or none that can be trusted."""
+        self._check_base_unchanged()
         view: nn.Module | None = self.__dict__["_view"]
-        if not torch.compiler.is_compiling():  # neither threads nor versions of tensors exist inside a compiled graph
-            self._check_base_unchanged()
-            if threading.get_ident() in self._restoring:
-                view = self.__dict__["_original"]
+        if threading.get_ident() in self._restoring:
+            view = self.__dict__["_original"]
         if view is None:
             raise NotFittedError(
                 "No filter is fitted: call fedup.unlearn(plugged, …) or load_filter(plugged, …) first. "
                 "The original model answers inside `with plugged.restored():`."
             )
-        return view(*args, **kwargs)
+        return view
 
     @property
     def base(self) -> nn.Module:

@@ -203,7 +203,7 @@ class _Refresh:
         self.contact = contact
         self.report = report
         self.keep_sealed = keep_sealed
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
@@ -241,8 +241,9 @@ class _Refresh:
         unknown = samples - known.keys()
         if not unknown:
             return known
-        found = {**known, **self._reach().labels_of(client, unknown)}
-        self.centroids.sample_labels[client] = found
+        labels, found = self.centroids.sample_labels, {**known, **self._reach().labels_of(client, unknown)}
+        self._undo.append(lambda: labels.update({client: known}) if known else labels.pop(client))
+        labels[client] = found
         self._note_contact(client, {"samples": sorted(unknown)})
         return found
 
