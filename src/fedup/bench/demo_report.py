@@ -12,15 +12,34 @@ _STATES = ("original", "forgotten", "retrained", "restored")
 
 
 def write_demo_report(result: dict[str, Any], folder: Path) -> Path:
-    """Write report.json and report.html into the folder; the page's path."""
+    """Write report.json, report.html and the figures into the folder; the page's path."""
     plain = [{key: value for key, value in request.items() if key != "features"} for request in result["requests"]]
+    figures = _figures(result)
     write_text(folder / "report.json", json.dumps({**result, "requests": plain}, indent=2) + "\n")
-    page = _page(result)
-    page.write(folder / "report.html")
+    for name, svg in figures.items():
+        write_text(folder / "figures" / f"{name}.svg", svg)
+    _page(result, figures).write(folder / "report.html")
     return folder / "report.html"
 
 
-def _page(result: dict[str, Any]) -> Page:
+def _figures(result: dict[str, Any]) -> dict[str, str]:
+    """SVG by name: accuracies and features of each request, and the times of all."""
+    names = result["class_names"]
+    figures = {
+        "time": bars_of_time(
+            {f"{r['kind']} request": (r["time_s"]["total"], r["retrain_time_s"]) for r in result["requests"]}
+        )
+    }
+    for request in result["requests"]:
+        per_class = {state: request["accuracy_per_class"][state] for state in _STATES}
+        figures[f"{request['kind']}-accuracy"] = bars_per_class(per_class, names)
+        if any(request["features"]["forgotten"]):
+            what = f"{request['kind']} to forget"
+            figures[f"{request['kind']}-features"] = features_before_and_after(request["features"], names, what)
+    return figures
+
+
+def _page(result: dict[str, Any], figures: dict[str, str]) -> Page:
     collected = result["collect"]
     page = Page(
         "A federated model forgets, and remembers",
@@ -29,10 +48,7 @@ def _page(result: dict[str, Any]) -> Page:
         "front of the last layer; the model's weights were never touched.",
     )
     page.heading("What happened")
-    page.table(
-        ["R-A / F-A", *_STATES, "forget in", "retrain in", "restored"],
-        [_row(request) for request in result["requests"]],
-    )
+    page.table(["R-A / F-A", *_STATES, "forget in", "retrain in", "restored"], [_row(r) for r in result["requests"]])
     page.paragraph(
         "R-A is the accuracy on held-out data that stays; F-A is the accuracy on held-out data of what is forgotten, "
         "for samples on the samples themselves. Retraining without the data is the reference: a request is answered "
@@ -43,12 +59,9 @@ def _page(result: dict[str, Any]) -> Page:
         "interface; whoever has the weights and takes the filter out has the original model."
     )
     for request in result["requests"]:
-        _request_section(page, request, result["class_names"])
+        _request_section(page, request, figures)
     page.heading("Time")
-    page.figure(
-        bars_of_time({_title(r): (r["time_s"]["total"], r["retrain_time_s"]) for r in result["requests"]}),
-        "From request to effect, against retraining with the same rounds on the same machine.",
-    )
+    page.figure(figures["time"], "From request to effect, against retraining with the same rounds on the same machine.")
     page.paragraph(
         f"Centroids were collected once, after training: {collected['centroids']:,} of them from "
         f"{collected['clients_contacted']} clients, {_size(collected['bytes_up'])} as serialised, in "
@@ -62,7 +75,7 @@ def _page(result: dict[str, Any]) -> Page:
     return page
 
 
-def _request_section(page: Page, request: dict[str, Any], class_names: list[str]) -> None:
+def _request_section(page: Page, request: dict[str, Any], figures: dict[str, str]) -> None:
     contacted, stages = request["clients_contacted"], request["time_s"].items()
     sent = (
         f"client {contacted[0]} asked again, {_size(request['bytes']['up'])} sent" if contacted else "no client asked"
@@ -74,15 +87,10 @@ def _request_section(page: Page, request: dict[str, Any], class_names: list[str]
         + ", ".join(f"{stage} {seconds:.3f} s" for stage, seconds in stages if stage != "total")
         + "."
     )
-    page.figure(
-        bars_per_class({state: request["accuracy_per_class"][state] for state in _STATES}, class_names),
-        "Accuracy per class on the official test set.",
-    )
-    if any(request["features"]["forgotten"]):
-        page.figure(
-            features_before_and_after(request["features"], class_names, f"{request['kind']} to forget"),
-            "Held-out features in front of the last layer, on the two main axes of the original ones.",
-        )
+    page.figure(figures[f"{request['kind']}-accuracy"], "Accuracy per class on the official test set.")
+    if f"{request['kind']}-features" in figures:
+        caption = "Held-out features in front of the last layer, on the two main axes of the original ones."
+        page.figure(figures[f"{request['kind']}-features"], caption)
 
 
 def _row(request: dict[str, Any]) -> list[str]:
@@ -93,10 +101,6 @@ def _row(request: dict[str, Any]) -> list[str]:
         f"{request['retrain_time_s']:.1f} s",
         "bit-identical" if request["restored_bit_identical"] else "DIFFERS",
     ]
-
-
-def _title(request: dict[str, Any]) -> str:
-    return f"{request['kind']} request"
 
 
 def _size(size_bytes: int) -> str:

@@ -21,7 +21,7 @@ def _svg(figure: Figure) -> str:
 
     text = io.StringIO()
     with rc_context({"svg.hashsalt": "fedup", "svg.fonttype": "none"}):  # same data, same text; real letters
-        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+        figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()[text.getvalue().index("<svg") :]
 
 

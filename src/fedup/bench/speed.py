@@ -60,7 +60,7 @@ def run_speed(*, rows: int = 50_000, width: int = 512, literal: bool = True, pro
     federation, model = feature_federation(rows=rows, width=width)
     step("clustering")
     clustering_s, centroids = _median_time(lambda: collect(model, federation, ratio=RATIO))
-    table = [Row("clustering of all cells", clustering_s, "s", 0.6)]
+    table = [Row("reading and clustering all cells", clustering_s, "s", 0.6)]
     times: dict[str, float] = {}
     accuracies: dict[str, dict[str, float]] = {}
     for request in (Forget.classes([_CLASS]), Forget.clients([_CLIENT]), _some_samples(federation)):

@@ -1,0 +1,112 @@
+"""The command line as a person meets it: real processes, real files."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def run(*arguments, **environment):
+    """`fedup …` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "fedup", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100", **environment},
+    )
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    return run("demo", "--rounds", "8", "--out", str(folder)), folder
+
+
+def test_the_demo_answers_three_requests_and_takes_them_back(demo):
+    process, folder = demo
+    assert process.returncode == 0, process.stderr
+    report = json.loads((folder / "report.json").read_text())
+    assert [request["kind"] for request in report["requests"]] == ["client", "class", "sample"]
+    for request in report["requests"]:
+        assert request["restored_bit_identical"] is True
+        assert request["restored"] == request["original"]
+        assert request["forgotten"] != request["original"]
+        assert request["time_s"]["total"] == pytest.approx(
+            sum(seconds for stage, seconds in request["time_s"].items() if stage != "total")
+        )
+        for state in ("original", "forgotten", "restored", "retrained"):
+            assert set(request[state]) == {"retain", "forget"}
+    client, of_class, sample = report["requests"]
+    assert of_class["forgotten"]["forget"] == 0
+    assert client["clients_contacted"] == of_class["clients_contacted"] == []
+    assert client["bytes"] == of_class["bytes"] == {"up": 0, "down": 0}
+    assert len(sample["clients_contacted"]) == 1
+    assert sample["bytes"]["up"] > 0
+
+
+def test_the_demos_table_fits_a_hundred_columns_and_names_the_report(demo):
+    process, folder = demo
+    lines = process.stdout.splitlines()
+    assert max(len(line) for line in lines if str(folder) not in line) <= 100
+    assert str(folder / "report.html") in process.stdout
+    assert "bit-identical" in process.stdout
+
+
+def test_the_demos_page_is_self_contained(demo):
+    _, folder = demo
+    page = (folder / "report.html").read_text()
+    assert page.count("<svg") == 6  # three times per class, twice features, once time
+    assert "<script" not in page
+    assert not any(f'{attribute}="http' in page for attribute in ("src", "href"))
+    assert "still hold what they learned" in page
+
+
+def test_json_goes_to_standard_output_alone(tmp_path):
+    process = run("demo", "--rounds", "1", "--out", str(tmp_path), "--json")
+    assert process.returncode == 0, process.stderr
+    assert len(json.loads(process.stdout)["requests"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("demo", "--data", "digitz"), "Did you mean 'digits'?"),
+        (("demo", "--data", "mnist"), "FEDUP_DATA"),
+        (("demo", "--rounds", "0"), "at least 1 round"),
+        (("demo", "--clients", "1000"), "cannot give 1000 clients"),
+        (("bench", "core", "--seeds", "a"), "0-2 or 0,1,5"),
+        (("bench", "report", "--folder", "nowhere"), "No result was found"),
+    ],
+)
+def test_failures_exit_1_with_one_clear_line_and_no_traceback(arguments, told, tmp_path):
+    process = run(*arguments, FEDUP_DATA=str(tmp_path))
+    assert process.returncode == 1
+    assert told in " ".join(process.stderr.split())
+    assert "Traceback" not in process.stderr
+
+
+def test_wrong_usage_exits_2():
+    assert run("demo", "--no-such-option").returncode == 2
+    assert run("nothing").returncode == 2
+
+
+@pytest.mark.parametrize("verb", [("demo",), ("bench", "speed"), ("bench", "core"), ("bench", "report")])
+def test_help_has_an_example(verb):
+    process = run(*verb, "--help")
+    assert process.returncode == 0
+    assert "Example: fedup " + " ".join(verb) in " ".join(process.stdout.split())
+
+
+def test_speed_prints_a_row_for_every_goal_and_writes_its_result(tmp_path):
+    out = tmp_path / "speed" / "small.json"
+    process = run("bench", "speed", "--rows", "3000", "--width", "32", "--no-literal", "--out", str(out))
+    assert process.returncode == 0, process.stderr
+    rows = json.loads(out.read_text())["table"]
+    assert [row["name"].split()[0] for row in rows] == ["reading", "class", "client", "sample", "peak", "ResNet-18"]
+    assert all(row["value"] > 0 for row in rows)
+    report = run("bench", "report", "--folder", str(tmp_path))
+    assert report.returncode == 0
+    table = (tmp_path / "tables" / "speed.md").read_text()
+    assert all(row["name"] in table for row in rows)
