@@ -5,6 +5,8 @@ from torch import nn
 from fedup import Federation, dirichlet
 from fedup.bench.datasets import load_dataset
 
+torch.set_num_threads(1)  # the tensors are small and tests run side by side: more threads only wait for each other
+
 
 @pytest.fixture(scope="session")
 def digits_federation() -> Federation:

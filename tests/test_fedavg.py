@@ -28,15 +28,6 @@ class Net(nn.Module):
         return self.layers(x)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """The tensors are small: several threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def federation():
     torch.manual_seed(0)

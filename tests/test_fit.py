@@ -16,15 +16,6 @@ WIDTH, CLASSES = 12, 3
 CONFIG = FilterConfig(rank=6, steps=120, batch_size=16, lr=1e-2)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """The tensors are small: several threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)

@@ -14,15 +14,6 @@ WIDTH, CLASSES, RANK = 12, 5, 6
 SEVERAL_TIMES = 5
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """The tensors are small: several threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)

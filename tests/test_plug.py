@@ -30,15 +30,6 @@ CONFIG = FilterConfig(rank=4, steps=15, batch_size=32)
 FIRST, SECOND = Forget.clients([1]), Forget.classes([2])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """The tensors are small: several threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class Setting:
     """A small model with BatchNorm in eval mode, a federation, its centroids, and some inputs."""
 

@@ -564,3 +564,21 @@ def test_centroids_of_another_base_cut_or_request_are_refused(served):
     for error, stores in foreign.items():
         for store in stores:
             _unchanged(served, lambda plugged, _, store=store: unlearn(plugged, store, Forget.clients([2])), error)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_base_of_another_precision_forgets_and_comes_back(dtype):
+    torch.manual_seed(0)
+    y = torch.arange(300) % 3
+    x = torch.randn(300, 8)
+    x[torch.arange(300), y] += 5
+    federation = Federation.split(x.to(dtype), y, iid(y, 3))
+    base = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).to(dtype).eval()
+    original = base(federation.x)
+    plugged = plug(base)
+    unlearn(plugged, collect(base, federation), Forget.classes([1]), config=FilterConfig(rank=4, steps=60))
+    answer = plugged(federation.x)
+    assert answer.dtype == dtype
+    assert not torch.equal(answer, original)
+    with plugged.restored():
+        assert torch.equal(plugged(federation.x), original)

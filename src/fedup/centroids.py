@@ -64,6 +64,9 @@ class Centroids:
     sealed: dict[CellName, tuple[Tensor, Tensor]] = field(default_factory=dict)  # originals kept for restoration
     bytes_up: dict[int, int] = field(default_factory=dict)  # by client, as serialised
 
+    def __post_init__(self) -> None:
+        self._by_name = {cell.name: cell for cell in self.cells}
+
     @property
     def size_bytes(self) -> int:
         """Bytes of the clients' messages together, as serialised."""
@@ -71,18 +74,22 @@ class Centroids:
 
     def cell(self, name: CellName) -> Cell | None:
         """The slot of a cell, or None where that client holds nothing of that class."""
-        return next((cell for cell in self.cells if cell.name == name), None)
+        return self._by_name.get(name)
 
     def row_labels(self) -> Tensor:
         """The class of each row's cell. (M,)"""
-        sizes = torch.tensor([cell.size for cell in self.cells])
-        return torch.tensor([cell.label for cell in self.cells]).repeat_interleave(sizes).to(self.vectors.device)
+        return self._per_row([cell.label for cell in self.cells])
 
     def rows_of(self, cells: Iterable[Cell]) -> Tensor:
         """The filled rows of these cells."""
-        ranges = [torch.arange(cell.start, cell.start + cell.size) for cell in cells]
-        rows = (torch.cat(ranges) if ranges else torch.empty(0, dtype=torch.long)).to(self.counts.device)
-        return rows[self.counts[rows] > 0]
+        chosen = {cell.name for cell in cells}
+        named = self._per_row([cell.name in chosen for cell in self.cells])
+        return (named & (self.counts > 0)).nonzero().flatten()
+
+    def _per_row(self, values: list[int]) -> Tensor:
+        """One value per cell, repeated for each row of the cell. (M,)"""
+        sizes = torch.tensor([cell.size for cell in self.cells])
+        return torch.tensor(values).repeat_interleave(sizes).to(self.vectors.device)
 
     def take(self, cell: Cell) -> tuple[Tensor, Tensor]:
         """Copies of a slot's vectors and counts."""
@@ -132,25 +139,24 @@ def collect(
     left_out_classes = frozenset() if keep_forgotten_classes else gone.class_ids
     asked = [client for client in contact.clients if client not in gone.client_ids]
     sizes = contact.cell_sizes(asked)
-    layout = _Layout(how.ratio)
-    for client in asked:
-        layout.add(client, {label: n for label, n in sizes[client].items() if label not in left_out_classes})
+    layout = _lay_out(sizes, how.ratio, left_out_classes)
+    cells = [cell for own in layout.values() for cell in own]
     store: Centroids | None = None
-    for client in layout.clients():
+    for client, own in layout.items():
         excluded = gone.sample_ids.get(client, frozenset())
         summary = contact.summarize(
             client,
             cut=place,
             how=how,
-            labels=layout.labels(client),
+            labels=frozenset(cell.label for cell in own),
             excluded=excluded,
-            out=None if store is None or excluded else store.vectors[layout.span(client)],
+            out=None if store is None or excluded else store.vectors[own[0].start : own[-1].slot.stop],
         )
         if store is None:
             store = Centroids(
-                vectors=summary.vectors.new_empty(layout.rows, summary.vectors.shape[1]),
-                counts=summary.counts.new_zeros(layout.rows),
-                cells=tuple(layout.cells),
+                vectors=summary.vectors.new_empty(cells[-1].slot.stop, summary.vectors.shape[1]),
+                counts=summary.counts.new_zeros(cells[-1].slot.stop),
+                cells=tuple(cells),
                 clients=tuple(contact.clients),
                 num_classes=contact.num_classes,
                 how=how,
@@ -167,29 +173,17 @@ def collect(
     return store
 
 
-class _Layout:
-    """Slots for the cells, one after another."""
-
-    def __init__(self, ratio: float) -> None:
-        self.ratio = ratio
-        self.cells: list[Cell] = []
-        self.rows = 0
-
-    def add(self, client: int, points: dict[int, int]) -> None:
+def _lay_out(sizes: dict[int, dict[int, int]], ratio: float, without: frozenset[int]) -> dict[int, list[Cell]]:
+    """Slots for the cells of each client, one after another; clients with nothing to send have none."""
+    layout: dict[int, list[Cell]] = {}
+    start = 0
+    for client, points in sizes.items():
         for label, n in sorted(points.items()):
-            size = centroid_count(n, self.ratio)
-            self.cells.append(Cell(client, label, self.rows, size))
-            self.rows += size
-
-    def clients(self) -> list[int]:
-        return list(dict.fromkeys(cell.client for cell in self.cells))
-
-    def span(self, client: int) -> slice:
-        own = [cell for cell in self.cells if cell.client == client]
-        return slice(own[0].start, own[-1].slot.stop)
-
-    def labels(self, client: int) -> frozenset[int]:
-        return frozenset(cell.label for cell in self.cells if cell.client == client)
+            if label not in without:
+                cell = Cell(client, label, start, centroid_count(n, ratio))
+                layout.setdefault(client, []).append(cell)
+                start = cell.slot.stop
+    return layout
 
 
 def insert(store: Centroids, summary: Summary) -> None:

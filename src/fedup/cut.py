@@ -62,7 +62,8 @@ def tail_of(model: nn.Module, cut: str) -> Callable[[Tensor], Tensor]:
 def flat_tail(model: nn.Module, cut: str, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
     """The tail as a function of flattened features (N, D) of rows that have `shape` at the cut."""
     tail = tail_of(model, cut)
-    return lambda features: logits_of(tail(features.reshape(-1, *shape)))
+    dtype = next(model.parameters()).dtype  # features are kept in single precision, whatever the model computes in
+    return lambda features: logits_of(tail(features.reshape(-1, *shape).to(dtype))).float()
 
 
 def logits_of(output: Any) -> Tensor:
@@ -77,7 +78,7 @@ def logits_of(output: Any) -> Tensor:
 class Features:
     """Features at a cut; `nonnegative` when the operation before the cut rules out negative values."""
 
-    values: Tensor  # (N, D)
+    values: Tensor  # (N, D) in single precision
     nonnegative: bool
     shape: tuple[int, ...]  # of one row before it was flattened
 
@@ -102,7 +103,7 @@ def read_features(
     nonnegative = reader.is_nonnegative(first)
     reader.check_tail(first)
     shape = tuple(reader.seen[0].shape[1:])
-    values = reader.seen[0].detach().new_empty(int(wanted.sum()), math.prod(shape))
+    values = torch.empty(int(wanted.sum()), math.prod(shape), device=reader.seen[0].device)
     done = 0
     for batch in _wanted_batches(wanted, batch_size):
         chosen = wanted[batch]

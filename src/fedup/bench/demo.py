@@ -71,26 +71,14 @@ def run_demo(
     collect_started = time.perf_counter()
     centroids = collect(model, honest, seed=seed)
     collect_time_s = time.perf_counter() - collect_started
-    fooled_centroids = collect(fooled, poisoned, seed=seed)
     several = _random_samples(honest, seed)
+    wrong = f"Client {liar.id}, the largest, called every digit by the next one's name. Forget that client."
+    absent = f"The class {dataset.class_names[_FORGOTTEN_CLASS]!r} is to be forgotten at every client."
+    some = f"{len(several.sample_ids[liar.id])} random samples of client {liar.id} were withdrawn."
     cases = [
-        Case(
-            Forget.clients([liar.id]),
-            f"Client {liar.id}, the largest, called every digit by the next one's name. Forget that client.",
-            poisoned,
-            fooled,
-            fooled_centroids,
-        ),
-        Case(
-            Forget.classes([_FORGOTTEN_CLASS]),
-            f"The class {dataset.class_names[_FORGOTTEN_CLASS]!r} is to be forgotten at every client.",
-            honest,
-            model,
-            centroids,
-        ),
-        Case(
-            several, f"{len(several.sample_ids[liar.id])} random samples of client {liar.id}.", honest, model, centroids
-        ),
+        Case(Forget.clients([liar.id]), wrong, poisoned, fooled, collect(fooled, poisoned, seed=seed)),
+        Case(Forget.classes([_FORGOTTEN_CLASS]), absent, honest, model, centroids),
+        Case(several, some, honest, model, centroids),
     ]
     requests = []
     for case in cases:
