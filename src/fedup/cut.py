@@ -106,10 +106,12 @@ def read_features(
     values = torch.empty(int(wanted.sum()), math.prod(shape), device=reader.seen[0].device)
     done = 0
     for batch in _wanted_batches(wanted, batch_size):
-        chosen = wanted[batch]
-        stand_in = rows[batch][chosen][0]  # a wanted row takes the place of those not to be read
+        chosen, inputs = wanted[batch], rows[batch]
+        if not bool(chosen.all()):
+            inputs = torch.where(chosen, inputs, inputs[chosen][0])  # a wanted row stands in for those not to be read
         with torch.no_grad():
-            features = reader(x[torch.where(chosen, rows[batch], stand_in)])[0].flatten(1)[chosen]
+            features = reader(x.index_select(0, inputs))[0].flatten(1)
+        features = features if bool(chosen.all()) else features[chosen]
         values[done : done + len(features)] = features
         done += len(features)
     _check_finite(values, rows[wanted])

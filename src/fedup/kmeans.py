@@ -93,7 +93,7 @@ def _cluster_batch(features: Tensor, batch: list[_Block], out: Tensor, counts: T
     rows = torch.zeros(len(batch), points_padded, dtype=torch.long, device=device)
     for i, block in enumerate(batch):
         rows[i, : len(block.rows)] = block.rows
-    points = features[rows]  # (B, P, D)
+    points = features.index_select(0, rows.flatten()).view(*rows.shape, -1)  # (B, P, D)
     centers, members = _lloyd(points, n, k, batch[0].shape[1])
     for i, block in enumerate(batch):
         out[block.start : block.start + block.k] = centers[i, : block.k]
@@ -143,10 +143,17 @@ def _nearest(points: Tensor, centers: Tensor, unused: Tensor, active: Tensor) ->
     most = min(active.shape[1], _padded(most))
     order = active.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]  # (B, A)
     packed = active.gather(1, order)
-    chosen = points.gather(1, order[..., None].expand(-1, -1, points.shape[2]))  # (B, A, D)
+    chosen = _pick(points, order)  # (B, A, D)
     bias = centers.square().sum(2) + unused  # ‖c‖²; ‖x‖² is the same for every centroid
     distance = torch.baddbmm(bias[:, None], chosen, centers.transpose(1, 2), alpha=-2)  # (B, A, K)
     return distance.argmin(2), order, packed
+
+
+def _pick(points: Tensor, order: Tensor) -> Tensor:
+    """`points[b, order[b]]` for every b."""
+    batch, size, width = points.shape
+    flat = order + size * torch.arange(batch, device=order.device)[:, None]
+    return points.view(batch * size, width).index_select(0, flat.flatten()).view(*order.shape, width)
 
 
 def _members(assigned: Tensor, valid: Tensor, k_padded: int) -> Tensor:
@@ -176,7 +183,8 @@ def _move_centers(
     batch, k_padded = members.shape
     changed = changed & (members > 0)
     compact = changed.flatten().cumsum(0) - 1  # (B·K,) index among the changed ones
-    b, p = (valid & changed.gather(1, assigned)).nonzero(as_tuple=True)
-    target = compact[b * k_padded + assigned[b, p]]
-    sums = points.new_zeros(int(changed.sum()), points.shape[2]).index_add_(0, target, points[b, p])
+    moving = (valid & changed.gather(1, assigned)).flatten().nonzero().flatten()  # positions in B·P
+    cluster = (assigned + k_padded * torch.arange(batch, device=assigned.device)[:, None]).flatten()[moving]
+    chosen = points.view(-1, points.shape[2]).index_select(0, moving)
+    sums = torch.zeros_like(chosen[: int(changed.sum())]).index_add_(0, compact[cluster], chosen)
     centers.view(batch * k_padded, -1)[changed.flatten()] = sums / members[changed][:, None]
