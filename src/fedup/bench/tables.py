@@ -87,5 +87,4 @@ def _core_table(results: list[dict[str, Any]]) -> str:
 
 def _machine(result: dict[str, Any]) -> str:
     machine = result["machine"]
-    accelerator = "" if machine["accelerator"] == "none" else f", {machine['accelerator']}"
-    return f"{machine['processor']}, {machine['threads']} threads{accelerator}, torch {machine['torch']}"
+    return f"on the CPU ({machine['processor']}, {machine['threads']} threads), torch {machine['torch']}"
