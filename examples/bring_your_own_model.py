@@ -52,4 +52,6 @@ print(f"cut {plugged.cut!r}, {centroids.vectors.shape[1]} features, nonnegative:
 for request in (Forget.classes([3]), Forget.samples({0: federation.clients[0].train[:25].tolist()})):
     fedup.unlearn(plugged, centroids, request, clients=federation)
     print(f"{request}: {retain_and_forget(plugged, federation, request)}")
+    fedup.restore(plugged, centroids, request)  # each request on its own here; they would also add up
+print("(a model that generalises well still knows withdrawn samples when it is retrained without them)")
 print("weights untouched:", fedup.fingerprint(plugged.unplug()) == before)

@@ -129,11 +129,26 @@ def collect(
     clients leave out what those requests name before they answer (`keep_forgotten_classes` for the class policies
     `remap` and `remap_client`, which need the forgotten class's centroids).
     """
-    how = Summarizing(ratio, sigma, seed)
-    requests = frozenset(forget)
+    with torch.inference_mode(False):  # what is stored must stay writable
+        return _collect(
+            model,
+            InProcess(federation, model) if isinstance(federation, Federation) else federation,
+            Summarizing(ratio, sigma, seed),
+            find_cut(model, cut),
+            frozenset(forget),
+            keep_forgotten_classes,
+        )
+
+
+def _collect(
+    model: nn.Module,
+    contact: Contact,
+    how: Summarizing,
+    place: str,
+    requests: frozenset[Forget],
+    keep_forgotten_classes: bool,
+) -> Centroids:
     gone = union(requests)
-    place = find_cut(model, cut)
-    contact = InProcess(federation, model) if isinstance(federation, Federation) else federation
     for request in (*requests, *([gone] if requests else [])):
         contact.check(request)
     left_out_classes = frozenset() if keep_forgotten_classes else gone.class_ids
@@ -165,7 +180,7 @@ def collect(
                 nonnegative=summary.nonnegative,
                 shape=summary.shape,
                 collected_for=requests,
-                sample_labels={c: contact.labels_of(c, ids) for c, ids in gone.sample_ids.items() if c in asked},
+                sample_labels={client: contact.labels_of(client, ids) for client, ids in gone.sample_ids.items()},
             )
         insert(store, summary)
     if store is None:

@@ -127,7 +127,8 @@ def summarize(
     classes = y[rows]
     left_out = torch.isin(rows, torch.tensor(sorted(excluded), dtype=rows.dtype, device=rows.device))
     held = [label for label in classes.unique().tolist() if labels is None or label in labels]
-    return _summarize_cells(model, x, rows, classes, left_out, held, client=client, cut=cut, how=how, out=out)
+    with torch.autocast(x.device.type, enabled=False):  # a cell has the same bits whatever the caller is doing
+        return _summarize_cells(model, x, rows, classes, left_out, held, client=client, cut=cut, how=how, out=out)
 
 
 def _summarize_cells(

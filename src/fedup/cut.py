@@ -1,5 +1,6 @@
 """Where a model is cut: everything before the cut is the extractor, everything after it the tail."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ def tail_of(model: nn.Module, cut: str) -> Callable[[Tensor], Tensor]:
     children; elsewhere the tail is the module at the cut. `read_features` checks that the tail completes the model.
     """
     own_tail: Any = getattr(model, "tail", None)
-    if callable(own_tail) and not isinstance(own_tail, nn.Module):
+    if callable(own_tail) and not isinstance(own_tail, nn.Module) and "cut" in inspect.signature(own_tail).parameters:
         return partial(own_tail, cut=cut)
     if isinstance(model, nn.Sequential) and cut in dict(model.named_children()):
         children = list(model.named_children())
@@ -63,7 +64,7 @@ def flat_tail(model: nn.Module, cut: str, shape: tuple[int, ...]) -> Callable[[T
     """The tail as a function of flattened features (N, D) of rows that have `shape` at the cut."""
     tail = tail_of(model, cut)
     dtype = next(model.parameters()).dtype  # features are kept in single precision, whatever the model computes in
-    return lambda features: logits_of(tail(features.reshape(-1, *shape).to(dtype))).float()
+    return lambda features: logits_of(tail(features.reshape(-1, *shape).to(dtype, copy=True))).float()
 
 
 def logits_of(output: Any) -> Tensor:
@@ -138,7 +139,7 @@ class _Reader:
     def _note(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not args or not isinstance(args[0], Tensor):
             raise CutError(f"The module at the cut {self.cut!r} gets no tensor as its first argument: cut elsewhere.")
-        self.seen.append(args[0])
+        self.seen.append(args[0].clone())  # a module that works in place would change it
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features at the cut and logits."""
@@ -154,7 +155,9 @@ class _Reader:
     def is_nonnegative(self, x: Tensor) -> bool:
         """Decided from the operations that lead to the cut, never from values."""
         with torch.inference_mode(False), torch.enable_grad():
-            inputs = x.detach().clone().requires_grad_() if x.is_floating_point() else x
+            inputs = x.detach().clone()
+            if x.is_floating_point():
+                inputs = inputs.requires_grad_().clone()  # so that a forward pass may write to its input
             node = self(inputs)[0].grad_fn
         while node is not None:
             operation = node.name().split("Backward")[0]
@@ -169,7 +172,11 @@ class _Reader:
         """Raise unless tail(features) gives the model's own probabilities."""
         with torch.no_grad():
             features, logits = self(x)
-            completed = self.tail(features)
+            completed = logits_of(self.tail(features.clone()))
+        if logits.ndim != 2:
+            raise CutError(
+                f"The model must give one row of logits for each input; found {tuple(logits.shape[1:])} each."
+            )
         same = completed.shape == logits.shape and torch.allclose(
             completed.float().log_softmax(-1), logits.float().log_softmax(-1), atol=1e-3, rtol=1e-3
         )

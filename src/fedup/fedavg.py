@@ -88,6 +88,8 @@ def federate(
             observer.on_round(round_index, trained)
         store.save(average, round_index + 1)
     average.load_global()
+    if not all(bool(tensor.isfinite().all()) for tensor in average.live.values()):
+        raise DataError("Training diverged: the averaged weights are not finite. Use a smaller lr, or check the data.")
     return Trained(trained.eval(), rounds, time.perf_counter() - started)
 
 

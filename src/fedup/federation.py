@@ -71,7 +71,8 @@ class Federation:
 
     def client(self, client_id: int) -> Client:
         """The client with this id."""
-        for client in self.clients:
+        at_its_place = self.clients[client_id : client_id + 1]  # a client's id is its place, as a rule
+        for client in (*at_its_place, *self.clients):
             if client.id == client_id:
                 return client
         raise RequestError(f"Unknown client {client_id}; this federation has clients {self.ids}.")

@@ -34,6 +34,10 @@ class FilterConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
             raise SettingError(f"alpha weighs cross-entropy against reconstruction, in [0, 1]; found {self.alpha}.")
+        whole = {"rank": self.rank, "steps": self.steps, "batch_size": self.batch_size}
+        for name, value in whole.items():
+            if not isinstance(value, int):
+                raise SettingError(f"{name} must be a whole number; found {value!r}.")
         if self.rank < 1:
             raise SettingError(f"rank, the width of the bottleneck, must be at least 1; found {self.rank}.")
         if self.steps < 1 or self.batch_size < 1 or not 0 < self.lr < float("inf"):
@@ -54,7 +58,9 @@ class Bottleneck(nn.Module):
     def __init__(self, width: int, rank: int, *, nonnegative: bool, source: torch.Generator | None = None) -> None:
         super().__init__()
         if rank > width:
-            raise SettingError(f"rank {rank} is wider than the {width} features at the cut: use at most {width}.")
+            raise SettingError(
+                f"rank {rank} is wider than the {width} features at the cut: use FilterConfig(rank={width}) or less."
+            )
         self.nonnegative = nonnegative
         self.encoder = nn.Parameter(torch.empty(rank, width))
         self.decoder = nn.Parameter(torch.empty(width, rank))

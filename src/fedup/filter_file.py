@@ -4,9 +4,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fedup.artifacts import load_tensors, save_tensors
-from fedup.errors import ArtifactError, FingerprintError, NotFittedError
+from fedup.errors import ArtifactError, FingerprintError, NotFittedError, RequestError
 from fedup.filter import Bottleneck, FilterConfig
-from fedup.plug import PluggedModel, Served
+from fedup.plug import ANSWERING, PluggedModel, Served
 from fedup.request import Forget
 
 
@@ -29,10 +29,10 @@ def save_filter(plugged: PluggedModel, path: str | Path) -> None:
 def load_filter(plugged: PluggedModel, path: str | Path) -> None:
     """Serve through a filter from a file; a file of another base, or a damaged one, changes nothing."""
     tensors, header = load_tensors(path, kind="filter")
-    if header.get("base") != plugged.base_fingerprint:
+    if (header.get("base"), header.get("cut")) != (plugged.base_fingerprint, plugged.cut):
         raise FingerprintError(
-            f"The filter in {path} was made for base {str(header.get('base'))[:12]}; this model is "
-            f"{plugged.base_fingerprint[:12]}. Use a filter of this model, or unlearn again."
+            f"The filter in {path} was made for base {str(header.get('base'))[:12]} at cut {header.get('cut')!r}; this "
+            f"model is {plugged.base_fingerprint[:12]} at cut {plugged.cut!r}. Use a filter of this model."
         )
     try:
         rank, width = tensors["encoder"].shape
@@ -45,4 +45,11 @@ def load_filter(plugged: PluggedModel, path: str | Path) -> None:
         raise ArtifactError(f"{path} lacks a part of a filter ({error}). Take a good copy of it.") from error
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
         raise ArtifactError(f"The filter in {path} holds NaN or infinite weights: it is damaged.")
-    plugged.serve(Served(fitted.eval().requires_grad_(False), requests, config, header["base"], cut))
+    with ANSWERING:
+        dropped = plugged.requests - requests
+        if dropped:
+            raise RequestError(
+                f"The filter in {path} was not fitted for {', '.join(map(str, dropped))}, which is active here and "
+                "would come back. Take it back with restore() first, or load into a freshly plugged model."
+            )
+        plugged.serve(Served(fitted.eval().requires_grad_(False), requests, config, header["base"], cut))

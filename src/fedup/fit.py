@@ -57,7 +57,7 @@ def fit_filter(
 
     The tail's weights get no gradient; the number of steps is fixed, whatever the number of centroids.
     """
-    _check(examples)
+    _check(tail, examples)
     source = generator(config.seed, "filter")
     width, device = examples.vectors.shape[1], examples.vectors.device
     fitted = Bottleneck(width, config.rank, nonnegative=examples.nonnegative, source=source).to(device)
@@ -84,9 +84,16 @@ def fit_filter(
     return fitted.eval().requires_grad_(False)
 
 
-def _check(examples: Examples) -> None:
+def _check(tail: Callable[[Tensor], Tensor], examples: Examples) -> None:
     if len(examples.rows) == 0:
         raise DataError("No centroid is left to fit a filter to.")
+    with torch.no_grad():
+        outputs = tail(examples.vectors[examples.rows[:1]]).shape[1]
+    highest = max(int(examples.labels.max()), *examples.guarded, 0)
+    if highest >= outputs:
+        raise DataError(
+            f"The model has {outputs} outputs and the data a class {highest}: use a head with one per class."
+        )
     for rows in examples.rows.split(1024):  # no second array of the store's size
         if not bool(examples.vectors.index_select(0, rows).sum().isfinite()):
             raise DataError("Some retained centroids are NaN or infinite: collect them again.")

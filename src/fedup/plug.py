@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,6 +15,11 @@ from fedup.errors import FingerprintError, NotFittedError, PlugError, StaleFilte
 from fedup.filter import Bottleneck, FilterConfig
 from fedup.request import Forget
 from fedup.sharing import fingerprint, shared_view, tensors
+
+# One request at a time changes what is served and what the server stores; serving itself never waits.
+ANSWERING = threading.RLock()
+# The plugged models that this thread, or this task of an event loop, has inside restored().
+_RESTORED: ContextVar[frozenset[int]] = ContextVar("restored", default=frozenset())
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,6 @@ class PluggedModel(nn.Module):
         self.cut = cut
         self.base_fingerprint = fingerprint(base)
         self._served: Served | None = None
-        self._restoring: dict[int, int] = {}  # thread -> depth of restored()
         self._state = _state(base)
         self.eval()
 
@@ -83,10 +88,10 @@ class PluggedModel(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _answering(self) -> nn.Module:
-        """The view that answers this call in this thread; raises where there is none, or none that can be trusted."""
+        """The view that answers this call; raises where there is none, or none that can be trusted."""
         self._check_base_unchanged()
         view: nn.Module | None = self.__dict__["_view"]
-        if threading.get_ident() in self._restoring:
+        if id(self) in _RESTORED.get():
             view = self.__dict__["_original"]
         if view is None:
             raise NotFittedError(
@@ -131,16 +136,13 @@ class PluggedModel(nn.Module):
 
     @contextmanager
     def restored(self) -> Iterator[nn.Module]:
-        """Inside, in this thread, the model answers as the original does, bit for bit; other threads stay filtered."""
-        thread = threading.get_ident()
+        """Inside, the model answers as the original does, bit for bit; other threads and tasks stay filtered."""
         self.check_base()
-        self._restoring[thread] = self._restoring.get(thread, 0) + 1
+        outside = _RESTORED.set(_RESTORED.get() | {id(self)})
         try:
             yield self.__dict__["_original"]
         finally:
-            self._restoring[thread] -= 1
-            if not self._restoring[thread]:
-                del self._restoring[thread]
+            _RESTORED.reset(outside)
 
     def unplug(self) -> nn.Module:
         """The base model; this plugged model answers no more."""
@@ -168,9 +170,6 @@ class PluggedModel(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         raise PlugError("A plugged model does not move or change its type: move the base model, then plug it again.")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_restoring": {}}  # no thread of another process is inside restored()
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -22,6 +22,12 @@ class Forget:
     class_ids: frozenset[int] = frozenset()
     sample_ids: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "client_ids", frozenset(self.client_ids))
+        object.__setattr__(self, "class_ids", frozenset(self.class_ids))
+        samples = {client: frozenset(ids) for client, ids in sorted(self.sample_ids.items())}
+        object.__setattr__(self, "sample_ids", samples)
+
     @classmethod
     def clients(cls, ids: Iterable[int]) -> "Forget":
         """Forget everything that these clients contributed."""

@@ -8,6 +8,8 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from fedup.errors import PlugError
+
 
 def shared_view(model: nn.Module, *, frozen: bool = False) -> nn.Module:
     """A copy of the module tree in eval mode over the very memory of `model`'s parameters and buffers.
@@ -22,7 +24,13 @@ def shared_view(model: nn.Module, *, frozen: bool = False) -> nn.Module:
     memo = {id(tensor): tensor for tensor in tensors(model)}
     if frozen:
         memo |= {id(weight): nn.Parameter(weight.detach(), requires_grad=False) for weight in model.parameters()}
-    return copy.deepcopy(model, memo).eval()
+    try:
+        return copy.deepcopy(model, memo).eval()
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise PlugError(
+            f"{type(model).__name__} cannot be viewed: a part of it cannot be copied ({error}). Remove kept "
+            "activations, locks or open files from it, and run one batch through layers not initialised yet."
+        ) from error
 
 
 def tensors(model: nn.Module) -> Iterator[Tensor]:

@@ -12,11 +12,11 @@ from torch import Tensor
 from fedup.centroids import Cell, CellName, Centroids, insert, message_size
 from fedup.contact import Contact, InProcess
 from fedup.cut import flat_tail
-from fedup.errors import ContactError, FingerprintError, RequestError
+from fedup.errors import ContactError, FingerprintError, PlugError, RequestError
 from fedup.federation import Federation
 from fedup.filter import FilterConfig
 from fedup.fit import Examples, Trace, fit_filter
-from fedup.plug import PluggedModel, Served
+from fedup.plug import ANSWERING, PluggedModel, Served
 from fedup.request import Forget, check_known, union
 from fedup.rng import generator
 from fedup.sharing import shared_view
@@ -64,11 +64,19 @@ def unlearn(
     through `clients`, to cluster the touched cells again without the samples; the old cells are replaced, and kept
     aside for a restoration without contact only with `keep_sealed`. On an error nothing has changed.
     """
-    check_known(request, clients=centroids.clients, num_classes=centroids.num_classes)
-    if request in plugged.requests:
-        raise RequestError(f"The request to {request} is active already; nothing was changed.")
-    config = config or (plugged.served.config if plugged.served else FilterConfig())
-    return _fit_for(plugged.requests | {request}, plugged, centroids, clients, config, keep_sealed, trace)
+    _check_arguments(plugged, centroids, request)
+    with ANSWERING:
+        check_known(request, clients=centroids.clients, num_classes=centroids.num_classes)
+        if request in plugged.requests:
+            raise RequestError(f"The request to {request} is active already; nothing was changed.")
+        if (
+            not centroids.collected_for
+            and not request.sample_ids
+            and not any(_names(request, c) for c in centroids.cells)
+        ):
+            raise RequestError(f"To {request} changes nothing: no client was trained on such a row.")
+        config = config or (plugged.served.config if plugged.served else FilterConfig())
+        return _fit_for(plugged.requests | {request}, plugged, centroids, clients, config, keep_sealed, trace)
 
 
 def restore(
@@ -83,17 +91,19 @@ def restore(
 
     After the last one `plugged` has no filter: serve through `plugged.unplug()`, which is the base, bit for bit.
     """
-    if request not in plugged.requests or plugged.served is None:
-        raise RequestError(f"The request to {request} is not active, so it cannot be taken back.")
-    remaining = plugged.requests - {request}
-    if remaining:
-        if centroids is None:
-            raise RequestError("Other requests stay active: pass the centroids to fit a filter for them.")
-        return _fit_for(remaining, plugged, centroids, clients, plugged.served.config, False, trace)
-    report = Report(remaining)
-    with report.stage("swap"):
-        plugged.serve(None)
-    return report
+    _check_arguments(plugged, centroids, request)
+    with ANSWERING:
+        if request not in plugged.requests or plugged.served is None:
+            raise RequestError(f"The request to {request} is not active, so it cannot be taken back.")
+        remaining = plugged.requests - {request}
+        if remaining:
+            if centroids is None:
+                raise RequestError("Other requests stay active: pass the centroids to fit a filter for them.")
+            return _fit_for(remaining, plugged, centroids, clients, plugged.served.config, False, trace)
+        report = Report(remaining)
+        with report.stage("swap"):
+            plugged.serve(None)
+        return report
 
 
 def purge(plugged: PluggedModel, centroids: Centroids) -> list[CellName]:
@@ -101,17 +111,34 @@ def purge(plugged: PluggedModel, centroids: Centroids) -> list[CellName]:
 
     Restoring one of several requests then needs the clients again; taking the last one back always works.
     """
-    gone = union(plugged.requests)
-    if not gone.kind:
-        raise RequestError("No request is active, so nothing is sealed and nothing to purge.")
-    sealed = [cell for cell in centroids.cells if cell.client in gone.client_ids or cell.label in gone.class_ids]
-    empty = centroids.vectors[:0]
-    for cell in sealed:
-        centroids.put(cell, empty, centroids.counts[:0])
-        centroids.purged.add(cell.name)
-    originals = list(centroids.sealed)
-    centroids.sealed.clear()
-    return sorted({*(cell.name for cell in sealed), *originals})
+    with ANSWERING:
+        gone = union(plugged.requests)
+        if not gone.kind:
+            raise RequestError("No request is active, so nothing is sealed and nothing to purge.")
+        _check_belongs(plugged, centroids, plugged.requests)
+        sealed = [cell for cell in centroids.cells if _names(gone, cell)]
+        for cell in sealed:
+            centroids.put(cell, centroids.vectors[:0], centroids.counts[:0])
+            centroids.purged.add(cell.name)
+        originals = list(centroids.sealed)
+        centroids.sealed.clear()
+        return sorted({*(cell.name for cell in sealed), *originals})
+
+
+def _names(request: Forget, cell: Cell) -> bool:
+    """Whether a client or class request leaves this cell out."""
+    return cell.client in request.client_ids or cell.label in request.class_ids
+
+
+def _check_arguments(plugged: object, centroids: object, request: object) -> None:
+    if not isinstance(plugged, PluggedModel):
+        raise PlugError(
+            f"The first argument must be a plugged model; found {type(plugged).__name__}: plug(model) first."
+        )
+    if not isinstance(centroids, Centroids | None):
+        raise RequestError(f"The second argument must be what collect() returned; found {type(centroids).__name__}.")
+    if not isinstance(request, Forget):
+        raise RequestError(f"A request is made by Forget.clients, .classes or .samples; found {request!r}.")
 
 
 def _fit_for(
@@ -134,7 +161,8 @@ def _fit_for(
         if not used:
             raise RequestError(f"To {gone} leaves no centroid to keep. Take the model out of service instead.")
     refresh = _Refresh(centroids, contact, report, keep_sealed=keep_sealed)
-    with refresh.undone_on_error():
+    plain = torch.autocast(centroids.vectors.device.type, enabled=False)  # its cached casts would hide the fit's steps
+    with refresh.undone_on_error(), torch.inference_mode(False), plain:
         with report.stage("contact"):
             refresh.bring_up_to_date(used, gone)
         with report.stage("fit"):
@@ -158,7 +186,7 @@ def _check_belongs(plugged: PluggedModel, centroids: Centroids, requests: frozen
     if missing:
         raise RequestError(
             f"These centroids were collected for {', '.join(map(str, missing))}, which is not among the requests to "
-            "serve: collect again for the requests that are."
+            "serve: collect again for the requests that are, or join requests that come together with |."
         )
 
 
@@ -215,25 +243,33 @@ class _Refresh:
             raise
 
     def bring_up_to_date(self, used: list[Cell], gone: Forget) -> None:
-        by_client: dict[int, list[Cell]] = {}
+        by_client: dict[int, list[Cell]] = {client: [] for client in gone.sample_ids}
         for cell in used:
             by_client.setdefault(cell.client, []).append(cell)
         for client, cells in by_client.items():
             self._bring_client_up_to_date(client, cells, gone.sample_ids.get(client, frozenset()))
 
-    def _bring_client_up_to_date(self, client: int, cells: list[Cell], wanted: frozenset[int]) -> None:
-        """Touched are cells that were purged, or leave out other samples than they should."""
+    def _bring_client_up_to_date(self, client: int, used: list[Cell], wanted: frozenset[int]) -> None:
+        """Touched are cells in use that were purged or leave out other samples than they should, and sealed ones that
+        still hold samples to be left out."""
         store = self.centroids
         labels = self._labels_of(client, wanted)
-        should = {cell: frozenset(i for i in wanted if labels[i] == cell.label) for cell in cells}
+        should = {(client, label): frozenset(i for i in wanted if labels[i] == label) for label in labels.values()}
         touched = [
             cell
-            for cell, ids in should.items()
-            if cell.name in store.purged or store.excluded.get(cell.name, frozenset()) != ids
+            for cell in used
+            if cell.name in store.purged or self._left_out(cell) != should.get(cell.name, frozenset())
         ]
-        asked = [cell for cell in touched if should[cell] or not self._unseal(cell)]
+        for name, ids in should.items():
+            cell = store.cell(name)
+            if cell is not None and cell not in used and name not in store.purged and ids - self._left_out(cell):
+                touched.append(cell)
+        asked = [cell for cell in touched if should.get(cell.name) or not self._unseal(cell)]
         if asked:
             self._ask(client, asked, wanted)
+
+    def _left_out(self, cell: Cell) -> frozenset[int]:
+        return self.centroids.excluded.get(cell.name, frozenset())
 
     def _labels_of(self, client: int, samples: frozenset[int]) -> dict[int, int]:
         """The samples' classes: asked once, then known."""
@@ -261,6 +297,7 @@ class _Refresh:
 
     def _ask(self, client: int, cells: list[Cell], excluded: frozenset[int]) -> None:
         store = self.centroids
+        labels_of = store.sample_labels.get(client, {})
         labels = frozenset(cell.label for cell in cells)
         summary = self._reach().summarize(client, cut=store.cut, how=store.how, labels=labels, excluded=excluded)
         for cell in cells:
@@ -268,6 +305,8 @@ class _Refresh:
             untouched = cell.name not in store.excluded and cell.name not in store.purged
             if self.keep_sealed and untouched:
                 store.sealed[cell.name] = store.take(cell)
+            elif not self.keep_sealed and {i for i in excluded if labels_of[i] == cell.label} - self._left_out(cell):
+                store.sealed.pop(cell.name, None)  # it holds samples that are left out from now on
         insert(store, summary)
         self.report.bytes_up += message_size(summary)
         self._note_contact(client, {"labels": sorted(labels), "excluded": sorted(excluded), "cut": store.cut})
