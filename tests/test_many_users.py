@@ -165,6 +165,8 @@ def test_arguments_of_the_wrong_kind_are_named(setting):
         unlearn(setting.base, setting.centroids, request)
     with pytest.raises(RequestError, match="collect"):
         unlearn(plug(setting.base), setting.federation, request)
+    with pytest.raises(RequestError, match="found None"):
+        unlearn(plug(setting.base), None, request)
     with pytest.raises(RequestError, match="Forget"):
         restore(plug(setting.base), setting.centroids, 7)
 

@@ -65,6 +65,8 @@ def unlearn(
     aside for a restoration without contact only with `keep_sealed`. On an error nothing has changed.
     """
     _check_arguments(plugged, centroids, request)
+    if centroids is None:
+        raise RequestError("Unlearning needs the centroids that collect() returned; found None.")
     with ANSWERING:
         check_known(request, clients=centroids.clients, num_classes=centroids.num_classes)
         if request in plugged.requests:
