@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-OPTIONAL = ["flwr", "fastapi", "transformers", "typer", "rich", "sklearn", "matplotlib", "pyarrow"]
+OPTIONAL = ["flwr", "fastapi", "transformers", "typer", "rich", "sklearn", "matplotlib", "pyarrow", "torch"]
 
 
 def _loaded_after(statement):

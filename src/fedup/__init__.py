@@ -1,6 +1,7 @@
 """FedUP makes a federated model forget on request, in seconds, without touching its weights, and remember again.
 
 >>> import torch
+>>> from fedup import *
 >>> from torch import nn
 >>> x, y = torch.randn(400, 16), torch.arange(400) % 4
 >>> x[torch.arange(400), y] += 4
@@ -16,19 +17,22 @@
 True
 """
 
-from fedup.centroids import Centroids, collect, load_centroids, save_centroids
-from fedup.client import LocalTraining
-from fedup.errors import FedUPError
-from fedup.fedavg import Observer, federate
-from fedup.federation import Federation
-from fedup.filter import FilterConfig
-from fedup.filter_file import load_filter, save_filter
-from fedup.fit import Trace
-from fedup.partition import dirichlet, iid, pathological
-from fedup.plug import PluggedModel, plug
-from fedup.request import Forget
-from fedup.sharing import fingerprint
-from fedup.unlearn import Report, purge, restore, unlearn
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedup.centroids import Centroids, collect, load_centroids, save_centroids
+    from fedup.client import LocalTraining
+    from fedup.errors import FedUPError
+    from fedup.fedavg import Observer, federate
+    from fedup.federation import Federation
+    from fedup.filter import FilterConfig
+    from fedup.filter_file import load_filter, save_filter
+    from fedup.fit import Trace
+    from fedup.partition import dirichlet, iid, pathological
+    from fedup.plugging import PluggedModel, plug
+    from fedup.request import Forget
+    from fedup.sharing import fingerprint
+    from fedup.unlearning import Report, purge, restore, unlearn
 
 __version__ = "0.1.0"
 
@@ -58,3 +62,44 @@ __all__ = [
     "save_filter",
     "unlearn",
 ]
+
+# Where each name lives. Loaded on first use, so that a command that needs no torch starts at once.
+_HOME = {
+    "Centroids": "fedup.centroids",
+    "FedUPError": "fedup.errors",
+    "Federation": "fedup.federation",
+    "FilterConfig": "fedup.filter",
+    "Forget": "fedup.request",
+    "LocalTraining": "fedup.client",
+    "Observer": "fedup.fedavg",
+    "PluggedModel": "fedup.plugging",
+    "Report": "fedup.unlearning",
+    "Trace": "fedup.fit",
+    "collect": "fedup.centroids",
+    "dirichlet": "fedup.partition",
+    "federate": "fedup.fedavg",
+    "fingerprint": "fedup.sharing",
+    "iid": "fedup.partition",
+    "load_centroids": "fedup.centroids",
+    "load_filter": "fedup.filter_file",
+    "pathological": "fedup.partition",
+    "plug": "fedup.plugging",
+    "purge": "fedup.unlearning",
+    "restore": "fedup.unlearning",
+    "save_centroids": "fedup.centroids",
+    "save_filter": "fedup.filter_file",
+    "unlearn": "fedup.unlearning",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fedup' has no attribute {name!r}")
+    from importlib import import_module
+
+    found = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

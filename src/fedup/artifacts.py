@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +11,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedup.errors import ArtifactError
+from fedup.errors import ArtifactError, StorageError
+from fedup.files import replacing
 
 FORMAT_VERSION = 1
-
-
-@contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """A new file to write to; synced and renamed over `path` at the end, removed on an error."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        yield partial
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Write a text file, whole or not at all."""
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], *, kind: str, header: Mapping[str, Any]) -> None:
@@ -45,7 +23,10 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], *, kind: str, 
     full = {"kind": kind, "version": FORMAT_VERSION, **header}
     text = json.dumps({**full, "sha256": _digest(full, plain)}, sort_keys=True)
     with replacing(path) as partial:
-        save_file(plain, partial, metadata={"fedup": text})
+        try:
+            save_file(plain, partial, metadata={"fedup": text})
+        except SafetensorError as error:  # it wraps what the disk says
+            raise StorageError(f"Could not write {path}: {error}. What was there before is untouched.") from error
 
 
 def load_tensors(path: str | Path, *, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -47,3 +47,7 @@ class ArtifactError(FedUPError, ValueError):
 
 class FingerprintError(ArtifactError):
     """A file that belongs to another base model."""
+
+
+class StorageError(FedUPError, OSError):
+    """The disk did not take or give a file."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from fedup.artifacts import load_tensors, save_tensors
 from fedup.errors import ArtifactError, FingerprintError, NotFittedError, RequestError
 from fedup.filter import Bottleneck, FilterConfig
-from fedup.plug import ANSWERING, PluggedModel, Served
+from fedup.plugging import ANSWERING, PluggedModel, Served
 from fedup.request import Forget
 
 

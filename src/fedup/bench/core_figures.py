@@ -20,9 +20,9 @@ from fedup.fedavg import federate
 from fedup.federation import Federation
 from fedup.filter import FilterConfig
 from fedup.partition import dirichlet
-from fedup.plug import plug
+from fedup.plugging import plug
 from fedup.request import Forget
-from fedup.unlearn import unlearn
+from fedup.unlearning import unlearn
 
 Progress = Callable[[str, int, int], None]
 

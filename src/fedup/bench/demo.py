@@ -20,11 +20,11 @@ from fedup.errors import SettingError
 from fedup.fedavg import Observer, federate
 from fedup.federation import Federation
 from fedup.partition import dirichlet
-from fedup.plug import PluggedModel, plug
+from fedup.plugging import PluggedModel, plug
 from fedup.request import Forget
 from fedup.rng import generator
 from fedup.sharing import fingerprint
-from fedup.unlearn import restore, unlearn
+from fedup.unlearning import restore, unlearn
 
 Progress = Callable[[str, int, int], None]  # what is going on, steps done, steps in all
 

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedup.artifacts import write_text
 from fedup.bench.figures import bars_of_time, bars_per_class, features_before_and_after
-from fedup.bench.page import Page
+from fedup.files import write_text
+from fedup.page import Page
 
 _STATES = ("original", "forgotten", "retrained", "restored")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from fedup.bench.synthetic import feature_federation
 from fedup.centroids import collect
-from fedup.plug import plug
+from fedup.plugging import plug
 from fedup.request import Forget
-from fedup.unlearn import unlearn
+from fedup.unlearning import unlearn
 
 _STATUS = Path("/proc/self/status")
 

@@ -19,10 +19,10 @@ from fedup.bench.synthetic import feature_federation
 from fedup.centroids import Centroids, collect
 from fedup.federation import Federation
 from fedup.filter import Bottleneck, FilterConfig
-from fedup.plug import Served, plug
+from fedup.plugging import Served, plug
 from fedup.request import Forget
 from fedup.rng import generator
-from fedup.unlearn import unlearn
+from fedup.unlearning import unlearn
 
 Progress = Callable[[str, int, int], None]
 

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedup.artifacts import write_text
 from fedup.cli._progress import progress_bars, wide_console
 from fedup.errors import SettingError
+from fedup.files import write_text
 
 app = typer.Typer(help="Measure: speed, and the figures of the core.", no_args_is_help=True)
 

@@ -289,7 +289,7 @@ def test_a_class_that_is_remapped_does_use_the_forgotten_data():
 def _examples_of(monkeypatch, names, policy):
     """What the filter is fitted to: labels by cell."""
     seen = []
-    module = sys.modules["fedup.unlearn"]  # fedup.unlearn is the function
+    module = sys.modules["fedup.unlearning"]
     real = module.fit_filter
     monkeypatch.setattr(
         module,

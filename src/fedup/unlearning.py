@@ -16,7 +16,7 @@ from fedup.errors import ContactError, FingerprintError, PlugError, RequestError
 from fedup.federation import Federation
 from fedup.filter import FilterConfig
 from fedup.fit import Examples, Trace, fit_filter
-from fedup.plug import ANSWERING, PluggedModel, Served
+from fedup.plugging import ANSWERING, PluggedModel, Served
 from fedup.request import Forget, check_known, union
 from fedup.rng import generator
 from fedup.sharing import shared_view

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from fedup.artifacts import write_text
+from fedup.files import write_text
 
 _STYLE = """
 :root { color-scheme: light; --ink: #1d2733; --soft: #5d6b7a; --line: #e3e8ee; --accent: #e4572e; }

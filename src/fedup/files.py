@@ -1,0 +1,69 @@
+"""Files written whole or not at all: to a new file, synced, renamed, and the rename synced too."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fedup.errors import StorageError
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A new file to write to; synced and renamed over `path` at the end, removed on an error.
+
+    After a power cut there is the old file or the new one. A killed process may leave `.….partial` beside it.
+    """
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with explained(f"write {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield partial
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            partial.replace(path)
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+        sync_folder(path.parent)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Failures of the disk inside become one StorageError that says what was being done and what to do."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(f"Could not {what}: {error.strerror or error}. {_advice(error)}") from error
+
+
+def _advice(error: OSError) -> str:
+    import errno
+
+    advice = {
+        errno.ENOSPC: "Free some space and run the same command again; what was there before is untouched.",
+        errno.EDQUOT: "Free some of your quota and run the same command again; what was there before is untouched.",
+        errno.EFBIG: "The system limits the size of files here; what was there before is untouched.",
+        errno.EROFS: "It lies on a read-only disk: work on a copy elsewhere.",
+        errno.EACCES: "Ask for write permission there, or work on a copy elsewhere.",
+        errno.EPERM: "Ask for write permission there, or work on a copy elsewhere.",
+    }
+    return advice.get(error.errno or 0, "Check the path and the disk; what was there before is untouched.")
