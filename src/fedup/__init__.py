@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from fedup.fit import Trace
     from fedup.partition import dirichlet, iid, pathological
     from fedup.plugging import PluggedModel, plug
+    from fedup.report import Report
     from fedup.request import Forget
     from fedup.sharing import fingerprint
-    from fedup.unlearning import Report, purge, restore, unlearn
+    from fedup.unlearning import Plan, plan, purge, restore, unlearn
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ __all__ = [
     "Forget",
     "LocalTraining",
     "Observer",
+    "Plan",
     "PluggedModel",
     "Report",
     "Trace",
@@ -55,6 +57,7 @@ __all__ = [
     "load_centroids",
     "load_filter",
     "pathological",
+    "plan",
     "plug",
     "purge",
     "restore",
@@ -73,7 +76,8 @@ _HOME = {
     "LocalTraining": "fedup.client",
     "Observer": "fedup.fedavg",
     "PluggedModel": "fedup.plugging",
-    "Report": "fedup.unlearning",
+    "Plan": "fedup.unlearning",
+    "Report": "fedup.report",
     "Trace": "fedup.fit",
     "collect": "fedup.centroids",
     "dirichlet": "fedup.partition",
@@ -83,6 +87,7 @@ _HOME = {
     "load_centroids": "fedup.centroids",
     "load_filter": "fedup.filter_file",
     "pathological": "fedup.partition",
+    "plan": "fedup.unlearning",
     "plug": "fedup.plugging",
     "purge": "fedup.unlearning",
     "restore": "fedup.unlearning",

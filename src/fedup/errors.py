@@ -51,3 +51,11 @@ class FingerprintError(ArtifactError):
 
 class StorageError(FedUPError, OSError):
     """The disk did not take or give a file."""
+
+
+class BusyError(StorageError):
+    """Another process writes to the folder."""
+
+
+class MissingRunError(FedUPError, FileNotFoundError):
+    """There is no run folder at the path."""

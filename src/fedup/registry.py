@@ -1,8 +1,11 @@
-"""Parts found by name: one file per data set or model, nothing to register."""
+"""Parts found by name: one file per data set or model, nothing to register; or a file of the user's own."""
 
 import difflib
 import importlib
+import importlib.util
 import pkgutil
+import sys
+from pathlib import Path
 from types import ModuleType
 
 from fedup.errors import SettingError
@@ -19,10 +22,24 @@ def names(package: str) -> list[str]:
 
 
 def find(package: str, name: str) -> ModuleType:
-    """The module of that name; an unknown one raises and offers the closest."""
+    """The module of that name, or in a file of your own (`path/to/part.py`); an unknown name offers the closest."""
+    if name.endswith(".py"):
+        return _from_file(Path(name))
     known = names(package)
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise SettingError(f"{package.rsplit('.', 1)[-1]}: there is no {name!r}; there are {', '.join(known)}.{hint}")
+        raise SettingError(
+            f"{package.rsplit('.', 1)[-1]}: there is no {name!r}; there are {', '.join(known)}, or a .py file.{hint}"
+        )
     return importlib.import_module(f"{package}.{name}")
+
+
+def _from_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"fedup_user_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise SettingError(f"There is no Python file {path}.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickling look their module up there
+    spec.loader.exec_module(module)
+    return module

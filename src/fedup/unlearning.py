@@ -1,103 +1,113 @@
 """Requests answered at the server: unlearn, restore, purge."""
 
-import json
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedup.centroids import Cell, CellName, Centroids, insert, message_size
+from fedup.centroids import Cell, CellName, Centroids
 from fedup.contact import Contact, InProcess
 from fedup.cut import flat_tail
-from fedup.errors import ContactError, FingerprintError, PlugError, RequestError
+from fedup.errors import FingerprintError, PlugError, RequestError
 from fedup.federation import Federation
 from fedup.filter import FilterConfig
 from fedup.fit import Examples, Trace, fit_filter
 from fedup.plugging import ANSWERING, PluggedModel, Served
+from fedup.refresh import Refresh
+from fedup.report import Report
 from fedup.request import Forget, check_known, union
 from fedup.rng import generator
 from fedup.sharing import shared_view
 
 
-@dataclass
-class Report:
-    """What answering a request took."""
-
-    requests: frozenset[Forget]  # active afterwards
-    time_s: dict[str, float] = field(default_factory=dict)  # by stage
-    clients_contacted: list[int] = field(default_factory=list)
-    bytes_up: int = 0  # clients to server, as serialised
-    bytes_down: int = 0
-    centroids_used: int = 0
-
-    @property
-    def total_time_s(self) -> float:
-        """Seconds from request to effect."""
-        return sum(self.time_s.values())
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Adds the time of a block to a stage."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.time_s[name] = self.time_s.get(name, 0.0) + time.perf_counter() - started
-
-
 def unlearn(
     plugged: PluggedModel,
     centroids: Centroids,
-    request: Forget,
+    request: Forget | Collection[Forget],
     *,
     clients: Federation | Contact | None = None,
     config: FilterConfig | None = None,
     keep_sealed: bool = False,
     trace: Trace | None = None,
 ) -> Report:
-    """Fit a filter for the active requests and this one, and serve through it.
+    """Fit a filter for the active requests and this one (or these), and serve through it.
 
     Client and class requests are answered from the centroids alone. A sample request asks the touched clients, reached
     through `clients`, to cluster the touched cells again without the samples; the old cells are replaced, and kept
     aside for a restoration without contact only with `keep_sealed`. On an error nothing has changed.
     """
-    _check_arguments(plugged, centroids, request)
+    new = _several(request)
+    _check_arguments(plugged, centroids, new)
     if centroids is None:
         raise RequestError("Unlearning needs the centroids that collect() returned; found None.")
     with ANSWERING:
-        check_known(request, clients=centroids.clients, num_classes=centroids.num_classes)
-        if request in plugged.requests:
-            raise RequestError(f"The request to {request} is active already; nothing was changed.")
-        if (
-            not centroids.collected_for
-            and not request.sample_ids
-            and not any(_names(request, c) for c in centroids.cells)
-        ):
-            raise RequestError(f"To {request} changes nothing: no client was trained on such a row.")
+        _check_new(plugged, centroids, new)
         config = config or (plugged.served.config if plugged.served else FilterConfig())
-        return _fit_for(plugged.requests | {request}, plugged, centroids, clients, config, keep_sealed, trace)
+        return _fit_for(plugged.requests | new, plugged, centroids, clients, config, keep_sealed, trace)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What answering requests would take, found without changing anything."""
+
+    cells_sealed: int  # left out by the requests, and used for nothing but restoration
+    cells_asked: list[CellName]  # clustered again by their clients
+    clients_contacted: list[int]
+    centroids_kept: int  # rows that the filter is fitted to, before clients replace any
+
+
+def plan(
+    plugged: PluggedModel,
+    centroids: Centroids,
+    requests: Collection[Forget],
+    *,
+    clients: Federation | Contact | None = None,
+    config: FilterConfig | None = None,
+) -> Plan:
+    """What serving exactly this set of requests would take: nothing is fitted, replaced or sent.
+
+    The classes of samples that were never asked about are looked up through `clients`.
+    """
+    requests = _several(requests)
+    with ANSWERING:
+        _check_belongs(plugged, centroids, requests)
+        gone, config = union(requests), config or FilterConfig()
+        check_known(gone, clients=centroids.clients, num_classes=centroids.num_classes)
+        used = _used_cells(centroids, gone, config)
+        refresh = Refresh(centroids, _contact(clients, plugged), Report(requests), keep_sealed=False)
+        try:
+            asked = [cell for _, cells, _ in refresh.touched(used, gone) for cell in cells]
+        finally:
+            refresh.undo()
+        return Plan(
+            cells_sealed=sum(_names(gone, cell) for cell in centroids.cells),
+            cells_asked=[cell.name for cell in asked],
+            clients_contacted=sorted({cell.client for cell in asked}),
+            centroids_kept=len(centroids.rows_of(used)),
+        )
 
 
 def restore(
     plugged: PluggedModel,
     centroids: Centroids | None,
-    request: Forget,
+    request: Forget | Collection[Forget],
     *,
     clients: Federation | Contact | None = None,
     trace: Trace | None = None,
 ) -> Report:
-    """Take one request back: a filter for the remaining ones, or none, and the original model, after the last.
+    """Take a request (or several) back: a filter for the remaining ones; after the last none, and the original model.
 
     After the last one `plugged` has no filter: serve through `plugged.unplug()`, which is the base, bit for bit.
     """
-    _check_arguments(plugged, centroids, request)
+    back = _several(request)
+    _check_arguments(plugged, centroids, back)
     with ANSWERING:
-        if request not in plugged.requests or plugged.served is None:
-            raise RequestError(f"The request to {request} is not active, so it cannot be taken back.")
-        remaining = plugged.requests - {request}
+        unknown = back - plugged.requests
+        if unknown or not back or plugged.served is None:
+            which = ", ".join(map(str, unknown)) or "nothing at all"
+            raise RequestError(f"The request to {which} is not active, so it cannot be taken back.")
+        remaining = plugged.requests - back
         if remaining:
             if centroids is None:
                 raise RequestError("Other requests stay active: pass the centroids to fit a filter for them.")
@@ -132,15 +142,39 @@ def _names(request: Forget, cell: Cell) -> bool:
     return cell.client in request.client_ids or cell.label in request.class_ids
 
 
-def _check_arguments(plugged: object, centroids: object, request: object) -> None:
+def _several(request: Forget | Collection[Forget]) -> frozenset[Forget]:
+    if not isinstance(request, Collection) or isinstance(request, str):
+        request = [request]
+    return frozenset(request)
+
+
+def _check_new(plugged: PluggedModel, centroids: Centroids, new: frozenset[Forget]) -> None:
+    """Each of the new requests must be known, change something and not be active already."""
+    if not new:
+        raise RequestError("There is no request to answer: the list is empty.")
+    for request in new:
+        check_known(request, clients=centroids.clients, num_classes=centroids.num_classes)
+        if request in plugged.requests:
+            raise RequestError(f"The request to {request} is active already; nothing was changed.")
+        named = request.sample_ids or any(_names(request, cell) for cell in centroids.cells)
+        if not named and not centroids.collected_for:
+            raise RequestError(f"To {request} changes nothing: no client was trained on such a row.")
+
+
+def _contact(clients: Federation | Contact | None, plugged: PluggedModel) -> Contact | None:
+    return InProcess(clients, plugged.base) if isinstance(clients, Federation) else clients
+
+
+def _check_arguments(plugged: object, centroids: object, requests: Iterable[object]) -> None:
     if not isinstance(plugged, PluggedModel):
         raise PlugError(
             f"The first argument must be a plugged model; found {type(plugged).__name__}: plug(model) first."
         )
     if not isinstance(centroids, Centroids | None):
         raise RequestError(f"The second argument must be what collect() returned; found {type(centroids).__name__}.")
-    if not isinstance(request, Forget):
-        raise RequestError(f"A request is made by Forget.clients, .classes or .samples; found {request!r}.")
+    for request in requests:
+        if not isinstance(request, Forget):
+            raise RequestError(f"A request is made by Forget.clients, .classes or .samples; found {request!r}.")
 
 
 def _fit_for(
@@ -158,11 +192,11 @@ def _fit_for(
         _check_belongs(plugged, centroids, requests)
         gone = union(requests)
         check_known(gone, clients=centroids.clients, num_classes=centroids.num_classes)
-        contact = InProcess(clients, plugged.base) if isinstance(clients, Federation) else clients
+        contact = _contact(clients, plugged)
         used = _used_cells(centroids, gone, config)
         if not used:
             raise RequestError(f"To {gone} leaves no centroid to keep. Take the model out of service instead.")
-    refresh = _Refresh(centroids, contact, report, keep_sealed=keep_sealed)
+    refresh = Refresh(centroids, contact, report, keep_sealed=keep_sealed)
     plain = torch.autocast(centroids.vectors.device.type, enabled=False)  # its cached casts would hide the fit's steps
     with refresh.undone_on_error(), torch.inference_mode(False), plain:
         with report.stage("contact"):
@@ -223,125 +257,3 @@ def _remapped(cell: Cell, retained: Tensor, config: FilterConfig) -> Tensor:
     many = cell.size if config.class_policy == "remap" else 1
     source = generator(config.seed, "remap", cell.client, cell.label)
     return retained[torch.randint(len(retained), (many,), generator=source)].expand(cell.size)
-
-
-class _Refresh:
-    """Brings the cells in use to the state that the requests ask for, and back if something fails."""
-
-    def __init__(self, centroids: Centroids, contact: Contact | None, report: Report, *, keep_sealed: bool) -> None:
-        self.centroids = centroids
-        self.contact = contact
-        self.report = report
-        self.keep_sealed = keep_sealed
-        self._undo: list[Callable[[], object]] = []
-
-    @contextmanager
-    def undone_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            for step in reversed(self._undo):
-                step()
-            raise
-
-    def bring_up_to_date(self, used: list[Cell], gone: Forget) -> None:
-        by_client: dict[int, list[Cell]] = {client: [] for client in gone.sample_ids}
-        for cell in used:
-            by_client.setdefault(cell.client, []).append(cell)
-        for client, cells in by_client.items():
-            self._bring_client_up_to_date(client, cells, gone.sample_ids.get(client, frozenset()))
-
-    def _bring_client_up_to_date(self, client: int, used: list[Cell], wanted: frozenset[int]) -> None:
-        """Touched are cells in use that were purged or leave out other samples than they should, and sealed ones that
-        still hold samples to be left out."""
-        store = self.centroids
-        labels = self._labels_of(client, wanted)
-        should = {(client, label): frozenset(i for i in wanted if labels[i] == label) for label in labels.values()}
-        touched = [
-            cell
-            for cell in used
-            if cell.name in store.purged or self._left_out(cell) != should.get(cell.name, frozenset())
-        ]
-        for name, ids in should.items():
-            cell = store.cell(name)
-            if cell is not None and cell not in used and name not in store.purged and ids - self._left_out(cell):
-                touched.append(cell)
-        asked = [cell for cell in touched if should.get(cell.name) or not self._unseal(cell)]
-        if asked:
-            self._ask(client, asked, wanted)
-
-    def _left_out(self, cell: Cell) -> frozenset[int]:
-        return self.centroids.excluded.get(cell.name, frozenset())
-
-    def _labels_of(self, client: int, samples: frozenset[int]) -> dict[int, int]:
-        """The samples' classes: asked once, then known."""
-        known = self.centroids.sample_labels.get(client, {})
-        unknown = samples - known.keys()
-        if not unknown:
-            return known
-        labels, found = self.centroids.sample_labels, {**known, **self._reach().labels_of(client, unknown)}
-        self._undo.append(lambda: labels.update({client: known}) if known else labels.pop(client))
-        labels[client] = found
-        self._note_contact(client, {"samples": sorted(unknown)})
-        return found
-
-    def _unseal(self, cell: Cell) -> bool:
-        """Put the sealed original back, if it was kept."""
-        store = self.centroids
-        original = store.sealed.get(cell.name)
-        if original is None:
-            return False
-        self._remember(cell)
-        store.put(cell, *original)
-        store.excluded.pop(cell.name, None)
-        del store.sealed[cell.name]
-        return True
-
-    def _ask(self, client: int, cells: list[Cell], excluded: frozenset[int]) -> None:
-        store = self.centroids
-        labels_of = store.sample_labels.get(client, {})
-        labels = frozenset(cell.label for cell in cells)
-        summary = self._reach().summarize(client, cut=store.cut, how=store.how, labels=labels, excluded=excluded)
-        for cell in cells:
-            self._remember(cell)
-            untouched = cell.name not in store.excluded and cell.name not in store.purged
-            if self.keep_sealed and untouched:
-                store.sealed[cell.name] = store.take(cell)
-            elif not self.keep_sealed and {i for i in excluded if labels_of[i] == cell.label} - self._left_out(cell):
-                store.sealed.pop(cell.name, None)  # it holds samples that are left out from now on
-        insert(store, summary)
-        self.report.bytes_up += message_size(summary)
-        self._note_contact(client, {"labels": sorted(labels), "excluded": sorted(excluded), "cut": store.cut})
-
-    def _note_contact(self, client: int, question: dict[str, object]) -> None:
-        if client not in self.report.clients_contacted:
-            self.report.clients_contacted.append(client)
-        self.report.bytes_down += len(json.dumps({"client": client, **question}).encode())
-
-    def _remember(self, cell: Cell) -> None:
-        store, name = self.centroids, cell.name
-        content, excluded = store.take(cell), store.excluded.get(name)
-        purged, sealed, sent = name in store.purged, store.sealed.get(name), store.bytes_up.get(cell.client, 0)
-
-        def put_back() -> None:
-            store.put(cell, *content)
-            store.bytes_up[cell.client] = sent
-            store.excluded.pop(name, None)
-            store.sealed.pop(name, None)
-            store.purged.discard(name)
-            if excluded is not None:
-                store.excluded[name] = excluded
-            if sealed is not None:
-                store.sealed[name] = sealed
-            if purged:
-                store.purged.add(name)
-
-        self._undo.append(put_back)
-
-    def _reach(self) -> Contact:
-        if self.contact is None:
-            raise ContactError(
-                "This needs an answer from clients (samples to leave out, or cells that were replaced or purged), and "
-                "no way to reach them was given: pass clients=federation."
-            )
-        return self.contact

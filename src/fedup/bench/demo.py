@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedup.bench.datasets import load_dataset
+from fedup.bench.datasets import defaults_of, load_dataset
 from fedup.bench.machine import describe_machine
 from fedup.bench.metrics.accuracy import accuracy_per_class, predict, retain_and_forget
 from fedup.bench.models import build_model
@@ -28,8 +28,6 @@ from fedup.unlearning import restore, unlearn
 
 Progress = Callable[[str, int, int], None]  # what is going on, steps done, steps in all
 
-_ROUNDS = {"digits": 30, "mnist": 10}  # until the federation has learned its data set
-_BATCH = {"digits": 16, "mnist": 64}
 _FORGOTTEN_CLASS = 7
 _FORGOTTEN_SAMPLES = 30
 
@@ -51,10 +49,11 @@ def run_demo(
     """Train, answer a client, a class and a sample request, retrain for comparison, restore; all as plain data."""
     started = time.perf_counter()
     dataset = load_dataset(data)
-    rounds = _ROUNDS.get(data, 20) if rounds is None else rounds
+    defaults = defaults_of(data)
+    rounds = defaults.rounds if rounds is None else rounds
     if rounds < 1:
         raise SettingError(f"The demo trains for at least 1 round; found {rounds}.")
-    local = LocalTraining(batch_size=_BATCH.get(data, 64))
+    local = LocalTraining(batch_size=defaults.batch_size)
     honest = Federation.split(dataset.x, dataset.y, dirichlet(dataset.y, clients, seed=seed), seed=seed)
     liar = largest_client(honest)
     poisoned = flip_labels(honest, liar)

@@ -1,7 +1,11 @@
-"""Data sets, one file each: a function `load()` that returns a `Dataset`."""
+"""Data sets, one file each: a function `load()` that returns a `Dataset`, how raw inputs become rows (`INPUT`), the
+names of its classes (`CLASS_NAMES`), and optionally the settings that suit it (`DEFAULTS`)."""
 
-from fedup.bench.datasets._dataset import Dataset
+from fedup.bench.datasets._dataset import Dataset, Defaults
+from fedup.bench.datasets._inputs import Images, Texts
 from fedup.registry import find
+
+__all__ = ["Dataset", "Defaults", "Images", "Texts", "defaults_of", "input_of", "load_dataset"]
 
 
 def load_dataset(name: str) -> Dataset:
@@ -12,3 +16,15 @@ def load_dataset(name: str) -> Dataset:
     """
     loaded: Dataset = find(__name__, name).load()
     return loaded
+
+
+def defaults_of(name: str) -> Defaults:
+    """The settings that suit the data set, which need not be there."""
+    found: Defaults = getattr(find(__name__, name), "DEFAULTS", Defaults())
+    return found
+
+
+def input_of(name: str) -> Images | Texts:
+    """How raw images or texts become rows of the data set, which need not be there."""
+    found: Images | Texts = find(__name__, name).INPUT
+    return found

@@ -17,3 +17,14 @@ class Dataset:
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Settings with which a federation learns the data set well."""
+
+    model: str = "lenet5"
+    rounds: int = 20
+    batch_size: int = 64
+    lr: float = 0.05
+    optimizer: str = "sgd"

@@ -1,9 +1,12 @@
 """MNIST: 60,000 handwritten digits, 28×28, from parquet files below FEDUP_DATA."""
 
-from fedup.bench.datasets._dataset import Dataset
-from fedup.bench.datasets._parquet import data_folder, normalized, read_images
+from fedup.bench.datasets._dataset import Dataset, Defaults
+from fedup.bench.datasets._inputs import Images
+from fedup.bench.datasets._parquet import data_folder, read_images
 
-_MEAN, _STD = (0.1307,), (0.3081,)
+INPUT = Images(channels=1, height=28, width=28, mean=(0.1307,), std=(0.3081,))
+DEFAULTS = Defaults(model="lenet5", rounds=10, batch_size=64)
+CLASS_NAMES = tuple("0123456789")
 
 
 def load() -> Dataset:
@@ -12,11 +15,4 @@ def load() -> Dataset:
     train, test = (
         read_images(folder / f"{split}-00000-of-00001.parquet", image_column="image") for split in ("train", "test")
     )
-    return Dataset(
-        name="mnist",
-        x=normalized(train[0], _MEAN, _STD),
-        y=train[1],
-        test_x=normalized(test[0], _MEAN, _STD),
-        test_y=test[1],
-        class_names=tuple("0123456789"),
-    )
+    return Dataset("mnist", INPUT.scale(train[0]), train[1], INPUT.scale(test[0]), test[1], CLASS_NAMES)

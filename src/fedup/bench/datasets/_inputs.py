@@ -1,0 +1,109 @@
+"""How raw images and texts become a model's input: the same at training and at prediction."""
+
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedup.errors import DataError, MissingDataError
+
+if TYPE_CHECKING:
+    from tokenizers import BertWordPieceTokenizer
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of one size; pixels lose the data set's mean and are divided by its deviation."""
+
+    channels: int
+    height: int
+    width: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    kind: ClassVar[str] = "image"
+
+    def read(self, data: bytes, *, resize: bool = False) -> np.ndarray:
+        """The pixels (C, H, W) of an encoded image; one of another size is refused, or resized."""
+        from PIL import Image, UnidentifiedImageError
+
+        try:
+            image = Image.open(io.BytesIO(data)).convert("L" if self.channels == 1 else "RGB")
+        except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
+            raise DataError(f"It holds no readable image ({error}).") from error
+        if image.size != (self.width, self.height):
+            if not resize:
+                raise DataError(
+                    f"It is {image.width}×{image.height}, and the model takes {self.width}×{self.height}: "
+                    "resize it yourself, or pass --resize."
+                )
+            image = image.resize((self.width, self.height), Image.Resampling.BILINEAR)
+        pixels = np.asarray(image)
+        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+    def prepare(self, raw: Sequence[Any]) -> Tensor:
+        """Pixels (C, H, W) of several images as one batch."""
+        return self.scale(torch.from_numpy(np.stack(raw)))
+
+    def scale(self, pixels: Tensor) -> Tensor:
+        """Pixels from 0 to 255 as the model takes them. (N, C, H, W)"""
+        shape = (1, -1, 1, 1)
+        return (pixels.float() / 255 - torch.tensor(self.mean).view(shape)) / torch.tensor(self.std).view(shape)
+
+    def identity(self) -> dict[str, Any]:
+        """What a prediction depends on besides the model."""
+        return {"kind": self.kind, "shape": [self.channels, self.height, self.width]}
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts as word pieces of a BERT vocabulary, cut or filled to one length."""
+
+    length: int
+    vocabulary: str = "bert-base-uncased/vocab.txt"  # below FEDUP_DATA
+    kind: ClassVar[str] = "text"
+
+    def read(self, data: bytes, *, resize: bool = False) -> str:
+        """One text; its length does not matter."""
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"It is no text in UTF-8 ({error}).") from error
+
+    def prepare(self, raw: Sequence[Any]) -> Tensor:
+        """Texts as ids of word pieces. (N, length)"""
+        tokenizer = _tokenizer(self._vocabulary_path(), self.length)
+        return torch.tensor([encoding.ids for encoding in tokenizer.encode_batch(list(raw))], dtype=torch.long)
+
+    def identity(self) -> dict[str, Any]:
+        """What a prediction depends on besides the model: another vocabulary would garble every text."""
+        digest = hashlib.sha256(self._vocabulary_path().read_bytes()).hexdigest()
+        return {"kind": self.kind, "shape": [self.length], "vocabulary": digest}
+
+    def _vocabulary_path(self) -> Path:
+        from fedup.bench.datasets._parquet import data_folder
+
+        folder, _, name = self.vocabulary.rpartition("/")
+        path = data_folder(folder) / name
+        if not path.is_file():
+            raise MissingDataError(f"The vocabulary {path} is missing: put BERT's vocab.txt there.")
+        return path
+
+
+@cache
+def _tokenizer(path: Path, length: int) -> "BertWordPieceTokenizer":
+    try:
+        from tokenizers import BertWordPieceTokenizer
+    except ModuleNotFoundError as error:
+        raise MissingDataError("Texts need the package tokenizers: pip install 'fedup[text]'.") from error
+
+    tokenizer = BertWordPieceTokenizer(str(path), lowercase=True)
+    tokenizer.enable_truncation(length)
+    tokenizer.enable_padding(length=length)
+    return tokenizer

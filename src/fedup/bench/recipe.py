@@ -1,0 +1,122 @@
+"""What a run folder is about: which data, split how, which model, trained how. Enough to make all of it again."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedup.bench.datasets import Dataset, defaults_of, input_of, load_dataset
+from fedup.bench.models import build_model
+from fedup.client import LocalTraining
+from fedup.errors import ArtifactError, DataError, SettingError
+from fedup.federation import Federation
+from fedup.partition import dirichlet, iid, pathological
+from fedup.rng import generator
+
+# Each takes labels, the number of clients, what stands behind the colon, and the seed.
+PARTITIONS: dict[str, Callable[[Tensor, int, str, int], Sequence[Tensor]]] = {
+    "iid": lambda y, clients, _, seed: iid(y, clients, seed=seed),
+    "dirichlet": lambda y, clients, value, seed: dirichlet(y, clients, concentration=float(value or 0.5), seed=seed),
+    "pathological": lambda y, clients, value, seed: pathological(
+        y, clients, classes_per_client=int(value or 2), seed=seed
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All settings of a federation; the same recipe and seed give the same federation and the same model."""
+
+    data: str
+    model: str
+    rounds: int
+    clients: int = 10
+    partition: str = "dirichlet:0.5"
+    rows: int | None = None  # a random subset of the data set
+    epochs: int = 1
+    batch_size: int = 64
+    lr: float = 0.05
+    momentum: float = 0.9
+    optimizer: str = "sgd"
+    clients_per_round: int | None = None
+    cut: str | None = None
+    seed: int = 0
+
+    @classmethod
+    def suited_to(cls, data: str, **chosen: Any) -> "Recipe":
+        """The data set's own defaults, with what was chosen instead (None chooses nothing)."""
+        own = asdict(defaults_of(data))
+        return cls(data=data, **{**own, **{name: value for name, value in chosen.items() if value is not None}})
+
+    def about(self, dataset: Dataset) -> dict[str, Any]:
+        """For the journal: the settings, and what predictions need to know of the data set."""
+        return {
+            **asdict(self),
+            "class_names": list(dataset.class_names),
+            "input_shape": list(dataset.x.shape[1:]),
+            "input": input_of(self.data).identity(),
+        }
+
+    @classmethod
+    def from_about(cls, about: Mapping[str, Any]) -> "Recipe":
+        """The recipe that `about` was made from."""
+        try:
+            return cls(**{one.name: about[one.name] for one in fields(cls)})
+        except KeyError as error:
+            raise ArtifactError(
+                f"The run folder does not say how its federation was made ({error} is missing): it was not made by "
+                "`fedup train`, and commands that need its data cannot make it again."
+            ) from error
+
+    @property
+    def local(self) -> LocalTraining:
+        """How clients train."""
+        if self.optimizer not in ("sgd", "adam"):
+            raise SettingError(f"optimizer is 'sgd' or 'adam'; found {self.optimizer!r}.")
+        return LocalTraining(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            momentum=self.momentum,
+            optimizer="adam" if self.optimizer == "adam" else "sgd",
+        )
+
+    def load(self) -> Dataset:
+        """The data set, or the chosen number of its rows."""
+        dataset = load_dataset(self.data)
+        if self.rows is None or self.rows == len(dataset.y):
+            return dataset
+        if not 1 <= self.rows <= len(dataset.y):
+            raise DataError(f"rows must lie in 1 … {len(dataset.y)}, all there are; found {self.rows}.")
+        chosen = torch.randperm(len(dataset.y), generator=generator(self.seed, "rows"))[: self.rows].sort().values
+        return Dataset(
+            dataset.name,
+            dataset.x[chosen],
+            dataset.y[chosen],
+            dataset.test_x,
+            dataset.test_y,
+            dataset.class_names,
+        )
+
+    def federation(self, dataset: Dataset) -> Federation:
+        """The data set, split over clients."""
+        name, _, value = self.partition.partition(":")
+        if name not in PARTITIONS:
+            raise SettingError(
+                f"partition is one of {', '.join(PARTITIONS)}, as in dirichlet:0.5; found {self.partition!r}."
+            )
+        try:
+            parts = PARTITIONS[name](dataset.y, self.clients, value, self.seed)
+        except ValueError as error:
+            if isinstance(error, SettingError | DataError):
+                raise
+            raise SettingError(f"partition is given as in dirichlet:0.5; found {self.partition!r}.") from error
+        return Federation.split(dataset.x, dataset.y, parts, seed=self.seed, num_classes=dataset.num_classes)
+
+    def blank_model(self, shape: Sequence[int], num_classes: int) -> nn.Module:
+        """The model with its initial weights."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return build_model(self.model, tuple(shape), num_classes)

@@ -1,0 +1,146 @@
+"""Cells brought to the state that requests ask for, by their clients where needed, and back if something fails."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from fedup.centroids import Cell, Centroids, insert, message_size
+from fedup.contact import Contact
+from fedup.errors import ContactError
+from fedup.report import Release, Report
+from fedup.request import Forget
+
+
+class Refresh:
+    """Brings the cells in use to the state that the requests ask for, and back if something fails."""
+
+    def __init__(self, centroids: Centroids, contact: Contact | None, report: Report, *, keep_sealed: bool) -> None:
+        self.centroids = centroids
+        self.contact = contact
+        self.report = report
+        self.keep_sealed = keep_sealed
+        self._undo: list[Callable[[], object]] = []
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """Whatever was changed is put back if the block fails."""
+        try:
+            yield
+        except BaseException:
+            self.undo()
+            raise
+
+    def undo(self) -> None:
+        """Put everything back as it was."""
+        while self._undo:
+            self._undo.pop()()
+
+    def bring_up_to_date(self, used: list[Cell], gone: Forget) -> None:
+        """Put sealed originals back where nothing is left out any more; ask the clients for the other touched cells."""
+        for client, asked, unsealed in self.touched(used, gone):
+            for cell in unsealed:
+                self._unseal(cell)
+            if asked:
+                self._ask(client, asked, gone.sample_ids.get(client, frozenset()))
+
+    def touched(self, used: list[Cell], gone: Forget) -> list[tuple[int, list[Cell], list[Cell]]]:
+        """By client: the cells that it must be asked for, and those whose sealed original will do.
+
+        Touched are cells in use that were purged or leave out other samples than they should, and sealed ones that
+        still hold samples to be left out.
+        """
+        by_client: dict[int, list[Cell]] = {client: [] for client in gone.sample_ids}
+        for cell in used:
+            by_client.setdefault(cell.client, []).append(cell)
+        return [
+            (client, *self._touched_of(client, cells, gone.sample_ids.get(client, frozenset())))
+            for client, cells in by_client.items()
+        ]
+
+    def _touched_of(self, client: int, used: list[Cell], wanted: frozenset[int]) -> tuple[list[Cell], list[Cell]]:
+        store = self.centroids
+        labels = self._labels_of(client, wanted)
+        should = {(client, label): frozenset(i for i in wanted if labels[i] == label) for label in labels.values()}
+        touched = [
+            cell
+            for cell in used
+            if cell.name in store.purged or self._left_out(cell) != should.get(cell.name, frozenset())
+        ]
+        for name, ids in should.items():
+            cell = store.cell(name)
+            if cell is not None and cell not in used and name not in store.purged and ids - self._left_out(cell):
+                touched.append(cell)
+        unsealed = [cell for cell in touched if not should.get(cell.name) and cell.name in store.sealed]
+        return [cell for cell in touched if cell not in unsealed], unsealed
+
+    def _left_out(self, cell: Cell) -> frozenset[int]:
+        return self.centroids.excluded.get(cell.name, frozenset())
+
+    def _labels_of(self, client: int, samples: frozenset[int]) -> dict[int, int]:
+        """The samples' classes: asked once, then known."""
+        known = self.centroids.sample_labels.get(client, {})
+        unknown = samples - known.keys()
+        if not unknown:
+            return known
+        labels, found = self.centroids.sample_labels, {**known, **self._reach().labels_of(client, unknown)}
+        self._undo.append(lambda: labels.update({client: known}) if known else labels.pop(client))
+        labels[client] = found
+        self._note_contact(client, {"samples": sorted(unknown)})
+        return found
+
+    def _unseal(self, cell: Cell) -> None:
+        """Put the sealed original back."""
+        store = self.centroids
+        self._remember(cell)
+        store.put(cell, *store.sealed.pop(cell.name))
+        store.excluded.pop(cell.name, None)
+
+    def _ask(self, client: int, cells: list[Cell], excluded: frozenset[int]) -> None:
+        store = self.centroids
+        labels_of = store.sample_labels.get(client, {})
+        labels = frozenset(cell.label for cell in cells)
+        summary = self._reach().summarize(client, cut=store.cut, how=store.how, labels=labels, excluded=excluded)
+        for cell in cells:
+            self._remember(cell)
+            untouched = cell.name not in store.excluded and cell.name not in store.purged
+            if self.keep_sealed and untouched:
+                store.sealed[cell.name] = store.take(cell)
+            elif not self.keep_sealed and {i for i in excluded if labels_of[i] == cell.label} - self._left_out(cell):
+                store.sealed.pop(cell.name, None)  # it holds samples that are left out from now on
+        insert(store, summary)
+        self.report.releases.append(Release(client, len(cells), message_size(summary)))
+        self._note_contact(client, {"labels": sorted(labels), "excluded": sorted(excluded), "cut": store.cut})
+
+    def _note_contact(self, client: int, question: dict[str, object]) -> None:
+        if client not in self.report.clients_contacted:
+            self.report.clients_contacted.append(client)
+        self.report.bytes_down += len(json.dumps({"client": client, **question}).encode())
+
+    def _remember(self, cell: Cell) -> None:
+        self.report.cells_replaced += 1
+        store, name = self.centroids, cell.name
+        content, excluded = store.take(cell), store.excluded.get(name)
+        purged, sealed, sent = name in store.purged, store.sealed.get(name), store.bytes_up.get(cell.client, 0)
+
+        def put_back() -> None:
+            store.put(cell, *content)
+            store.bytes_up[cell.client] = sent
+            store.excluded.pop(name, None)
+            store.sealed.pop(name, None)
+            store.purged.discard(name)
+            if excluded is not None:
+                store.excluded[name] = excluded
+            if sealed is not None:
+                store.sealed[name] = sealed
+            if purged:
+                store.purged.add(name)
+
+        self._undo.append(put_back)
+
+    def _reach(self) -> Contact:
+        if self.contact is None:
+            raise ContactError(
+                "This needs an answer from clients (samples to leave out, or cells that were replaced or purged), and "
+                "no way to reach them was given: pass clients=federation."
+            )
+        return self.contact

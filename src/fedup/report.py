@@ -1,0 +1,49 @@
+"""What answering a request took."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from fedup.request import Forget
+
+
+@dataclass(frozen=True)
+class Release:
+    """One message of centroids from a client, as serialised."""
+
+    client: int
+    cells: int
+    size_bytes: int
+
+
+@dataclass
+class Report:
+    """What answering a request took."""
+
+    requests: frozenset[Forget]  # active afterwards
+    time_s: dict[str, float] = field(default_factory=dict)  # by stage
+    clients_contacted: list[int] = field(default_factory=list)
+    releases: list[Release] = field(default_factory=list)  # what clients sent
+    bytes_down: int = 0
+    centroids_used: int = 0
+    cells_replaced: int = 0  # by what clients sent, or by sealed originals
+
+    @property
+    def bytes_up(self) -> int:
+        """Clients to server, as serialised."""
+        return sum(release.size_bytes for release in self.releases)
+
+    @property
+    def total_time_s(self) -> float:
+        """Seconds from request to effect."""
+        return sum(self.time_s.values())
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Adds the time of a block to a stage."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.time_s[name] = self.time_s.get(name, 0.0) + time.perf_counter() - started

@@ -1,0 +1,186 @@
+"""Requests answered in a run folder: fitted, judged, stored, and only then in force."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fedup.centroids import CellName, Centroids, save_centroids
+from fedup.client import Summarizing
+from fedup.contact import Contact
+from fedup.federation import Federation
+from fedup.filter import FilterConfig
+from fedup.filter_file import save_filter
+from fedup.plugging import PluggedModel
+from fedup.report import Release, Report
+from fedup.request import Forget, union
+from fedup.run.folder import Writer
+from fedup.run.state import FileRecord, Request
+from fedup.unlearning import purge as purge_cells
+from fedup.unlearning import restore as take_back
+from fedup.unlearning import unlearn as fit_and_serve
+
+# Accuracies by state of the model (original, forgotten, restored), part of the data and side (retain, forget).
+Figures = Mapping[str, Any]
+# Measures a plugged model for what is forgotten altogether; None where there is no data to measure on.
+Judge = Callable[[PluggedModel, Forget], Figures]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as it comes in; the reference is the operator's own (a ticket, a letter)."""
+
+    forget: Forget
+    reference: str | None = None
+    rows: Mapping[str, Any] = field(default_factory=dict)  # how many rows it names, and the hash of their ids
+
+
+@dataclass
+class Answer:
+    """What came of it; `declined` says why a filter was fitted and not put in force."""
+
+    requests: Sequence[str]
+    filter: FileRecord | None
+    report: Report
+    figures: Figures | None
+    declined: str | None = None
+    already: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a filter may be put in force: at most so many points of retained validation accuracy lost, or by force."""
+
+    max_loss: float = 3.0
+    force: bool = False
+
+    def refusal(self, figures: Figures | None) -> str | None:
+        """Why not, in words; None when it may."""
+        if self.force:
+            return None
+        before, after = (_retained(figures, state) for state in ("original", "forgotten"))
+        if before is None or after is None:
+            return "the retained accuracy could not be measured, because there is no validation data at hand"
+        loss = 100 * (before - after)
+        if loss > self.max_loss:
+            return (
+                f"it would lower the retained accuracy on validation data by {loss:.1f} points "
+                f"({before:.3f} to {after:.3f}), and {self.max_loss:g} are allowed"
+            )
+        return None
+
+
+def unlearn(
+    writer: Writer,
+    plugged: PluggedModel,
+    centroids: Centroids,
+    asked: Sequence[Asked],
+    *,
+    clients: Federation | Contact | None = None,
+    config: FilterConfig | None = None,
+    keep_sealed: bool = False,
+    judge: Judge | None = None,
+    limits: Limits = Limits(),  # noqa: B008 (frozen)
+) -> Answer:
+    """Fit a filter for the requests in force and these, and put it in force unless it costs too much."""
+    report = fit_and_serve(
+        plugged, centroids, [a.forget for a in asked], clients=clients, config=config, keep_sealed=keep_sealed
+    )
+    requests = [
+        {
+            "id": writer.state.next_id(i),
+            "reference": one.reference,
+            "kind": one.forget.kind,
+            "forget": one.forget.to_json(),
+            "digest": one.forget.digest,
+            "rows": dict(one.rows),
+        }
+        for i, one in enumerate(asked)
+    ]
+    body: dict[str, Any] = {"requests": requests}
+    return _settle(writer, "unlearned", body, plugged, centroids, report, judge, limits)
+
+
+def restore(
+    writer: Writer,
+    plugged: PluggedModel,
+    centroids: Centroids | None,
+    requests: Sequence[Request],
+    *,
+    clients: Federation | Contact | None = None,
+    judge: Judge | None = None,
+    limits: Limits = Limits(),  # noqa: B008 (frozen)
+) -> Answer:
+    """Take requests back: a filter for the remaining ones, or none after the last."""
+    report = take_back(plugged, centroids, [request.forget for request in requests], clients=clients)
+    body = {"requests": [request.id for request in requests]}
+    return _settle(writer, "restored", body, plugged, centroids, report, judge, limits)
+
+
+def purge(writer: Writer, plugged: PluggedModel, centroids: Centroids) -> list[CellName]:
+    """Destroy the sealed cells: from then on they are in no file of the folder."""
+    gone = purge_cells(plugged, centroids)
+    record = writer.put("centroids", lambda path: save_centroids(centroids, path))
+    writer.commit("purged", {"cells": [list(cell) for cell in gone], "centroids": record.to_json()})
+    return gone
+
+
+def _settle(
+    writer: Writer,
+    kind: str,
+    body: dict[str, Any],
+    plugged: PluggedModel,
+    centroids: Centroids | None,
+    report: Report,
+    judge: Judge | None,
+    limits: Limits,
+) -> Answer:
+    """Measure what was fitted, store it and commit; or only note that it was declined."""
+    ids = [r["id"] if isinstance(r, dict) else r for r in body["requests"]]
+    served = plugged.served
+    with report.stage("measure"):
+        figures = judge(plugged, union(report.requests)) if judge and served else None
+    body |= {
+        "figures": figures,
+        "clients_contacted": sorted(report.clients_contacted),
+        "bytes_up": report.bytes_up,
+        "bytes_down": report.bytes_down,
+        "centroids_used": report.centroids_used,
+        "releases": describe_releases(report.releases, centroids.how) if centroids else [],
+        "base": plugged.base_fingerprint,
+    }
+    refusal = limits.refusal(figures) if served else None
+    if refusal:
+        declined = {**body, "requests": [], "declined": body["requests"], "step": kind, "why": refusal}
+        writer.commit("declined", declined | {"time_s": dict(report.time_s)})
+        return Answer(ids, writer.state.filter, report, figures, declined=refusal)
+    stored: FileRecord | None = None
+    changed: FileRecord | None = None
+    with report.stage("store"):
+        if served:
+            stored = writer.put("filter", lambda path: save_filter(plugged, path))
+        if centroids is not None and (report.cells_replaced or report.clients_contacted):
+            changed = writer.put("centroids", lambda path: save_centroids(centroids, path))
+    body |= {
+        "active": [request.id for request in writer.state.active if request.id not in ids],
+        "filter": stored.to_json() if stored else None,
+        "config": asdict(served.config) if served else None,
+        "centroids": changed.to_json() if changed else None,
+        "time_s": dict(report.time_s),
+    }
+    if kind == "unlearned":
+        body["active"] += ids
+    writer.commit(kind, body)
+    return Answer(ids, stored, report, figures)
+
+
+def describe_releases(sent: Iterable[Release], how: Summarizing) -> list[dict[str, Any]]:
+    """Messages of clients as they stand in the journal, with what protected them. No ε: no accountant computed one."""
+    mechanism = "gaussian noise, no DP guarantee" if how.sigma else "none"
+    return [
+        {"client": one.client, "cells": one.cells, "bytes": one.size_bytes, "mechanism": mechanism, "sigma": how.sigma}
+        for one in sorted(sent, key=lambda release: release.client)
+    ]
+
+
+def _retained(figures: Figures | None, state: str) -> float | None:
+    return figures[state]["validation"]["retain"] if figures else None

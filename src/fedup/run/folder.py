@@ -1,0 +1,145 @@
+"""The run folder: one federation's model, centroids, filters and requests, through crashes and for months.
+
+run.sqlite   the journal; its commit is the only commit point
+files/       model, centroids and filter, named by their content
+lock         held by the one writer
+evidence/    pages written by `fedup evidence`
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedup.errors import ArtifactError, MissingRunError, SettingError
+from fedup.files import explained
+from fedup.run.journal import Event, Journal, is_unfinished
+from fedup.run.lock import held, holder
+from fedup.run.state import FileRecord, State, state_of
+from fedup.run.store import FileStore
+
+_PRIVATE = 0o700  # centroids are nobody else's business
+
+
+class Run:
+    """A run folder at a path; nothing is opened before it is needed, so a folder can move between calls."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.files = FileStore(self.path / "files")
+
+    @property
+    def journal_path(self) -> Path:
+        return self.path / "run.sqlite"
+
+    @property
+    def lock_path(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def holder(self) -> str | None:
+        """Who writes at this moment, in words; None when nobody does."""
+        return holder(self.lock_path)
+
+    def read(self) -> State:
+        """The state after the last committed event; the chain is checked. Never waits for a writer."""
+        self._check_exists()
+        journal = Journal(self.journal_path)
+        try:
+            return state_of(journal.events())
+        finally:
+            journal.close()
+
+    @contextmanager
+    def writing(
+        self, command: str, *, wait_s: float = 0.0, on_wait: Callable[[str], None] = lambda holder: None
+    ) -> Iterator["Writer"]:
+        """The folder with this process as its one writer."""
+        self._check_exists()
+        with held(self.lock_path, command, wait_s=wait_s, on_wait=on_wait):
+            journal = Journal(self.journal_path, write=True)
+            try:
+                writer = Writer(self, journal)
+                writer.sweep()
+                yield writer
+            finally:
+                journal.close()
+
+    def start(self, about: Mapping[str, Any], *, wait_s: float = 0.0) -> None:
+        """Make the folder for what `about` describes; one that is there already must be about the same."""
+        self._check_empty_or_ours()
+        with explained(f"make the folder {self.path}"):
+            self.path.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
+            self.files.folder.mkdir(exist_ok=True, mode=_PRIVATE)
+        with held(self.lock_path, "train", wait_s=wait_s):
+            if is_unfinished(self.journal_path):
+                Journal.create(self.journal_path).close()
+            journal = Journal(self.journal_path, write=True)
+            try:
+                events = journal.events()
+                if not events:
+                    journal.append("created", {"about": about})
+                else:
+                    self._check_about(state_of(events), about)
+            finally:
+                journal.close()
+
+    def _check_about(self, state: State, about: Mapping[str, Any]) -> None:
+        wanted = json.loads(json.dumps(about))
+        differ = [
+            f"{key} is {state.about.get(key)!r} there and {wanted.get(key)!r} here"
+            for key in sorted({*state.about, *wanted})
+            if state.about.get(key) != wanted.get(key)
+        ]
+        if differ:
+            raise SettingError(
+                f"{self.path} is a run folder with other settings: {'; '.join(differ)}. Use those, or a new folder."
+            )
+
+    def _check_exists(self) -> None:
+        if is_unfinished(self.journal_path):
+            raise MissingRunError(
+                f"There is no run folder at {self.path}. Make one with `fedup train --run {self.path}`, or name "
+                "another with --run or the variable FEDUP_RUN."
+            )
+
+    def _check_empty_or_ours(self) -> None:
+        if self.path.is_dir() and not self.journal_path.exists():
+            foreign = [entry.name for entry in self.path.iterdir() if entry.name not in ("files", "lock")]
+            if foreign:
+                raise SettingError(
+                    f"{self.path} is no run folder and not empty ({', '.join(sorted(foreign)[:3])}): name a new one."
+                )
+        elif self.path.exists() and not self.path.is_dir():
+            raise SettingError(f"{self.path} is a file: name a folder.")
+
+
+class Writer:
+    """The one process that may change the folder. Each `commit` is a step: before it, or after it, never between."""
+
+    def __init__(self, run: Run, journal: Journal) -> None:
+        self.run = run
+        self._journal = journal
+        self.state = state_of(journal.events())
+
+    def put(self, kind: str, write: Callable[[Path], None]) -> FileRecord:
+        """Write a file; it belongs to the folder once an event that names it is committed."""
+        return self.run.files.put(kind, write)
+
+    def commit(self, kind: str, body: Mapping[str, Any]) -> Event:
+        """Append an event, and then remove the files that it made superfluous."""
+        event = self._journal.append(kind, body)
+        self.state = state_of([*self.state.events, event])
+        self.sweep()
+        return event
+
+    def sweep(self) -> None:
+        """Remove files that the folder no longer needs."""
+        needed = self.state.files
+        missing = [record.name for record in needed if not (self.run.files.folder / record.name).exists()]
+        if missing:
+            raise ArtifactError(
+                f"{', '.join(missing)} is missing in {self.run.files.folder}. Take a good copy of the folder."
+            )
+        self.run.files.sweep(needed, training=self.state.trained is None)

@@ -1,0 +1,257 @@
+"""The journal of a run folder: an append-only, hash-chained list of events in one SQLite file.
+
+Everything a folder knows is in its events; requests and releases are views over them. Each event's hash covers the one
+before it, so that an edited, removed or inserted row shows. The chain has no secret: whoever can rewrite the whole file
+can make a new chain, which is why evidence pages print the hash of the last event for safekeeping elsewhere.
+"""
+
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from fedup.errors import ArtifactError, StorageError
+
+FORMAT_VERSION = 1
+APPLICATION_ID = 0x46445550  # "FDUP", so that `file` and we can tell a journal from another database
+GENESIS = "0" * 64
+_BUSY_TIMEOUT_S = 10.0
+
+SCHEMA = """
+CREATE TABLE events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    at TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    body TEXT NOT NULL,
+    previous TEXT NOT NULL,
+    hash TEXT NOT NULL UNIQUE
+) STRICT;
+CREATE TRIGGER events_are_not_changed BEFORE UPDATE ON events
+    BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
+CREATE TRIGGER events_are_not_removed BEFORE DELETE ON events
+    BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
+CREATE VIEW requests AS
+    SELECT asked.value ->> 'id' AS id, asked.value ->> 'reference' AS reference, asked.value ->> 'kind' AS kind,
+           asked.value ->> 'digest' AS digest, events.at AS asked_at, events.seq AS asked_in,
+           (SELECT max(later.seq) FROM events AS later, json_each(later.body, '$.requests') AS back
+            WHERE later.kind = 'restored' AND back.value = asked.value ->> 'id') AS restored_in
+    FROM events, json_each(events.body, '$.requests') AS asked
+    WHERE events.kind = 'unlearned';
+CREATE VIEW releases AS
+    SELECT sent.value ->> 'client' AS client, sent.value ->> 'cells' AS cells, sent.value ->> 'bytes' AS bytes,
+           sent.value ->> 'mechanism' AS mechanism, sent.value ->> 'sigma' AS sigma,
+           events.at AS at, events.seq AS sent_in
+    FROM events, json_each(events.body, '$.releases') AS sent;
+"""
+
+# From a format to the next: SQL that runs in one transaction. There is one format so far.
+MIGRATIONS: dict[int, str] = {}
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to the folder: `seq` orders events, the clock only dates them."""
+
+    seq: int
+    at: str
+    kind: str
+    body: Mapping[str, Any]
+    hash: str
+
+
+class Journal:
+    """The SQLite file, open for reading or for writing."""
+
+    def __init__(self, path: Path, *, write: bool = False) -> None:
+        self.path = path
+        self._connection = self._open(write)
+        try:
+            with self._explained():
+                self._check_format(write)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    @classmethod
+    def create(cls, path: Path) -> "Journal":
+        """A journal without events; one left behind by a creation that was killed is completed."""
+        connection = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_TIMEOUT_S)
+        try:
+            connection.executescript(
+                f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT_VERSION};"
+                f"{SCHEMA} COMMIT;"
+            )
+        except sqlite3.Error as error:
+            raise _storage_error(path, error) from error
+        finally:
+            connection.close()
+        return cls(path, write=True)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def events(self) -> list[Event]:
+        """All events, after a check of the whole chain."""
+        with self._explained():
+            rows = self._connection.execute(
+                "SELECT seq, at, kind, body, previous, hash FROM events ORDER BY seq"
+            ).fetchall()
+            last_given = self._connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
+            schema = _schema_of(self._connection)
+        if schema != _expected_schema():
+            raise ArtifactError(
+                f"{self.path} was edited: its tables, triggers or views are not those that fedup makes. "
+                "Take a good copy of the folder."
+            )
+        previous = GENESIS
+        for place, (seq, at, kind, body, said_previous, said_hash) in enumerate(rows, start=1):
+            right = _hash(seq, at, kind, body, previous)
+            if seq != place or said_previous != previous or said_hash != right:
+                raise ArtifactError(
+                    f"{self.path} was edited: the chain of events breaks at event {seq} ({kind}). "
+                    "Take a good copy of the folder."
+                )
+            previous = said_hash
+        if last_given is not None and last_given[0] != len(rows):
+            raise ArtifactError(
+                f"{self.path} was edited: it has {len(rows)} events, and {last_given[0]} were written. "
+                "Take a good copy of the folder."
+            )
+        return [Event(seq, at, kind, json.loads(body), own) for seq, at, kind, body, _, own in rows]
+
+    def append(self, kind: str, body: Mapping[str, Any]) -> Event:
+        """Write one event: when this returns it is on disk, when it raises it is not there."""
+        text = json.dumps(body, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        with self._explained(), self._transaction():
+            last = self._connection.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+            seq, previous = (last[0] + 1, last[1]) if last else (1, GENESIS)
+            at = datetime.now(UTC).isoformat(timespec="milliseconds")
+            own = _hash(seq, at, kind, text, previous)
+            self._connection.execute(
+                "INSERT INTO events (seq, at, kind, body, previous, hash) VALUES (?, ?, ?, ?, ?, ?)",
+                (seq, at, kind, text, previous, own),
+            )
+        return Event(seq, at, kind, json.loads(text), own)
+
+    def _open(self, write: bool) -> sqlite3.Connection:
+        # A reader may have to roll back what a killed writer left, so it opens for writing where it is allowed to.
+        may_write = os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)
+        mode = "rw" if write or may_write else "ro"
+        try:
+            connection = sqlite3.connect(
+                f"file:{quote(str(self.path.absolute()))}?mode={mode}",
+                uri=True,
+                isolation_level=None,
+                timeout=_BUSY_TIMEOUT_S,
+            )
+            connection.execute("PRAGMA synchronous = EXTRA")  # a commit survives a power cut
+            connection.execute("PRAGMA secure_delete = ON")
+        except sqlite3.Error as error:
+            raise _storage_error(self.path, error) from error
+        return connection
+
+    def _check_format(self, write: bool) -> None:
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        (application,) = self._connection.execute("PRAGMA application_id").fetchone()
+        if application != APPLICATION_ID:
+            raise ArtifactError(f"{self.path} is no journal of a run folder: it was not made by fedup.")
+        if version > FORMAT_VERSION:
+            raise ArtifactError(
+                f"{self.path} has format {version}; this fedup knows formats up to {FORMAT_VERSION}. "
+                "Use a newer fedup: this one would not understand the folder, and has changed nothing."
+            )
+        if version < FORMAT_VERSION:
+            self._migrate(version, write)
+
+    def _migrate(self, version: int, write: bool) -> None:
+        steps = range(version, FORMAT_VERSION)
+        unknown = [step for step in steps if step not in MIGRATIONS]
+        if unknown:
+            raise ArtifactError(
+                f"{self.path} has format {version}, from which there is no way here: use an older fedup."
+            )
+        if not write:
+            raise ArtifactError(
+                f"{self.path} has the older format {version}. Any command that writes, such as `fedup collect`, brings "
+                f"it to format {FORMAT_VERSION}; until then it cannot be read."
+            )
+        script = "".join(f"{MIGRATIONS[step]}; PRAGMA user_version = {step + 1};" for step in steps)
+        self._connection.executescript(f"BEGIN IMMEDIATE; {script} COMMIT;")
+        self.append("migrated", {"from": version, "to": FORMAT_VERSION})
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _storage_error(self.path, error) from error
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a journal was begun and killed before it held anything."""
+    if not path.exists():
+        return True
+    try:
+        connection = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=rw", uri=True, isolation_level=None)
+        try:
+            return connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+        finally:
+            connection.close()
+    except sqlite3.Error:
+        return False
+
+
+def _hash(seq: int, at: str, kind: str, body: str, previous: str) -> str:
+    return hashlib.sha256(json.dumps([previous, seq, at, kind, body]).encode()).hexdigest()
+
+
+def _schema_of(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    return connection.execute(
+        "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' ORDER BY name"
+    ).fetchall()
+
+
+def _expected_schema() -> list[tuple[str, str]]:
+    connection = sqlite3.connect(":memory:")
+    try:
+        connection.executescript(SCHEMA)
+        return _schema_of(connection)
+    finally:
+        connection.close()
+
+
+def _storage_error(path: Path, error: sqlite3.Error) -> Exception:
+    """What SQLite says, with what to do about it."""
+    name = getattr(error, "sqlite_errorname", "")
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return ArtifactError(f"{path} is damaged or no SQLite file ({error}). Take a good copy of the folder.")
+    advice = "Check the disk and the permissions; what was there before is untouched."
+    if name.startswith("SQLITE_FULL"):
+        advice = "Free some space and run the same command again; what was there before is untouched."
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+        advice = (
+            "The folder is read-only here: ask for write permission, or work on a copy. (What a killed process left "
+            "half-written must be rolled back once by someone who may write.)"
+        )
+    if name.startswith("SQLITE_BUSY"):
+        advice = "Another program keeps the file locked: close it and run the same command again."
+    return StorageError(f"Could not use {path}: {error}. {advice}")

@@ -1,0 +1,156 @@
+"""What a run folder holds: a fold over its events, and nothing else."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from fedup.errors import ArtifactError, RequestError
+from fedup.request import Forget
+from fedup.run.journal import GENESIS, Event
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A file of the folder as the journal knows it."""
+
+    name: str
+    sha256: str
+    size_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in an event."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that was answered, and whether it was taken back."""
+
+    id: str
+    forget: Forget
+    reference: str | None
+    asked_in: Event
+    restored_in: Event | None = None
+
+    @property
+    def is_active(self) -> bool:
+        return self.restored_in is None
+
+
+@dataclass(frozen=True)
+class State:
+    """A folder after its last event."""
+
+    about: Mapping[str, Any] = field(default_factory=dict)
+    trained: Event | None = None
+    collected: Event | None = None
+    model: FileRecord | None = None
+    centroids: FileRecord | None = None
+    filter: FileRecord | None = None
+    requests: tuple[Request, ...] = ()
+    events: tuple[Event, ...] = ()
+
+    @property
+    def head(self) -> str:
+        """The hash of the last event: it stands for all events before it."""
+        return self.events[-1].hash if self.events else GENESIS
+
+    @property
+    def base(self) -> str:
+        """Fingerprint of the model."""
+        return str(self.trained.body["fingerprint"]) if self.trained else ""
+
+    @property
+    def active(self) -> tuple[Request, ...]:
+        """The requests in force."""
+        return tuple(request for request in self.requests if request.is_active)
+
+    @property
+    def forgets(self) -> frozenset[Forget]:
+        """What the requests in force ask for."""
+        return frozenset(request.forget for request in self.active)
+
+    @property
+    def files(self) -> tuple[FileRecord, ...]:
+        """All files that the folder needs."""
+        return tuple(file for file in (self.model, self.centroids, self.filter) if file is not None)
+
+    def request(self, request_id: str) -> Request:
+        """The request of that id (R1, R2, …, in any case) or reference."""
+        wanted = request_id.casefold()
+        latest_first = self.requests[::-1]
+        found = [r for r in latest_first if r.id.casefold() == wanted]
+        found += [r for r in latest_first if (r.reference or "").casefold() == wanted]
+        if found:
+            return found[0]
+        known = ", ".join(request.id for request in self.requests) or "none yet"
+        raise RequestError(f"There is no request {request_id!r} in this folder; there are: {known}.")
+
+    def next_id(self, after: int = 0) -> str:
+        """The id of the request to come."""
+        return f"R{len(self.requests) + after + 1}"
+
+
+def state_of(events: Iterable[Event]) -> State:
+    """The state that these events lead to."""
+    state, events = State(), tuple(events)
+    for event in events:
+        try:
+            state = _APPLY[event.kind](state, event)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ArtifactError(f"Event {event.seq} ({event.kind}) cannot be understood: {error!r}.") from error
+    return replace(state, events=events)
+
+
+def _created(state: State, event: Event) -> State:
+    return replace(state, about=event.body["about"])
+
+
+def _trained(state: State, event: Event) -> State:
+    return replace(state, trained=event, model=FileRecord(**event.body["model"]))
+
+
+def _collected(state: State, event: Event) -> State:
+    return replace(state, collected=event, centroids=FileRecord(**event.body["centroids"]))
+
+
+def _unlearned(state: State, event: Event) -> State:
+    new = [
+        Request(asked["id"], Forget.from_json(asked["forget"]), asked["reference"], event)
+        for asked in event.body["requests"]
+    ]
+    return replace(_served(state, event), requests=(*state.requests, *new))
+
+
+def _restored(state: State, event: Event) -> State:
+    back = set(event.body["requests"])
+    requests = tuple(replace(r, restored_in=event) if r.id in back else r for r in state.requests)
+    return replace(_served(state, event), requests=requests)
+
+
+def _served(state: State, event: Event) -> State:
+    """Filter and centroids as an event leaves them: a filter or none, centroids replaced or as they were."""
+    now, changed = event.body["filter"], event.body["centroids"]
+    state = replace(state, filter=None if now is None else FileRecord(**now))
+    return state if changed is None else replace(state, centroids=FileRecord(**changed))
+
+
+def _purged(state: State, event: Event) -> State:
+    return replace(state, centroids=FileRecord(**event.body["centroids"]))
+
+
+def _unchanged(state: State, event: Event) -> State:
+    return state
+
+
+_APPLY = {
+    "created": _created,
+    "trained": _trained,
+    "collected": _collected,
+    "unlearned": _unlearned,
+    "restored": _restored,
+    "purged": _purged,
+    "declined": _unchanged,  # a filter that was not activated
+    "evaluated": _unchanged,  # figures of Retrain, for evidence
+    "migrated": _unchanged,
+}

@@ -1,0 +1,76 @@
+"""The files of a run folder, named by their content: never overwritten, checked at each use, removed when unneeded."""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from fedup.errors import ArtifactError
+from fedup.files import explained, sync_folder
+from fedup.run.state import FileRecord
+
+CHECKPOINT = "checkpoint.safetensors"
+_SHOWN = 16  # hex digits of the hash in a file's name
+# Names that fedup gives, and no others: what someone else put here is not ours to remove.
+_OURS = re.compile(rf"\w+-[0-9a-f]{{{_SHOWN}}}\.safetensors|{re.escape(CHECKPOINT)}|\..+\.(draft|partial)")
+
+
+class FileStore:
+    """A folder of files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def checkpoint(self) -> Path:
+        """Training that is not finished."""
+        return self.folder / CHECKPOINT
+
+    def put(self, kind: str, write: Callable[[Path], None]) -> FileRecord:
+        """Write a file and name it by what is in it. It counts only once an event names it."""
+        draft = self.folder / f".{kind}.draft"
+        write(draft)
+        with explained(f"write a {kind} file to {self.folder}"):
+            digest, size = _hash_of(draft)
+            record = FileRecord(f"{kind}-{digest[:_SHOWN]}.safetensors", digest, size)
+            draft.replace(self.folder / record.name)
+            sync_folder(self.folder)
+        return record
+
+    def path(self, record: FileRecord) -> Path:
+        """Where a file lies, after a check that it is the one that was written."""
+        path = self.folder / record.name
+        try:
+            digest, size = _hash_of(path)
+        except FileNotFoundError as error:
+            raise ArtifactError(f"{path} is missing. Take a good copy of it (sha256 {record.sha256}).") from error
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be read ({error.strerror}). Take a good copy of it.") from error
+        if digest != record.sha256:
+            raise ArtifactError(
+                f"{path} is not the file that was written: its sha256 is {digest[:12]}… ({size} bytes), and "
+                f"{record.sha256[:12]}… ({record.size_bytes} bytes) was stored. Take a good copy of it."
+            )
+        return path
+
+    def leftovers(self, needed: Iterable[FileRecord], *, training: bool) -> list[Path]:
+        """Files that no event needs: superseded ones, and what killed processes left."""
+        names = {record.name for record in needed} | ({CHECKPOINT} if training else set())
+        if not self.folder.is_dir():
+            return []
+        return sorted(path for path in self.folder.iterdir() if _OURS.fullmatch(path.name) and path.name not in names)
+
+    def sweep(self, needed: Iterable[FileRecord], *, training: bool) -> None:
+        """Remove leftovers: a superseded store may hold what was asked to be forgotten."""
+        leftovers = self.leftovers(needed, training=training)
+        with explained(f"remove superseded files in {self.folder}"):
+            for path in leftovers:
+                path.unlink(missing_ok=True)
+            if leftovers:
+                sync_folder(self.folder)
+
+
+def _hash_of(path: Path) -> tuple[str, int]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return digest, file.tell()
