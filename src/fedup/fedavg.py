@@ -1,7 +1,6 @@
 """Phase 1, learning: FedAvg in one process, on CPU or CUDA."""
 
 import copy
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -164,7 +163,7 @@ class _Checkpoint:
             "local": asdict(local),
             "clients_per_round": clients_per_round,
             "seed": seed,
-            "data": _digest(federation),
+            "data": federation.digest(),
         }
 
     def resume(self, average: _RunningAverage, rounds: int) -> int:
@@ -191,13 +190,3 @@ class _Checkpoint:
         if self.path is not None:
             header = {"rounds": rounds, "settings": self.settings}
             save_tensors(self.path, average.global_weights, kind="checkpoint", header=header)
-
-
-def _digest(federation: Federation) -> str:
-    """sha256 of who trains on which rows with which labels."""
-    digest = hashlib.sha256(str(tuple(federation.x.shape)).encode())
-    for client in federation.clients:
-        digest.update(f";{client.id}:".encode())
-        for part in (client.train, federation.y[client.train].long()):
-            digest.update(part.cpu().numpy().tobytes())
-    return digest.hexdigest()

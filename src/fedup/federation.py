@@ -1,5 +1,6 @@
 """The data of a federation: clients as index sets over shared arrays."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
@@ -109,6 +110,15 @@ class Federation:
             Client(c.id, c.train.to(device), c.validation.to(device), c.heldout.to(device)) for c in self.clients
         )
         return replace(self, x=self.x.to(device), y=self.y.to(device), clients=clients)
+
+    def digest(self) -> str:
+        """sha256 of who trains on which rows with which labels."""
+        digest = hashlib.sha256(str(tuple(self.x.shape)).encode())
+        for client in self.clients:
+            digest.update(f";{client.id}:".encode())
+            for part in (client.train, self.y[client.train].long()):
+                digest.update(part.cpu().numpy().tobytes())
+        return digest.hexdigest()
 
     def check(self, request: Forget) -> None:
         """Raise unless every client, class and sample of the request is known and trained on, and something stays."""

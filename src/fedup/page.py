@@ -1,6 +1,6 @@
 """A self-contained HTML page: headings, paragraphs, tables and figures, no script and nothing to load."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -18,8 +18,27 @@ th { font-weight: 600; color: var(--soft); font-size: .85rem; } th:first-child, 
 figure { margin: 1rem 0; } figure svg { width: 100%; height: auto; }
 figcaption { color: var(--soft); font-size: .9rem; }
 .note { border-left: 4px solid var(--accent); background: #fdf4f1; padding: .6rem 1rem; margin: 1.5rem 0; }
+.facts td { white-space: normal; text-align: left; overflow-wrap: anywhere; vertical-align: top; }
+.facts td:first-child { color: var(--soft); width: 17rem; }
+.badge { display: inline-block; border-radius: 1rem; padding: .1rem .8rem; font-size: .9rem; color: #fff;
+         background: var(--soft); } .badge.good { background: #2e7d5b; }
+li { margin: .35rem 0; }
+.classes { display: flex; gap: .6rem; align-items: flex-end; height: 9rem; border-bottom: 1px solid var(--line); }
+.classes > div { flex: 1; display: flex; gap: 2px; align-items: flex-end; justify-content: center; height: 100%; }
+.classes i { display: block; flex: 1; max-width: 1.1rem; min-height: 1px; }
+.names { display: flex; gap: .6rem; font-size: .85rem; } .names span { flex: 1; text-align: center; overflow: hidden; }
+.legend { font-size: .85rem; color: var(--soft); margin: .4rem 0; } .legend i { display: inline-block; width: .8rem;
+         height: .8rem; margin: 0 .3rem 0 .9rem; vertical-align: -1px; }
+@media print { body { margin: 1rem auto; } }
 footer { margin-top: 3rem; color: var(--soft); font-size: .85rem; }
 """
+
+
+_COLORS = ("#9aa4b2", "#e4572e", "#2e86ab", "#4c9f70")
+
+
+def _tip(value: float | None) -> str:
+    return "no row" if value is None else f"{value:.3f}"
 
 
 class Page:
@@ -44,6 +63,36 @@ class Page:
         body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
         self._parts.append(
             f'<div class="scroll"><table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>'
+        )
+
+    def facts(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Names and values, one below the other; long values break."""
+        body = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in pairs)
+        self._parts.append(f'<table class="facts"><tbody>{body}</tbody></table>')
+
+    def bullets(self, items: Sequence[str]) -> None:
+        self._parts.append("<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>")
+
+    def badge(self, text: str, *, good: bool) -> None:
+        """A word that tells how things stand."""
+        self._parts.append(f'<p><span class="badge{" good" if good else ""}">{escape(text)}</span></p>')
+
+    def bars(self, series: Mapping[str, Sequence[float | None]], names: Sequence[str], caption: str) -> None:
+        """Shares between 0 and 1 as bars, one group per name; drawn by the browser, no image and no library."""
+        colors = dict(zip(series, _COLORS, strict=False))
+        groups = []
+        for place, name in enumerate(names):
+            bars = [
+                f'<i style="height:{100 * (values[place] or 0):.1f}%;background:{colors[key]}" '
+                f'title="{escape(name)}, {escape(key)}: {_tip(values[place])}"></i>'
+                for key, values in series.items()
+            ]
+            groups.append(f"<div>{''.join(bars)}</div>")
+        legend = "".join(f'<i style="background:{color}"></i>{escape(key)}' for key, color in colors.items())
+        labels = "".join(f"<span>{escape(name)}</span>" for name in names)
+        self._parts.append(
+            f'<figure><figcaption>{escape(caption)}</figcaption><div class="legend">{legend}</div>'
+            f'<div class="classes">{"".join(groups)}</div><div class="names">{labels}</div></figure>'
         )
 
     def figure(self, svg: str, caption: str) -> None:

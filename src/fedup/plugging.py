@@ -118,6 +118,11 @@ class PluggedModel(nn.Module):
         """The active requests."""
         return self._served.requests if self._served else frozenset()
 
+    def view(self) -> nn.Module:
+        """The module that answers, with the filter at its cut: to export or trace. A snapshot: later requests make
+        another."""
+        return self._answering()
+
     def serve(self, served: Served | None) -> None:
         """Swap the filter in one assignment: a call sees the old one or the new one, never a mixture."""
         self.check_base()

@@ -11,7 +11,7 @@ from fedup.contact import Contact, InProcess
 from fedup.cut import flat_tail
 from fedup.errors import FingerprintError, PlugError, RequestError
 from fedup.federation import Federation
-from fedup.filter import FilterConfig
+from fedup.filter import Bottleneck, FilterConfig
 from fedup.fit import Examples, Trace, fit_filter
 from fedup.plugging import ANSWERING, PluggedModel, Served
 from fedup.refresh import Refresh
@@ -88,6 +88,15 @@ def plan(
         )
 
 
+def rehearse(
+    plugged: PluggedModel, centroids: Centroids, requests: Collection[Forget], config: FilterConfig
+) -> Bottleneck:
+    """A filter fitted for these requests to the centroids as they are: to measure with, never to serve."""
+    gone = union(_several(requests))
+    with torch.inference_mode(False), torch.autocast(centroids.vectors.device.type, enabled=False):
+        return _fit(plugged, centroids, _used_cells(centroids, gone, config), gone, config)[0]
+
+
 def restore(
     plugged: PluggedModel,
     centroids: Centroids | None,
@@ -124,17 +133,24 @@ def purge(plugged: PluggedModel, centroids: Centroids) -> list[CellName]:
     Restoring one of several requests then needs the clients again; taking the last one back always works.
     """
     with ANSWERING:
-        gone = union(plugged.requests)
-        if not gone.kind:
+        if not plugged.requests:
             raise RequestError("No request is active, so nothing is sealed and nothing to purge.")
         _check_belongs(plugged, centroids, plugged.requests)
-        sealed = [cell for cell in centroids.cells if _names(gone, cell)]
-        for cell in sealed:
-            centroids.put(cell, centroids.vectors[:0], centroids.counts[:0])
-            centroids.purged.add(cell.name)
-        originals = list(centroids.sealed)
+        sealed = sealed_cells(centroids, plugged.requests)
+        gone = union(plugged.requests)
+        for cell in centroids.cells:
+            if _names(gone, cell):
+                centroids.put(cell, centroids.vectors[:0], centroids.counts[:0])
+                centroids.purged.add(cell.name)
         centroids.sealed.clear()
-        return sorted({*(cell.name for cell in sealed), *originals})
+        return sealed
+
+
+def sealed_cells(centroids: Centroids, requests: Collection[Forget]) -> list[CellName]:
+    """Cells that the server still has and uses for nothing but restoration: left out by requests, or kept originals."""
+    gone = union(requests)
+    left_out = {cell.name for cell in centroids.cells if _names(gone, cell) and cell.name not in centroids.purged}
+    return sorted(left_out | set(centroids.sealed))
 
 
 def _names(request: Forget, cell: Cell) -> bool:
@@ -202,13 +218,24 @@ def _fit_for(
         with report.stage("contact"):
             refresh.bring_up_to_date(used, gone)
         with report.stage("fit"):
-            examples = _examples(centroids, used, gone, config)
-            report.centroids_used = len(examples.rows)
-            tail = flat_tail(shared_view(plugged.base, frozen=True), plugged.cut, centroids.shape)
-            fitted = fit_filter(tail, examples, config, trace=trace)
+            fitted, report.centroids_used = _fit(plugged, centroids, used, gone, config, trace)
         with report.stage("swap"):
             plugged.serve(Served(fitted, requests, config, plugged.base_fingerprint, plugged.cut))
     return report
+
+
+def _fit(
+    plugged: PluggedModel,
+    centroids: Centroids,
+    used: list[Cell],
+    gone: Forget,
+    config: FilterConfig,
+    trace: Trace | None = None,
+) -> tuple[Bottleneck, int]:
+    """The filter and how many centroids it was fitted to."""
+    examples = _examples(centroids, used, gone, config)
+    tail = flat_tail(shared_view(plugged.base, frozen=True), plugged.cut, centroids.shape)
+    return fit_filter(tail, examples, config, trace=trace), len(examples.rows)
 
 
 def _check_belongs(plugged: PluggedModel, centroids: Centroids, requests: frozenset[Forget]) -> None:

@@ -5,39 +5,47 @@ from torch import nn
 from fedup.bench.models import build_model
 from fedup.cut import find_cut, read_features, tail_of
 from fedup.errors import SettingError
-from fedup.registry import names
+from fedup.registry import find, names
 
-SHAPES = {"lenet5": (1, 28, 28), "resnet18": (3, 32, 32)}
+SHAPES = {"image": [(1, 28, 28), (3, 32, 32), (1, 32, 48)], "text": [(16,), (64,), (600,)]}  # first is the default
 MODELS = names("fedup.bench.models")
+
+
+def shapes(name: str) -> list[tuple[int, ...]]:
+    return SHAPES[find("fedup.bench.models", name).TAKES]
 
 
 def build(name: str, num_classes: int = 10) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return build_model(name, SHAPES.get(name, (3, 32, 32)), num_classes).eval()
+        return build_model(name, shapes(name)[0], num_classes).eval()
 
 
-def images(name: str, n: int = 3) -> torch.Tensor:
-    return torch.randn(n, *SHAPES.get(name, (3, 32, 32)), generator=torch.Generator().manual_seed(0))
+def inputs(name: str, n: int = 3, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    source = torch.Generator().manual_seed(0)
+    shape = shape or shapes(name)[0]
+    if len(shape) == 1:
+        return torch.randint(1, 30000, (n, *shape), generator=source)
+    return torch.randn(n, *shape, generator=source)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("num_classes", [2, 10, 100])
 def test_a_model_gives_one_logit_per_class(name, num_classes):
     with torch.no_grad():
-        assert build(name, num_classes)(images(name)).shape == (3, num_classes)
+        assert build(name, num_classes)(inputs(name)).shape == (3, num_classes)
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 32, 48)])
-def test_a_model_fits_the_shape_it_is_built_for(name, shape):
-    with torch.no_grad():
-        assert build_model(name, shape, 10).eval()(torch.zeros(2, *shape)).shape == (2, 10)
+def test_a_model_fits_the_shape_it_is_built_for(name):
+    for shape in shapes(name):
+        with torch.no_grad():
+            assert build_model(name, shape, 10).eval()(inputs(name, 2, shape)).shape == (2, 10)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_models_answer_to_a_row_does_not_depend_on_its_batch(name):
-    model, x = build(name), images(name)
+    model, x = build(name), inputs(name)
     with torch.no_grad():
         torch.testing.assert_close(model(x)[:1], model(x[:1]), atol=1e-4, rtol=1e-4)
 
@@ -50,7 +58,7 @@ def test_the_same_global_seed_builds_the_same_weights(name):
 
 @pytest.mark.parametrize("name", ["lenet5", "resnet18"])
 def test_the_papers_features_are_512_wide_and_not_negative(name):
-    model, x = build(name), images(name)
+    model, x = build(name), inputs(name)
     assert find_cut(model) == "head"
     features = read_features(model, "head", x, torch.arange(3))
     assert features.values.shape == (3, 512)
@@ -60,7 +68,7 @@ def test_the_papers_features_are_512_wide_and_not_negative(name):
 
 @pytest.mark.parametrize("name", ["lenet5", "resnet18"])
 def test_a_model_can_be_cut_at_each_of_its_layers(name):
-    model, x = build(name), images(name)
+    model, x = build(name), inputs(name)
     for cut in [child for child, _ in model.named_children()]:
         before = next(i for i, (child, _) in enumerate(model.named_children()) if child == cut)
         with torch.no_grad():
@@ -68,13 +76,13 @@ def test_a_model_can_be_cut_at_each_of_its_layers(name):
 
 
 def test_resnet18_halves_the_map_at_each_stage_but_the_first():
-    model, x = build("resnet18"), images("resnet18")
+    model, x = build_model("resnet18", (3, 32, 32), 10).eval(), inputs("resnet18", shape=(3, 32, 32))
     width = {"stage2": 64 * 32**2, "stage3": 128 * 16**2, "stage4": 256 * 8**2, "pool": 512 * 4**2}
     for cut, expected in width.items():
         assert read_features(model, cut, x, torch.arange(3)).values.shape == (3, expected)
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("lenet5", 100_494), ("resnet18", 11_173_962)])
+@pytest.mark.parametrize(("name", "parameters"), [("lenet5", 100_494), ("resnet18", 11_172_810), ("tinybert", 4_387_210)])
 def test_a_model_has_its_known_number_of_parameters(name, parameters):
     assert sum(parameter.numel() for parameter in build(name).parameters()) == parameters
 

@@ -2,15 +2,16 @@
 
 import hashlib
 import json
+from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedup.bench.metrics.accuracy import predict
 from fedup.federation import Federation, Part
 from fedup.plugging import PluggedModel
-from fedup.request import Forget
+from fedup.request import Forget, union
 
 _PARTS: tuple[Part, ...] = ("validation", "heldout")
 
@@ -21,22 +22,40 @@ class FederationJudge:
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
 
-    def __call__(self, plugged: PluggedModel, gone: Forget) -> dict[str, Any]:
-        """Accuracies by state, part and side; `per_class` on held-out rows; None where there is no row."""
-        federation = self._federation
-        forgotten = federation.forgotten(gone, "train")
-        rows = torch.cat([*(federation.rows(part) for part in _PARTS), forgotten])
-        x = federation.x[rows]
+    def __call__(self, plugged: PluggedModel, requests: Collection[Forget]) -> dict[str, Any]:
+        """Accuracies by state, part and side for all requests together, and by request on what it names alone.
+
+        `per_class` is on held-out rows; None stands where there is no row.
+        """
+        rows = self._rows(requests)
+        x = self._federation.x[rows]
         before = predict(plugged.base, x)
         logits = {"original": before, "forgotten": predict(plugged, x)}
         with plugged.restored():
             logits["restored"] = predict(plugged, x)
         figures: dict[str, Any] = {
-            state: self._accuracies(rows, values.argmax(1), gone, len(forgotten)) for state, values in logits.items()
+            state: self._accuracies(rows, values.argmax(1), union(requests)) for state, values in logits.items()
+        }
+        figures["by_request"] = {
+            request.digest: {state: self._forgotten(rows, v.argmax(1), request) for state, v in logits.items()}
+            for request in requests
         }
         return figures | {"restored_bit_identical": torch.equal(before, logits["restored"])}
 
-    def _accuracies(self, rows: Tensor, predicted: Tensor, gone: Forget, last: int) -> dict[str, Any]:
+    def alone(self, model: nn.Module, requests: Collection[Forget]) -> dict[str, Any]:
+        """The same for one model, such as Retrain's, without states."""
+        rows = self._rows(requests)
+        predicted = predict(model, self._federation.x[rows]).argmax(1)
+        return self._accuracies(rows, predicted, union(requests)) | {
+            "by_request": {request.digest: self._forgotten(rows, predicted, request) for request in requests}
+        }
+
+    def _rows(self, requests: Collection[Forget]) -> Tensor:
+        """Validation and held-out rows of all clients, then the training rows that are to be forgotten."""
+        parts = [self._federation.rows(part) for part in _PARTS]
+        return torch.cat([*parts, self._federation.forgotten(union(requests), "train")])
+
+    def _accuracies(self, rows: Tensor, predicted: Tensor, gone: Forget) -> dict[str, Any]:
         federation = self._federation
         right = predicted == federation.y[rows]
         accuracies: dict[str, Any] = {}
@@ -51,8 +70,14 @@ class FederationJudge:
                 accuracies["per_class"] = [
                     _share(right[here][labels == label]) for label in range(federation.num_classes)
                 ]
-        accuracies["train"] = {"forget": _share(right[len(rows) - last :])}
+        accuracies["train"] = {"forget": _share(right[start:])}
         return accuracies
+
+    def _forgotten(self, rows: Tensor, predicted: Tensor, request: Forget) -> dict[str, float | None]:
+        """Accuracy on the rows that one request names, by part."""
+        right = predicted == self._federation.y[rows]
+        parts: tuple[Part, ...] = ("heldout", "train")
+        return {part: _share(right[torch.isin(rows, self._federation.forgotten(request, part))]) for part in parts}
 
 
 def describe_rows(federation: Federation, request: Forget) -> dict[str, Any]:

@@ -1,22 +1,47 @@
 """The command line, one file per verb."""
 
+import os
 import sys
 
 from fedup.errors import FedUPError
 
+_INTERRUPTED = 130  # as shells count it: 128 + SIGINT
+
 
 def main() -> None:
-    """Run `fedup`; exit code 0 on success, 1 on failure, 2 on wrong usage."""
+    """Run `fedup`; exit code 0 on success, 1 on failure, 2 on wrong usage, 130 when interrupted."""
     try:
         from fedup.cli._app import app
     except ModuleNotFoundError as error:
         sys.exit(f"The command line needs {error.name}: pip install 'fedup[all]'.")
-    try:
-        app()
-    except FedUPError as error:
-        from rich.console import Console
+    import click
 
-        Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False)
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except click.exceptions.Abort:
+        sys.exit(_interrupted())
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except (FedUPError, OSError) as error:
+        _say_error(str(error))
         sys.exit(1)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(_interrupted())
+
+
+def _interrupted() -> int:
+    _say_error("Interrupted. The folder is as it was before the step; run the same command again to go on.")
+    return _INTERRUPTED
+
+
+def _say_error(text: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    # Text, not markup: what is in brackets in a name stays. Not wrapped where lines are read by programs.
+    console = Console(stderr=True)
+    console.print(Text.assemble(("Error: ", "bold red"), text), soft_wrap=not console.is_terminal)

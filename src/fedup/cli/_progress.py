@@ -4,7 +4,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+Show = Callable[[str, int, int], None]  # what, steps done, steps in all
 
 
 def wide_console(*, stderr: bool = False) -> Console:
@@ -14,12 +24,18 @@ def wide_console(*, stderr: bool = False) -> Console:
 
 
 @contextmanager
-def progress_bars(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+def progress_bars(console: Console) -> Iterator[Show]:
     """A function `(what, done, total)` that shows how far each piece of work is."""
     if not console.is_terminal:
         yield lambda what, done, total: console.print(f"{what} …", highlight=False) if done == 0 else None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     tasks: dict[str, TaskID] = {}
     with Progress(*columns, console=console) as bars:
 

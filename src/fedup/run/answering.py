@@ -1,6 +1,6 @@
 """Requests answered in a run folder: fitted, judged, stored, and only then in force."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from fedup.filter import FilterConfig
 from fedup.filter_file import save_filter
 from fedup.plugging import PluggedModel
 from fedup.report import Release, Report
-from fedup.request import Forget, union
+from fedup.request import Forget
 from fedup.run.folder import Writer
 from fedup.run.state import FileRecord, Request
 from fedup.unlearning import purge as purge_cells
@@ -21,8 +21,8 @@ from fedup.unlearning import unlearn as fit_and_serve
 
 # Accuracies by state of the model (original, forgotten, restored), part of the data and side (retain, forget).
 Figures = Mapping[str, Any]
-# Measures a plugged model for what is forgotten altogether; None where there is no data to measure on.
-Judge = Callable[[PluggedModel, Forget], Figures]
+# Measures a plugged model for the requests in force; None where there is no data to measure on.
+Judge = Callable[[PluggedModel, Collection[Forget]], Figures]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ class Answer:
     report: Report
     figures: Figures | None
     declined: str | None = None
-    already: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,12 @@ def unlearn(
     keep_sealed: bool = False,
     judge: Judge | None = None,
     limits: Limits = Limits(),  # noqa: B008 (frozen)
+    facts: Mapping[str, Any] | None = None,
 ) -> Answer:
-    """Fit a filter for the requests in force and these, and put it in force unless it costs too much."""
+    """Fit a filter for the requests in force and these, and put it in force unless it costs too much.
+
+    `facts` go into the event as they are. After an answer was declined, load model and centroids anew.
+    """
     report = fit_and_serve(
         plugged, centroids, [a.forget for a in asked], clients=clients, config=config, keep_sealed=keep_sealed
     )
@@ -96,7 +99,7 @@ def unlearn(
         }
         for i, one in enumerate(asked)
     ]
-    body: dict[str, Any] = {"requests": requests}
+    body: dict[str, Any] = {**(facts or {}), "requests": requests}
     return _settle(writer, "unlearned", body, plugged, centroids, report, judge, limits)
 
 
@@ -109,10 +112,11 @@ def restore(
     clients: Federation | Contact | None = None,
     judge: Judge | None = None,
     limits: Limits = Limits(),  # noqa: B008 (frozen)
+    facts: Mapping[str, Any] | None = None,
 ) -> Answer:
     """Take requests back: a filter for the remaining ones, or none after the last."""
     report = take_back(plugged, centroids, [request.forget for request in requests], clients=clients)
-    body = {"requests": [request.id for request in requests]}
+    body = {**(facts or {}), "requests": [request.id for request in requests]}
     return _settle(writer, "restored", body, plugged, centroids, report, judge, limits)
 
 
@@ -138,7 +142,7 @@ def _settle(
     ids = [r["id"] if isinstance(r, dict) else r for r in body["requests"]]
     served = plugged.served
     with report.stage("measure"):
-        figures = judge(plugged, union(report.requests)) if judge and served else None
+        figures = judge(plugged, report.requests) if judge and served else None
     body |= {
         "figures": figures,
         "clients_contacted": sorted(report.clients_contacted),

@@ -152,5 +152,6 @@ _APPLY = {
     "purged": _purged,
     "declined": _unchanged,  # a filter that was not activated
     "evaluated": _unchanged,  # figures of Retrain, for evidence
+    "evidenced": _unchanged,  # pages written, with their hashes
     "migrated": _unchanged,
 }

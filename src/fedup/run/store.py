@@ -31,7 +31,7 @@ class FileStore:
         draft = self.folder / f".{kind}.draft"
         write(draft)
         with explained(f"write a {kind} file to {self.folder}"):
-            digest, size = _hash_of(draft)
+            digest, size = hash_of(draft)
             record = FileRecord(f"{kind}-{digest[:_SHOWN]}.safetensors", digest, size)
             draft.replace(self.folder / record.name)
             sync_folder(self.folder)
@@ -39,9 +39,14 @@ class FileStore:
 
     def path(self, record: FileRecord) -> Path:
         """Where a file lies, after a check that it is the one that was written."""
+        self.checked(record)
+        return self.folder / record.name
+
+    def checked(self, record: FileRecord) -> FileRecord:
+        """The same record; raises unless the file is the one that was written."""
         path = self.folder / record.name
         try:
-            digest, size = _hash_of(path)
+            digest, size = hash_of(path)
         except FileNotFoundError as error:
             raise ArtifactError(f"{path} is missing. Take a good copy of it (sha256 {record.sha256}).") from error
         except OSError as error:
@@ -51,7 +56,7 @@ class FileStore:
                 f"{path} is not the file that was written: its sha256 is {digest[:12]}… ({size} bytes), and "
                 f"{record.sha256[:12]}… ({record.size_bytes} bytes) was stored. Take a good copy of it."
             )
-        return path
+        return record
 
     def leftovers(self, needed: Iterable[FileRecord], *, training: bool) -> list[Path]:
         """Files that no event needs: superseded ones, and what killed processes left."""
@@ -70,7 +75,8 @@ class FileStore:
                 sync_folder(self.folder)
 
 
-def _hash_of(path: Path) -> tuple[str, int]:
+def hash_of(path: Path) -> tuple[str, int]:
+    """sha256 and size of a file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return digest, file.tell()

@@ -46,22 +46,22 @@ def read_texts(path: Path, *, text_column: str = "text", label_column: str = "la
     return values, torch.from_numpy(labels.copy()).long()
 
 
-def read_column(path: Path, column: str) -> Iterator[list[Any]]:
-    """The values of one column, a few thousand at a time: bytes of images, or texts."""
+def read_column(source: Any, column: str, name: str) -> Iterator[list[Any]]:
+    """The values of one column of a path or an open file, a few thousand at a time: bytes of images, or texts."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(path)
+        file = pq.ParquetFile(source)
         if column not in file.schema_arrow.names:
-            raise DataError(f"{path} has no column {column!r}; it has {', '.join(file.schema_arrow.names)}.")
+            raise DataError(f"{name} has no column {column!r}; it has {', '.join(file.schema_arrow.names)}.")
         for batch in file.iter_batches(batch_size=4096, columns=[column]):
             values = batch.column(0)
             yield (values.field("bytes") if pa.types.is_struct(values.type) else values).to_pylist()
     except (OSError, ValueError, KeyError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path} is damaged or no Parquet file ({error}). Fetch it again.") from error
+        raise DataError(f"{name} is damaged or no Parquet file ({error}). Fetch it again.") from error
 
 
 def check_there(path: Path) -> None:

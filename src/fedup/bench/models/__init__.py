@@ -1,4 +1,4 @@
-"""Models, one file each: a function `build(shape, num_classes)` that returns a module."""
+"""Models, one file each: what it `TAKES` ("image" or "text") and a function `build(shape, num_classes)`."""
 
 from torch import nn
 

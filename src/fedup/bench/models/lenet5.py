@@ -6,6 +6,8 @@ from torch import nn
 
 from fedup.errors import SettingError
 
+TAKES = "image"
+
 
 def build(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """LeNet-5 for images of (channels, height, width)."""

@@ -4,6 +4,8 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
+TAKES = "image"
+
 
 class Block(nn.Module):
     """Two 3×3 convolutions and a shortcut."""

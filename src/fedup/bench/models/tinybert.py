@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from fedup.errors import MissingDataError, SettingError
 
+TAKES = "text"
 _VOCABULARY = 30522  # of bert-base-uncased
 
 

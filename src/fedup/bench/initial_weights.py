@@ -1,0 +1,22 @@
+"""Weights that a user brings: a safetensors file of fedup's own, or of any state_dict."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from fedup.errors import ArtifactError
+
+
+def take_weights(model: nn.Module, path: Path) -> None:
+    """Copy a file's weights into the model, by name; nothing may be missing, left over or of another shape."""
+    if not path.is_file():
+        raise ArtifactError(f"There is no file of weights at {path}.")
+    try:
+        tensors = load_file(path)
+        with torch.no_grad():
+            model.load_state_dict(tensors, strict=True)
+    except (SafetensorError, RuntimeError, OSError) as error:
+        raise ArtifactError(f"The weights in {path} do not fit the model: {error}") from error

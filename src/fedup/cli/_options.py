@@ -1,0 +1,20 @@
+"""Options that several verbs share, each defined once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RunOption = Annotated[Path, typer.Option("--run", "-r", envvar="FEDUP_RUN", help="The run folder.", show_default=True)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
+WaitOption = Annotated[
+    float, typer.Option("--wait", help="Seconds to wait while another process writes to the folder.", min=0)
+]
+DeviceOption = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")]
+MaxLossOption = Annotated[
+    float, typer.Option(help="Points of retained validation accuracy that a filter may cost to be put in force.", min=0)
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Put the filter in force whatever it costs.")]
+
+DEFAULT_RUN = Path("run")
+DEFAULT_WAIT_S = 10.0

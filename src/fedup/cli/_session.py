@@ -1,0 +1,113 @@
+"""A run folder together with what its recipe makes: data, federation, model; each made when first needed."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from fedup.bench.datasets import Dataset
+from fedup.bench.judge import FederationJudge
+from fedup.bench.machine import describe_machine
+from fedup.bench.recipe import Recipe
+from fedup.cli._progress import wide_console
+from fedup.errors import ArtifactError, MissingDataError, SettingError
+from fedup.federation import Federation
+from fedup.plugging import PluggedModel
+from fedup.rng import generator
+from fedup.run.folder import Run, Writer
+from fedup.run.serving import load_plugged, read_served
+from fedup.run.state import State
+
+if TYPE_CHECKING:
+    from fedup.run.answering import Judge
+
+
+class Session:
+    """One command's work on a folder."""
+
+    def __init__(self, path: Path, *, device: str = "cpu") -> None:
+        self.run = Run(path)
+        self.device = _checked_device(device)
+        self.console = wide_console(stderr=True)
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return Recipe.from_about(self.run.read().about)
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        return self.recipe.load()
+
+    @cached_property
+    def federation(self) -> Federation:
+        """The clients and their rows; refused if they are not those that the model was trained on."""
+        federation = self.recipe.federation(self.dataset)
+        trained = self.run.read().trained
+        if trained is not None and trained.body["data"] != federation.digest():
+            raise ArtifactError(
+                f"The data set {self.recipe.data!r} at hand is not the one that {self.run.path} was trained on: "
+                "its rows or labels differ. Bring back the data set it was trained on."
+            )
+        return federation.to(self.device)
+
+    @cached_property
+    def federation_if_here(self) -> Federation | None:
+        """The federation, or None (and a note) where its data set is not on this machine."""
+        try:
+            return self.federation
+        except MissingDataError as error:
+            self.console.print(f"Note: {error}", highlight=False, markup=False)
+            return None
+
+    def blank(self, state: State) -> nn.Module:
+        """The model's architecture, without its trained weights; needs no data."""
+        about = state.about
+        return self.recipe.blank_model(about["input_shape"], len(about["class_names"])).to(self.device)
+
+    def probe(self, state: State) -> torch.Tensor:
+        """Made-up inputs of the model's shape, always the same: for checks that need no data."""
+        shape, source = state.about["input_shape"], generator(0, "probe")
+        if state.about["input"]["kind"] == "text":
+            return torch.randint(1, 20_000, (16, *shape), generator=source).to(self.device)
+        return torch.randn(16, *shape, generator=source).to(self.device)
+
+    def plugged(self, state: State) -> PluggedModel:
+        """The model under the filter in force, for a writer."""
+        return load_plugged(self.run, state, self.blank(state))
+
+    def served(self) -> tuple[State, PluggedModel]:
+        """The same for a reader, who holds no lock."""
+        return read_served(self.run, self.blank)
+
+    def judge(self) -> "Judge | None":
+        """Measures filters on the federation's data, where that is here."""
+        federation = self.federation_if_here
+        return None if federation is None else FederationJudge(federation)
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What an event notes besides its own matter."""
+        return {"machine": describe_machine()}
+
+    @contextmanager
+    def writing(self, command: str, wait_s: float) -> Iterator[Writer]:
+        """The folder with this process as its writer; says whom it waits for."""
+        with self.run.writing(command, wait_s=wait_s, on_wait=self._say_who) as writer:
+            yield writer
+
+    def _say_who(self, holder: str) -> None:
+        self.console.print(f"Waiting for {holder} …", highlight=False, markup=False)
+
+
+def _checked_device(device: str) -> str:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise SettingError(
+            f"There is no device {device!r} here ({str(error).splitlines()[0]}). Use --device cpu."
+        ) from error
+    return device

@@ -1,0 +1,80 @@
+"""Numbers and requests in words, the same in every verb."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from fedup.cli._options import DEFAULT_RUN
+from fedup.run.state import Request
+
+
+def size(size_bytes: int) -> str:
+    """Bytes as people read them."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.1f} {unit}"
+    return f"{size_bytes} B"
+
+
+def of(run: Path) -> str:
+    """How the next command names the folder; the default one needs no name."""
+    return "" if run == DEFAULT_RUN else f" --run {shlex.quote(str(run))}"
+
+
+def count(number: int, what: str) -> str:
+    """A number of things: 1 client, 2 clients."""
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def accuracy(value: float | None) -> str:
+    """An accuracy, or a dash where nothing was measured."""
+    return "–" if value is None else f"{value:.3f}"
+
+
+def ids(numbers: Any) -> str:
+    """Numbers, shortened when there are many."""
+    found = sorted(numbers)
+    return ", ".join(map(str, found)) if len(found) <= 8 else f"{', '.join(map(str, found[:6]))}, … ({len(found)})"
+
+
+def what(request: Request) -> str:
+    """What a request asks for, briefly."""
+    forget = request.forget
+    parts = []
+    if forget.client_ids:
+        parts.append(f"client {ids(forget.client_ids)}")
+    if forget.class_ids:
+        parts.append(f"class {ids(forget.class_ids)}")
+    parts += [f"{len(samples)} samples of client {client}" for client, samples in forget.sample_ids.items()]
+    return " and ".join(parts)
+
+
+def when(at: str) -> str:
+    """A moment, without its milliseconds."""
+    return at[:19].replace("T", " ") + " UTC"
+
+
+def seconds(time_s: Mapping[str, float]) -> str:
+    """Times by stage and in all."""
+    stages = ", ".join(f"{stage} {value:.2f}" for stage, value in time_s.items() if value >= 0.005)
+    return f"{sum(time_s.values()):.2f} s ({stages})" if stages else f"{sum(time_s.values()):.2f} s"
+
+
+def figures_table(figures: Mapping[str, Any]) -> Table:
+    """Accuracies before, with the filter, and restored."""
+    table = Table("accuracy", box=None, pad_edge=False)
+    for column in ("validation, retained", "held-out, retained", "held-out, forgotten", "training, forgotten"):
+        table.add_column(column, justify="right")
+    for state, name in (("original", "before"), ("forgotten", "with the filter"), ("restored", "restored")):
+        own = figures[state]
+        values = (
+            own["validation"]["retain"],
+            own["heldout"]["retain"],
+            own["heldout"]["forget"],
+            own["train"]["forget"],
+        )
+        table.add_row(name, *map(accuracy, values))
+    return table

@@ -1,0 +1,37 @@
+"""Work that tells how far it is."""
+
+from typing import Any
+
+from torch import nn
+
+from fedup.cli._progress import Show
+from fedup.client import Summary
+from fedup.contact import InProcess
+from fedup.fedavg import Observer
+from fedup.federation import Federation
+
+
+class RoundsShown(Observer):
+    """Rounds of a training."""
+
+    def __init__(self, show: Show, what: str, rounds: int) -> None:
+        self._show, self._what, self._rounds = show, what, rounds
+        show(what, 0, rounds)
+
+    def on_round(self, round_index: int, model: nn.Module) -> None:
+        self._show(self._what, round_index + 1, self._rounds)
+
+
+class ClientsShown(InProcess):
+    """Clients in this process, counted as they answer."""
+
+    def __init__(self, federation: Federation, model: nn.Module, show: Show, what: str) -> None:
+        super().__init__(federation, model)
+        self._show, self._what, self._answered = show, what, 0
+        show(what, 0, len(self.clients))
+
+    def summarize(self, client: int, **question: Any) -> Summary:
+        summary = super().summarize(client, **question)
+        self._answered += 1
+        self._show(self._what, self._answered, len(self.clients))
+        return summary

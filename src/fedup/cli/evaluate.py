@@ -1,0 +1,139 @@
+"""`fedup evaluate`."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedup.cli._options import DEFAULT_RUN, DEFAULT_WAIT_S, DeviceOption, JsonOption, RunOption, WaitOption
+
+if TYPE_CHECKING:
+    from fedup.cli._session import Session
+    from fedup.plugging import PluggedModel
+    from fedup.run.state import State
+
+
+def evaluate(
+    run: RunOption = DEFAULT_RUN,
+    retrain: Annotated[
+        bool,
+        typer.Option("--retrain", help="Also train anew without the forgotten data, and keep the figures as evidence."),
+    ] = False,
+    device: DeviceOption = "cpu",
+    wait: WaitOption = DEFAULT_WAIT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the model before and under the filter in force, on held-out data and on the official test set.
+
+    Examples: [bold]fedup evaluate --run runs/mnist[/], [bold]fedup evaluate --retrain[/]
+    """
+    from fedup.cli._session import Session
+
+    session = Session(run, device=device)
+    state, plugged = session.served()
+    result = _figures(session, state, plugged)
+    if retrain:
+        result["retrained"] = _retrain(session, state, wait)
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+    else:
+        _print(result, list(state.about["class_names"]))
+
+
+def _figures(session: "Session", state: "State", plugged: "PluggedModel") -> dict[str, Any]:
+    from fedup.bench.judge import FederationJudge
+    from fedup.bench.metrics.accuracy import accuracy
+
+    data = session.dataset
+    test = data.test_x.to(session.device), data.test_y.to(session.device)
+    result: dict[str, Any] = {
+        "filter": state.filter.sha256[:16] if state.filter else None,
+        "in_force": [request.id for request in state.active],
+        "test": {"original": accuracy(plugged.base, *test)},
+    }
+    judge = FederationJudge(session.federation)
+    if state.filter is None:
+        return result | {"original": judge.alone(plugged.base, ())}
+    result["test"]["forgotten"] = accuracy(plugged, *test)
+    with plugged.restored():
+        result["test"]["restored"] = accuracy(plugged, *test)
+    return result | judge(plugged, plugged.requests)
+
+
+def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any]:
+    """FedAvg anew from the same start on what is retained; on record, so that evidence can show it."""
+    from fedup.bench.judge import FederationJudge
+    from fedup.cli._progress import progress_bars
+    from fedup.cli._watching import RoundsShown
+    from fedup.errors import RequestError
+    from fedup.fedavg import federate
+    from fedup.request import union
+    from fedup.sharing import fingerprint
+
+    recipe = session.recipe
+    if not state.active:
+        raise RequestError("No request is in force, so retraining would give the same model again.")
+    start = session.blank(state)
+    if recipe.rounds == 0 or fingerprint(start.cpu()) != state.about["initial"]:
+        raise RequestError(
+            "The model started from weights that were brought, so it cannot be trained anew from its start."
+        )
+    with progress_bars(session.console) as show:
+        trained = federate(
+            start.to(session.device),
+            session.federation.without(union(state.forgets)),
+            rounds=recipe.rounds,
+            local=recipe.local,
+            clients_per_round=recipe.clients_per_round,
+            seed=recipe.seed,
+            observers=[RoundsShown(show, "Retraining without the forgotten data", recipe.rounds)],
+        )
+    figures = FederationJudge(session.federation).alone(trained.model, state.forgets) | {"time_s": trained.time_s}
+    with session.writing("evaluate", wait_s) as writer:
+        writer.commit("evaluated", {"requests": [request.id for request in state.active], "retrained": figures})
+    return figures
+
+
+def _print(result: dict[str, Any], class_names: list[str]) -> None:
+    from rich.table import Table
+
+    from fedup.cli._progress import wide_console
+    from fedup.cli._text import accuracy
+
+    console = wide_console()
+    requests = ", ".join(result["in_force"])
+    console.print(
+        f"Filter {result['filter']} for {requests}"
+        if result["filter"]
+        else "No request is in force: the original model.",
+        highlight=False,
+    )
+    table = Table(box=None, pad_edge=False)
+    for column in (
+        "accuracy",
+        "held-out, retained",
+        "held-out, forgotten",
+        "training, forgotten",
+        "official test set",
+    ):
+        table.add_column(column, justify="left" if column == "accuracy" else "right")
+    names = (
+        ("original", "before"),
+        ("forgotten", "with the filter"),
+        ("restored", "restored"),
+        ("retrained", "Retrain"),
+    )
+    shown = [(state, name) for state, name in names if state in result]
+    for state, name in shown:
+        own = result[state]
+        values = (own["heldout"]["retain"], own["heldout"]["forget"], own["train"]["forget"], result["test"].get(state))
+        table.add_row(name, *map(accuracy, values))
+    console.print(table)
+    by_class = Table(box=None, pad_edge=False)
+    by_class.add_column("held-out, by class")
+    for name in class_names:
+        by_class.add_column(name, justify="right")
+    for state, name in shown:
+        by_class.add_row(name, *map(accuracy, result[state]["per_class"]))
+    if len(class_names) <= 12:
+        console.print(by_class)

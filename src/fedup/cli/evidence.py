@@ -1,0 +1,42 @@
+"""`fedup evidence`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedup.cli._complete import requests
+from fedup.cli._options import DEFAULT_RUN, DEFAULT_WAIT_S, JsonOption, RunOption, WaitOption
+
+
+def evidence(
+    request: Annotated[str, typer.Argument(help="The request, by id (R1) or reference.", autocompletion=requests)],
+    run: RunOption = DEFAULT_RUN,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the two files; by default evidence/ in the run folder, on record.")
+    ] = None,
+    wait: WaitOption = DEFAULT_WAIT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Write one JSON file and one HTML page about a request: what was asked, what it did, what is claimed.
+
+    Example: [bold]fedup evidence R1 --run runs/mnist[/]
+    """
+    from fedup.run.evidence import build_evidence, record_of, write_evidence
+    from fedup.run.folder import Run
+
+    folder = Run(run)
+    if out is not None:
+        state = folder.read()
+        found = build_evidence(state, state.request(request))
+        paths = write_evidence(found, out)
+    else:
+        with folder.writing("evidence", wait_s=wait) as writer:
+            found = build_evidence(writer.state, writer.state.request(request))
+            paths = write_evidence(found, run / "evidence")
+            writer.commit("evidenced", {"request": found["request"]["id"], "files": record_of(paths)})
+    if as_json:
+        typer.echo(json.dumps({**found, "files": [str(path) for path in paths]}, indent=2, ensure_ascii=False))
+    else:
+        typer.echo(f"Wrote {paths[1]} and {paths[0].name} beside it. Journal head: {found['journal']['head'][:16]}")

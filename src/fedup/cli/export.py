@@ -1,0 +1,45 @@
+"""`fedup export`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedup.cli._options import DEFAULT_RUN, JsonOption, RunOption
+
+
+def export(
+    out: Annotated[Path, typer.Argument(help="The file to write, such as model.pt2.")],
+    run: RunOption = DEFAULT_RUN,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the model and the filter in force as one torch.export program that runs without fedup.
+
+    A program is a snapshot: requests that come later do not reach it. Run it with
+    [bold]torch.export.load("model.pt2").module()(x)[/].
+
+    Example: [bold]fedup export model.pt2 --run runs/mnist[/]
+    """
+    from fedup.cli._session import Session
+    from fedup.export import export_program
+
+    session = Session(run)
+    state, plugged = session.served()
+    about = {
+        "filter": state.filter.sha256[:16] if state.filter else None,
+        "filter_sha256": state.filter.sha256 if state.filter else None,
+        "base": state.base,
+        "requests": [{"id": request.id, "digest": request.forget.digest} for request in state.active],
+        "class_names": state.about["class_names"],
+        "input_shape": state.about["input_shape"],
+        "journal_head": state.head,
+    }
+    # Without a request in force there is no filter to export, and the original model is what the folder serves.
+    served = plugged.view() if state.active else plugged.base
+    export_program(served, session.probe(state), out, about=about)
+    if as_json:
+        typer.echo(json.dumps({**about, "file": str(out)}, indent=2, ensure_ascii=False))
+        return
+    under = f"under filter {about['filter']}" if state.active else "without a filter: no request is in force"
+    typer.echo(f"Wrote {out}: the model {under}. A snapshot: requests that come later do not reach it.")

@@ -1,0 +1,35 @@
+"""`fedup list`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedup.cli._options import JsonOption
+
+_DEPTHS = ("", "*/", "*/*/")  # deep enough for runs/NAME, and fast in a large folder
+
+
+def list_(
+    folder: Annotated[Path, typer.Argument(help="Where to look for run folders.")] = Path(),
+    as_json: JsonOption = False,
+) -> None:
+    """List data sets, models and partitions by name, and the run folders below a folder.
+
+    Example: [bold]fedup list runs[/]
+    """
+    from fedup.bench.recipe import PARTITIONS
+    from fedup.registry import names
+
+    found = {
+        "data": names("fedup.bench.datasets"),
+        "models": names("fedup.bench.models"),
+        "partitions": list(PARTITIONS),
+        "runs": sorted(str(path.parent) for depth in _DEPTHS for path in folder.glob(f"{depth}run.sqlite")),
+    }
+    if as_json:
+        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    for kind, entries in found.items():
+        typer.echo(f"{kind:<11} {', '.join(entries) or 'none'}")

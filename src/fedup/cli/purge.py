@@ -1,0 +1,46 @@
+"""`fedup purge`."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from fedup.cli._options import DEFAULT_RUN, DEFAULT_WAIT_S, JsonOption, RunOption, WaitOption
+
+
+def purge(
+    run: RunOption = DEFAULT_RUN,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    wait: WaitOption = DEFAULT_WAIT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Destroy the centroids that requests in force have sealed; restoring one of several then needs the clients.
+
+    Taking the last request back always works. Backups of the folder are yours to purge.
+
+    Example: [bold]fedup purge --run runs/mnist --yes[/]
+    """
+    import sys
+
+    from fedup.cli._session import Session
+    from fedup.run import answering
+    from fedup.run.serving import load_store
+    from fedup.unlearning import sealed_cells
+
+    if not yes and not as_json and sys.stdin.isatty():
+        typer.confirm(f"Destroy the sealed centroids in {run} for good?", abort=True)
+    session = Session(run)
+    with session.writing("purge", wait) as writer:
+        store = load_store(session.run, writer.state)
+        cells = sealed_cells(store, writer.state.forgets)
+        if cells:
+            answering.purge(writer, session.plugged(writer.state), store)
+    if as_json:
+        typer.echo(json.dumps({"cells": [list(cell) for cell in cells]}))
+    elif not cells:
+        typer.echo("Nothing is sealed; nothing was changed.")
+    else:
+        clients = len({client for client, _ in cells})
+        typer.echo(
+            f"Destroyed the sealed centroids of {len(cells)} cells of {clients} clients; they are in no file of {run}."
+        )

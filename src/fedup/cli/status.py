@@ -1,0 +1,109 @@
+"""`fedup status`."""
+
+import json
+from typing import Any
+
+import typer
+
+from fedup.cli._options import DEFAULT_RUN, JsonOption, RunOption
+
+
+def status(run: RunOption = DEFAULT_RUN, as_json: JsonOption = False) -> None:
+    """Show requests, the filter in force, what is sealed and the storage; reads only, while others write too.
+
+    Example: [bold]fedup status --run runs/mnist[/]
+    """
+    from fedup.run.folder import Run
+    from fedup.run.overview import overview, request_releases
+
+    folder = Run(run)
+    state = folder.read()
+    found = overview(folder, state)
+    if as_json:
+        typer.echo(json.dumps({**found, "releases": request_releases(state)}, indent=2, ensure_ascii=False))
+    else:
+        _print(found, state, request_releases(state))
+
+
+def _print(found: dict[str, Any], state: Any, sent: dict[int, dict[str, int]]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedup.cli._progress import wide_console
+    from fedup.cli._text import size, when
+
+    console = wide_console()
+    facts = Table(show_header=False, box=None, pad_edge=False)
+    facts.add_column(style="dim")
+    facts.add_column(overflow="fold")
+    for name, text in _facts(found, sent).items():
+        facts.add_row(name, escape(text))
+    console.print(facts, highlight=False)
+    if state.requests:
+        console.print(_requests(state, found))
+    else:
+        console.print("No request has come in.")
+    storage = ", ".join(f"{name} {size(count)}" for name, count in sorted(found["storage_bytes"].items()))
+    console.print(f"[dim]Storage[/] {storage}", highlight=False)
+    console.print(
+        f"[dim]Journal[/] {found['events']} events, last {when(state.events[-1].at)}, head {found['head'][:16]}",
+        highlight=False,
+    )
+    if found["leftovers"]:
+        console.print(
+            f"[yellow]Leftovers[/] {', '.join(found['leftovers'])}: of a killed process; the next command that writes "
+            "removes them.",
+            highlight=False,
+        )
+
+
+def _facts(found: dict[str, Any], sent: dict[int, dict[str, int]]) -> dict[str, str]:
+    from fedup.cli._text import size, when
+
+    about, trained, collected, filtered = found["about"], found["trained"], found["collected"], found["filter"]
+    facts = {"Run folder": found["run"]}
+    if about.get("data"):
+        facts["Federation"] = (
+            f"{about['data']}, {about['model']}, {about['clients']} clients, {about['partition']}, seed {about['seed']}"
+        )
+    facts["Model"] = f"training: {found['rounds_done']} of {about.get('rounds')} rounds done; `fedup train` goes on"
+    if trained:
+        measured = ", ".join(f"{part} {value:.3f}" for part, value in trained["accuracy"].items())
+        facts["Model"] = f"{trained['fingerprint'][:16]}, trained {when(trained['at'])}, accuracy {measured}"
+    if collected:
+        clients = f"{len(sent)} clients sent {size(sum(own['bytes'] for own in sent.values()))} in all"
+        facts["Centroids"] = (
+            f"{collected['rows']:,} of {collected['cells']} cells, ρ {collected['how']['ratio']}; {clients}"
+        )
+    sealed = found["sealed"]
+    facts["Sealed"] = (
+        f"{sealed['cells']} cells, {sealed['originals']} replaced originals; {sealed['purged']} cells purged"
+    )
+    facts["Filter"] = "none: the original model answers"
+    if filtered:
+        facts["Filter"] = f"{filtered['id']} for {', '.join(found['in_force'])}"
+    if found["written_by"]:
+        facts["In use by"] = found["written_by"]
+    return facts
+
+
+def _requests(state: Any, found: dict[str, Any]) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedup.cli._text import what, when
+
+    table = Table(title_justify="left")
+    for column in ("request", "reference", "forget", "rows", "status", "asked", "answered in"):
+        table.add_column(column, justify="right" if column in ("rows", "answered in") else "left")
+    for request, told in zip(state.requests, found["requests"], strict=True):
+        table.add_row(
+            request.id,
+            escape(request.reference or ""),
+            what(request),
+            "" if told["rows"] is None else f"{told['rows']:,}",
+            "[bold]in force[/]" if request.is_active else "taken back",
+            when(told["asked_at"])[:16],
+            f"{told['time_s']:.2f} s",
+        )
+    return table

@@ -1,0 +1,134 @@
+"""`fedup train`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedup.cli._complete import data_sets, models
+from fedup.cli._options import DEFAULT_RUN, DEFAULT_WAIT_S, DeviceOption, JsonOption, RunOption, WaitOption
+
+
+def train(
+    run: RunOption = DEFAULT_RUN,
+    data: Annotated[
+        str, typer.Option(help="Data set: a name (`fedup list`) or a .py file.", autocompletion=data_sets)
+    ] = "digits",
+    model: Annotated[
+        str | None, typer.Option(help="Model: a name (`fedup list`) or a .py file.", autocompletion=models)
+    ] = None,
+    clients: Annotated[int, typer.Option(help="Clients in the federation.", min=2)] = 10,
+    partition: Annotated[str, typer.Option(help="iid, dirichlet:0.5 or pathological:2.")] = "dirichlet:0.5",
+    rows: Annotated[int | None, typer.Option(help="Use a random subset of so many rows.", min=1)] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of FedAvg; by default what the data set needs.", min=0)
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Local epochs in each round.", min=1)] = 1,
+    batch_size: Annotated[int | None, typer.Option(help="Local batch size.", min=1)] = None,
+    lr: Annotated[float | None, typer.Option(help="Local learning rate.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd or adam.")] = None,
+    clients_per_round: Annotated[
+        int | None, typer.Option(help="Clients drawn in each round; by default all.", min=1)
+    ] = None,
+    cut: Annotated[
+        str | None, typer.Option(help="Module whose input is filtered; by default the last linear layer.")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Start from these weights (safetensors); with --rounds 0 take them as trained.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same federation and model.")] = 0,
+    device: DeviceOption = "cpu",
+    wait: WaitOption = DEFAULT_WAIT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a run folder and train its federation; an interrupted training goes on where it was.
+
+    Example: [bold]fedup train --data mnist --rounds 10 --run runs/mnist[/]
+    """
+    from fedup.bench.recipe import Recipe
+    from fedup.cli._text import of
+
+    recipe = Recipe.suited_to(
+        data,
+        model=model,
+        clients=clients,
+        partition=partition,
+        rows=rows,
+        rounds=rounds,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        optimizer=optimizer,
+        clients_per_round=clients_per_round,
+        cut=cut,
+        seed=seed,
+    )
+    result = _train(run, recipe, weights, device, wait)
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+    elif result["already"]:
+        typer.echo(f"{run} was trained before; nothing was changed. Next: fedup collect{of(run)}")
+    else:
+        typer.echo(
+            f"Trained {recipe.model} on {recipe.data}: {recipe.clients} clients, {recipe.rounds} rounds, held-out "
+            f"accuracy {result['accuracy']['heldout']:.3f}, in {result['time_s']:.1f} s.\n"
+            f"Model {result['fingerprint'][:12]} is in {run}. Next: fedup collect{of(run)}"
+        )
+
+
+def _train(path: Path, recipe: Any, weights: Path | None, device: str, wait_s: float) -> dict[str, Any]:
+    from fedup.bench.initial_weights import take_weights
+    from fedup.bench.metrics.accuracy import accuracy
+    from fedup.cli._progress import progress_bars
+    from fedup.cli._session import Session
+    from fedup.cli._watching import RoundsShown
+    from fedup.cut import find_cut
+    from fedup.fedavg import federate
+    from fedup.model_file import save_model
+    from fedup.sharing import fingerprint
+
+    session = Session(path, device=device)
+    dataset = recipe.load()
+    federation = recipe.federation(dataset)
+    start = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes)
+    if weights is not None:
+        take_weights(start, weights)
+    about = recipe.about(dataset) | {"initial": fingerprint(start), "cut": find_cut(start, recipe.cut)}
+    session.run.start(about, wait_s=wait_s)
+    with session.writing("train", wait_s) as writer:
+        if writer.state.trained is not None:
+            return {"already": True, **_told(writer.state.trained.body)}
+        with progress_bars(session.console) as show:
+            trained = federate(
+                start,
+                federation,
+                rounds=recipe.rounds,
+                local=recipe.local,
+                clients_per_round=recipe.clients_per_round,
+                seed=recipe.seed,
+                device=device,
+                observers=[RoundsShown(show, f"Training {recipe.model} on {recipe.data}", recipe.rounds)],
+                checkpoint=session.run.files.checkpoint,
+            )
+        rows = federation.rows("heldout")
+        measured = {
+            "heldout": accuracy(trained.model, federation.x[rows].to(device), federation.y[rows].to(device)),
+            "test": accuracy(trained.model, dataset.test_x.to(device), dataset.test_y.to(device)),
+        }
+        trained.model.to("cpu")
+        body = {
+            "model": writer.put("model", lambda file: save_model(trained.model, file)).to_json(),
+            "fingerprint": fingerprint(trained.model),
+            "data": federation.digest(),
+            "rows": len(federation.rows("train")),
+            "accuracy": {name: value for name, value in measured.items() if value == value},
+            "time_s": trained.time_s,
+            **session.facts,
+        }
+        writer.commit("trained", body)
+        return {"already": False, **_told(body)}
+
+
+def _told(body: Any) -> dict[str, Any]:
+    return {name: body[name] for name in ("fingerprint", "accuracy", "rows", "time_s")}

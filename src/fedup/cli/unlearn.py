@@ -1,0 +1,272 @@
+"""`fedup unlearn`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedup.cli._options import (
+    DEFAULT_RUN,
+    DEFAULT_WAIT_S,
+    DeviceOption,
+    ForceOption,
+    JsonOption,
+    MaxLossOption,
+    RunOption,
+    WaitOption,
+)
+
+if TYPE_CHECKING:
+    from fedup.cli._session import Session
+    from fedup.filter import FilterConfig
+    from fedup.run.answering import Asked
+
+
+def unlearn(
+    run: RunOption = DEFAULT_RUN,
+    client: Annotated[list[int] | None, typer.Option(help="Forget this client; may be repeated.", min=0)] = None,
+    class_: Annotated[
+        list[int] | None, typer.Option("--class", help="Forget this class; may be repeated.", min=0)
+    ] = None,
+    samples: Annotated[
+        list[str] | None,
+        typer.Option("--samples", "--sample", help="Forget samples of a client: 3:17,42,50-60; may be repeated."),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Requests from a file with columns reference, client, class, sample.")
+    ] = None,
+    reference: Annotated[str | None, typer.Option(help="Your own name for the request: a ticket, a letter.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and change nothing.")] = False,
+    max_loss: MaxLossOption = 3.0,
+    force: ForceOption = False,
+    keep_sealed: Annotated[
+        bool, typer.Option("--keep-sealed", help="Keep replaced cells, so that taking back needs no client.")
+    ] = False,
+    rank: Annotated[int | None, typer.Option(help="Width of the filter's bottleneck.", min=1)] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of the fit.", min=1)] = None,
+    alpha: Annotated[float | None, typer.Option(help="Weight of the classes against the features, 0 to 1.")] = None,
+    class_policy: Annotated[str | None, typer.Option(help="drop, remap or remap_client.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the fit.")] = None,
+    device: DeviceOption = "cpu",
+    wait: WaitOption = DEFAULT_WAIT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Forget clients, classes or samples: a filter is fitted, measured, and put in force.
+
+    A request that is in force already changes nothing. Options together are one request; a CSV file may hold many.
+
+    Examples: [bold]fedup unlearn --class 7[/], [bold]fedup unlearn --samples 3:17,42 --reference T-12 --dry-run[/],
+    [bold]fedup unlearn --csv requests.csv[/]
+    """
+    from fedup.cli._requests import from_csv, from_options
+    from fedup.cli._session import Session
+
+    wanted = [(forget, reference) for forget in from_options(client or [], class_ or [], samples or [])]
+    if bool(wanted) == bool(csv):
+        raise typer.BadParameter("name what to forget by --client, --class or --samples, or by a --csv file.")
+    if csv is not None:
+        wanted = from_csv(csv)
+    chosen = {"rank": rank, "steps": steps, "alpha": alpha, "class_policy": class_policy, "seed": seed}
+    session = Session(run, device=device)
+    if dry_run:
+        result = _plan(session, wanted, chosen, keep_sealed)
+    else:
+        result = _answer(session, wanted, chosen, keep_sealed, max_loss, force, wait)
+    if as_json:
+        typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
+    else:
+        _print_plan(result) if dry_run else _print_answer(result, run)
+    if result.get("declined"):
+        raise typer.Exit(1)
+
+
+def _new(session: "Session", state: Any, wanted: list[Any]) -> tuple[list[dict[str, Any]], "list[Asked]"]:
+    """Requests in force already, and those to be answered, each checked."""
+    from fedup.bench.judge import describe_rows
+    from fedup.run.answering import Asked
+
+    in_force = {request.forget: request for request in state.active}
+    known, new = [], {}
+    for forget, reference in wanted:
+        if forget in in_force:
+            known.append({"id": in_force[forget].id, "reference": in_force[forget].reference, "what": str(forget)})
+        elif forget in new:
+            known.append({"id": None, "reference": reference, "what": str(forget)})
+        else:
+            federation = session.federation_if_here
+            if federation is not None:
+                federation.check(forget)
+            new[forget] = Asked(forget, reference, describe_rows(federation, forget) if federation is not None else {})
+    return known, list(new.values())
+
+
+def _config(plugged: Any, chosen: dict[str, Any]) -> "FilterConfig":
+    """The settings of the filter in force, or the defaults, with what was chosen instead."""
+    from dataclasses import replace
+
+    from fedup.filter import FilterConfig
+
+    base = plugged.served.config if plugged.served else FilterConfig()
+    return replace(base, **{name: value for name, value in chosen.items() if value is not None})
+
+
+def _answer(
+    session: "Session",
+    wanted: list[Any],
+    chosen: dict[str, Any],
+    keep_sealed: bool,
+    max_loss: float,
+    force: bool,
+    wait_s: float,
+) -> dict[str, Any]:
+    from fedup.run import answering
+    from fedup.run.serving import load_store
+
+    with session.writing("unlearn", wait_s) as writer:
+        known, new = _new(session, writer.state, wanted)
+        if not new:
+            return {"requests": [], "already": known, "filter": _filter_id(writer.state.filter)}
+        plugged = session.plugged(writer.state)
+        answer = answering.unlearn(
+            writer,
+            plugged,
+            load_store(session.run, writer.state),
+            new,
+            clients=session.federation_if_here,
+            config=_config(plugged, chosen),
+            keep_sealed=keep_sealed,
+            judge=session.judge(),
+            limits=answering.Limits(max_loss, force),
+            facts=session.facts,
+        )
+        return {
+            "requests": [
+                {"id": name, "reference": one.reference, "what": str(one.forget), "rows": one.rows.get("count")}
+                for name, one in zip(answer.requests, new, strict=True)
+            ],
+            "already": known,
+            "declined": answer.declined,
+            "filter": _filter_id(answer.filter),
+            "filter_sha256": answer.filter.sha256 if answer.filter else None,
+            "centroids_used": answer.report.centroids_used,
+            "clients_contacted": answer.report.clients_contacted,
+            "bytes_up": answer.report.bytes_up,
+            "time_s": answer.report.time_s,
+            "figures": answer.figures,
+        }
+
+
+def _plan(session: "Session", wanted: list[Any], chosen: dict[str, Any], keep_sealed: bool) -> dict[str, Any]:
+    from fedup.run.serving import load_store
+    from fedup.unlearning import plan
+
+    state, plugged = session.served()
+    known, new = _new(session, state, wanted)
+    result: dict[str, Any] = {"dry_run": True, "already": known, "requests": []}
+    if not new:
+        return result
+    store, config = load_store(session.run, state), _config(plugged, chosen)
+    requests = state.forgets | {one.forget for one in new}
+    found = plan(plugged, store, requests, clients=session.federation_if_here, config=config)
+    noise = f"noise of σ = {store.how.sigma:g} on each centroid, no DP guarantee" if store.how.sigma else "no noise"
+    sent = len(found.cells_asked)
+    return result | {
+        "requests": [{"reference": one.reference, "what": str(one.forget), "rows": one.rows} for one in new],
+        "in_force_afterwards": len(requests),
+        "cells_sealed": found.cells_sealed,
+        "cells_asked": [list(cell) for cell in found.cells_asked],
+        "clients_contacted": found.clients_contacted,
+        "centroids_kept": found.centroids_kept,
+        "privacy_cost": f"{sent} cells sent again, with {noise}" if sent else "none: nothing is sent",
+        "replaced_cells": "none" if not sent else "kept sealed" if keep_sealed else "destroyed",
+        "expected_time_s": _expected_time(plugged, store, requests, config, state, found),
+    }
+
+
+def _expected_time(plugged: Any, store: Any, requests: Any, config: Any, state: Any, found: Any) -> float:
+    """A few steps of the very fit, measured and multiplied, and each client's share of the collection."""
+    import time
+    from dataclasses import replace
+
+    from fedup.unlearning import rehearse
+
+    few = min(config.steps, 20)
+    rehearse(plugged, store, requests, replace(config, steps=1))  # what is loaded on first use is no part of it
+    started = time.perf_counter()
+    rehearse(plugged, store, requests, replace(config, steps=few))
+    fit_s = (time.perf_counter() - started) / few * config.steps
+    per_client_s = state.collected.body["time_s"] / max(1, len(state.collected.body["releases"]))
+    return round(fit_s + per_client_s * len(found.clients_contacted), 3)
+
+
+def _filter_id(record: Any) -> str | None:
+    return record.sha256[:16] if record else None
+
+
+def _print_plan(result: dict[str, Any]) -> None:
+    from fedup.cli._progress import wide_console
+    from fedup.cli._text import ids
+
+    console = wide_console()
+    _print_known(result, console)
+    for one in result["requests"]:
+        rows = one["rows"].get("count")
+        where = _of_rows(rows, one["rows"]["clients"]) if rows is not None else ""
+        console.print(f"Would {one['what']}{where}.", highlight=False, markup=False)
+    if result["requests"]:
+        console.print(
+            f"The filter would be fitted to {result['centroids_kept']:,} centroids; {result['cells_sealed']} cells "
+            f"left out and sealed.\nClients contacted: {ids(result['clients_contacted']) or 'none'}; cells clustered "
+            f"again: {len(result['cells_asked'])}, their old content {result['replaced_cells']}.\n"
+            f"Privacy cost: {result['privacy_cost']}.\nExpected time: {result['expected_time_s']:.1f} s, besides "
+            "loading and measuring.\nNothing was changed.",
+            highlight=False,
+        )
+
+
+def _of_rows(rows: int, clients: Any) -> str:
+    from fedup.cli._text import count
+
+    return f": {count(rows, 'training row')} of {count(len(clients), 'client')}"
+
+
+def _print_known(result: dict[str, Any], console: Any) -> None:
+    for one in result["already"]:
+        which = f"{one['id']} asks for it and is in force already" if one["id"] else "named twice"
+        console.print(f"To {one['what']}: {which}; nothing to do.", highlight=False)
+
+
+def _print_answer(result: dict[str, Any], run: Path) -> None:
+    from rich.markup import escape
+
+    from fedup.cli._progress import wide_console
+    from fedup.cli._text import count, figures_table, ids, of, seconds, size
+
+    console = wide_console()
+    _print_known(result, console)
+    if not result["requests"]:
+        return
+    if result["declined"]:
+        console.print(
+            f"[bold red]Not put in force:[/] a filter was fitted, but {result['declined']}.\nThe folder serves what it "
+            "served before. Raise --max-loss or pass --force to put it in force all the same.",
+            highlight=False,
+        )
+        return
+    for one in result["requests"]:
+        rows = f" ({count(one['rows'], 'training row')})" if one["rows"] is not None else ""
+        name = f"{one['id']}, {escape(one['reference'])}," if one["reference"] else one["id"]
+        console.print(f"[bold]{name}[/] is in force: {one['what']}{rows}.", highlight=False)
+    if result["figures"]:
+        console.print(figures_table(result["figures"]))
+    contacted = result["clients_contacted"]
+    sent = f"client {ids(contacted)} contacted, {size(result['bytes_up'])} sent" if contacted else "no client contacted"
+    console.print(
+        f"Filter {result['filter']}, fitted to {result['centroids_used']:,} centroids; {sent}; "
+        f"{seconds(result['time_s'])}.\nEvidence: fedup evidence {result['requests'][0]['id']}{of(run)}. "
+        f"Take it back: fedup restore {result['requests'][0]['id']}{of(run)}",
+        highlight=False,
+        soft_wrap=True,
+        markup=False,
+    )

@@ -1,0 +1,109 @@
+"""A run folder at a glance, without loading an array: for `fedup status` and for programs."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from fedup.run.folder import Run
+from fedup.run.state import Request, State
+
+_LENGTH = struct.Struct("<Q")  # a safetensors file begins with the length of its header
+_LONGEST_HEADER = 100_000_000
+
+
+def overview(run: Run, state: State) -> dict[str, Any]:
+    """Requests, the filter in force, what is sealed, storage and the last event."""
+    leftovers = run.files.leftovers(state.files, training=state.trained is None)
+    return {
+        "run": str(run.path),
+        "about": dict(state.about),
+        "trained": _event(state.trained, "fingerprint", "accuracy", "time_s", "rows"),
+        "rounds_done": _rounds_done(run, state),
+        "collected": _event(state.collected, "rows", "cells", "how", "time_s"),
+        "filter": None if state.filter is None else {"id": state.filter.sha256[:16], **state.filter.to_json()},
+        "in_force": [request.id for request in state.active],
+        "requests": [_request(request) for request in state.requests],
+        "declined": [
+            {"at": event.at, "step": event.body["step"], "why": event.body["why"]}
+            for event in state.events
+            if event.kind == "declined"
+        ],
+        "sealed": _sealed(run, state),
+        "storage_bytes": _storage(run),
+        "leftovers": [path.name for path in leftovers],
+        "events": len(state.events),
+        "head": state.head,
+        "written_by": run.holder,
+    }
+
+
+def request_releases(state: State) -> dict[int, dict[str, int]]:
+    """By client: how many messages of centroids it sent and their bytes."""
+    sent: dict[int, dict[str, int]] = {}
+    for event in state.events:
+        for release in event.body.get("releases", ()):
+            own = sent.setdefault(release["client"], {"messages": 0, "bytes": 0})
+            own["messages"] += 1
+            own["bytes"] += release["bytes"]
+    return sent
+
+
+def _request(request: Request) -> dict[str, Any]:
+    body = request.asked_in.body
+    asked = next(one for one in body["requests"] if one["id"] == request.id)
+    return {
+        "id": request.id,
+        "reference": request.reference,
+        "kind": request.forget.kind,
+        "forget": request.forget.to_json(),
+        "status": "in force" if request.is_active else "taken back",
+        "rows": asked["rows"].get("count"),
+        "asked_at": request.asked_in.at,
+        "restored_at": request.restored_in.at if request.restored_in else None,
+        "time_s": sum(body["time_s"].values()),
+        "clients_contacted": body["clients_contacted"],
+    }
+
+
+def _event(event: Any, *names: str) -> dict[str, Any] | None:
+    return None if event is None else {"at": event.at, **{name: event.body[name] for name in names}}
+
+
+def _rounds_done(run: Run, state: State) -> int | None:
+    """Rounds of a training that is not finished."""
+    if state.trained is not None:
+        return None
+    return int(peek(run.files.checkpoint).get("rounds", 0))
+
+
+def _sealed(run: Run, state: State) -> dict[str, int]:
+    """Cells that requests in force leave out, cells purged, and originals kept beside their replacement."""
+    header = peek(run.files.folder / state.centroids.name) if state.centroids else {}
+    clients = {client for request in state.active for client in request.forget.client_ids}
+    classes = {label for request in state.active for label in request.forget.class_ids}
+    purged = {tuple(name) for name in header.get("purged", ())}
+    named = {(client, label) for client, label, *_ in header.get("cells", ()) if client in clients or label in classes}
+    return {"cells": len(named - purged), "originals": len(header.get("sealed", ())), "purged": len(purged)}
+
+
+def _storage(run: Run) -> dict[str, int]:
+    """Bytes by kind of file."""
+    sizes: dict[str, int] = {}
+    for path in run.path.rglob("*"):
+        if path.is_file():
+            kind = path.name.split("-")[0] if path.parent == run.files.folder else path.relative_to(run.path).parts[0]
+            sizes[kind] = sizes.get(kind, 0) + path.stat().st_size
+    return sizes
+
+
+def peek(path: Path) -> dict[str, Any]:
+    """fedup's header of a safetensors file, unchecked; empty where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+            header = json.loads(file.read(min(length, _LONGEST_HEADER)))
+        found = json.loads(header["__metadata__"]["fedup"])
+    except (OSError, ValueError, KeyError, TypeError, struct.error):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,144 @@
+"""The whole folder checked: chain, files, what fits what, and that restoring gives the original model, bit for bit."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedup.centroids import Centroids
+from fedup.cut import logits_of
+from fedup.errors import FedUPError
+from fedup.plugging import PluggedModel
+from fedup.run.evidence import evidence_files
+from fedup.run.folder import Run
+from fedup.run.serving import load_base, load_plugged, load_store
+from fedup.run.state import State
+from fedup.run.store import hash_of
+from fedup.sharing import fingerprint
+
+_SHORTEST_HEAD = 8
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was checked; `ok` is None for something to know that is no mismatch."""
+
+    name: str
+    ok: bool | None
+    found: str
+
+
+def verify(
+    run: Run, blank: Callable[[State], nn.Module], probe: Callable[[State], Tensor], *, head: str | None = None
+) -> list[Check]:
+    """All checks of a folder, on a blank model and inputs to probe it with; done anew if someone wrote meanwhile."""
+    while True:
+        try:
+            state = run.read()
+        except FedUPError as error:
+            return [Check("journal", False, str(error))]
+        checks = list(_checks(run, state, blank, probe, head))
+        if all(check.ok is not False for check in checks) or not _moved_on(run, state):
+            return checks
+
+
+def _moved_on(run: Run, state: State) -> bool:
+    try:
+        return run.read().head != state.head
+    except FedUPError:
+        return False
+
+
+def _checks(
+    run: Run, state: State, blank: Callable[[State], nn.Module], probe: Callable[[State], Tensor], head: str | None
+) -> Iterator[Check]:
+    yield Check("journal", True, f"{len(state.events)} events, chained, head {state.head}")
+    if head is not None:
+        known = len(head) >= _SHORTEST_HEAD and any(event.hash.startswith(head) for event in state.events)
+        yield Check("head you gave", known, f"{head} is {'in' if known else 'not in'} the chain")
+    backwards = sum(later.at < earlier.at for earlier, later in zip(state.events, state.events[1:], strict=False))
+    if backwards:
+        yield Check("clock", None, f"it went back {backwards} times; the order of events does not depend on it")
+    for record in state.files:
+        yield _attempt(record.name, lambda record=record: f"sha256 {run.files.checked(record).sha256}")  # type: ignore[misc]
+    if state.model is not None:
+        yield from _model_checks(run, state, blank, probe)
+    yield from _evidence_checks(run, state)
+    leftovers = run.files.leftovers(state.files, training=state.trained is None)
+    if leftovers:
+        names = ", ".join(path.name for path in leftovers)
+        yield Check("leftovers", None, f"{names}: the next command that writes removes them")
+
+
+def _attempt(name: str, look: Callable[[], str]) -> Check:
+    try:
+        return Check(name, True, look())
+    except FedUPError as error:
+        return Check(name, False, str(error))
+
+
+def _model_checks(
+    run: Run, state: State, blank: Callable[[State], nn.Module], probe: Callable[[State], Tensor]
+) -> Iterator[Check]:
+    yield _attempt("model", lambda: f"fingerprint {fingerprint(load_base(run, state, blank(state)))}")
+    if state.centroids is not None:
+        yield _attempt("centroids", lambda: _check_centroids(load_store(run, state), state))
+    yield _attempt("filter", lambda: _describe_filter(load_plugged(run, state, blank(state))))
+    if state.filter is not None:
+        yield _attempt("restore", lambda: _check_restore(run, state, blank, probe))
+
+
+def _describe_filter(plugged: PluggedModel) -> str:
+    if plugged.served is None:
+        return "none, and no request is in force"
+    return f"fitted for exactly the {len(plugged.requests)} requests in force, base {plugged.base_fingerprint[:12]}"
+
+
+def _check_centroids(store: Centroids, state: State) -> str:
+    """Samples that requests in force forget must be left out of every cell that is kept; purged cells are empty."""
+    for name in store.purged:
+        cell = store.cell(name)
+        if cell is not None and bool(store.counts[cell.slot].any() or store.vectors[cell.slot].any()):
+            raise FedUPError(f"Cell {name} was purged, and its slot is not empty.")
+    for request in state.active:
+        for client, samples in request.forget.sample_ids.items():
+            left_out = {i for (holder, _), ids in store.excluded.items() if holder == client for i in ids}
+            kept = {
+                sample
+                for sample in samples - left_out
+                if (client, store.sample_labels.get(client, {}).get(sample, -1)) not in store.purged
+            }
+            if kept:
+                raise FedUPError(f"{request.id} forgets samples of client {client}, and {len(kept)} are not left out.")
+    return f"{len(store.vectors)} of base {store.base[:12]}, {len(store.purged)} cells purged and empty"
+
+
+@torch.no_grad()
+def _check_restore(
+    run: Run, state: State, blank: Callable[[State], nn.Module], probe: Callable[[State], Tensor]
+) -> str:
+    original = load_base(run, state, blank(state))
+    plugged = load_plugged(run, state, blank(state))
+    inputs = probe(state)
+    expected, filtered = logits_of(original(inputs)), logits_of(plugged(inputs))
+    with plugged.restored():
+        restored = logits_of(plugged(inputs))
+    unplugged = logits_of(plugged.unplug()(inputs))
+    if not (torch.equal(restored, expected) and torch.equal(unplugged, expected)):
+        raise FedUPError("Restored, the model does not answer as the original does.")
+    if torch.equal(filtered, expected):
+        raise FedUPError("With the filter the model answers as without it.")
+    return f"bit-identical on {len(inputs)} inputs; with the filter the answers differ"
+
+
+def _evidence_checks(run: Run, state: State) -> Iterator[Check]:
+    for name, sha256 in evidence_files(state).items():
+        path = run.path / "evidence" / name
+        if not path.exists():
+            yield Check(f"evidence/{name}", None, "was written and is no longer here")
+            continue
+        found, _ = hash_of(path)
+        yield Check(
+            f"evidence/{name}", found == sha256, f"sha256 {found}" + ("" if found == sha256 else f", not {sha256}")
+        )
