@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt Makefile | cksum | cut -d' ' -f1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast figures lint types format clean
+.PHONY: help setup demo test test-fast figures operator lint types format clean
 
 help:
 	@echo "make demo       train, forget, restore on built-in data; writes runs/demo/report.html"
 	@echo "make test       the whole test suite (real data where FEDUP_DATA has it)"
 	@echo "make test-fast  without the slow tests"
 	@echo "make figures    the README's figures anew, from a run of the demo"
+	@echo "make operator   docs/operator.md anew, by running its commands (needs MNIST)"
 	@echo "make lint types format setup clean"
 
 setup: $(READY)
@@ -36,6 +37,9 @@ figures: $(READY)
 	$(BIN)/fedup demo --out runs/demo
 	mkdir -p docs/figures
 	cp runs/demo/figures/class-accuracy.svg runs/demo/figures/class-features.svg docs/figures/
+
+operator: $(READY)
+	$(BIN)/python docs/transcript.py docs/operator.md
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,9 +1,9 @@
 """Phase 2, centroids: the server's store of what each (client, class) cell sent, once."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +71,11 @@ class Centroids:
     def size_bytes(self) -> int:
         """Bytes of the clients' messages together, as serialised."""
         return sum(self.bytes_up.values())
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same store with its arrays on a device."""
+        sealed = {name: (vectors.to(device), counts.to(device)) for name, (vectors, counts) in self.sealed.items()}
+        return replace(self, vectors=self.vectors.to(device), counts=self.counts.to(device), sealed=sealed)
 
     def cell(self, name: CellName) -> Cell | None:
         """The slot of a cell, or None where that client holds nothing of that class."""

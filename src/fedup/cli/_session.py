@@ -13,13 +13,14 @@ from fedup.bench.datasets import Dataset
 from fedup.bench.judge import FederationJudge
 from fedup.bench.machine import describe_machine
 from fedup.bench.recipe import Recipe
+from fedup.centroids import Centroids
 from fedup.cli._progress import wide_console
 from fedup.errors import ArtifactError, MissingDataError, SettingError
 from fedup.federation import Federation
 from fedup.plugging import PluggedModel
 from fedup.rng import generator
 from fedup.run.folder import Run, Writer
-from fedup.run.serving import load_plugged, read_served
+from fedup.run.serving import load_plugged, load_store, read_served
 from fedup.run.state import State
 
 if TYPE_CHECKING:
@@ -78,6 +79,10 @@ class Session:
     def plugged(self, state: State) -> PluggedModel:
         """The model under the filter in force, for a writer."""
         return load_plugged(self.run, state, self.blank(state))
+
+    def store(self, state: State) -> Centroids:
+        """The centroids, where the model computes."""
+        return load_store(self.run, state).to(self.device)
 
     def served(self) -> tuple[State, PluggedModel]:
         """The same for a reader, who holds no lock."""

@@ -24,14 +24,13 @@ def purge(
 
     from fedup.cli._session import Session
     from fedup.run import answering
-    from fedup.run.serving import load_store
     from fedup.unlearning import sealed_cells
 
     if not yes and not as_json and sys.stdin.isatty():
         typer.confirm(f"Destroy the sealed centroids in {run} for good?", abort=True)
     session = Session(run)
     with session.writing("purge", wait) as writer:
-        store = load_store(session.run, writer.state)
+        store = session.store(writer.state)
         cells = sealed_cells(store, writer.state.forgets)
         if cells:
             answering.purge(writer, session.plugged(writer.state), store)

@@ -56,7 +56,6 @@ def restore(
 
 def _restore(session: "Session", names: list[str], max_loss: float, force: bool, wait_s: float) -> dict[str, Any]:
     from fedup.run import answering
-    from fedup.run.serving import load_store
 
     with session.writing("restore", wait_s) as writer:
         state = writer.state
@@ -74,7 +73,7 @@ def _restore(session: "Session", names: list[str], max_loss: float, force: bool,
         answer = answering.restore(
             writer,
             session.plugged(state),
-            None if last else load_store(session.run, state),  # the last one needs neither centroids nor clients
+            None if last else session.store(state),  # the last one needs neither centroids nor clients
             back,
             clients=None if last else session.federation_if_here,
             judge=None if last else session.judge(),

@@ -121,7 +121,6 @@ def _answer(
     wait_s: float,
 ) -> dict[str, Any]:
     from fedup.run import answering
-    from fedup.run.serving import load_store
 
     with session.writing("unlearn", wait_s) as writer:
         known, new = _new(session, writer.state, wanted)
@@ -131,7 +130,7 @@ def _answer(
         answer = answering.unlearn(
             writer,
             plugged,
-            load_store(session.run, writer.state),
+            session.store(writer.state),
             new,
             clients=session.federation_if_here,
             config=_config(plugged, chosen),
@@ -158,7 +157,6 @@ def _answer(
 
 
 def _plan(session: "Session", wanted: list[Any], chosen: dict[str, Any], keep_sealed: bool) -> dict[str, Any]:
-    from fedup.run.serving import load_store
     from fedup.unlearning import plan
 
     state, plugged = session.served()
@@ -166,7 +164,7 @@ def _plan(session: "Session", wanted: list[Any], chosen: dict[str, Any], keep_se
     result: dict[str, Any] = {"dry_run": True, "already": known, "requests": []}
     if not new:
         return result
-    store, config = load_store(session.run, state), _config(plugged, chosen)
+    store, config = session.store(state), _config(plugged, chosen)
     requests = state.forgets | {one.forget for one in new}
     found = plan(plugged, store, requests, clients=session.federation_if_here, config=config)
     noise = f"noise of σ = {store.how.sigma:g} on each centroid, no DP guarantee" if store.how.sigma else "no noise"

@@ -12,9 +12,10 @@ from fedup.run.state import Request, State
 from fedup.run.store import hash_of
 
 FORMAT_VERSION = 1
+STAGES = ("check", "contact", "fit", "swap", "measure", "store")  # in the order in which they happen
 _SUPPRESSED = (
-    "Suppression at the served interface: whoever asks the model through this folder is answered under the filter, or "
-    "not at all."
+    "Suppression at the served interface: while the request is in force, whoever asks the model through this folder is "
+    "answered under the filter, or not at all."
 )
 _UNCHANGED = (
     "The original model was never changed: its weights have the fingerprint given below, and with the filter taken out "
@@ -74,7 +75,7 @@ def build_evidence(state: State, request: Request) -> dict[str, Any]:
         },
         "restored_bit_identical": figures["restored_bit_identical"] if figures else None,
         "retrained": _retrained(state, request),
-        "time_s": body["time_s"],
+        "time_s": {stage: body["time_s"][stage] for stage in STAGES if stage in body["time_s"]},
         "contact": {
             "clients_contacted": body["clients_contacted"],
             "bytes_up": body["bytes_up"],
@@ -227,12 +228,15 @@ def _what(forget: Mapping[str, Any], class_names: list[str]) -> str:
     if forget["clients"]:
         parts.append("client " + ", ".join(map(str, forget["clients"])))
     if forget["classes"]:
-        named = [
-            f"{label} “{class_names[label]}”" if label < len(class_names) else str(label) for label in forget["classes"]
-        ]
+        named = [_class(label, class_names) for label in forget["classes"]]
         parts.append("class " + ", ".join(named))
     parts += [f"{len(ids)} samples of client {client}" for client, ids in forget["samples"].items()]
     return "forget " + " and ".join(parts)
+
+
+def _class(label: int, names: list[str]) -> str:
+    name = names[label] if label < len(names) else ""
+    return str(label) if name in ("", str(label)) else f"{label} “{name}”"
 
 
 def _share(value: float | None) -> str:
