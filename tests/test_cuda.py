@@ -67,3 +67,21 @@ def test_centroids_on_cuda_have_the_sizes_and_the_quality_of_those_on_cpu():
         for label in range(5)
     )
     torch.testing.assert_close(on_gpu.vectors.cpu().mean(0), on_cpu.vectors.mean(0), atol=1e-2, rtol=1e-2)
+
+
+def test_a_run_folder_is_served_on_either_device(tmp_path):
+    folder = str(tmp_path / "run")
+    small = ("--rows", "400", "--clients", "4", "--rounds", "3")
+    _fedup("train", "--run", folder, "--device", "cuda", *small)
+    _fedup("collect", "--run", folder, "--device", "cuda")
+    _fedup("unlearn", "--run", folder, "--device", "cuda", "--class", "7", "--force")
+    _fedup("unlearn", "--run", folder, "--client", "2", "--force")  # on the CPU, from what the GPU wrote
+    _fedup("restore", "--run", folder, "--device", "cuda", "R1", "--force")
+    _fedup("evaluate", "--run", folder, "--device", "cuda")
+    _fedup("verify", "--run", folder)
+
+
+def _fedup(*arguments):
+    from fedup.cli._app import app
+
+    assert app(list(arguments), standalone_mode=False) in (None, 0)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedup.errors import StorageError
+from fedup.errors import FedUPError, StorageError
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def explained(what: str) -> Iterator[None]:
     """Failures of the disk inside become one StorageError that says what was being done and what to do."""
     try:
         yield
-    except StorageError:
+    except FedUPError:
         raise
     except OSError as error:
         raise StorageError(f"Could not {what}: {error.strerror or error}. {_advice(error)}") from error

@@ -12,6 +12,7 @@ from fedup.bench.metrics.accuracy import predict
 from fedup.federation import Federation, Part
 from fedup.plugging import PluggedModel
 from fedup.request import Forget, union
+from fedup.sharing import shared_view
 
 _PARTS: tuple[Part, ...] = ("validation", "heldout")
 
@@ -29,7 +30,7 @@ class FederationJudge:
         """
         rows = self._rows(requests)
         x = self._federation.x[rows]
-        before = predict(plugged.base, x)
+        before = predict(shared_view(plugged.base), x)
         logits = {"original": before, "forgotten": predict(plugged, x)}
         with plugged.restored():
             logits["restored"] = predict(plugged, x)

@@ -15,9 +15,16 @@ from fedup.federation import Federation
 from fedup.partition import dirichlet, iid, pathological
 from fedup.rng import generator
 
+
+def _no_value(value: str) -> dict[str, int]:
+    if value:
+        raise ValueError("takes no value")
+    return {}
+
+
 # Each takes labels, the number of clients, what stands behind the colon, and the seed.
 PARTITIONS: dict[str, Callable[[Tensor, int, str, int], Sequence[Tensor]]] = {
-    "iid": lambda y, clients, _, seed: iid(y, clients, seed=seed),
+    "iid": lambda y, clients, value, seed: iid(y, clients, seed=seed, **_no_value(value)),
     "dirichlet": lambda y, clients, value, seed: dirichlet(y, clients, concentration=float(value or 0.5), seed=seed),
     "pathological": lambda y, clients, value, seed: pathological(
         y, clients, classes_per_client=int(value or 2), seed=seed

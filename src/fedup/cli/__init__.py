@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def _interrupted() -> int:
-    _say_error("Interrupted. The folder is as it was before the step; run the same command again to go on.")
+    _say_error("Interrupted. The folder is sound, before the step or after it; the same command again completes it.")
     return _INTERRUPTED
 
 

@@ -76,7 +76,8 @@ def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any
     start = session.blank(state)
     if recipe.rounds == 0 or fingerprint(start.cpu()) != state.about["initial"]:
         raise RequestError(
-            "The model started from weights that were brought, so it cannot be trained anew from its start."
+            "The weights that the model started from cannot be made again (they were brought, or another version of "
+            "torch draws others), so there is no retraining to compare with."
         )
     with progress_bars(session.console) as show:
         trained = federate(

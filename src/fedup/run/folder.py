@@ -74,6 +74,7 @@ class Run:
             self.files.folder.mkdir(exist_ok=True, mode=_PRIVATE)
         with held(self.lock_path, "train", wait_s=wait_s):
             if is_unfinished(self.journal_path):
+                self._check_nothing_lost()
                 Journal.create(self.journal_path).close()
             journal = Journal(self.journal_path, write=True)
             try:
@@ -84,6 +85,15 @@ class Run:
                     self._check_about(state_of(events), about)
             finally:
                 journal.close()
+
+    def _check_nothing_lost(self) -> None:
+        """A new journal would take files that it does not name for leftovers, and remove them."""
+        orphans = self.files.leftovers((), training=False)
+        if orphans:
+            raise ArtifactError(
+                f"{self.journal_path} is lost or empty, and {self.files.folder} holds {len(orphans)} files of a run. "
+                "Take a good copy of run.sqlite, or name a new folder."
+            )
 
     def _check_about(self, state: State, about: Mapping[str, Any]) -> None:
         wanted = json.loads(json.dumps(about))
@@ -99,14 +109,15 @@ class Run:
 
     def _check_exists(self) -> None:
         if is_unfinished(self.journal_path):
+            self._check_nothing_lost()
             raise MissingRunError(
                 f"There is no run folder at {self.path}. Make one with `fedup train --run {self.path}`, or name "
                 "another with --run or the variable FEDUP_RUN."
             )
 
     def _check_empty_or_ours(self) -> None:
-        if self.path.is_dir() and not self.journal_path.exists():
-            foreign = [entry.name for entry in self.path.iterdir() if entry.name not in ("files", "lock")]
+        if self.path.is_dir() and is_unfinished(self.journal_path):
+            foreign = [entry.name for entry in self.path.iterdir() if entry.name not in ("files", "lock", "run.sqlite")]
             if foreign:
                 raise SettingError(
                     f"{self.path} is no run folder and not empty ({', '.join(sorted(foreign)[:3])}): name a new one."
@@ -129,6 +140,8 @@ class Writer:
 
     def commit(self, kind: str, body: Mapping[str, Any]) -> Event:
         """Append an event, and then remove the files that it made superfluous."""
+        trial = Event(len(self.state.events) + 1, "", kind, json.loads(json.dumps(body)), "")
+        self._check_there(state_of([*self.state.events, trial]))  # what cannot be read back must not be written
         event = self._journal.append(kind, body)
         self.state = state_of([*self.state.events, event])
         self.sweep()
@@ -136,10 +149,12 @@ class Writer:
 
     def sweep(self) -> None:
         """Remove files that the folder no longer needs."""
-        needed = self.state.files
-        missing = [record.name for record in needed if not (self.run.files.folder / record.name).exists()]
+        self._check_there(self.state)
+        self.run.files.sweep(self.state.files, training=self.state.trained is None)
+
+    def _check_there(self, state: State) -> None:
+        missing = [record.name for record in state.files if not (self.run.files.folder / record.name).is_file()]
         if missing:
             raise ArtifactError(
                 f"{', '.join(missing)} is missing in {self.run.files.folder}. Take a good copy of the folder."
             )
-        self.run.files.sweep(needed, training=self.state.trained is None)

@@ -23,6 +23,11 @@ FORMAT_VERSION = 1
 APPLICATION_ID = 0x46445550  # "FDUP", so that `file` and we can tell a journal from another database
 GENESIS = "0" * 64
 _BUSY_TIMEOUT_S = 10.0
+# What SQLite says when the file itself may be sound.
+_TROUBLE_OUTSIDE = (
+    *("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH"),
+    *("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM", "SQLITE_INTERRUPT", "SQLITE_CONSTRAINT", "SQLITE_TOOBIG"),
+)
 
 SCHEMA = """
 CREATE TABLE events (
@@ -33,6 +38,9 @@ CREATE TABLE events (
     previous TEXT NOT NULL,
     hash TEXT NOT NULL UNIQUE
 ) STRICT;
+CREATE TRIGGER events_are_not_replaced BEFORE INSERT ON events
+    WHEN EXISTS (SELECT 1 FROM events WHERE seq >= NEW.seq)
+    BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
 CREATE TRIGGER events_are_not_changed BEFORE UPDATE ON events
     BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
 CREATE TRIGGER events_are_not_removed BEFORE DELETE ON events
@@ -51,7 +59,8 @@ CREATE VIEW releases AS
     FROM events, json_each(events.body, '$.releases') AS sent;
 """
 
-# From a format to the next: SQL that runs in one transaction. There is one format so far.
+# From a format to the next: SQL that runs in one transaction and leaves the schema with the very text above (drop and
+# create anew what changed; ALTER TABLE would leave another text). There is one format so far.
 MIGRATIONS: dict[int, str] = {}
 
 
@@ -82,7 +91,12 @@ class Journal:
     @classmethod
     def create(cls, path: Path) -> "Journal":
         """A journal without events; one left behind by a creation that was killed is completed."""
-        connection = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_TIMEOUT_S)
+        if not is_unfinished(path):
+            raise StorageError(f"{path} already exists.")
+        try:
+            connection = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_TIMEOUT_S)
+        except sqlite3.Error as error:
+            raise _storage_error(path, error) from error
         try:
             connection.executescript(
                 f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT_VERSION};"
@@ -100,17 +114,19 @@ class Journal:
 
     def events(self) -> list[Event]:
         """All events, after a check of the whole chain."""
-        with self._explained():
+        with self._explained(), self._transaction("DEFERRED"):  # one look: another process may write between two
+            if _schema_of(self._connection) != _expected_schema():
+                raise ArtifactError(
+                    f"{self.path} was edited: its tables, triggers or views are not those that fedup makes. "
+                    "Take a good copy of the folder."
+                )
             rows = self._connection.execute(
                 "SELECT seq, at, kind, body, previous, hash FROM events ORDER BY seq"
             ).fetchall()
             last_given = self._connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
-            schema = _schema_of(self._connection)
-        if schema != _expected_schema():
-            raise ArtifactError(
-                f"{self.path} was edited: its tables, triggers or views are not those that fedup makes. "
-                "Take a good copy of the folder."
-            )
+            return self._checked(rows, last_given[0] if last_given else 0)
+
+    def _checked(self, rows: list[tuple[int, str, str, str, str, str]], last_given: int) -> list[Event]:
         previous = GENESIS
         for place, (seq, at, kind, body, said_previous, said_hash) in enumerate(rows, start=1):
             right = _hash(seq, at, kind, body, previous)
@@ -120,25 +136,28 @@ class Journal:
                     "Take a good copy of the folder."
                 )
             previous = said_hash
-        if last_given is not None and last_given[0] != len(rows):
+        if last_given != len(rows):
             raise ArtifactError(
-                f"{self.path} was edited: it has {len(rows)} events, and {last_given[0]} were written. "
+                f"{self.path} was edited: it has {len(rows)} events, and {last_given} were written. "
                 "Take a good copy of the folder."
             )
         return [Event(seq, at, kind, json.loads(body), own) for seq, at, kind, body, _, own in rows]
 
     def append(self, kind: str, body: Mapping[str, Any]) -> Event:
         """Write one event: when this returns it is on disk, when it raises it is not there."""
+        with self._explained(), self._transaction("IMMEDIATE"):
+            return self._insert(kind, body)
+
+    def _insert(self, kind: str, body: Mapping[str, Any]) -> Event:
         text = json.dumps(body, sort_keys=True, ensure_ascii=False, allow_nan=False)
-        with self._explained(), self._transaction():
-            last = self._connection.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
-            seq, previous = (last[0] + 1, last[1]) if last else (1, GENESIS)
-            at = datetime.now(UTC).isoformat(timespec="milliseconds")
-            own = _hash(seq, at, kind, text, previous)
-            self._connection.execute(
-                "INSERT INTO events (seq, at, kind, body, previous, hash) VALUES (?, ?, ?, ?, ?, ?)",
-                (seq, at, kind, text, previous, own),
-            )
+        last = self._connection.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+        seq, previous = (last[0] + 1, last[1]) if last else (1, GENESIS)
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        own = _hash(seq, at, kind, text, previous)
+        self._connection.execute(
+            "INSERT INTO events (seq, at, kind, body, previous, hash) VALUES (?, ?, ?, ?, ?, ?)",
+            (seq, at, kind, text, previous, own),
+        )
         return Event(seq, at, kind, json.loads(text), own)
 
     def _open(self, write: bool) -> sqlite3.Connection:
@@ -147,7 +166,7 @@ class Journal:
         mode = "rw" if write or may_write else "ro"
         try:
             connection = sqlite3.connect(
-                f"file:{quote(str(self.path.absolute()))}?mode={mode}",
+                f"{_uri(self.path)}?mode={mode}",
                 uri=True,
                 isolation_level=None,
                 timeout=_BUSY_TIMEOUT_S,
@@ -172,9 +191,7 @@ class Journal:
             self._migrate(version, write)
 
     def _migrate(self, version: int, write: bool) -> None:
-        steps = range(version, FORMAT_VERSION)
-        unknown = [step for step in steps if step not in MIGRATIONS]
-        if unknown:
+        if version not in MIGRATIONS:  # which has every format from the oldest known one on
             raise ArtifactError(
                 f"{self.path} has format {version}, from which there is no way here: use an older fedup."
             )
@@ -183,13 +200,16 @@ class Journal:
                 f"{self.path} has the older format {version}. Any command that writes, such as `fedup collect`, brings "
                 f"it to format {FORMAT_VERSION}; until then it cannot be read."
             )
-        script = "".join(f"{MIGRATIONS[step]}; PRAGMA user_version = {step + 1};" for step in steps)
-        self._connection.executescript(f"BEGIN IMMEDIATE; {script} COMMIT;")
-        self.append("migrated", {"from": version, "to": FORMAT_VERSION})
+        with self._transaction("IMMEDIATE"):
+            for step in range(version, FORMAT_VERSION):
+                for statement in _statements(MIGRATIONS[step]):
+                    self._connection.execute(statement)
+            self._connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+            self._insert("migrated", {"from": version, "to": FORMAT_VERSION})
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
+    def _transaction(self, kind: str) -> Iterator[None]:
+        self._connection.execute(f"BEGIN {kind}")
         try:
             yield
             self._connection.execute("COMMIT")
@@ -204,6 +224,8 @@ class Journal:
             yield
         except sqlite3.Error as error:
             raise _storage_error(self.path, error) from error
+        except (UnicodeDecodeError, TypeError) as error:  # text that is none, where there should be text
+            raise ArtifactError(f"{self.path} is damaged ({error}). Take a good copy of the folder.") from error
 
 
 def is_unfinished(path: Path) -> bool:
@@ -211,7 +233,7 @@ def is_unfinished(path: Path) -> bool:
     if not path.exists():
         return True
     try:
-        connection = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=rw", uri=True, isolation_level=None)
+        connection = sqlite3.connect(f"{_uri(path)}?mode=rw", uri=True, isolation_level=None)
         try:
             return connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
         finally:
@@ -220,13 +242,27 @@ def is_unfinished(path: Path) -> bool:
         return False
 
 
+def _uri(path: Path) -> str:
+    return f"file:{quote(os.fsencode(path.absolute()))}"
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script; triggers hold semicolons of their own."""
+    statement = ""
+    for part in script.split(";"):
+        statement += part + ";"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
 def _hash(seq: int, at: str, kind: str, body: str, previous: str) -> str:
     return hashlib.sha256(json.dumps([previous, seq, at, kind, body]).encode()).hexdigest()
 
 
 def _schema_of(connection: sqlite3.Connection) -> list[tuple[str, str]]:
     return connection.execute(
-        "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' ORDER BY name"
+        "SELECT name, sql FROM sqlite_master WHERE name NOT GLOB 'sqlite_*' ORDER BY name"
     ).fetchall()
 
 
@@ -242,7 +278,7 @@ def _expected_schema() -> list[tuple[str, str]]:
 def _storage_error(path: Path, error: sqlite3.Error) -> Exception:
     """What SQLite says, with what to do about it."""
     name = getattr(error, "sqlite_errorname", "")
-    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+    if not name.startswith(_TROUBLE_OUTSIDE):  # corrupt, no database, no such table, no text, ...
         return ArtifactError(f"{path} is damaged or no SQLite file ({error}). Take a good copy of the folder.")
     advice = "Check the disk and the permissions; what was there before is untouched."
     if name.startswith("SQLITE_FULL"):

@@ -13,7 +13,8 @@ from pathlib import Path
 from fedup.errors import BusyError
 from fedup.files import explained
 
-_LOOK_AGAIN_S = 0.1
+_LOOK_AGAIN_S = 0.05
+_AT_LEAST_S = 0.3  # whoever looks who holds the lock (`holder`) holds it for a moment
 
 
 @contextmanager
@@ -58,7 +59,7 @@ def holder(path: Path) -> str | None:
 
 
 def _acquire(handle: int, path: Path, wait_s: float, on_wait: Callable[[str], None]) -> None:
-    deadline = time.monotonic() + wait_s  # never the clock on the wall, which may jump
+    deadline = time.monotonic() + max(wait_s, _AT_LEAST_S)  # never the clock on the wall, which may jump
     told = False
     while True:
         try:
@@ -71,7 +72,7 @@ def _acquire(handle: int, path: Path, wait_s: float, on_wait: Callable[[str], No
                 f"{who} is writing to {path.parent}. Nothing was changed: run the command again when it is done, or "
                 "wait longer with --wait SECONDS."
             )
-        if not told:
+        if not told and time.monotonic() >= deadline - wait_s:
             on_wait(who)
             told = True
         time.sleep(_LOOK_AGAIN_S)

@@ -80,7 +80,7 @@ class State:
         wanted = request_id.casefold()
         latest_first = self.requests[::-1]
         found = [r for r in latest_first if r.id.casefold() == wanted]
-        found += [r for r in latest_first if (r.reference or "").casefold() == wanted]
+        found += [r for r in latest_first if r.reference and r.reference.casefold() == wanted]
         if found:
             return found[0]
         known = ", ".join(request.id for request in self.requests) or "none yet"

@@ -12,7 +12,7 @@ from fedup.run.state import FileRecord
 CHECKPOINT = "checkpoint.safetensors"
 _SHOWN = 16  # hex digits of the hash in a file's name
 # Names that fedup gives, and no others: what someone else put here is not ours to remove.
-_OURS = re.compile(rf"\w+-[0-9a-f]{{{_SHOWN}}}\.safetensors|{re.escape(CHECKPOINT)}|\..+\.(draft|partial)")
+_OURS = re.compile(rf"\w+-[0-9a-f]{{{_SHOWN}}}\.safetensors|{re.escape(CHECKPOINT)}|\.\w+\.draft|\..+\.\d+\.partial")
 
 
 class FileStore:
@@ -63,7 +63,11 @@ class FileStore:
         names = {record.name for record in needed} | ({CHECKPOINT} if training else set())
         if not self.folder.is_dir():
             return []
-        return sorted(path for path in self.folder.iterdir() if _OURS.fullmatch(path.name) and path.name not in names)
+        return sorted(
+            path
+            for path in self.folder.iterdir()
+            if _OURS.fullmatch(path.name) and path.name not in names and path.is_file()
+        )
 
     def sweep(self, needed: Iterable[FileRecord], *, training: bool) -> None:
         """Remove leftovers: a superseded store may hold what was asked to be forgotten."""

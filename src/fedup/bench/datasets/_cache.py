@@ -1,6 +1,7 @@
 """Decoded once, memory-mapped afterwards: arrays in a cache folder outside of every project."""
 
 import hashlib
+import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from fedup.errors import StorageError
-from fedup.files import replacing
+from fedup.files import replacing, write_text
 
 _VERSION = 1  # of what decoding makes: raise it when that changes
+_CONTENT = "content.json"  # names and hashes of the arrays; written last
 
 
 def cache_folder() -> Path:
@@ -24,15 +26,23 @@ def cached(source: Path, what: str, make: Callable[[], dict[str, np.ndarray]]) -
     """The arrays that `make` decodes from a file, or the cache's; a file that changed is decoded anew."""
     stat = source.stat()
     key = f"{_VERSION}|{source.absolute()}|{stat.st_size}|{stat.st_mtime_ns}|{what}"
-    folder = cache_folder() / hashlib.sha256(key.encode()).hexdigest()[:32]
-    with suppress(OSError, ValueError, EOFError):  # a cache that cannot be read is made again
-        paths = sorted(folder.glob("*.npy"))
-        if (folder / "complete").exists():
-            return {path.stem: np.load(path, mmap_mode="c") for path in paths}
+    try:
+        folder = cache_folder() / hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
+    except RuntimeError:  # there is no home folder
+        return make()
+    with suppress(Exception):  # a cache that is damaged, in whatever way, is made again
+        content = json.loads((folder / _CONTENT).read_text(encoding="utf-8"))
+        if all(_sha256(folder / f"{name}.npy") == digest for name, digest in content.items()):
+            return {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in content}
     arrays = make()
-    with suppress(StorageError, OSError):  # a cache that cannot be written is done without
+    with suppress(StorageError):  # a cache that cannot be written is done without
         for name, array in arrays.items():
             with replacing(folder / f"{name}.npy") as partial, partial.open("wb") as file:
                 np.save(file, array)
-        (folder / "complete").touch()
+        write_text(folder / _CONTENT, json.dumps({name: _sha256(folder / f"{name}.npy") for name in arrays}))
     return arrays
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

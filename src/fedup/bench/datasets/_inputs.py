@@ -15,7 +15,20 @@ from torch import Tensor
 from fedup.errors import DataError, MissingDataError
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from tokenizers import BertWordPieceTokenizer
+
+
+def open_image(data: bytes) -> "Image":
+    """A decoded image; DataError for anything that is none."""
+    from PIL import Image
+
+    try:
+        image = Image.open(io.BytesIO(data))
+        image.load()
+    except (OSError, ValueError, TypeError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"It holds no readable image ({error}).") from error
+    return image
 
 
 @dataclass(frozen=True)
@@ -31,12 +44,12 @@ class Images:
 
     def read(self, data: bytes, *, resize: bool = False) -> np.ndarray:
         """The pixels (C, H, W) of an encoded image; one of another size is refused, or resized."""
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
 
-        try:
-            image = Image.open(io.BytesIO(data)).convert("L" if self.channels == 1 else "RGB")
-        except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
-            raise DataError(f"It holds no readable image ({error}).") from error
+        image = open_image(data)
+        if image.mode.startswith("I"):  # 16 bits a pixel; converting would clip them
+            image = Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
+        image = image.convert("L" if self.channels == 1 else "RGB")
         if image.size != (self.width, self.height):
             if not resize:
                 raise DataError(
@@ -58,7 +71,8 @@ class Images:
 
     def identity(self) -> dict[str, Any]:
         """What a prediction depends on besides the model."""
-        return {"kind": self.kind, "shape": [self.channels, self.height, self.width]}
+        shape = [self.channels, self.height, self.width]
+        return {"kind": self.kind, "shape": shape, "mean": list(self.mean), "std": list(self.std)}
 
 
 @dataclass(frozen=True)

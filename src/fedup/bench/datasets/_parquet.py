@@ -1,6 +1,5 @@
 """Data sets in the parquet layout of the Hugging Face hub."""
 
-import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedup.bench.datasets._cache import cached
+from fedup.bench.datasets._inputs import open_image
 from fedup.errors import DataError, MissingDataError
 
 
@@ -100,10 +100,8 @@ def _decode_images(path: Path, image_column: str, label_column: str) -> dict[str
 
 
 def _decode(data: bytes, row: int, path: Path) -> np.ndarray:
-    from PIL import Image, UnidentifiedImageError
-
     try:
-        pixels = np.asarray(Image.open(io.BytesIO(data)))
-    except (UnidentifiedImageError, OSError, TypeError) as error:
-        raise DataError(f"Row {row} of {path} holds no readable image ({error}). Fetch the file again.") from error
+        pixels = np.asarray(open_image(data))
+    except DataError as error:
+        raise DataError(f"Row {row} of {path}: {error} Fetch the file again.") from error
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

@@ -1,0 +1,174 @@
+"""A recipe is enough to make federation and model again, to the bit."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedup import Federation, dirichlet, fingerprint, iid, pathological
+from fedup.bench.datasets import input_of, load_dataset
+from fedup.bench.recipe import Recipe
+from fedup.errors import ArtifactError, DataError, SettingError
+from fedup.fedavg import federate
+
+RECIPE = Recipe.suited_to("digits", rounds=1, clients=4, rows=300, seed=3)
+recipes = st.builds(
+    Recipe,
+    data=st.just("digits"),
+    model=st.sampled_from(["lenet5", "resnet18"]),
+    rounds=st.integers(0, 50),
+    clients=st.integers(2, 100),
+    partition=st.sampled_from(["iid", "dirichlet:0.1", "pathological:3"]),
+    rows=st.none() | st.integers(1, 1437),
+    lr=st.floats(1e-6, 1),
+    optimizer=st.sampled_from(["sgd", "adam"]),
+    clients_per_round=st.none() | st.integers(1, 5),
+    cut=st.none() | st.just("fc2"),
+    seed=st.integers(0, 2**31),
+)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_dataset("digits")
+
+
+def shares(federation):
+    return [[part.tolist() for part in (c.train, c.validation, c.heldout)] for c in federation.clients]
+
+
+def test_the_same_recipe_gives_the_same_federation_and_the_same_trained_bits():
+    made = []
+    for _ in range(2):
+        torch.manual_seed(len(made))  # what others drew before does not matter
+        dataset = RECIPE.load()
+        federation = RECIPE.federation(dataset)
+        blank = RECIPE.blank_model(dataset.x.shape[1:], dataset.num_classes)
+        start = fingerprint(blank)
+        trained = federate(blank, federation, rounds=1, local=RECIPE.local, seed=RECIPE.seed).model
+        made.append((federation.digest(), shares(federation), start, fingerprint(trained)))
+    assert made[0] == made[1]
+    assert made[0][2] != made[0][3]
+
+
+def test_another_seed_gives_other_rows_another_split_and_other_weights(digits):
+    other = replace(RECIPE, seed=4)
+    assert not torch.equal(RECIPE.load().x, other.load().x)
+    assert shares(RECIPE.federation(digits)) != shares(other.federation(digits))
+    blanks = [recipe.blank_model((1, 28, 28), 10) for recipe in (RECIPE, other)]
+    assert fingerprint(blanks[0]) != fingerprint(blanks[1])
+
+
+def test_a_blank_model_leaves_the_global_random_numbers_alone():
+    before = torch.random.get_rng_state()
+    RECIPE.blank_model([1, 28, 28], 10)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(recipes)
+def test_a_recipe_comes_back_from_what_the_journal_says(digits, recipe):
+    about = json.loads(json.dumps(recipe.about(digits)))
+    assert Recipe.from_about(about) == recipe
+    assert about["class_names"] == list("0123456789")
+    assert about["input_shape"] == [1, 28, 28]
+    assert about["input"] == input_of("digits").identity()
+
+
+@pytest.mark.parametrize("name", asdict(RECIPE))
+def test_a_folder_that_does_not_say_all_of_it_is_refused_with_what_is_missing(digits, name):
+    about = RECIPE.about(digits)
+    del about[name]
+    with pytest.raises(ArtifactError, match=rf"'{name}' is missing"):
+        Recipe.from_about(about)
+
+
+def test_defaults_are_the_data_sets_own_and_what_is_chosen_comes_first():
+    suited = Recipe.suited_to("digits")
+    assert (suited.data, suited.model, suited.rounds, suited.batch_size) == ("digits", "lenet5", 30, 16)
+    chosen = Recipe.suited_to("digits", rounds=0, batch_size=7, lr=None, seed=9)
+    assert (chosen.rounds, chosen.batch_size, chosen.lr, chosen.seed) == (0, 7, suited.lr, 9)
+
+
+@pytest.mark.parametrize(
+    ("partition", "parts"),
+    [
+        ("iid", lambda y: iid(y, 4, seed=3)),
+        ("dirichlet", lambda y: dirichlet(y, 4, concentration=0.5, seed=3)),
+        ("dirichlet:", lambda y: dirichlet(y, 4, concentration=0.5, seed=3)),
+        ("dirichlet:0.1", lambda y: dirichlet(y, 4, concentration=0.1, seed=3)),
+        ("dirichlet:1e2", lambda y: dirichlet(y, 4, concentration=100.0, seed=3)),
+        ("pathological", lambda y: pathological(y, 4, classes_per_client=2, seed=3)),
+        ("pathological:3", lambda y: pathological(y, 4, classes_per_client=3, seed=3)),
+    ],
+)
+def test_a_partition_is_the_one_it_names(digits, partition, parts):
+    made = replace(RECIPE, partition=partition).federation(digits)
+    expected = Federation.split(digits.x, digits.y, parts(digits.y), seed=3, num_classes=10)
+    assert shares(made) == shares(expected)
+    assert made.num_classes == 10
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [
+        *("", "random", "Dirichlet:0.5", " iid", ":0.5", "dirichlet=0.5", "dirichlet:much", "dirichlet:0.5:1"),
+        *("dirichlet:0", "dirichlet:-1", "dirichlet:nan", "dirichlet:inf"),
+        *("pathological:0", "pathological:-1", "pathological:2.5", "pathological:many"),
+    ],
+)
+def test_a_partition_that_is_none_is_refused(digits, partition):
+    with pytest.raises(SettingError, match=r"partition is|concentration|classes_per_client"):
+        replace(RECIPE, partition=partition).federation(digits)
+
+
+@pytest.mark.parametrize("clients", [0, -1, 1000])
+def test_a_number_of_clients_that_the_rows_do_not_give_is_refused(digits, clients):
+    with pytest.raises(SettingError, match="clients"):
+        replace(RECIPE, clients=clients).federation(digits)
+
+
+@pytest.mark.parametrize("rows", [1, 10, 300, 1436])
+def test_a_subset_holds_so_many_rows_of_the_data_set_each_once_with_its_label(digits, rows):
+    subset = replace(RECIPE, rows=rows).load()
+    assert (len(subset.x), len(subset.y)) == (rows, rows)
+    places = {row.numpy().tobytes(): (place, int(digits.y[place])) for place, row in enumerate(digits.x)}
+    found = [places[row.numpy().tobytes()] for row in subset.x]
+    assert [label for _, label in found] == subset.y.tolist()
+    assert [place for place, _ in found] == sorted({place for place, _ in found})
+    assert torch.equal(subset.test_x, digits.test_x)
+    assert torch.equal(subset.test_y, digits.test_y)
+    assert subset.class_names == digits.class_names
+
+
+def test_a_smaller_subset_is_part_of_a_larger_one():
+    small, large = (replace(RECIPE, rows=rows).load() for rows in (50, 200))
+    assert {row.numpy().tobytes() for row in small.x} < {row.numpy().tobytes() for row in large.x}
+
+
+def test_all_rows_are_the_data_set_as_it_is(digits):
+    for rows in (None, 1437):
+        assert torch.equal(replace(RECIPE, rows=rows).load().x, digits.x)
+
+
+@pytest.mark.parametrize("rows", [0, -5, 1438])
+def test_a_number_of_rows_that_is_not_there_is_refused(rows):
+    with pytest.raises(DataError, match=rf"rows must lie in 1 … 1437.*found {rows}"):
+        replace(RECIPE, rows=rows).load()
+
+
+def test_an_unknown_optimizer_data_set_or_model_is_refused():
+    with pytest.raises(SettingError, match="optimizer is 'sgd' or 'adam'; found 'sdg'"):
+        _ = replace(RECIPE, optimizer="sdg").local
+    with pytest.raises(SettingError, match="digits"):
+        replace(RECIPE, data="digit").load()
+    with pytest.raises(SettingError, match="lenet5"):
+        replace(RECIPE, model="lenet").blank_model((1, 28, 28), 10)
+
+
+def test_clients_train_as_the_recipe_says():
+    local = Recipe("digits", "lenet5", 1, epochs=2, batch_size=9, lr=0.3, momentum=0.1, optimizer="adam").local
+    assert (local.epochs, local.batch_size, local.lr, local.momentum, local.optimizer) == (2, 9, 0.3, 0.1, "adam")
