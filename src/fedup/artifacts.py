@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedup.errors import ArtifactError, StorageError
+from fedup.errors import ArtifactError
 from fedup.files import replacing
 
 FORMAT_VERSION = 1
@@ -26,7 +28,10 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], *, kind: str, 
         try:
             save_file(plain, partial, metadata={"fedup": text})
         except SafetensorError as error:  # it wraps what the disk says
-            raise StorageError(f"Could not write {path}: {error}. What was there before is untouched.") from error
+            said = re.search(r"os error (\d+)", str(error))
+            if said is None:
+                raise
+            raise OSError(int(said[1]), os.strerror(int(said[1]))) from error
 
 
 def load_tensors(path: str | Path, *, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -38,7 +43,7 @@ def load_tensors(path: str | Path, *, kind: str) -> tuple[dict[str, Tensor], dic
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:  # torch has its own for a file that is gone
         raise ArtifactError(f"{path} is damaged or no safetensors file ({error}). Take a good copy of it.") from error
     header = _header(path, metadata)
     if header.get("kind") != kind:

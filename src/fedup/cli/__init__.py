@@ -17,7 +17,8 @@ def main() -> None:
     import click
 
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        code = app(standalone_mode=False) or 0  # typer makes a code of KeyboardInterrupt, too
+        sys.exit(_interrupted() if code == _INTERRUPTED else code)
     except click.exceptions.Abort:
         sys.exit(_interrupted())
     except click.ClickException as error:

@@ -7,6 +7,7 @@ from typing import Any
 from fedup.centroids import CellName, Centroids, save_centroids
 from fedup.client import Summarizing
 from fedup.contact import Contact
+from fedup.errors import SettingError
 from fedup.federation import Federation
 from fedup.filter import FilterConfig
 from fedup.filter_file import save_filter
@@ -51,6 +52,10 @@ class Limits:
 
     max_loss: float = 3.0
     force: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.max_loss >= 0:  # NaN would allow everything
+            raise SettingError(f"max_loss, in points of accuracy, must be 0 or more; found {self.max_loss}.")
 
     def refusal(self, figures: Figures | None) -> str | None:
         """Why not, in words; None when it may."""

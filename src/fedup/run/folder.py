@@ -47,9 +47,12 @@ class Run:
         self._check_exists()
         journal = Journal(self.journal_path)
         try:
-            return state_of(journal.events())
+            events = journal.events()
         finally:
             journal.close()
+        if not events:  # killed while it was made
+            raise self._missing()
+        return state_of(events)
 
     @contextmanager
     def writing(
@@ -110,10 +113,13 @@ class Run:
     def _check_exists(self) -> None:
         if is_unfinished(self.journal_path):
             self._check_nothing_lost()
-            raise MissingRunError(
-                f"There is no run folder at {self.path}. Make one with `fedup train --run {self.path}`, or name "
-                "another with --run or the variable FEDUP_RUN."
-            )
+            raise self._missing()
+
+    def _missing(self) -> MissingRunError:
+        return MissingRunError(
+            f"There is no run folder at {self.path}. Make one with `fedup train --run {self.path}`, or name another "
+            "with --run or the variable FEDUP_RUN."
+        )
 
     def _check_empty_or_ours(self) -> None:
         if self.path.is_dir() and is_unfinished(self.journal_path):

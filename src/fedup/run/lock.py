@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedup.errors import BusyError
+from fedup.errors import BusyError, SettingError
 from fedup.files import explained
 
 _LOOK_AGAIN_S = 0.05
@@ -22,6 +22,8 @@ def held(
     path: Path, command: str, *, wait_s: float = 0.0, on_wait: Callable[[str], None] = lambda holder: None
 ) -> Iterator[None]:
     """Hold the lock inside; waits for another holder up to `wait_s` seconds, then raises and says who it is."""
+    if not wait_s >= 0:
+        raise SettingError(f"Seconds to wait must be 0 or more; found {wait_s}.")
     with explained(f"lock {path}"):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -11,8 +11,11 @@ from fedup.run.state import FileRecord
 
 CHECKPOINT = "checkpoint.safetensors"
 _SHOWN = 16  # hex digits of the hash in a file's name
-# Names that fedup gives, and no others: what someone else put here is not ours to remove.
-_OURS = re.compile(rf"\w+-[0-9a-f]{{{_SHOWN}}}\.safetensors|{re.escape(CHECKPOINT)}|\.\w+\.draft|\..+\.\d+\.partial")
+# Names that fedup gives, and safetensors while it writes (.tmp…), and no others: what someone else put here is not ours
+# to remove.
+_OURS = re.compile(
+    rf"\w+-[0-9a-f]{{{_SHOWN}}}\.safetensors|{re.escape(CHECKPOINT)}|\.\w+\.draft|\..+\.\d+\.partial|\.tmp\w+"
+)
 
 
 class FileStore:

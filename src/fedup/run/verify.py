@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedup.centroids import Centroids
 from fedup.cut import logits_of
-from fedup.errors import FedUPError
+from fedup.errors import FedUPError, MissingRunError
 from fedup.plugging import PluggedModel
 from fedup.run.evidence import evidence_files
 from fedup.run.folder import Run
@@ -36,6 +36,8 @@ def verify(
     while True:
         try:
             state = run.read()
+        except MissingRunError:
+            raise
         except FedUPError as error:
             return [Check("journal", False, str(error))]
         checks = list(_checks(run, state, blank, probe, head))
