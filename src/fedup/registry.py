@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -21,10 +22,10 @@ def names(package: str) -> list[str]:
     return sorted(module.name for module in found if not module.name.startswith("_"))
 
 
-def find(package: str, name: str) -> ModuleType:
+def find(package: str, name: str, *, needs: Sequence[str] = ()) -> ModuleType:
     """The module of that name, or in a file of your own (`path/to/part.py`); an unknown name offers the closest."""
     if name.endswith(".py"):
-        return _from_file(Path(name))
+        return _from_file(Path(name), needs)
     known = names(package)
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
@@ -35,11 +36,17 @@ def find(package: str, name: str) -> ModuleType:
     return importlib.import_module(f"{package}.{name}")
 
 
-def _from_file(path: Path) -> ModuleType:
+def _from_file(path: Path, needs: Sequence[str]) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"fedup_user_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise SettingError(f"There is no Python file {path}.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickling look their module up there
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # it is the user's code: whatever it raises
+        raise SettingError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+    missing = [one for one in needs if not hasattr(module, one)]
+    if missing:
+        raise SettingError(f"{path} does not define {', '.join(missing)}: see those that come with fedup for examples.")
     return module

@@ -87,7 +87,8 @@ class Forget:
             parts.append(f"clients {sorted(self.client_ids)}")
         if self.class_ids:
             parts.append(f"classes {sorted(self.class_ids)}")
-        parts += [f"{len(ids)} samples of client {client}" for client, ids in self.sample_ids.items()]
+        for client, ids in self.sample_ids.items():
+            parts.append(f"{len(ids)} sample{'s' if len(ids) > 1 else ''} of client {client}")
         return "forget " + " and ".join(parts)
 
 

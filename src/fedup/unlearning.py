@@ -83,7 +83,7 @@ def plan(
         return Plan(
             cells_sealed=sum(_names(gone, cell) for cell in centroids.cells),
             cells_asked=[cell.name for cell in asked],
-            clients_contacted=sorted({cell.client for cell in asked}),
+            clients_contacted=sorted({*refresh.report.clients_contacted, *(cell.client for cell in asked)}),
             centroids_kept=len(centroids.rows_of(used)),
         )
 

@@ -362,7 +362,7 @@ def test_the_order_of_events_does_not_depend_on_the_clock(tmp_path, monkeypatch)
     journal.close()
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), {1, 2}], ids=repr)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, b"x"], ids=repr)
 def test_a_body_that_is_no_json_is_refused_and_leaves_nothing(path, value):
     before = events_at(path)
     journal = Journal(path, write=True)

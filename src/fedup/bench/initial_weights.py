@@ -19,4 +19,7 @@ def take_weights(model: nn.Module, path: Path) -> None:
         with torch.no_grad():
             model.load_state_dict(tensors, strict=True)
     except (SafetensorError, RuntimeError, OSError) as error:
-        raise ArtifactError(f"The weights in {path} do not fit the model: {error}") from error
+        why = " ".join(str(error).split())[:300]
+        raise ArtifactError(
+            f"The weights in {path} do not fit the model: {why}. Name the model they are of."
+        ) from error

@@ -51,6 +51,17 @@ class Recipe:
     cut: str | None = None
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not -(2**63) <= self.seed < 2**63:
+            raise SettingError(f"seed must fit into 64 bits; found {self.seed}.")
+        if self.rounds < 0 or self.clients < 1:
+            raise SettingError(f"rounds must be 0 or more, clients 1 or more; found {self.rounds} and {self.clients}.")
+        if self.clients_per_round is not None and not 1 <= self.clients_per_round <= self.clients:
+            raise SettingError(
+                f"clients_per_round must lie in 1 … {self.clients} (all clients); found {self.clients_per_round}."
+            )
+        _ = self.local  # checks the rest
+
     @classmethod
     def suited_to(cls, data: str, **chosen: Any) -> "Recipe":
         """The data set's own defaults, with what was chosen instead (None chooses nothing)."""

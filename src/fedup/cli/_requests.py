@@ -11,7 +11,8 @@ from fedup.errors import RequestError
 from fedup.request import Forget, union
 
 _COLUMNS = ("reference", "client", "class", "sample")
-_NUMBERS = re.compile(r"\d+(-\d+)?([,; ]+\d+(-\d+)?)*")
+_NUMBERS = re.compile(r"[0-9]{1,18}(-[0-9]{1,18})?([,; ]+[0-9]{1,18}(-[0-9]{1,18})?)*")
+_MOST = 10_000_000  # a slip of the finger in a range must not fill the memory
 
 
 def from_options(clients: Sequence[int], classes: Sequence[int], samples: Sequence[str]) -> list[Forget]:
@@ -24,7 +25,7 @@ def from_options(clients: Sequence[int], classes: Sequence[int], samples: Sequen
 
 def _samples_option(text: str) -> Forget:
     client, colon, numbers = text.partition(":")
-    if not colon or not client.strip().isdigit() or not _NUMBERS.fullmatch(numbers.strip()):
+    if not colon or not re.fullmatch(r"[0-9]{1,18}", client.strip()) or not _NUMBERS.fullmatch(numbers.strip()):
         raise typer.BadParameter(f"samples are given as CLIENT:IDS, as in 3:17,42,50-60; found {text!r}.")
     return Forget.samples({int(client): parse_numbers(numbers)})
 
@@ -40,6 +41,8 @@ def parse_numbers(text: str) -> list[int]:
         first, _, last = part.partition("-")
         if last and int(last) < int(first):
             raise RequestError(f"A range runs upwards, as in 50-60; found {part!r}.")
+        if int(last or first) - int(first) + len(found) >= _MOST:
+            raise RequestError(f"At most {_MOST:,} ids are named at once; found {part!r}.")
         found += range(int(first), int(last or first) + 1)
     return found
 
@@ -71,10 +74,10 @@ def _rows(path: Path) -> Iterable[tuple[int, dict[str, str]]]:
         raise RequestError(f"The file {path} cannot be read: {error}.") from error
     reader = csv.DictReader(text.splitlines())
     found = [name.strip().lower() for name in reader.fieldnames or []]
-    unknown = [name for name in found if name not in _COLUMNS]
-    if unknown or not {"client", "class", "sample"} & set(found):
+    wrong = len(set(found)) != len(found) or not set(found) <= set(_COLUMNS)
+    if wrong or not {"client", "class", "sample"} & set(found):
         raise RequestError(
-            f"{path} must begin with a line that names its columns, out of {', '.join(_COLUMNS)}; "
+            f"{path} must begin with a line that names its columns, each once, out of {', '.join(_COLUMNS)}; "
             f"found {', '.join(found) or 'nothing'}."
         )
     reader.fieldnames = found

@@ -110,8 +110,8 @@ class Session:
 
 def _checked_device(device: str) -> str:
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise SettingError(
             f"There is no device {device!r} here ({str(error).splitlines()[0]}). Use --device cpu."
         ) from error

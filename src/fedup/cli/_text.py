@@ -48,7 +48,7 @@ def what(request: Request) -> str:
         parts.append(f"client {ids(forget.client_ids)}")
     if forget.class_ids:
         parts.append(f"class {ids(forget.class_ids)}")
-    parts += [f"{len(samples)} samples of client {client}" for client, samples in forget.sample_ids.items()]
+    parts += [f"{count(len(own), 'sample')} of client {client}" for client, own in forget.sample_ids.items()]
     return " and ".join(parts)
 
 

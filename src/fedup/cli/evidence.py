@@ -23,17 +23,17 @@ def evidence(
 
     Example: [bold]fedup evidence R1 --run runs/mnist[/]
     """
-    from fedup.run.evidence import build_evidence, record_of, write_evidence
+    from fedup.run.evidence import checked_evidence, record_of, write_evidence
     from fedup.run.folder import Run
 
     folder = Run(run)
     if out is not None:
         state = folder.read()
-        found = build_evidence(state, state.request(request))
+        found = checked_evidence(folder, state, request)
         paths = write_evidence(found, out)
     else:
         with folder.writing("evidence", wait_s=wait) as writer:
-            found = build_evidence(writer.state, writer.state.request(request))
+            found = checked_evidence(folder, writer.state, request)
             paths = write_evidence(found, run / "evidence")
             writer.commit("evidenced", {"request": found["request"]["id"], "files": record_of(paths)})
     if as_json:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fedup.cli._options import JsonOption
+from fedup.errors import SettingError
 
 _DEPTHS = ("", "*/", "*/*/")  # deep enough for runs/NAME, and fast in a large folder
 
@@ -19,6 +20,8 @@ def list_(
 
     Example: [bold]fedup list runs[/]
     """
+    if not folder.is_dir():
+        raise SettingError(f"There is no folder {folder} to look for run folders in.")
     from fedup.bench.recipe import PARTITIONS
     from fedup.registry import names
 

@@ -23,6 +23,7 @@ def purge(
     import sys
 
     from fedup.cli._session import Session
+    from fedup.cli._text import count
     from fedup.run import answering
     from fedup.unlearning import sealed_cells
 
@@ -39,7 +40,7 @@ def purge(
     elif not cells:
         typer.echo("Nothing is sealed; nothing was changed.")
     else:
-        clients = len({client for client, _ in cells})
+        clients = count(len({client for client, _ in cells}), "client")
         typer.echo(
-            f"Destroyed the sealed centroids of {len(cells)} cells of {clients} clients; they are in no file of {run}."
+            f"Destroyed the sealed centroids of {count(len(cells), 'cell')} of {clients}; they are in no file of {run}."
         )

@@ -98,7 +98,7 @@ def _print(result: dict[str, Any], run: Path) -> None:
 
     console = wide_console()
     if result["already"]:
-        console.print(f"{', '.join(result['already'])} was taken back before; nothing to do.", highlight=False)
+        console.print(f"Taken back before: {', '.join(result['already'])}; nothing to do.", highlight=False)
     if not result["requests"]:
         if not result["already"]:
             console.print("No request is in force; nothing to do.")

@@ -38,6 +38,7 @@ def train(
         Path | None, typer.Option(help="Start from these weights (safetensors); with --rounds 0 take them as trained.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same federation and model.")] = 0,
+    restart: Annotated[bool, typer.Option("--restart", help="Drop the rounds of an unfinished training.")] = False,
     device: DeviceOption = "cpu",
     wait: WaitOption = DEFAULT_WAIT_S,
     as_json: JsonOption = False,
@@ -64,7 +65,7 @@ def train(
         cut=cut,
         seed=seed,
     )
-    result = _train(run, recipe, weights, device, wait)
+    result = _train(run, recipe, weights, restart, device, wait)
     if as_json:
         typer.echo(json.dumps(result, indent=2))
     elif result["already"]:
@@ -77,7 +78,7 @@ def train(
         )
 
 
-def _train(path: Path, recipe: Any, weights: Path | None, device: str, wait_s: float) -> dict[str, Any]:
+def _train(path: Path, recipe: Any, weights: Path | None, restart: bool, device: str, wait_s: float) -> dict[str, Any]:
     from fedup.bench.initial_weights import take_weights
     from fedup.bench.metrics.accuracy import accuracy
     from fedup.cli._progress import progress_bars
@@ -95,7 +96,7 @@ def _train(path: Path, recipe: Any, weights: Path | None, device: str, wait_s: f
     if weights is not None:
         take_weights(start, weights)
     about = recipe.about(dataset) | {"initial": fingerprint(start), "cut": find_cut(start, recipe.cut)}
-    session.run.start(about, wait_s=wait_s)
+    session.run.start(about, restart=restart, wait_s=wait_s)
     with session.writing("train", wait_s) as writer:
         if writer.state.trained is not None:
             return {"already": True, **_told(writer.state.trained.body)}

@@ -96,9 +96,19 @@ def _new(session: "Session", state: Any, wanted: list[Any]) -> tuple[list[dict[s
         else:
             federation = session.federation_if_here
             if federation is not None:
-                federation.check(forget)
-            new[forget] = Asked(forget, reference, describe_rows(federation, forget) if federation is not None else {})
+                _check(federation, forget, reference)
+            rows = describe_rows(federation, forget) if federation is not None else {}
+            new[forget] = Asked(forget, reference, rows)
     return known, list(new.values())
+
+
+def _check(federation: Any, forget: Any, reference: str | None) -> None:
+    from fedup.errors import RequestError
+
+    try:
+        federation.check(forget)
+    except RequestError as error:
+        raise RequestError(f"{reference}: {error}" if reference else str(error)) from error
 
 
 def _config(plugged: Any, chosen: dict[str, Any]) -> "FilterConfig":

@@ -7,7 +7,7 @@ from typing import Any
 from fedup.centroids import CellName, Centroids, save_centroids
 from fedup.client import Summarizing
 from fedup.contact import Contact
-from fedup.errors import SettingError
+from fedup.errors import RequestError, SettingError
 from fedup.federation import Federation
 from fedup.filter import FilterConfig
 from fedup.filter_file import save_filter
@@ -19,6 +19,8 @@ from fedup.run.state import FileRecord, Request
 from fedup.unlearning import purge as purge_cells
 from fedup.unlearning import restore as take_back
 from fedup.unlearning import unlearn as fit_and_serve
+
+_LONGEST_REFERENCE = 200
 
 # Accuracies by state of the model (original, forgotten, restored), part of the data and side (retain, forget).
 Figures = Mapping[str, Any]
@@ -33,6 +35,13 @@ class Asked:
     forget: Forget
     reference: str | None = None
     rows: Mapping[str, Any] = field(default_factory=dict)  # how many rows it names, and the hash of their ids
+
+    def __post_init__(self) -> None:
+        text = self.reference
+        if text is not None and not (text.isprintable() and 0 < len(text) <= _LONGEST_REFERENCE):
+            raise RequestError(
+                f"A reference is 1 to {_LONGEST_REFERENCE} printable characters on one line; found {text[:50]!a}."
+            )
 
 
 @dataclass

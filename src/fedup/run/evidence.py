@@ -8,6 +8,7 @@ from typing import Any
 import fedup
 from fedup.files import write_text
 from fedup.page import Page
+from fedup.run.folder import Run
 from fedup.run.state import Request, State
 from fedup.run.store import hash_of
 
@@ -37,6 +38,14 @@ NOT_CLAIMED = (
     "That the journal cannot be forged: its hashes show edits, but whoever can write the whole folder can write a new "
     "chain. Keep the head hash elsewhere.",
 )
+
+
+def checked_evidence(run: Run, state: State, request: str) -> dict[str, Any]:
+    """Evidence for the request of that id or reference; none from a folder whose files are not those on record."""
+    found = build_evidence(state, state.request(request))
+    for record in state.files:
+        run.files.checked(record)
+    return found
 
 
 def build_evidence(state: State, request: Request) -> dict[str, Any]:
@@ -230,7 +239,8 @@ def _what(forget: Mapping[str, Any], class_names: list[str]) -> str:
     if forget["classes"]:
         named = [_class(label, class_names) for label in forget["classes"]]
         parts.append("class " + ", ".join(named))
-    parts += [f"{len(ids)} samples of client {client}" for client, ids in forget["samples"].items()]
+    for client, ids in forget["samples"].items():
+        parts.append(f"{len(ids)} sample{'s' if len(ids) > 1 else ''} of client {client}")
     return "forget " + " and ".join(parts)
 
 

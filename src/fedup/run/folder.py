@@ -19,6 +19,7 @@ from fedup.run.lock import held, holder
 from fedup.run.state import FileRecord, State, state_of
 from fedup.run.store import FileStore
 
+_OURS = ("run.sqlite", "run.sqlite-journal", "files", "lock")  # what a creation that was killed may leave
 _PRIVATE = 0o700  # centroids are nobody else's business
 
 
@@ -69,8 +70,11 @@ class Run:
             finally:
                 journal.close()
 
-    def start(self, about: Mapping[str, Any], *, wait_s: float = 0.0) -> None:
-        """Make the folder for what `about` describes; one that is there already must be about the same."""
+    def start(self, about: Mapping[str, Any], *, restart: bool = False, wait_s: float = 0.0) -> None:
+        """Make the folder for what `about` describes; one that is there already must be about the same.
+
+        While no round of training is done, or with `restart` while it is not finished, it may be about something else.
+        """
         self._check_empty_or_ours()
         with explained(f"make the folder {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
@@ -82,10 +86,14 @@ class Run:
             journal = Journal(self.journal_path, write=True)
             try:
                 events = journal.events()
-                if not events:
+                state = state_of(events)
+                if restart and state.trained is None:
+                    self.files.checkpoint.unlink(missing_ok=True)
+                begun = state.trained is not None or self.files.checkpoint.exists()
+                if begun:
+                    self._check_about(state, about)
+                elif not events or _differences(state, about):
                     journal.append("created", {"about": about})
-                else:
-                    self._check_about(state_of(events), about)
             finally:
                 journal.close()
 
@@ -99,15 +107,12 @@ class Run:
             )
 
     def _check_about(self, state: State, about: Mapping[str, Any]) -> None:
-        wanted = json.loads(json.dumps(about))
-        differ = [
-            f"{key} is {state.about.get(key)!r} there and {wanted.get(key)!r} here"
-            for key in sorted({*state.about, *wanted})
-            if state.about.get(key) != wanted.get(key)
-        ]
+        differ = _differences(state, about)
         if differ:
+            instead = "" if state.trained else ", or drop the rounds that are done with --restart"
             raise SettingError(
-                f"{self.path} is a run folder with other settings: {'; '.join(differ)}. Use those, or a new folder."
+                f"{self.path} is a run folder with other settings: {'; '.join(differ)}. "
+                f"Use those, or a new folder{instead}."
             )
 
     def _check_exists(self) -> None:
@@ -123,13 +128,22 @@ class Run:
 
     def _check_empty_or_ours(self) -> None:
         if self.path.is_dir() and is_unfinished(self.journal_path):
-            foreign = [entry.name for entry in self.path.iterdir() if entry.name not in ("files", "lock", "run.sqlite")]
+            foreign = [entry.name for entry in self.path.iterdir() if entry.name not in _OURS]
             if foreign:
                 raise SettingError(
                     f"{self.path} is no run folder and not empty ({', '.join(sorted(foreign)[:3])}): name a new one."
                 )
         elif self.path.exists() and not self.path.is_dir():
             raise SettingError(f"{self.path} is a file: name a folder.")
+
+
+def _differences(state: State, about: Mapping[str, Any]) -> list[str]:
+    wanted = json.loads(json.dumps(about))
+    return [
+        f"{key} is {state.about.get(key)!r} there and {wanted.get(key)!r} here"
+        for key in sorted({*state.about, *wanted})
+        if state.about.get(key) != wanted.get(key)
+    ]
 
 
 class Writer:
@@ -157,6 +171,9 @@ class Writer:
         """Remove files that the folder no longer needs."""
         self._check_there(self.state)
         self.run.files.sweep(self.state.files, training=self.state.trained is None)
+        with explained(f"remove leftovers in {self.run.path}"):
+            for partial in (self.run.path / "evidence").glob(".*.partial"):
+                partial.unlink()
 
     def _check_there(self, state: State) -> None:
         missing = [record.name for record in state.files if not (self.run.files.folder / record.name).is_file()]

@@ -283,7 +283,9 @@ def _storage_error(path: Path, error: sqlite3.Error) -> Exception:
     advice = "Check the disk and the permissions; what was there before is untouched."
     if name.startswith("SQLITE_FULL"):
         advice = "Free some space and run the same command again; what was there before is untouched."
-    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+    if name.startswith("SQLITE_CANTOPEN") and os.access(path.parent, os.W_OK):  # it says no more than that
+        advice = "Free some space and run the same command again; what was there before is untouched."
+    elif name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         advice = (
             "The folder is read-only here: ask for write permission, or work on a copy. (What a killed process left "
             "half-written must be rolled back once by someone who may write.)"

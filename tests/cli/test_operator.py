@@ -1,0 +1,399 @@
+"""An operator's day: requests in, requests back, and what the folder says about it."""
+
+import json
+
+import pytest
+from safetensors import safe_open
+from tests.cli._in_process import FAST, TRAIN, contents, copy_of, fedup, filter_file, ok, sample_ids, sha256
+
+from fedup.run.folder import Run
+
+
+@pytest.fixture
+def run(tmp_path):
+    return copy_of("collected", tmp_path)
+
+
+@pytest.fixture
+def answered(tmp_path):
+    """R1 class 7 (T-1), R2 client 2, R3 two samples of client 1."""
+    return copy_of("answered", tmp_path)
+
+
+def kinds(run):
+    return [event.kind for event in Run(run).read().events]
+
+
+# Training and collecting
+
+
+def test_training_and_collecting_again_change_nothing(run):
+    before = contents(run)
+    assert ok("train", "--run", run, *TRAIN, "--json").json["already"] is True
+    assert ok("collect", "--run", run, "--json").json["already"] is True
+    assert contents(run) == before
+
+
+def test_training_with_other_settings_is_refused_and_names_them(run):
+    before = contents(run)
+    ran = fedup("train", "--run", run, *TRAIN[:-1], 3)
+    assert ran.code == 1
+    assert "rounds is 10 there and 3 here" in ran.err
+    assert contents(run) == before
+
+
+def test_the_same_recipe_gives_the_same_model_file(run, tmp_path):
+    again = tmp_path / "again"
+    ok("train", "--run", again, *TRAIN)
+    (first,), (second,) = ((one / "files").glob("model-*") for one in (run, again))
+    assert first.name == second.name
+    assert sha256(first) == sha256(second)
+
+
+def test_weights_brought_along_are_taken_as_they_are(run, tmp_path):
+    (weights,) = (run / "files").glob("model-*")
+    brought = ok("train", "--run", tmp_path / "b", *TRAIN[:4], "--rounds", 0, "--weights", weights, "--json").json
+    assert brought["fingerprint"] == Run(run).read().base
+    ok("collect", "--run", tmp_path / "b")
+    ok("unlearn", "--run", tmp_path / "b", "--class", 7, "--force", *FAST)
+    ran = fedup("evaluate", "--retrain", "--run", tmp_path / "b")
+    assert ran.code == 1
+    assert "brought" in ran.err
+
+
+def test_collecting_anew_is_refused_while_requests_are_in_force(answered):
+    before = contents(answered)
+    ran = fedup("collect", "--run", answered, "--again")
+    assert ran.code == 1
+    assert "R1, R2, R3" in ran.err
+    assert contents(answered) == before
+    ok("restore", "--run", answered, "--all")
+    assert ok("collect", "--run", answered, "--again", "--ratio", 0.5, "--json").json["how"]["ratio"] == 0.5
+
+
+# Unlearning
+
+
+def test_the_same_request_again_changes_nothing(answered):
+    before = contents(answered)
+    first, second = sample_ids(1)[:2]
+    for options in (("--class", 7), ("--client", 2), ("--samples", f"1:{second},{first}"), ("--samples", f"1:{first}")):
+        ran = fedup("unlearn", "--run", answered, *options, "--dry-run", "--json").json
+        if options[-1] == f"1:{first}":  # part of a request is another request
+            assert ran["already"] == []
+            continue
+        ran = ok("unlearn", "--run", answered, *options, "--json").json
+        assert ran["requests"] == []
+        assert len(ran["already"]) == 1
+        assert contents(answered) == before
+    assert "in force already" in ok("unlearn", "--run", answered, "--class", 7).out
+    assert contents(answered) == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        lambda: ("--class", 7),
+        lambda: ("--client", 0),
+        lambda: ("--samples", f"1:{sample_ids(1, 0)[0]},{sample_ids(1, 6)[0]}", "--samples", f"3:{sample_ids(3)[0]}"),
+        lambda: ("--class", 2, "--samples", f"0:{sample_ids(0, 2)[0]},{sample_ids(0, 3)[0]}"),
+        lambda: ("--client", 0, "--samples", f"0:{sample_ids(0)[0]}"),
+    ],
+    ids=["class", "client", "samples", "class+sample", "client+sample"],
+)
+def test_a_dry_run_changes_nothing_and_tells_what_the_real_run_does(run, options):
+    before = contents(run)
+    plan = ok("unlearn", "--run", run, *options(), *FAST, "--dry-run", "--json").json
+    told = ok("unlearn", "--run", run, *options(), *FAST, "--dry-run").out
+    assert "Nothing was changed" in told
+    assert max(map(len, told.splitlines())) <= 100
+    assert contents(run) == before
+    done = ok("unlearn", "--run", run, *options(), *FAST, "--force", "--json").json
+    event = Run(run).read().events[-1].body
+    assert [one["rows"]["count"] for one in plan["requests"]] == [one["rows"] for one in done["requests"]]
+    assert plan["clients_contacted"] == done["clients_contacted"] == event["clients_contacted"]
+    assert len(plan["cells_asked"]) == sum(release["cells"] for release in event["releases"])
+    status = ok("status", "--run", run, "--json").json
+    assert plan["cells_sealed"] == status["sealed"]["cells"]
+    assert plan["in_force_afterwards"] == len(status["in_force"])
+    if not plan["cells_asked"]:
+        assert plan["centroids_kept"] == done["centroids_used"]
+        assert plan["privacy_cost"].startswith("none")
+        assert done["bytes_up"] == 0
+    else:
+        assert done["bytes_up"] > 0
+
+
+def test_a_dry_run_refuses_what_the_real_run_refuses(run):
+    for options in (("--class", 99), ("--client", 9), ("--samples", "0:99999"), ("--class", 3, "--alpha", 2)):
+        plan, done = (fedup("unlearn", "--run", run, *options, *more) for more in (("--dry-run",), ()))
+        assert plan.code == done.code == 1
+        assert plan.err == done.err
+
+
+def test_too_high_a_loss_declines_and_force_puts_it_in_force(run):
+    files = contents(run / "files")
+    declined = fedup("unlearn", "--run", run, "--class", 3, "--max-loss", 0, "--steps", 1, "--json")
+    assert declined.code == 1
+    assert "points" in declined.json["declined"]
+    assert declined.json["filter"] is None
+    assert contents(run / "files") == files
+    assert kinds(run)[-1] == "declined"
+    status = ok("status", "--run", run, "--json").json
+    assert (status["in_force"], status["filter"], len(status["declined"])) == ([], None, 1)
+    told = fedup("unlearn", "--run", run, "--class", 3, "--max-loss", 0, "--steps", 1)
+    assert told.code == 1
+    assert "Not put in force" in told.out
+    assert "--force" in told.out
+    forced = ok("unlearn", "--run", run, "--class", 3, "--max-loss", 0, "--steps", 1, "--force", "--json").json
+    assert [one["id"] for one in forced["requests"]] == ["R1"]
+    assert ok("verify", "--run", run, "--json").json["ok"]
+
+
+def test_a_declined_request_leaves_the_filter_that_was_in_force(answered):
+    files = contents(answered / "files")
+    ran = fedup("unlearn", "--run", answered, "--samples", f"3:{sample_ids(3)[0]}", "--max-loss", 0, "--steps", 1)
+    assert ran.code == 1
+    assert contents(answered / "files") == files
+    assert ok("status", "--run", answered, "--json").json["in_force"] == ["R1", "R2", "R3"]
+    assert ok("verify", "--run", answered, "--json").json["ok"]
+
+
+def test_a_file_of_requests_gives_the_filter_of_the_same_requests_one_by_one(tmp_path):
+    one_by_one, at_once = copy_of("collected", tmp_path / "a"), copy_of("collected", tmp_path / "b")
+    first, second = sample_ids(1)[:2]
+    ok("unlearn", "--run", one_by_one, "--class", 7, "--reference", "A", "--force", *FAST)
+    ok("unlearn", "--run", one_by_one, "--client", 2, "--class", 3, "--reference", "B", "--force")
+    ok("unlearn", "--run", one_by_one, "--samples", f"1:{first},{second}", "--force")
+    path = tmp_path / "requests.csv"
+    path.write_text(f"reference,client,class,sample\nA,,7,\nB,2,,\nB,,3,\n,1,,{first} {second}\n")
+    done = ok("unlearn", "--run", at_once, "--csv", path, "--force", *FAST, "--json").json
+    assert [(one["id"], one["reference"]) for one in done["requests"]] == [("R1", "A"), ("R2", "B"), ("R3", None)]
+    assert sha256(filter_file(at_once)) == sha256(filter_file(one_by_one))
+    again = ok("unlearn", "--run", at_once, "--csv", path, "--json").json
+    assert (again["requests"], len(again["already"])) == ([], 3)
+
+
+def test_options_together_are_one_request(run):
+    done = ok("unlearn", "--run", run, "--class", 7, "--class", 8, "--client", 0, "--force", *FAST, "--json").json
+    assert len(done["requests"]) == 1
+    assert Run(run).read().requests[0].forget.to_json() == {"clients": [0], "classes": [7, 8], "samples": {}}
+
+
+def test_settings_stay_until_others_are_chosen(run):
+    ok("unlearn", "--run", run, "--class", 7, "--force", "--steps", 7, "--rank", 5, "--seed", 3)
+    ok("unlearn", "--run", run, "--class", 8, "--force", "--rank", 6)
+    configs = [event.body["config"] for event in Run(run).read().events if event.kind == "unlearned"]
+    assert [(one["steps"], one["rank"], one["seed"]) for one in configs] == [(7, 5, 3), (7, 6, 3)]
+
+
+@pytest.mark.parametrize("policy", ["remap", "remap_client"])
+def test_a_remapped_class_keeps_its_centroids_in_use_and_evidence_says_so(run, policy):
+    ok("unlearn", "--run", run, "--class", 7, "--class-policy", policy, "--force", *FAST)
+    claimed = ok("evidence", "R1", "--run", run, "--json").json["claimed"]
+    assert any("other labels" in one for one in claimed)
+    assert not any("fitted without" in one for one in claimed)
+    assert ok("verify", "--run", run, "--json").json["ok"]
+
+
+# Restoring
+
+
+def test_one_of_several_is_taken_back_and_the_others_stay(answered):
+    done = ok("restore", "R2", "--run", answered, "--force", "--json").json
+    assert (done["requests"], done["remaining"], done["already"]) == (["R2"], ["R1", "R3"], [])
+    assert ok("status", "--run", answered, "--json").json["in_force"] == ["R1", "R3"]
+    before = contents(answered)
+    again = ok("restore", "R2", "--run", answered, "--json").json
+    assert (again["requests"], again["already"]) == ([], ["R2"])
+    assert contents(answered) == before
+
+
+def test_requests_are_named_by_id_or_reference_in_any_case(answered):
+    assert ok("restore", "t-1", "r3", "T-1", "--run", answered, "--force", "--json").json["requests"] == ["R1", "R3"]
+
+
+@pytest.mark.parametrize("names", [("--all",), ("R1", "R2", "R3")], ids=["all", "each"])
+def test_after_the_last_one_the_original_model_answers(answered, names):
+    original = copy_of("trained", answered.parent / "original")
+    done = ok("restore", *names, "--run", answered, "--json").json
+    assert (done["remaining"], done["filter"], done["clients_contacted"]) == ([], None, [])
+    assert filter_file(answered) is None
+    figures = [ok("evaluate", "--run", one, "--json").json for one in (answered, original)]
+    assert figures[0] == figures[1]
+    before = contents(answered)
+    ok("restore", "--all", "--run", answered)
+    assert contents(answered) == before
+
+
+def test_an_unknown_request_among_known_ones_takes_nothing_back(answered):
+    before = contents(answered)
+    ran = fedup("restore", "R1", "R9", "--run", answered)
+    assert ran.code == 1
+    assert "R1, R2, R3" in ran.err
+    assert contents(answered) == before
+
+
+def test_a_restoration_that_costs_too_much_is_declined(run):
+    ok("unlearn", "--run", run, "--class", 7, "--force", "--steps", 1)
+    ok("unlearn", "--run", run, "--class", 8, "--force")
+    files = contents(run / "files")
+    ran = fedup("restore", "R1", "--run", run, "--max-loss", 0)
+    assert ran.code == 1
+    assert "Not taken back" in ran.out
+    assert contents(run / "files") == files
+    assert kinds(run)[-1] == "declined"
+    assert ok("status", "--run", run, "--json").json["in_force"] == ["R1", "R2"]
+    ok("restore", "--all", "--run", run, "--max-loss", 0)  # the original model can cost nothing
+
+
+# Purging
+
+
+def stored(run):
+    (path,) = (run / "files").glob("centroids-*")
+    with safe_open(path, framework="pt") as file:
+        return json.loads(file.metadata()["fedup"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def test_purged_centroids_are_in_no_file_and_a_second_purge_changes_nothing(answered):
+    header, tensors = stored(answered)
+    sealed = {(client, label): slice(start, start + size) for client, label, start, size in header["cells"]}
+    sealed = {name: slot for name, slot in sealed.items() if name[0] == 2 or name[1] == 7}
+    secret = {name: tensors["vectors"][slot][0].numpy().tobytes() for name, slot in sealed.items()}
+    whole = {name: data for name, data in secret.items() if any(data)}
+    assert whole
+    done = ok("purge", "--run", answered, "--json").json
+    assert sorted(map(tuple, done["cells"])) == sorted(sealed)
+    header, tensors = stored(answered)
+    assert sorted(map(tuple, header["purged"])) == sorted(sealed)
+    for slot in sealed.values():
+        assert not tensors["vectors"][slot].any()
+        assert not tensors["counts"][slot].any()
+    everything = b"".join(path.read_bytes() for path in answered.rglob("*") if path.is_file())
+    assert not any(data in everything for data in whole.values())
+    before = contents(answered)
+    assert ok("purge", "--run", answered, "--json").json == {"cells": []}
+    assert "nothing was changed" in ok("purge", "--run", answered, "--yes").out
+    assert contents(answered) == before
+    assert ok("verify", "--run", answered, "--json").json["ok"]
+
+
+def test_kept_originals_are_purged_too(run):
+    ids = sample_ids(1, 0)
+    ok("unlearn", "--run", run, "--samples", f"1:{ids[0]}", "--keep-sealed", "--force", *FAST)
+    assert ok("status", "--run", run, "--json").json["sealed"]["originals"] == 1
+    ok("purge", "--run", run, "--yes")
+    header, tensors = stored(run)
+    assert (header["sealed"], sorted(tensors)) == ([], ["counts", "vectors"])
+    assert ok("status", "--run", run, "--json").json["sealed"]["originals"] == 0
+
+
+def test_restoring_after_a_purge_asks_the_clients_and_gives_the_same_filter(tmp_path):
+    plain, purged = copy_of("answered", tmp_path / "plain"), copy_of("answered", tmp_path / "purged")
+    ok("purge", "--run", purged, "--yes")
+    kept = ok("restore", "R2", "--run", plain, "--force", "--json").json
+    asked = ok("restore", "R2", "--run", purged, "--force", "--json").json
+    assert kept["clients_contacted"] == []
+    assert asked["clients_contacted"] == [2]
+    assert asked["bytes_up"] > 0
+    assert sha256(filter_file(plain)) == sha256(filter_file(purged))
+
+
+def test_sealed_originals_spare_the_client_a_second_question(tmp_path):
+    ids = sample_ids(1, 0)
+    contacted, filters = [], []
+    for name, more in (("kept", ("--keep-sealed",)), ("destroyed", ())):
+        run = copy_of("collected", tmp_path / name)
+        ok("unlearn", "--run", run, "--class", 7, "--force", *FAST)
+        ok("unlearn", "--run", run, "--samples", f"1:{ids[0]}", "--force", *more)
+        contacted.append(ok("restore", "R2", "--run", run, "--force", "--json").json["clients_contacted"])
+        filters.append(sha256(filter_file(run)))
+    assert contacted == [[], [1]]
+    assert filters[0] == filters[1]
+
+
+# What the folder says
+
+
+def test_status_tells_requests_filter_seals_and_head_in_a_hundred_columns(answered):
+    out = ok("status", "--run", answered).out
+    state = Run(answered).read()
+    assert max(map(len, out.splitlines())) <= 100
+    wanted = ("digits", "lenet5", "4 clients", state.base[:16], state.filter.sha256[:16], state.head[:16], "T-1", "R3")
+    for text in (*wanted, "class 7", "client 2", "2 samples of client 1", "in force", "11 cells"):
+        assert text in out, text
+
+
+def test_status_reads_only_and_says_the_same_twice(answered):
+    before = contents(answered)
+    first, second = (ok("status", "--run", answered, "--json").json for _ in range(2))
+    assert first == second
+    assert contents(answered) == before
+    assert {"run", "about", "trained", "collected", "filter", "in_force", "requests", "declined"} <= set(first)
+    assert [one["status"] for one in first["requests"]] == ["in force"] * 3
+    assert first["releases"]["1"]["messages"] == 2  # at collection, and for the samples
+
+
+def test_status_shows_references_with_brackets_as_they_are(run):
+    ok("unlearn", "--run", run, "--class", 7, "--reference", "[bold]T[/] [/x]", "--force", *FAST)
+    assert "[bold]T[/] [/x]" in ok("status", "--run", run).out
+
+
+def test_evaluate_fits_a_hundred_columns_and_restored_equals_before(answered):
+    out = ok("evaluate", "--run", answered).out
+    assert max(map(len, out.splitlines())) <= 100
+    rows = {line.split("  ")[0]: line.split()[1:] for line in out.splitlines()[2:5]}
+    assert rows["before"] == rows["restored"]
+    figures = ok("evaluate", "--run", answered, "--json").json
+    assert figures["original"] == figures["restored"]
+    assert figures["restored_bit_identical"] is True
+    assert figures["forgotten"]["per_class"][7] == 0
+    assert set(figures["test"]) == {"original", "forgotten", "restored"}
+
+
+def test_evaluating_changes_nothing_unless_retrain_is_put_on_record(answered):
+    before = contents(answered)
+    ok("evaluate", "--run", answered)
+    assert contents(answered) == before
+    retrained = ok("evaluate", "--run", answered, "--retrain", "--json").json["retrained"]
+    event = Run(answered).read().events[-1]
+    assert (event.kind, event.body["requests"]) == ("evaluated", ["R1", "R2", "R3"])
+    assert event.body["retrained"] == retrained
+    assert retrained["per_class"][7] == 0
+
+
+def test_data_lists_ids_that_unlearn_takes(run):
+    by_client = ok("data", "--run", run, "--json").json
+    for one in by_client:
+        ids = ok("data", "--run", run, "--client", one["client"], "--json").json
+        assert [len(own) for own in ids.values()] == one["train_by_class"]
+        assert sum(one["train_by_class"]) == one["train"]
+    out = ok("data", "--run", run).out
+    assert max(map(len, out.splitlines())) <= 100
+    ids = ok("data", "--run", run, "--client", 1).out
+    assert f"1: {','.join(map(str, sample_ids(1, 1)))}" in ids.splitlines()
+
+
+def test_list_finds_run_folders_two_levels_down(run):
+    found = ok("list", run.parent.parent, "--json").json
+    assert str(run) in found["runs"]
+    assert "digits" in found["data"]
+    assert "lenet5" in found["models"]
+    assert ok("list", run, "--json").json["runs"] == [str(run)]
+    assert max(map(len, ok("list", cwd=run.parent).out.splitlines())) <= 100
+
+
+def test_the_folder_is_taken_from_the_environment(answered):
+    ran = ok("status", "--json", FEDUP_RUN=str(answered))
+    assert ran.json["in_force"] == ["R1", "R2", "R3"]
+    assert ok("status", "--json", cwd=answered.parent).json["run"] == "run"
+
+
+def test_verify_finds_every_stage_of_a_folder_sound(tmp_path):
+    for stage in ("trained", "collected", "answered"):
+        run = copy_of(stage, tmp_path / stage)
+        before = contents(run)
+        assert ok("verify", "--run", run, "--json").json["ok"] is True
+        assert "sound" in ok("verify", "--run", run).out
+        assert contents(run) == before

@@ -1,0 +1,318 @@
+"""`fedup predict`: every way in gives the plugged model's own answers, under a filter that is named."""
+
+import io
+import json
+import os
+import shutil
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from tests.cli._in_process import contents, copy_of, fedup, filter_file, ok
+
+from fedup.bench.datasets import input_of
+from fedup.cli._session import Session
+
+COUNT = 12
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Class 7, client 2 and two samples of client 1 are in force; no test here changes it."""
+    return copy_of("answered", tmp_path_factory.mktemp("predict"))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The same federation without a request in force."""
+    return copy_of("collected", tmp_path_factory.mktemp("plain"))
+
+
+@cache
+def pixels():
+    return [np.clip(image * 16, 0, 255).astype(np.uint8) for image in load_digits().images[:COUNT]]
+
+
+def png(image, **how) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(image).save(out, "PNG", **how)
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pictures")
+    for number, image in enumerate(pixels()):
+        (folder / f"{number:02d}.png").write_bytes(png(image))
+    (folder / "notes.txt").write_text("no picture")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def parquet(tmp_path_factory):
+    """As the Hugging Face hub lays images out: a struct of bytes and path."""
+    path = tmp_path_factory.mktemp("parquet") / "test-00000-of-00001.parquet"
+    images = [{"bytes": png(image), "path": None} for image in pixels()]
+    table = pa.table({"image": images, "raw": [one["bytes"] for one in images], "label": [0] * COUNT})
+    pq.write_table(table, path)
+    return path
+
+
+def expected(run: Path) -> list[tuple[int, float]]:
+    """The plugged model's own answers (the base's where nothing is in force)."""
+    state, plugged = Session(run).served()
+    model = plugged if state.active else plugged.base
+    x = input_of("digits").prepare([image[None] for image in pixels()])
+    with torch.no_grad():
+        best = model(x).softmax(1).max(1)
+    return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+
+def answers(ran) -> list[dict]:
+    return [json.loads(line) for line in ran.out.splitlines()]
+
+
+def assert_right(run, ran, names) -> None:
+    found, wanted = answers(ran), expected(run)
+    assert [one["input"] for one in found] == names
+    assert [one["class"] for one in found] == [label for label, _ in wanted]
+    assert [one["probability"] for one in found] == pytest.approx([share for _, share in wanted], abs=1e-5)
+    assert all(one["name"] == str(one["class"]) for one in found)
+    path = filter_file(run)
+    assert {one["filter"] for one in found} == {path.stem.removeprefix("filter-") if path else None}
+
+
+def test_files_in_the_order_given(run, pictures):
+    paths = sorted(pictures.glob("*.png"), reverse=True)
+    ran = ok("predict", *paths, "--run", run, "--json")
+    reversed_back = type(ran)(ran.code, "\n".join(ran.out.splitlines()[::-1]), ran.err)
+    assert_right(run, reversed_back, [str(path) for path in paths[::-1]])
+
+
+def test_a_folder_gives_its_images_by_name(run, pictures):
+    ran = ok("predict", pictures, "--run", run, "--json")
+    assert_right(run, ran, [str(path) for path in sorted(pictures.glob("*.png"))])
+
+
+def test_parquet_in_the_hubs_layout_and_any_column(run, parquet):
+    names = [f"{parquet}:{row}" for row in range(COUNT)]
+    assert_right(run, ok("predict", parquet, "--run", run, "--json"), names)
+    assert_right(run, ok("predict", parquet, "--run", run, "--column", "raw", "--json"), names)
+
+
+def test_an_image_on_standard_input(run, pictures):
+    ran = ok("predict", "-", "--run", run, "--json", stdin=(pictures / "00.png").read_bytes())
+    (one,) = answers(ran)
+    assert (one["input"], one["class"]) == ("-", expected(run)[0][0])
+
+
+def test_parquet_on_standard_input(run, parquet):
+    ran = ok("predict", "-", "--run", run, "--json", stdin=parquet.read_bytes())
+    assert_right(run, ran, [f"-:{row}" for row in range(COUNT)])
+
+
+def test_more_inputs_than_a_batch_holds(run, tmp_path):
+    path = tmp_path / "many.parquet"
+    pq.write_table(pa.table({"image": [png(pixels()[i % COUNT]) for i in range(600)]}), path)
+    found, wanted = answers(ok("predict", path, "--run", run, "--json")), expected(run)
+    assert len(found) == 600
+    assert [one["class"] for one in found] == [wanted[i % COUNT][0] for i in range(600)]
+
+
+def test_without_a_request_in_force_the_original_answers_and_the_filter_is_null(plain, pictures):
+    assert_right(
+        plain, ok("predict", pictures, "--run", plain, "--json"), [str(p) for p in sorted(pictures.glob("*.png"))]
+    )
+    assert "no filter" in ok("predict", pictures, "--run", plain).err
+
+
+def test_lines_for_people_name_input_class_and_the_filter(run, pictures):
+    ran = ok("predict", pictures / "00.png", "--run", run)
+    name, label, _ = ran.out.strip().split("\t")
+    assert (name, label) == (str(pictures / "00.png"), str(expected(run)[0][0]))
+    assert filter_file(run).stem.removeprefix("filter-") in ran.err
+    assert "R1, R2, R3" in ran.err
+
+
+def test_the_filter_can_be_demanded(run, plain, pictures):
+    picture, right = pictures / "00.png", filter_file(run).stem.removeprefix("filter-")
+    for demanded in (right, right[:6], right.upper()):
+        ok("predict", picture, "--run", run, "--filter", demanded)
+    for wrong in ("none", "", "0000000", right + "00"):
+        ran = fedup("predict", picture, "--run", run, "--filter", wrong)
+        assert (ran.code, ran.out) == (1, "")
+        assert right in ran.err
+    ok("predict", picture, "--run", plain, "--filter", "none")
+    assert fedup("predict", picture, "--run", plain, "--filter", right).code == 1
+
+
+def test_predicting_changes_nothing(run, pictures):
+    before = contents(run)
+    ok("predict", pictures, "--run", run)
+    assert contents(run) == before
+
+
+def test_colour_images_are_taken_as_grey_ones(run, tmp_path):
+    grey = pixels()[0]
+    (tmp_path / "colour.png").write_bytes(png(np.stack([grey] * 3, axis=-1)))
+    (one,) = answers(ok("predict", tmp_path / "colour.png", "--run", run, "--json"))
+    assert one["class"] == expected(run)[0][0]
+
+
+def test_another_size_is_refused_unless_resizing_is_asked_for(run, tmp_path):
+    path = tmp_path / "large.png"
+    Image.fromarray(pixels()[0]).resize((16, 24)).save(path)
+    ran = fedup("predict", path, "--run", run, "--json")
+    assert (ran.code, ran.out) == (1, "")
+    assert str(path) in ran.err
+    assert "16×24" in ran.err
+    assert "8×8" in ran.err
+    assert "--resize" in ran.err
+    ok("predict", path, "--run", run, "--resize")
+
+
+@pytest.mark.parametrize("keep", [0, 20, 60])
+def test_a_damaged_image_is_named(run, tmp_path, keep):
+    path = tmp_path / "damaged.png"
+    path.write_bytes(png(pixels()[0])[:keep])
+    ran = fedup("predict", path, "--run", run, "--json")
+    assert (ran.code, ran.out) == (1, "")
+    assert str(path) in ran.err
+
+
+@pytest.mark.parametrize("bad", [b"no image", None])
+def test_a_damaged_row_is_named(run, tmp_path, bad):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"image": [png(pixels()[0]), png(pixels()[1]), bad]}), path)
+    ran = fedup("predict", path, "--run", run, "--json")
+    assert ran.code == 1
+    assert f"{path}:2" in ran.err
+
+
+def test_a_column_that_is_not_there_names_those_that_are(run, parquet):
+    ran = fedup("predict", parquet, "--run", run, "--column", "picture")
+    assert ran.code == 1
+    assert "image, raw, label" in ran.err
+    ran = fedup("predict", parquet, "--run", run, "--column", "label")
+    assert ran.code == 1
+    assert "label" in ran.err
+
+
+@pytest.mark.parametrize("keep", [4, 100, -10])
+def test_a_damaged_parquet_file_is_named(run, parquet, tmp_path, keep):
+    path = tmp_path / "damaged.parquet"
+    path.write_bytes(parquet.read_bytes()[:keep])
+    ran = fedup("predict", path, "--run", run)
+    assert (ran.code, ran.out) == (1, "")
+    assert str(path) in ran.err
+    ran = fedup("predict", "-", "--run", run, stdin=path.read_bytes())
+    assert (ran.code, ran.out) == (1, "")
+
+
+def test_nothing_to_read_is_an_error(run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for arguments, told in ((tmp_path / "nope.png", "nope.png"), (tmp_path / "empty", "no image"), ("-", "empty")):
+        ran = fedup("predict", arguments, "--run", run)
+        assert (ran.code, ran.out) == (1, "")
+        assert told in ran.err
+
+
+# Texts
+
+
+def missing(name: str) -> bool:
+    return not Path(os.environ.get("FEDUP_DATA", "/nowhere"), name).is_dir()
+
+
+needs_texts = [
+    pytest.mark.data,
+    pytest.mark.slow,  # a BERT, though a small one
+    pytest.mark.skipif(
+        missing("ag_news") or missing("bert-base-uncased"),
+        reason="ag_news: there are no folders ag_news and bert-base-uncased below FEDUP_DATA",
+    ),
+]
+TEXTS = ["The team won the final by two goals", "Shares fell after the bank's report", "A new chip doubles the speed"]
+
+
+@pytest.fixture(scope="module")
+def news(tmp_path_factory):
+    run = tmp_path_factory.mktemp("news") / "run"
+    ok("train", "--run", run, "--data", "ag_news", "--rows", 400, "--clients", 2, "--rounds", 1, "--epochs", 1)
+    ok("collect", "--run", run)
+    ok("unlearn", "--run", run, "--class", 2, "--force", "--steps", 20)
+    return run
+
+
+class TestTexts:
+    pytestmark = needs_texts
+
+    def expected(self, run):
+        _, plugged = Session(run).served()
+        with torch.no_grad():
+            from fedup.cut import logits_of
+
+            return logits_of(plugged(input_of("ag_news").prepare(TEXTS))).argmax(1).tolist()
+
+    def test_files_lines_standard_input_and_parquet_give_the_models_own_answers(self, news, tmp_path):
+        lines = tmp_path / "news.txt"
+        lines.write_text("\n\n".join(TEXTS) + "\n")
+        wanted = self.expected(news)
+        found = answers(ok("predict", lines, "--run", news, "--json"))
+        assert [one["class"] for one in found] == wanted
+        assert [one["input"] for one in found] == [f"{lines}:{number}" for number in (1, 3, 5)]
+        assert {one["filter"] for one in found} == {filter_file(news).stem.removeprefix("filter-")}
+        assert {one["name"] for one in found} <= {"World", "Sports", "Business", "Sci/Tech"}
+        piped = answers(ok("predict", "-", "--run", news, "--json", stdin=lines.read_bytes()))
+        assert [one["class"] for one in piped] == wanted
+        table = tmp_path / "news.parquet"
+        pq.write_table(pa.table({"text": TEXTS, "title": TEXTS[::-1]}), table)
+        rows = answers(ok("predict", table, "--run", news, "--json"))
+        assert [(one["input"], one["class"]) for one in rows] == [(f"{table}:{i}", c) for i, c in enumerate(wanted)]
+        titles = answers(ok("predict", table, "--run", news, "--column", "title", "--json"))
+        assert [one["class"] for one in titles] == wanted[::-1]
+
+    def test_several_files_and_folders_of_texts(self, news, tmp_path):
+        for number, text in enumerate(TEXTS):
+            (tmp_path / f"{number}.txt").write_text(text)
+        wanted = self.expected(news)
+        assert [one["class"] for one in answers(ok("predict", tmp_path, "--run", news, "--json"))] == wanted
+        ran = ok("predict", tmp_path / "2.txt", tmp_path / "0.txt", "--run", news, "--json")
+        assert [one["class"] for one in answers(ran)] == [wanted[2], wanted[0]]
+
+    def test_what_is_no_text_is_refused(self, news, tmp_path):
+        path = tmp_path / "latin.txt"
+        path.write_bytes("Fußball".encode("latin-1"))
+        ran = fedup("predict", path, "--run", news)
+        assert (ran.code, ran.out) == (1, "")
+        assert str(path) in ran.err
+
+    def test_another_vocabulary_is_refused(self, news, tmp_path):
+        shutil.copytree(Path(os.environ["FEDUP_DATA"], "bert-base-uncased"), tmp_path / "bert-base-uncased")
+        with (tmp_path / "bert-base-uncased" / "vocab.txt").open("a") as file:
+            file.write("newword\n")
+        (tmp_path / "news.txt").write_text(TEXTS[0])
+        ran = fedup("predict", tmp_path / "news.txt", "--run", news, FEDUP_DATA=str(tmp_path))
+        assert (ran.code, ran.out) == (1, "")
+        assert "vocabulary" in ran.err
+
+    def test_without_the_data_set_texts_are_answered_and_a_class_is_forgotten_still(self, news, tmp_path):
+        shutil.copytree(Path(os.environ["FEDUP_DATA"], "bert-base-uncased"), tmp_path / "bert-base-uncased")
+        (tmp_path / "news.txt").write_text(TEXTS[0])
+        run = Path(shutil.copytree(news, tmp_path / "run"))
+        ok("predict", tmp_path / "news.txt", "--run", run, FEDUP_DATA=str(tmp_path))
+        refused = fedup("unlearn", "--class", 1, "--run", run, "--steps", 2, FEDUP_DATA=str(tmp_path))
+        assert refused.code == 1  # nothing to measure it on
+        ok("unlearn", "--class", 1, "--run", run, "--steps", 2, "--force", FEDUP_DATA=str(tmp_path))
+
+    def test_it_verifies_and_exports(self, news, tmp_path):
+        assert ok("verify", "--run", news, "--json").json["ok"] is True
+        ok("export", tmp_path / "news.pt2", "--run", news)
+        x = input_of("ag_news").prepare(TEXTS)
+        assert torch.export.load(tmp_path / "news.pt2").module()(x).argmax(1).tolist() == self.expected(news)

@@ -1,0 +1,176 @@
+"""Evidence: every number on the page can be found again by someone else."""
+
+import hashlib
+import json
+import re
+
+import pytest
+import torch
+from tests.cli._in_process import FAST, contents, copy_of, filter_file, ok, sample_ids, sha256
+
+from fedup.bench.metrics.accuracy import accuracy
+from fedup.cli._session import Session
+from fedup.run.folder import Run
+from fedup.sharing import fingerprint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Class 7 (T-1), client 2 and two samples of client 1; no test here changes it."""
+    return copy_of("answered", tmp_path_factory.mktemp("evidence"))
+
+
+@pytest.fixture(scope="module")
+def evidence(folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out")
+    found = {}
+    for name in ("R1", "R2", "R3"):
+        ok("evidence", name, "--run", folder, "--out", out)
+        found[name] = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_it_names_the_request_as_it_was_asked(folder, evidence):
+    one = evidence["R1"]["request"]
+    assert (one["id"], one["reference"], one["kind"], one["status"]) == ("R1", "T-1", "class", "in force")
+    assert one["forget"] == {"clients": [], "classes": [7], "samples": {}}
+    assert one["asked_at"] == Run(folder).read().events[3].at
+    assert evidence["R3"]["request"]["forget"]["samples"] == {"1": sorted(sample_ids(1)[:2])}
+    assert [evidence[name]["request"]["together_with"] for name in evidence] == [[], ["R1"], ["R1", "R2"]]
+
+
+def test_the_hash_of_the_forget_set_is_that_of_the_rows_that_data_lists(folder, evidence):
+    by_client = {client: ok("data", "--run", folder, "--client", client, "--json").json for client in range(4)}
+    wanted = {
+        "R1": [[client, sorted(own["7"])] for client, own in by_client.items() if own["7"]],
+        "R2": [[2, sorted(i for ids in by_client[2].values() for i in ids)]],
+        "R3": [[1, sorted(sample_ids(1)[:2])]],
+    }
+    for name, rows in wanted.items():
+        told = evidence[name]["forget_set"]["rows"]
+        assert told["count"] == sum(len(ids) for _, ids in rows)
+        assert told["sha256"] == hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+        request = evidence[name]["request"]["forget"]
+        digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+        assert evidence[name]["forget_set"]["digest"] == digest
+
+
+def test_its_hashes_are_those_of_the_files_and_of_the_model(folder, evidence):
+    (model,) = (folder / "files").glob("model-*")
+    state, plugged = Session(folder).served()
+    for one in evidence.values():
+        assert one["base"]["file"]["sha256"] == sha256(model)
+        assert one["base"]["fingerprint"] == fingerprint(plugged.base)
+        assert one["journal"]["head"] == state.head
+    latest = evidence["R3"]["filter"]
+    assert latest["sha256"] == sha256(filter_file(folder))
+    assert latest["in_force_now"] is True
+    assert [evidence[name]["filter"]["in_force_now"] for name in ("R1", "R2")] == [False, False]
+
+
+def test_its_accuracies_are_those_that_a_recomputation_gives(folder, evidence):
+    session = Session(folder)
+    _, plugged = session.served()
+    federation = session.federation
+    told = evidence["R3"]["accuracy"]
+    retained = federation.rows("heldout")
+    labels = federation.y[retained]
+    theirs = torch.isin(retained, federation.client(2).heldout)
+    kept = retained[(labels != 7) & ~theirs]
+    rows = torch.tensor(sorted(sample_ids(1)[:2]))
+    with plugged.restored():
+        restored = accuracy(plugged, federation.x[kept], federation.y[kept])
+    figures = {
+        "original": accuracy(plugged.base, federation.x[kept], federation.y[kept]),
+        "forgotten": accuracy(plugged, federation.x[kept], federation.y[kept]),
+        "restored": restored,
+    }
+    for state, value in figures.items():
+        assert told[state]["heldout"]["retain"] == pytest.approx(value, abs=1e-6)
+    own = told["this_request"]["forgotten"]["train"]
+    assert own == pytest.approx(accuracy(plugged, federation.x[rows], federation.y[rows]), abs=1e-6)
+    of_seven = evidence["R1"]["accuracy"]["this_request"]["forgotten"]
+    assert of_seven == {"heldout": 0.0, "train": 0.0}
+    assert told["original"] == told["restored"]
+    assert evidence["R3"]["restored_bit_identical"] is True
+
+
+def test_it_tells_time_by_stage_and_who_was_asked_and_sent_what(evidence):
+    for one in evidence.values():
+        assert {"contact", "fit", "measure", "store"} <= set(one["time_s"])
+        assert all(seconds >= 0 for seconds in one["time_s"].values())
+    for name in ("R1", "R2"):
+        nobody = {"clients_contacted": [], "bytes_up": 0, "bytes_down": 0, "releases": []}
+        assert evidence[name]["contact"] == nobody
+    contact = evidence["R3"]["contact"]
+    assert contact["clients_contacted"] == [1]
+    assert contact["bytes_up"] == sum(release["bytes"] for release in contact["releases"]) > 0
+    assert contact["bytes_down"] > 0
+    assert contact["releases"][0]["mechanism"] == "none"
+
+
+def test_it_says_what_is_claimed_and_what_is_not(evidence):
+    for one in evidence.values():
+        assert any("served interface" in claim for claim in one["claimed"])
+        assert any("never changed" in claim for claim in one["claimed"])
+        assert any("weights" in claim for claim in one["not_claimed"])
+        assert any("Differential privacy" in claim for claim in one["not_claimed"])
+
+
+def test_retrain_is_shown_once_it_was_computed_for_the_same_requests(tmp_path):
+    run = copy_of("answered", tmp_path)
+    assert ok("evidence", "R3", "--run", run, "--json").json["retrained"] is None
+    retrained = ok("evaluate", "--retrain", "--run", run, "--json").json["retrained"]
+    told = ok("evidence", "R3", "--run", run, "--json").json["retrained"]
+    assert {name: value for name, value in told.items() if name != "at"} == retrained
+    assert "Retrain" in (run / "evidence" / "R3.html").read_text(encoding="utf-8")
+    assert ok("evidence", "R1", "--run", run, "--json").json["retrained"] is None  # it was answered alone
+
+
+def test_the_pages_are_on_record_and_elsewhere_they_are_not(tmp_path):
+    run = copy_of("answered", tmp_path)
+    before = contents(run)
+    ok("evidence", "R2", "--run", run, "--out", tmp_path / "elsewhere")
+    assert contents(run) == before
+    assert sorted(path.name for path in (tmp_path / "elsewhere").iterdir()) == ["R2.html", "R2.json"]
+    ok("evidence", "R2", "--run", run)
+    event = Run(run).read().events[-1]
+    assert event.kind == "evidenced"
+    assert event.body["files"] == {name: sha256(run / "evidence" / name) for name in ("R2.html", "R2.json")}
+    names = {check["name"] for check in ok("verify", "--run", run, "--json").json["checks"]}
+    assert {"evidence/R1.html", "evidence/R2.html"} <= names
+    assert ok("verify", "--run", run, "--head", Run(run).read().head, "--json").json["ok"]
+
+
+def test_a_request_that_was_taken_back_is_told_as_such(tmp_path):
+    run = copy_of("answered", tmp_path)
+    ok("restore", "R1", "--run", run, "--force")
+    told = ok("evidence", "T-1", "--run", run, "--json").json
+    assert (told["request"]["id"], told["request"]["status"]) == ("R1", "taken back")
+    assert told["request"]["restored_at"] == Run(run).read().requests[0].restored_in.at
+    assert "taken back" in (run / "evidence" / "R1.html").read_text(encoding="utf-8")
+
+
+def test_the_page_is_self_contained_escapes_what_users_wrote_and_mentions_the_weights(tmp_path):
+    run = copy_of("collected", tmp_path)
+    nasty = "<script>alert('x')</script>&<b>\"Müller\""
+    ok("unlearn", "--run", run, "--class", 7, "--reference", nasty, "--force", *FAST)
+    ok("evidence", "R1", "--run", run)
+    assert json.loads((run / "evidence" / "R1.json").read_text(encoding="utf-8"))["request"]["reference"] == nasty
+    page = (run / "evidence" / "R1.html").read_text(encoding="utf-8")
+    assert "<script" not in page
+    assert "<b>" not in page
+    assert "&lt;script&gt;" in page
+    assert "Müller" in page
+    assert not re.search(r"(src|href)\s*=|https?://|url\(|@import", page)
+    assert "still holds what it learned" in page
+    assert "weights were not touched" in page
+    state = Run(run).read()
+    for text in (state.base, state.filter.sha256, state.events[-2].hash, "forget class 7"):
+        assert text in page, text
+
+
+def test_evidence_about_the_same_journal_is_the_same(folder, tmp_path):
+    for name in ("a", "b"):
+        ok("evidence", "R1", "--run", folder, "--out", tmp_path / name)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
