@@ -141,6 +141,6 @@ class Refresh:
         if self.contact is None:
             raise ContactError(
                 "This needs an answer from clients (samples to leave out, or cells that were replaced or purged), and "
-                "no way to reach them was given: pass clients=federation."
+                "there is no way to reach them: pass clients=federation; on the command line, have the data set here."
             )
         return self.contact

@@ -146,6 +146,14 @@ def purge(plugged: PluggedModel, centroids: Centroids) -> list[CellName]:
         return sealed
 
 
+def classes_left_without_holder(centroids: Centroids, requests: Collection[Forget]) -> list[int]:
+    """Classes that nobody asked to forget and that no retained client holds: the filter will not let them pass."""
+    gone = union(requests)
+    held = {cell.label for cell in centroids.cells}
+    kept = {cell.label for cell in centroids.cells if cell.client not in gone.client_ids}
+    return sorted(held - kept - gone.class_ids)
+
+
 def sealed_cells(centroids: Centroids, requests: Collection[Forget]) -> list[CellName]:
     """Cells that the server still has and uses for nothing but restoration: left out by requests, or kept originals."""
     gone = union(requests)

@@ -72,7 +72,7 @@ def test_json_is_all_that_standard_output_holds(run, tmp_path):
         ("evaluate", "--run", new, "--retrain"),
         ("predict", picture, "--run", new),
         ("verify", "--run", new),
-        ("purge", "--run", new),
+        ("purge", "--yes", "--run", new),
         ("restore", "R1", "--run", new),
         ("data", "--run", new),
         ("data", "--run", new, "--client", 1),

@@ -263,7 +263,7 @@ def test_purged_centroids_are_in_no_file_and_a_second_purge_changes_nothing(answ
     secret = {name: tensors["vectors"][slot][0].numpy().tobytes() for name, slot in sealed.items()}
     whole = {name: data for name, data in secret.items() if any(data)}
     assert whole
-    done = ok("purge", "--run", answered, "--json").json
+    done = ok("purge", "--yes", "--run", answered, "--json").json
     assert sorted(map(tuple, done["cells"])) == sorted(sealed)
     header, tensors = stored(answered)
     assert sorted(map(tuple, header["purged"])) == sorted(sealed)
@@ -273,8 +273,8 @@ def test_purged_centroids_are_in_no_file_and_a_second_purge_changes_nothing(answ
     everything = b"".join(path.read_bytes() for path in answered.rglob("*") if path.is_file())
     assert not any(data in everything for data in whole.values())
     before = contents(answered)
-    assert ok("purge", "--run", answered, "--json").json == {"cells": []}
-    assert "nothing was changed" in ok("purge", "--run", answered, "--yes").out
+    assert ok("purge", "--yes", "--run", answered, "--json").json == {"cells": []}
+    assert "nothing was changed" in ok("purge", "--yes", "--run", answered, "--yes").out
     assert contents(answered) == before
     assert ok("verify", "--run", answered, "--json").json["ok"]
 
@@ -283,7 +283,7 @@ def test_kept_originals_are_purged_too(run):
     ids = sample_ids(1, 0)
     ok("unlearn", "--run", run, "--samples", f"1:{ids[0]}", "--keep-sealed", "--force", *FAST)
     assert ok("status", "--run", run, "--json").json["sealed"]["originals"] == 1
-    ok("purge", "--run", run, "--yes")
+    ok("purge", "--yes", "--run", run, "--yes")
     header, tensors = stored(run)
     assert (header["sealed"], sorted(tensors)) == ([], ["counts", "vectors"])
     assert ok("status", "--run", run, "--json").json["sealed"]["originals"] == 0
@@ -291,7 +291,7 @@ def test_kept_originals_are_purged_too(run):
 
 def test_restoring_after_a_purge_asks_the_clients_and_gives_the_same_filter(tmp_path):
     plain, purged = copy_of("answered", tmp_path / "plain"), copy_of("answered", tmp_path / "purged")
-    ok("purge", "--run", purged, "--yes")
+    ok("purge", "--yes", "--run", purged, "--yes")
     kept = ok("restore", "R2", "--run", plain, "--force", "--json").json
     asked = ok("restore", "R2", "--run", purged, "--force", "--json").json
     assert kept["clients_contacted"] == []
@@ -397,3 +397,30 @@ def test_verify_finds_every_stage_of_a_folder_sound(tmp_path):
         assert ok("verify", "--run", run, "--json").json["ok"] is True
         assert "sound" in ok("verify", "--run", run).out
         assert contents(run) == before
+
+
+@pytest.mark.parametrize("stdin", [b"", b"n\n", b"y\n"])
+def test_purge_destroys_nothing_where_nobody_can_be_asked(answered, stdin):
+    before = contents(answered)
+    ran = fedup("purge", "--run", answered, stdin=stdin)
+    assert ran.code == 2
+    assert "--yes" in ran.told
+    assert contents(answered) == before
+
+
+def test_a_class_that_loses_its_last_holder_is_told(tmp_path):
+    run = tmp_path / "run"
+    split = ("--rows", "400", "--clients", "5", "--partition", "pathological:2", "--rounds", "2")
+    ok("train", "--run", run, *split)
+    ok("collect", "--run", run)
+    held = {row["client"]: row["train_by_class"] for row in ok("data", "--run", run, "--json").json}
+    alone = {
+        label: [client for client, rows in held.items() if rows[label]]
+        for label in range(10)
+        if sum(rows[label] > 0 for rows in held.values()) == 1
+    }
+    label, (client,) = next(iter(alone.items()))
+    told = ok("unlearn", "--client", client, "--dry-run", "--run", run, "--json").json
+    assert label in told["classes_left_without_holder"]
+    ran = ok("unlearn", "--client", client, *FAST, "--force", "--run", run)
+    assert "no retained client holds class" in ran.out

@@ -119,7 +119,7 @@ def test_wrong_usage_exits_2_and_says_what_is_wrong(runs, arguments, told):
         ("train --run new --rows 20", "clients"),
         ("train --run new --cut nowhere", "conv1"),
         ("train --run new --device cuda:99", "--device cpu"),
-        ("train --run new --weights file", "do not fit"),
+        ("train --run new --weights file", "no safetensors file"),
         ("train --run new --weights nowhere", "no file of weights"),
         ("train --run file", "is a file"),
         ("train --run .", "not empty"),
@@ -264,7 +264,7 @@ def test_a_dry_run_tells_of_a_client_that_is_asked_for_classes_alone(tmp_path):
     # plan: clients_contacted counts cells that are asked for, and not the question after the classes of samples.
     run = copy_of("collected", tmp_path)
     ok("unlearn", "--run", run, "--class", 0, "--force", "--steps", 5)
-    ok("purge", "--run", run, "--yes")
+    ok("purge", "--yes", "--run", run, "--yes")
     options = ("--samples", f"1:{sample_ids(1, 0)[0]}", "--force", "--json")
     plan = ok("unlearn", "--run", run, *options, "--dry-run").json
     assert plan["clients_contacted"] == ok("unlearn", "--run", run, *options).json["clients_contacted"]

@@ -66,7 +66,7 @@ def test_fifty_requests_restorations_and_purges_end_in_the_filter_of_the_final_s
                 del in_force[name]
             assert answer["remaining"] == sorted(in_force, key=lambda name: int(name[1:]))
         else:
-            ok("purge", "--run", run, "--yes")
+            ok("purge", "--yes", "--run", run, "--yes")
         done[what] += 1
         if turn in (15, 30, 49):
             assert sha256(filter_file(run)) == at_once(tmp_path / f"fresh{turn}", list(in_force.values())), turn
@@ -89,7 +89,7 @@ def test_a_filter_does_not_depend_on_what_was_asked_and_taken_back_before(tmp_pa
     ok("unlearn", "--run", direct, "--class", 7, *STEPS)
     for options in (("--client", 3), ("--class", 7), ("--samples", f"1:{ids[0]},{ids[1]}")):
         ok("unlearn", "--run", detour, *options, *STEPS)
-    ok("purge", "--run", detour, "--yes")
+    ok("purge", "--yes", "--run", detour, "--yes")
     ok("restore", "--run", detour, "R1", "R3", "--force")
     assert sha256(filter_file(detour)) == sha256(filter_file(direct))
 

@@ -36,7 +36,9 @@ def test_it_names_the_request_as_it_was_asked(folder, evidence):
     assert one["forget"] == {"clients": [], "classes": [7], "samples": {}}
     assert one["asked_at"] == Run(folder).read().events[3].at
     assert evidence["R3"]["request"]["forget"]["samples"] == {"1": sorted(sample_ids(1)[:2])}
-    assert [evidence[name]["request"]["together_with"] for name in evidence] == [[], ["R1"], ["R1", "R2"]]
+    assert [evidence[name]["request"]["answered_with"] for name in evidence] == [[], [], []]
+    others = {"R1": ["R2", "R3"], "R2": ["R1", "R3"], "R3": ["R1", "R2"]}
+    assert {name: evidence[name]["request"]["in_force_with"] for name in evidence} == others
 
 
 def test_the_hash_of_the_forget_set_is_that_of_the_rows_that_data_lists(folder, evidence):
@@ -62,10 +64,12 @@ def test_its_hashes_are_those_of_the_files_and_of_the_model(folder, evidence):
         assert one["base"]["file"]["sha256"] == sha256(model)
         assert one["base"]["fingerprint"] == fingerprint(plugged.base)
         assert one["journal"]["head"] == state.head
-    latest = evidence["R3"]["filter"]
-    assert latest["sha256"] == sha256(filter_file(folder))
-    assert latest["in_force_now"] is True
-    assert [evidence[name]["filter"]["in_force_now"] for name in ("R1", "R2")] == [False, False]
+    for one in evidence.values():  # whichever answered it, one filter is in force for all
+        assert one["filter"]["sha256"] == sha256(filter_file(folder))
+        assert one["filter"]["in_force_now"] is True
+    first = [evidence[name]["first_filter"]["sha256"] for name in evidence]
+    assert len(set(first)) == 3
+    assert first[2] == sha256(filter_file(folder))
 
 
 def test_its_accuracies_are_those_that_a_recomputation_gives(folder, evidence):
@@ -124,7 +128,10 @@ def test_retrain_is_shown_once_it_was_computed_for_the_same_requests(tmp_path):
     told = ok("evidence", "R3", "--run", run, "--json").json["retrained"]
     assert {name: value for name, value in told.items() if name != "at"} == retrained
     assert "Retrain" in (run / "evidence" / "R3.html").read_text(encoding="utf-8")
-    assert ok("evidence", "R1", "--run", run, "--json").json["retrained"] is None  # it was answered alone
+    assert ok("evidence", "R1", "--run", run, "--json").json["retrained"] == told  # under the same filter by now
+    ok("restore", "R2", "--run", run, "--force")
+    assert ok("evidence", "R1", "--run", run, "--json").json["retrained"] is None  # which retraining knows nothing of
+    assert ok("evidence", "R2", "--run", run, "--json").json["retrained"] == told  # it was in force under that one last
 
 
 def test_the_pages_are_on_record_and_elsewhere_they_are_not(tmp_path):
@@ -174,3 +181,16 @@ def test_evidence_about_the_same_journal_is_the_same(folder, tmp_path):
     for name in ("a", "b"):
         ok("evidence", "R1", "--run", folder, "--out", tmp_path / name)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_a_later_policy_shows_in_the_claims_of_every_request_in_force(tmp_path):
+    run = copy_of("collected", tmp_path)
+    ok("unlearn", "--class", "7", *FAST, "--force", "--run", run)
+    unused = "no feature, centroid or label"
+    assert any(unused in claim for claim in ok("evidence", "R1", "--run", run, "--json").json["claimed"])
+    ok("unlearn", "--class", "4", "--class-policy", "remap", *FAST, "--force", "--run", run)
+    for name in ("R1", "R2"):
+        told = ok("evidence", name, "--run", run, "--json").json
+        assert not any(unused in claim for claim in told["claimed"])
+        assert any("under other labels" in claim for claim in told["claimed"])
+        assert told["filter"]["config"]["class_policy"] == "remap"

@@ -486,7 +486,7 @@ def test_an_altered_filter_is_refused_under_a_forged_chain_and_digest(run, chang
 
 
 def test_a_purged_cell_that_was_filled_again_is_found(run):
-    ok("purge", "--run", run, "--yes")
+    ok("purge", "--yes", "--run", run, "--yes")
     path = file_of(run, "centroids")
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()

@@ -18,8 +18,12 @@ def take_weights(model: nn.Module, path: Path) -> None:
         tensors = load_file(path)
         with torch.no_grad():
             model.load_state_dict(tensors, strict=True)
-    except (SafetensorError, RuntimeError, OSError) as error:
+    except SafetensorError as error:
+        raise ArtifactError(
+            f"{path} is damaged or no safetensors file ({error}): save the state_dict as one."
+        ) from error
+    except (RuntimeError, OSError) as error:
         why = " ".join(str(error).split())[:300]
         raise ArtifactError(
-            f"The weights in {path} do not fit the model: {why}. Name the model they are of."
+            f"The weights in {path} do not fit the model: {why.rstrip('.')}. Name the model they are of."
         ) from error

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +38,11 @@ class Session:
 
     @cached_property
     def recipe(self) -> Recipe:
-        return Recipe.from_about(self.run.read().about)
+        """How the federation was made; a user's own files are those kept in the folder, wherever the originals went."""
+        about = self.run.read().about
+        kept = {name: str(self.run.code(record)) for name, record in about.get("code", {}).items()}
+        recipe = Recipe.from_about(about)
+        return replace(recipe, data=kept.get("data", recipe.data), model=kept.get("model", recipe.model))
 
     @cached_property
     def dataset(self) -> Dataset:

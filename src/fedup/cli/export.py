@@ -33,6 +33,7 @@ def export(
         "requests": [{"id": request.id, "digest": request.forget.digest} for request in state.active],
         "class_names": state.about["class_names"],
         "input_shape": state.about["input_shape"],
+        "input": state.about["input"],  # how raw images or texts become such inputs
         "journal_head": state.head,
     }
     # Without a request in force there is no filter to export, and the original model is what the folder serves.
@@ -42,4 +43,8 @@ def export(
         typer.echo(json.dumps({**about, "file": str(out)}, indent=2, ensure_ascii=False))
         return
     under = f"under filter {about['filter']}" if state.active else "without a filter: no request is in force"
-    typer.echo(f"Wrote {out}: the model {under}. A snapshot: requests that come later do not reach it.")
+    shape = ", ".join(map(str, ["N", *state.about["input_shape"]]))
+    typer.echo(
+        f"Wrote {out}: the model {under}. A snapshot: requests that come later do not reach it.\n"
+        f"It takes inputs of shape ({shape}), prepared as in training; fedup.json inside names classes and scaling."
+    )

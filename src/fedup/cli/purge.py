@@ -27,8 +27,11 @@ def purge(
     from fedup.run import answering
     from fedup.unlearning import sealed_cells
 
-    if not yes and not as_json and sys.stdin.isatty():
-        typer.confirm(f"Destroy the sealed centroids in {run} for good?", abort=True)
+    if not yes and not sys.stdin.isatty():
+        raise typer.BadParameter("nobody is there to be asked: pass --yes to destroy the sealed centroids for good.")
+    if not yes and not typer.confirm(f"Destroy the sealed centroids in {run} for good?"):
+        typer.echo("Nothing was changed.")
+        return
     session = Session(run)
     with session.writing("purge", wait) as writer:
         store = session.store(writer.state)

@@ -107,7 +107,8 @@ def _print(result: dict[str, Any], run: Path) -> None:
     if result["declined"]:
         console.print(
             f"[bold red]Not taken back:[/] a filter for the remaining requests was fitted, but {result['declined']}.\n"
-            "The folder serves what it served before. Raise --max-loss or pass --force.",
+            "The folder serves what it served before. To take it back all the same, pass --force"
+            + (" or raise --max-loss." if result["figures"] else "."),
             highlight=False,
         )
         return

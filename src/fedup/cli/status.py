@@ -72,8 +72,8 @@ def _facts(found: dict[str, Any], sent: dict[int, dict[str, int]]) -> dict[str, 
         facts["Model"] = f"{trained['fingerprint'][:16]}, trained {when(trained['at'])}, accuracy {measured}"
     if collected:
         clients = f"{len(sent)} clients sent {size(sum(own['bytes'] for own in sent.values()))} in all"
-        facts["Centroids"] = (
-            f"{collected['rows']:,} of {collected['cells']} cells, ρ {collected['how']['ratio']}; {clients}"
+        facts["Collected"] = (
+            f"{collected['rows']:,} centroids of {collected['cells']} cells, ρ {collected['how']['ratio']}; {clients}"
         )
     sealed = found["sealed"]
     facts["Sealed"] = (

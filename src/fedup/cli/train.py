@@ -65,15 +65,20 @@ def train(
         cut=cut,
         seed=seed,
     )
+    if rounds == 0 and weights is None:
+        raise typer.BadParameter("--rounds 0 takes a model as trained: bring its weights with --weights.")
     result = _train(run, recipe, weights, restart, device, wait)
     if as_json:
         typer.echo(json.dumps(result, indent=2))
     elif result["already"]:
         typer.echo(f"{run} was trained before; nothing was changed. Next: fedup collect{of(run)}")
     else:
+        how = (
+            f"{recipe.rounds} rounds, in {result['time_s']:.1f} s" if recipe.rounds else "weights as they were brought"
+        )
         typer.echo(
-            f"Trained {recipe.model} on {recipe.data}: {recipe.clients} clients, {recipe.rounds} rounds, held-out "
-            f"accuracy {result['accuracy']['heldout']:.3f}, in {result['time_s']:.1f} s.\n"
+            f"{recipe.model} on {recipe.data}: {recipe.clients} clients, {how}; held-out accuracy "
+            f"{result['accuracy']['heldout']:.3f}.\n"
             f"Model {result['fingerprint'][:12]} is in {run}. Next: fedup collect{of(run)}"
         )
 
@@ -90,12 +95,20 @@ def _train(path: Path, recipe: Any, weights: Path | None, restart: bool, device:
     from fedup.sharing import fingerprint
 
     session = Session(path, device=device)
+    own = {
+        name: Path(source)
+        for name, source in (("data", recipe.data), ("model", recipe.model))
+        if source.endswith(".py")
+    }
     dataset = recipe.load()
     federation = recipe.federation(dataset)
     start = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes)
     if weights is not None:
         take_weights(start, weights)
     about = recipe.about(dataset) | {"initial": fingerprint(start), "cut": find_cut(start, recipe.cut)}
+    session.run.check_free()
+    about |= {name: source.name for name, source in own.items()}  # the folder may move: no path of this machine
+    about["code"] = {name: session.run.keep_code(source) for name, source in own.items()}
     session.run.start(about, restart=restart, wait_s=wait_s)
     with session.writing("train", wait_s) as writer:
         if writer.state.trained is not None:

@@ -43,10 +43,17 @@ def unlearn(
     keep_sealed: Annotated[
         bool, typer.Option("--keep-sealed", help="Keep replaced cells, so that taking back needs no client.")
     ] = False,
-    rank: Annotated[int | None, typer.Option(help="Width of the filter's bottleneck.", min=1)] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of the fit.", min=1)] = None,
-    alpha: Annotated[float | None, typer.Option(help="Weight of the classes against the features, 0 to 1.")] = None,
-    class_policy: Annotated[str | None, typer.Option(help="drop, remap or remap_client.")] = None,
+    rank: Annotated[int | None, typer.Option(help="Width of the filter's bottleneck (32).", min=1)] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of the fit (300).", min=1)] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Weight of the classes against the features, 0 to 1 (0.5).")
+    ] = None,
+    class_policy: Annotated[
+        str | None,
+        typer.Option(
+            help="drop (default: nothing of a forgotten class is used), remap or remap_client (it is relabelled)."
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the fit.")] = None,
     device: DeviceOption = "cpu",
     wait: WaitOption = DEFAULT_WAIT_S,
@@ -55,6 +62,8 @@ def unlearn(
     """Forget clients, classes or samples: a filter is fitted, measured, and put in force.
 
     A request that is in force already changes nothing. Options together are one request; a CSV file may hold many.
+    There is one filter for all requests in force: its settings (rank, steps, alpha, class policy, seed) are those of
+    the filter before unless given.
 
     Examples: [bold]fedup unlearn --class 7[/], [bold]fedup unlearn --samples 3:17,42 --reference T-12 --dry-run[/],
     [bold]fedup unlearn --csv requests.csv[/]
@@ -131,16 +140,17 @@ def _answer(
     wait_s: float,
 ) -> dict[str, Any]:
     from fedup.run import answering
+    from fedup.unlearning import classes_left_without_holder
 
     with session.writing("unlearn", wait_s) as writer:
         known, new = _new(session, writer.state, wanted)
         if not new:
             return {"requests": [], "already": known, "filter": _filter_id(writer.state.filter)}
-        plugged = session.plugged(writer.state)
+        plugged, store = session.plugged(writer.state), session.store(writer.state)
         answer = answering.unlearn(
             writer,
             plugged,
-            session.store(writer.state),
+            store,
             new,
             clients=session.federation_if_here,
             config=_config(plugged, chosen),
@@ -156,6 +166,7 @@ def _answer(
             ],
             "already": known,
             "declined": answer.declined,
+            "classes_left_without_holder": classes_left_without_holder(store, answer.report.requests),
             "filter": _filter_id(answer.filter),
             "filter_sha256": answer.filter.sha256 if answer.filter else None,
             "centroids_used": answer.report.centroids_used,
@@ -167,7 +178,7 @@ def _answer(
 
 
 def _plan(session: "Session", wanted: list[Any], chosen: dict[str, Any], keep_sealed: bool) -> dict[str, Any]:
-    from fedup.unlearning import plan
+    from fedup.unlearning import classes_left_without_holder, plan
 
     state, plugged = session.served()
     known, new = _new(session, state, wanted)
@@ -182,12 +193,14 @@ def _plan(session: "Session", wanted: list[Any], chosen: dict[str, Any], keep_se
     return result | {
         "requests": [{"reference": one.reference, "what": str(one.forget), "rows": one.rows} for one in new],
         "in_force_afterwards": len(requests),
+        "classes_left_without_holder": classes_left_without_holder(store, requests),
+        "would_be_measured": session.federation_if_here is not None,
         "cells_sealed": found.cells_sealed,
         "cells_asked": [list(cell) for cell in found.cells_asked],
         "clients_contacted": found.clients_contacted,
         "centroids_kept": found.centroids_kept,
         "privacy_cost": f"{sent} cells sent again, with {noise}" if sent else "none: nothing is sent",
-        "replaced_cells": "none" if not sent else "kept sealed" if keep_sealed else "destroyed",
+        "replaced_cells": "none" if not sent else "sealed where it is the original" if keep_sealed else "destroyed",
         "expected_time_s": _expected_time(plugged, store, requests, config, state, found),
     }
 
@@ -224,11 +237,33 @@ def _print_plan(result: dict[str, Any]) -> None:
         console.print(f"Would {one['what']}{where}.", highlight=False, markup=False)
     if result["requests"]:
         console.print(
-            f"The filter would be fitted to {result['centroids_kept']:,} centroids; {result['cells_sealed']} cells "
-            f"left out and sealed.\nClients contacted: {ids(result['clients_contacted']) or 'none'}; cells clustered "
-            f"again: {len(result['cells_asked'])}, their old content {result['replaced_cells']}.\n"
+            f"The filter would be fitted to about {result['centroids_kept']:,} centroids; {result['cells_sealed']} "
+            f"cells left out and sealed.\nClients contacted: {ids(result['clients_contacted']) or 'none'}; cells "
+            f"clustered again: {len(result['cells_asked'])}{_old_content(result)}.\n"
             f"Privacy cost: {result['privacy_cost']}.\nExpected time: {result['expected_time_s']:.1f} s, besides "
-            "loading and measuring.\nNothing was changed.",
+            "loading and measuring.",
+            highlight=False,
+        )
+        _print_orphans(result, console)
+        if not result["would_be_measured"]:
+            console.print(
+                "The filter could not be measured without the data: it would be put in force with --force only."
+            )
+        console.print("Nothing was changed.")
+
+
+def _old_content(result: dict[str, Any]) -> str:
+    kept = result["replaced_cells"]
+    return "" if kept == "none" else f" (what they held before: {kept})"
+
+
+def _print_orphans(result: dict[str, Any], console: Any) -> None:
+    from fedup.cli._text import ids
+
+    if result["classes_left_without_holder"]:
+        console.print(
+            f"[yellow]Note:[/] no retained client holds class {ids(result['classes_left_without_holder'])}, which "
+            "nobody asked to forget: the filter will not let it pass, and no validation row shows it.",
             highlight=False,
         )
 
@@ -241,7 +276,9 @@ def _of_rows(rows: int, clients: Any) -> str:
 
 def _print_known(result: dict[str, Any], console: Any) -> None:
     for one in result["already"]:
-        which = f"{one['id']} asks for it and is in force already" if one["id"] else "named twice"
+        which = (
+            f"{one['id']} asks for it and is in force already, with the settings it has" if one["id"] else "named twice"
+        )
         console.print(f"To {one['what']}: {which}; nothing to do.", highlight=False)
 
 
@@ -258,7 +295,8 @@ def _print_answer(result: dict[str, Any], run: Path) -> None:
     if result["declined"]:
         console.print(
             f"[bold red]Not put in force:[/] a filter was fitted, but {result['declined']}.\nThe folder serves what it "
-            "served before. Raise --max-loss or pass --force to put it in force all the same.",
+            "served before. To put it in force all the same, pass --force"
+            + (" or raise --max-loss." if result["figures"] else "."),
             highlight=False,
         )
         return
@@ -266,6 +304,7 @@ def _print_answer(result: dict[str, Any], run: Path) -> None:
         rows = f" ({count(one['rows'], 'training row')})" if one["rows"] is not None else ""
         name = f"{one['id']}, {escape(one['reference'])}," if one["reference"] else one["id"]
         console.print(f"[bold]{name}[/] is in force: {one['what']}{rows}.", highlight=False)
+    _print_orphans(result, console)
     if result["figures"]:
         console.print(figures_table(result["figures"]))
     contacted = result["clients_contacted"]

@@ -9,6 +9,7 @@ import fedup
 from fedup.files import write_text
 from fedup.page import Page
 from fedup.run.folder import Run
+from fedup.run.journal import Event
 from fedup.run.state import Request, State
 from fedup.run.store import hash_of
 
@@ -49,12 +50,15 @@ def checked_evidence(run: Run, state: State, request: str) -> dict[str, Any]:
 
 
 def build_evidence(state: State, request: Request) -> dict[str, Any]:
-    """What the journal knows about a request."""
-    event = request.asked_in
-    body = event.body
-    asked = next(one for one in body["requests"] if one["id"] == request.id)
-    figures = body["figures"]
-    remapped = "class" in request.forget.kind and body["config"]["class_policy"] != "drop"
+    """What the journal knows about a request: how it was answered, and the filter that suppresses it now (or did last).
+
+    Each later request and restoration makes another filter for all that are in force; accuracies, settings and claims
+    are those of the last one that this request was in force under.
+    """
+    event, serving = request.asked_in, _serving(state, request)
+    asked = next(one for one in event.body["requests"] if one["id"] == request.id)
+    body, figures = event.body, serving.body["figures"]
+    remapped = "class" in request.forget.kind and serving.body["config"]["class_policy"] != "drop"
     return {
         "format": FORMAT_VERSION,
         "fedup": fedup.__version__,
@@ -66,24 +70,27 @@ def build_evidence(state: State, request: Request) -> dict[str, Any]:
             "asked_at": event.at,
             "status": "in force" if request.is_active else "taken back",
             "restored_at": request.restored_in.at if request.restored_in else None,
-            "together_with": [name for name in body["active"] if name != request.id],
+            "answered_with": [one["id"] for one in body["requests"] if one["id"] != request.id],
+            "in_force_with": [name for name in serving.body["active"] if name != request.id],
         },
         "forget_set": {"digest": asked["digest"], "rows": asked["rows"]},
         "federation": {key: value for key, value in state.about.items() if key != "class_names"},
         "class_names": list(state.about.get("class_names", ())),
         "base": {"fingerprint": body["base"], "file": state.model.to_json() if state.model else None},
         "filter": {
-            **body["filter"],
-            "config": body["config"],
-            "centroids_used": body["centroids_used"],
-            "in_force_now": state.filter is not None and state.filter.sha256 == body["filter"]["sha256"],
+            **serving.body["filter"],
+            "config": serving.body["config"],
+            "centroids_used": serving.body["centroids_used"],
+            "fitted_at": serving.at,
+            "in_force_now": request.is_active,
         },
+        "first_filter": {**body["filter"], "config": body["config"], "fitted_at": event.at},
         "accuracy": figures and {
             "this_request": figures["by_request"].get(request.forget.digest),
             **{name: figures[name] for name in ("original", "forgotten", "restored")},
         },
         "restored_bit_identical": figures["restored_bit_identical"] if figures else None,
-        "retrained": _retrained(state, request),
+        "retrained": _retrained(state, serving),
         "time_s": {stage: body["time_s"][stage] for stage in STAGES if stage in body["time_s"]},
         "contact": {
             "clients_contacted": body["clients_contacted"],
@@ -121,9 +128,18 @@ def evidence_files(state: State) -> dict[str, str]:
     return files
 
 
-def _retrained(state: State, request: Request) -> dict[str, Any] | None:
+def _serving(state: State, request: Request) -> Event:
+    """The last answer after which the request was in force."""
+    return next(
+        event
+        for event in reversed(state.events)
+        if event.kind in ("unlearned", "restored") and request.id in event.body["active"]
+    )
+
+
+def _retrained(state: State, serving: Event) -> dict[str, Any] | None:
     """Retrain's accuracies, where someone had it computed for the same set of requests."""
-    wanted = sorted(request.asked_in.body["active"])
+    wanted = sorted(serving.body["active"])
     for event in reversed(state.events):
         if event.kind == "evaluated" and sorted(event.body["requests"]) == wanted:
             return {"at": event.at, **event.body["retrained"]}
@@ -139,25 +155,34 @@ def _page(evidence: Mapping[str, Any]) -> Page:
     rows = evidence["forget_set"]["rows"]
     facts = [
         ("Asked", _moment(request["asked_at"])),
-        ("Forget", _what(request["forget"], evidence["class_names"])),
-        ("Training rows named", f"{rows['count']:,} of {len(rows['clients'])} clients" if rows else "not counted"),
+        (
+            "Training rows named",
+            f"{rows['count']:,}, of {_count(len(rows['clients']), 'client')}" if rows else "not counted",
+        ),
         ("Hash of the request", evidence["forget_set"]["digest"]),
         ("Hash of the forget set (client and row ids)", rows.get("sha256", "–")),
-        ("In force together with", ", ".join(request["together_with"]) or "no other request"),
+        (f"{_verb(request)} in force with", ", ".join(request["in_force_with"]) or "no other request"),
     ]
     if request["restored_at"]:
         facts.append(("Taken back", _moment(request["restored_at"])))
     page.facts(facts)
     page.heading("What it did")
+    if filtered["sha256"] != evidence["first_filter"]["sha256"]:
+        page.paragraph(
+            "Other requests came or went since it was answered, and each made a new filter for all in force. Below is "
+            f"the {'one in force' if filtered['in_force_now'] else 'last one it was in force under'}, fitted on "
+            f"{_moment(filtered['fitted_at'])}."
+        )
     _accuracies(page, evidence)
     page.heading("How it was answered")
     stages = ", ".join(f"{stage} {value:.2f} s" for stage, value in evidence["time_s"].items())
     asked = ", ".join(map(str, contact["clients_contacted"])) or "none: answered from centroids sent before"
     page.facts(
         [
+            *([("In one answer with", ", ".join(request["answered_with"]))] if request["answered_with"] else []),
             ("Time", f"{sum(evidence['time_s'].values()):.2f} s: {stages}"),
             ("Clients contacted", asked),
-            ("Sent by clients", f"{contact['bytes_up']:,} bytes in {len(contact['releases'])} messages"),
+            ("Sent by clients", f"{contact['bytes_up']:,} bytes in {_count(len(contact['releases']), 'message')}"),
             ("Sent to clients", f"{contact['bytes_down']:,} bytes"),
             ("Protection of what was sent", ", ".join(sorted({r["mechanism"] for r in contact["releases"]})) or "–"),
             ("Centroids that the filter was fitted to", f"{filtered['centroids_used']:,}"),
@@ -174,8 +199,11 @@ def _page(evidence: Mapping[str, Any]) -> Page:
         [
             ("Base model, fingerprint of all weights", base["fingerprint"]),
             ("Base model, sha256 of the file", base["file"]["sha256"] if base["file"] else "–"),
-            ("Filter, sha256 of the file", filtered["sha256"]),
-            ("This filter is in force now", "yes" if filtered["in_force_now"] else "no"),
+            (
+                f"Filter {'in force' if filtered['in_force_now'] else 'last in force'}, sha256 of the file",
+                filtered["sha256"],
+            ),
+            ("Filter it was answered by, sha256 of the file", evidence["first_filter"]["sha256"]),
             (f"Journal, event {evidence['journal']['event']}", evidence["journal"]["event_hash"]),
             (f"Journal, head of {evidence['journal']['events']} events", evidence["journal"]["head"]),
         ]
@@ -225,8 +253,11 @@ def _accuracies(page: Page, evidence: Mapping[str, Any]) -> None:
         + ("" if retrained else "Retraining without the data was not run; `fedup evaluate --retrain` adds it. ")
         + "The forgotten columns are about this request alone; the first is about all that requests in force leave."
     )
+    series = {name: figures[state]["per_class"] for name, state in states}
+    if retrained:
+        series["Retrain"] = retrained["per_class"]
     page.bars(
-        {name: figures[state]["per_class"] for name, state in states},
+        series,
         evidence["class_names"],
         "Accuracy by class on held-out rows, all clients",
     )
@@ -247,6 +278,14 @@ def _what(forget: Mapping[str, Any], class_names: list[str]) -> str:
 def _class(label: int, names: list[str]) -> str:
     name = names[label] if label < len(names) else ""
     return str(label) if name in ("", str(label)) else f"{label} “{name}”"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def _verb(request: Mapping[str, Any]) -> str:
+    return "Is" if request["status"] == "in force" else "Was last"
 
 
 def _share(value: float | None) -> str:

@@ -4,8 +4,10 @@ run.sqlite   the journal; its commit is the only commit point
 files/       model, centroids and filter, named by their content
 lock         held by the one writer
 evidence/    pages written by `fedup evidence`
+    code/        the user's own files that make data set and model, as they were at training
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from fedup.errors import ArtifactError, MissingRunError, SettingError
-from fedup.files import explained
+from fedup.files import explained, replacing
 from fedup.run.journal import Event, Journal, is_unfinished
 from fedup.run.lock import held, holder
 from fedup.run.state import FileRecord, State, state_of
-from fedup.run.store import FileStore
+from fedup.run.store import FileStore, hash_of
 
-_OURS = ("run.sqlite", "run.sqlite-journal", "files", "lock")  # what a creation that was killed may leave
+_OURS = ("run.sqlite", "run.sqlite-journal", "files", "lock", "code")  # what a creation that was killed may leave
 _PRIVATE = 0o700  # centroids are nobody else's business
 
 
@@ -70,12 +72,37 @@ class Run:
             finally:
                 journal.close()
 
+    def keep_code(self, source: Path) -> dict[str, str]:
+        """Copy a Python file of the user's into the folder, named by its content: what `about` notes of it."""
+        with explained(f"read {source}"):
+            content = source.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        kept = self.code_path / f"{source.stem}-{digest[:16]}.py"
+        with replacing(kept) as partial:
+            partial.write_bytes(content)
+        return {"name": kept.name, "sha256": digest}
+
+    def code(self, record: Mapping[str, str]) -> Path:
+        """Where such a copy lies, after a check that it is the one that was kept."""
+        path = self.code_path / record["name"]
+        found = hash_of(path)[0] if path.is_file() else "missing"
+        if found != record["sha256"]:
+            raise ArtifactError(
+                f"{path} is not the file that was kept at training: it is {found[:12]}, and {record['sha256'][:12]} "
+                "was stored. Take a good copy of it."
+            )
+        return path
+
+    @property
+    def code_path(self) -> Path:
+        return self.path / "code"
+
     def start(self, about: Mapping[str, Any], *, restart: bool = False, wait_s: float = 0.0) -> None:
         """Make the folder for what `about` describes; one that is there already must be about the same.
 
         While no round of training is done, or with `restart` while it is not finished, it may be about something else.
         """
-        self._check_empty_or_ours()
+        self.check_free()
         with explained(f"make the folder {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
             self.files.folder.mkdir(exist_ok=True, mode=_PRIVATE)
@@ -126,7 +153,8 @@ class Run:
             "with --run or the variable FEDUP_RUN."
         )
 
-    def _check_empty_or_ours(self) -> None:
+    def check_free(self) -> None:
+        """Raise unless a run folder is at the path, or can be made there."""
         if self.path.is_dir() and is_unfinished(self.journal_path):
             foreign = [entry.name for entry in self.path.iterdir() if entry.name not in _OURS]
             if foreign:

@@ -10,7 +10,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -94,6 +94,8 @@ class Journal:
         if not is_unfinished(path):
             raise StorageError(f"{path} already exists.")
         try:
+            with suppress(OSError):  # SQLite says better why not
+                path.touch(mode=0o600)
             connection = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_TIMEOUT_S)
         except sqlite3.Error as error:
             raise _storage_error(path, error) from error

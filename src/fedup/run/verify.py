@@ -62,6 +62,8 @@ def _checks(
     backwards = sum(later.at < earlier.at for earlier, later in zip(state.events, state.events[1:], strict=False))
     if backwards:
         yield Check("clock", None, f"it went back {backwards} times; the order of events does not depend on it")
+    for name, record in state.about.get("code", {}).items():
+        yield _attempt(f"your own {name}", lambda record=record: f"sha256 {record['sha256']}, {run.code(record).name}")  # type: ignore[misc]
     for record in state.files:
         yield _attempt(record.name, lambda record=record: f"sha256 {run.files.checked(record).sha256}")  # type: ignore[misc]
     if state.model is not None:
@@ -94,7 +96,7 @@ def _model_checks(
 def _describe_filter(plugged: PluggedModel) -> str:
     if plugged.served is None:
         return "none, and no request is in force"
-    return f"fitted for exactly the {len(plugged.requests)} requests in force, base {plugged.base_fingerprint[:12]}"
+    return f"fitted for exactly the requests in force ({len(plugged.requests)}), base {plugged.base_fingerprint[:12]}"
 
 
 def _check_centroids(store: Centroids, state: State) -> str:
@@ -113,7 +115,7 @@ def _check_centroids(store: Centroids, state: State) -> str:
             }
             if kept:
                 raise FedUPError(f"{request.id} forgets samples of client {client}, and {len(kept)} are not left out.")
-    return f"{len(store.vectors)} of base {store.base[:12]}, {len(store.purged)} cells purged and empty"
+    return f"{int((store.counts > 0).sum())} of base {store.base[:12]}, {len(store.purged)} cells purged and empty"
 
 
 @torch.no_grad()

@@ -66,8 +66,8 @@ class Images:
 
     def scale(self, pixels: Tensor) -> Tensor:
         """Pixels from 0 to 255 as the model takes them. (N, C, H, W)"""
-        shape = (1, -1, 1, 1)
-        return (pixels.float() / 255 - torch.tensor(self.mean).view(shape)) / torch.tensor(self.std).view(shape)
+        mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
+        return pixels.float().div_(255).sub_(mean).div_(std)  # in place: the array is large
 
     def identity(self) -> dict[str, Any]:
         """What a prediction depends on besides the model."""

@@ -1,5 +1,6 @@
 """Data sets in the parquet layout of the Hugging Face hub."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedup.bench.datasets._cache import cached
-from fedup.bench.datasets._inputs import open_image
+from fedup.bench.datasets._dataset import Dataset
+from fedup.bench.datasets._inputs import Images, open_image
 from fedup.errors import DataError, MissingDataError
 
 
@@ -26,6 +28,28 @@ def data_folder(name: str) -> Path:
             "the folder above it. The built-in data set 'digits' needs no download."
         )
     return found
+
+
+def load_images(name: str, how: Images, *, image_column: str, label_column: str) -> Dataset:
+    """An image data set with the class names that its files carry."""
+    folder = data_folder(name)
+    paths = [folder / f"{split}-00000-of-00001.parquet" for split in ("train", "test")]
+    (x, y), (test_x, test_y) = (
+        read_images(path, image_column=image_column, label_column=label_column) for path in paths
+    )
+    names = class_names(paths[0], label_column) or tuple(map(str, range(int(y.max()) + 1)))
+    return Dataset(name, how.scale(x), y, how.scale(test_x), test_y, names)
+
+
+def class_names(path: Path, label_column: str) -> tuple[str, ...]:
+    """The names that the hub's schema gives to the labels; none where it gives none."""
+    import pyarrow.parquet as pq
+
+    try:
+        features = json.loads((pq.read_schema(path).metadata or {})[b"huggingface"])["info"]["features"]
+        return tuple(map(str, features[label_column]["names"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
 
 
 def read_images(path: Path, *, image_column: str, label_column: str = "label") -> tuple[Tensor, Tensor]:

@@ -1,0 +1,12 @@
+"""ResNet-34 with the usual 3×3 stem for 32×32 images (He et al. 2016)."""
+
+from torch import nn
+
+from fedup.bench.models.resnet18 import build as build_resnet
+
+TAKES = "image"
+
+
+def build(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """ResNet-34; cut it at any stage."""
+    return build_resnet(shape, num_classes, blocks=(3, 4, 6, 3))
