@@ -276,9 +276,7 @@ def _of_rows(rows: int, clients: Any) -> str:
 
 def _print_known(result: dict[str, Any], console: Any) -> None:
     for one in result["already"]:
-        which = (
-            f"{one['id']} asks for it and is in force already, with the settings it has" if one["id"] else "named twice"
-        )
+        which = f"{one['id']} is in force already, settings unchanged" if one["id"] else "named twice"
         console.print(f"To {one['what']}: {which}; nothing to do.", highlight=False)
 
 
