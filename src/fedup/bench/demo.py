@@ -1,7 +1,6 @@
 """The demo: one federation, three requests, each answered, compared with retraining, and taken back."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +12,12 @@ from fedup.bench.machine import describe_machine
 from fedup.bench.metrics.accuracy import accuracy_per_class, predict, retain_and_forget
 from fedup.bench.models import build_model
 from fedup.bench.poison import flip_labels, largest_client
+from fedup.bench.watching import Progress, RoundsShown
 from fedup.centroids import Centroids, collect
 from fedup.client import LocalTraining
 from fedup.cut import read_features
 from fedup.errors import SettingError
-from fedup.fedavg import Observer, federate
+from fedup.fedavg import federate
 from fedup.federation import Federation
 from fedup.partition import dirichlet
 from fedup.plugging import PluggedModel, plug
@@ -25,8 +25,6 @@ from fedup.request import Forget
 from fedup.rng import generator
 from fedup.sharing import fingerprint
 from fedup.unlearning import restore, unlearn
-
-Progress = Callable[[str, int, int], None]  # what is going on, steps done, steps in all
 
 _FORGOTTEN_CLASS = 7
 _FORGOTTEN_SAMPLES = 30
@@ -61,7 +59,7 @@ def run_demo(
     start = build_model("lenet5", tuple(dataset.x.shape[1:]), dataset.num_classes)
 
     def train(federation: Federation, what: str) -> tuple[nn.Module, float]:
-        watch = _RoundProgress(progress, what, rounds)
+        watch = RoundsShown(progress, what, rounds)
         trained = federate(start, federation, rounds=rounds, local=local, seed=seed, observers=[watch])
         return trained.model, trained.time_s
 
@@ -105,17 +103,6 @@ def run_demo(
         "machine": describe_machine(),
         "total_time_s": time.perf_counter() - started,
     }
-
-
-class _RoundProgress(Observer):
-    """Tells how far the training is."""
-
-    def __init__(self, progress: Progress, what: str, rounds: int) -> None:
-        self._progress, self._what, self._rounds = progress, what, rounds
-        progress(what, 0, rounds)
-
-    def on_round(self, round_index: int, model: nn.Module) -> None:
-        self._progress(self._what, round_index + 1, self._rounds)
 
 
 def _random_samples(federation: Federation, seed: int) -> Forget:

@@ -62,10 +62,10 @@ def _collect(session: Any, writer: Any, how: Any) -> dict[str, Any]:
     import time
     from dataclasses import asdict
 
+    from fedup.bench.watching import ClientsShown
     from fedup.centroids import collect as ask_clients
     from fedup.centroids import save_centroids
     from fedup.cli._progress import progress_bars
-    from fedup.cli._watching import ClientsShown
     from fedup.errors import RequestError
     from fedup.report import Release
     from fedup.run.answering import describe_releases

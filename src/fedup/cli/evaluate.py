@@ -63,8 +63,8 @@ def _figures(session: "Session", state: "State", plugged: "PluggedModel") -> dic
 def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any]:
     """FedAvg anew from the same start on what is retained; on record, so that evidence can show it."""
     from fedup.bench.judge import FederationJudge
+    from fedup.bench.watching import RoundsShown
     from fedup.cli._progress import progress_bars
-    from fedup.cli._watching import RoundsShown
     from fedup.errors import RequestError
     from fedup.fedavg import federate
     from fedup.request import union

@@ -16,8 +16,9 @@ def export(
 ) -> None:
     """Write the model and the filter in force as one torch.export program that runs without fedup.
 
-    A program is a snapshot: requests that come later do not reach it. Run it with
-    [bold]torch.export.load("model.pt2").module()(x)[/].
+    A program is a snapshot: requests that come later do not reach it.
+
+    To run it: [bold]torch.export.load("model.pt2").module()(x)[/]
 
     Example: [bold]fedup export model.pt2 --run runs/mnist[/]
     """

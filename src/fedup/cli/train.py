@@ -86,9 +86,9 @@ def train(
 def _train(path: Path, recipe: Any, weights: Path | None, restart: bool, device: str, wait_s: float) -> dict[str, Any]:
     from fedup.bench.initial_weights import take_weights
     from fedup.bench.metrics.accuracy import accuracy
+    from fedup.bench.watching import RoundsShown
     from fedup.cli._progress import progress_bars
     from fedup.cli._session import Session
-    from fedup.cli._watching import RoundsShown
     from fedup.cut import find_cut
     from fedup.fedavg import federate
     from fedup.model_file import save_model

@@ -62,8 +62,8 @@ def unlearn(
     """Forget clients, classes or samples: a filter is fitted, measured, and put in force.
 
     A request that is in force already changes nothing. Options together are one request; a CSV file may hold many.
-    There is one filter for all requests in force: its settings (rank, steps, alpha, class policy, seed) are those of
-    the filter before unless given.
+
+    There is one filter for all requests in force: its settings are those of the filter before, unless given.
 
     Examples: [bold]fedup unlearn --class 7[/], [bold]fedup unlearn --samples 3:17,42 --reference T-12 --dry-run[/],
     [bold]fedup unlearn --csv requests.csv[/]

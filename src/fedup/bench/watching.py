@@ -1,20 +1,22 @@
 """Work that tells how far it is."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from fedup.cli._progress import Show
 from fedup.client import Summary
 from fedup.contact import InProcess
 from fedup.fedavg import Observer
 from fedup.federation import Federation
 
+Progress = Callable[[str, int, int], None]  # what is going on, steps done, steps in all
+
 
 class RoundsShown(Observer):
     """Rounds of a training."""
 
-    def __init__(self, show: Show, what: str, rounds: int) -> None:
+    def __init__(self, show: Progress, what: str, rounds: int) -> None:
         self._show, self._what, self._rounds = show, what, rounds
         show(what, 0, rounds)
 
@@ -25,7 +27,7 @@ class RoundsShown(Observer):
 class ClientsShown(InProcess):
     """Clients in this process, counted as they answer."""
 
-    def __init__(self, federation: Federation, model: nn.Module, show: Show, what: str) -> None:
+    def __init__(self, federation: Federation, model: nn.Module, show: Progress, what: str) -> None:
         super().__init__(federation, model)
         self._show, self._what, self._answered = show, what, 0
         show(what, 0, len(self.clients))
