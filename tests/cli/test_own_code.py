@@ -45,6 +45,11 @@ def test_training_again_from_the_same_files_changes_nothing(own):
     ran = fedup(*train, cwd=own)
     assert ran.code == 1
     assert "other settings: code" in ran.told
+    assert contents(own / "run") == before
+
+
+def test_nobody_else_may_look_into_the_folder(own):
+    assert (own / "run").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("which", ["data", "model"])

@@ -106,10 +106,8 @@ def _train(path: Path, recipe: Any, weights: Path | None, restart: bool, device:
     if weights is not None:
         take_weights(start, weights)
     about = recipe.about(dataset) | {"initial": fingerprint(start), "cut": find_cut(start, recipe.cut)}
-    session.run.check_free()
     about |= {name: source.name for name, source in own.items()}  # the folder may move: no path of this machine
-    about["code"] = {name: session.run.keep_code(source) for name, source in own.items()}
-    session.run.start(about, restart=restart, wait_s=wait_s)
+    session.run.start(about, code=own, restart=restart, wait_s=wait_s)
     with session.writing("train", wait_s) as writer:
         if writer.state.trained is not None:
             return {"already": True, **_told(writer.state.trained.body)}

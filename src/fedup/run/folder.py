@@ -1,16 +1,17 @@
 """The run folder: one federation's model, centroids, filters and requests, through crashes and for months.
 
-run.sqlite   the journal; its commit is the only commit point
-files/       model, centroids and filter, named by their content
-lock         held by the one writer
-evidence/    pages written by `fedup evidence`
-    code/        the user's own files that make data set and model, as they were at training
+- `run.sqlite`: the journal; its commit is the only commit point
+- `files/`: model, centroids and filter, named by their content
+- `code/`: the user's own files that make data set and model, as they were at training
+- `lock`: held by the one writer
+- `evidence/`: pages written by `fedup evidence`
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +73,6 @@ class Run:
             finally:
                 journal.close()
 
-    def keep_code(self, source: Path) -> dict[str, str]:
-        """Copy a Python file of the user's into the folder, named by its content: what `about` notes of it."""
-        with explained(f"read {source}"):
-            content = source.read_bytes()
-        digest = hashlib.sha256(content).hexdigest()
-        kept = self.code_path / f"{source.stem}-{digest[:16]}.py"
-        with replacing(kept) as partial:
-            partial.write_bytes(content)
-        return {"name": kept.name, "sha256": digest}
-
     def code(self, record: Mapping[str, str]) -> Path:
         """Where such a copy lies, after a check that it is the one that was kept."""
         path = self.code_path / record["name"]
@@ -97,12 +88,22 @@ class Run:
     def code_path(self) -> Path:
         return self.path / "code"
 
-    def start(self, about: Mapping[str, Any], *, restart: bool = False, wait_s: float = 0.0) -> None:
+    def start(
+        self,
+        about: Mapping[str, Any],
+        *,
+        code: Mapping[str, Path] | None = None,
+        restart: bool = False,
+        wait_s: float = 0.0,
+    ) -> None:
         """Make the folder for what `about` describes; one that is there already must be about the same.
 
-        While no round of training is done, or with `restart` while it is not finished, it may be about something else.
+        Python files of the user's in `code` are copied into it and noted in `about`, by name and hash. While no round
+        of training is done, or with `restart` while it is not finished, it may be about something else.
         """
-        self.check_free()
+        kept = {name: _KeptCode.read(source) for name, source in (code or {}).items()}
+        about = {**about, "code": {name: one.record for name, one in kept.items()}} if kept else about
+        self._check_free()
         with explained(f"make the folder {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
             self.files.folder.mkdir(exist_ok=True, mode=_PRIVATE)
@@ -120,6 +121,8 @@ class Run:
                 if begun:
                     self._check_about(state, about)
                 elif not events or _differences(state, about):
+                    for one in kept.values():
+                        one.write_to(self.code_path)
                     journal.append("created", {"about": about})
             finally:
                 journal.close()
@@ -153,8 +156,7 @@ class Run:
             "with --run or the variable FEDUP_RUN."
         )
 
-    def check_free(self) -> None:
-        """Raise unless a run folder is at the path, or can be made there."""
+    def _check_free(self) -> None:
         if self.path.is_dir() and is_unfinished(self.journal_path):
             foreign = [entry.name for entry in self.path.iterdir() if entry.name not in _OURS]
             if foreign:
@@ -163,6 +165,25 @@ class Run:
                 )
         elif self.path.exists() and not self.path.is_dir():
             raise SettingError(f"{self.path} is a file: name a folder.")
+
+
+@dataclass(frozen=True)
+class _KeptCode:
+    """A Python file of the user's, named by its content."""
+
+    content: bytes
+    record: dict[str, str]
+
+    @classmethod
+    def read(cls, source: Path) -> "_KeptCode":
+        with explained(f"read {source}"):
+            content = source.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        return cls(content, {"name": f"{source.stem}-{digest[:16]}.py", "sha256": digest})
+
+    def write_to(self, folder: Path) -> None:
+        with replacing(folder / self.record["name"]) as partial:
+            partial.write_bytes(self.content)
 
 
 def _differences(state: State, about: Mapping[str, Any]) -> list[str]:
