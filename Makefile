@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt Makefile | cksum | cut -d' ' -f1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast figures operator lint types format clean
+.PHONY: help setup demo test test-fast test-slow figures operator lint types format clean
 
 help:
 	@echo "make demo       train, forget, restore on built-in data; writes runs/demo/report.html"
-	@echo "make test       the whole test suite (real data where FEDUP_DATA has it)"
+	@echo "make test       the test suite (real data where FEDUP_DATA has it)"
 	@echo "make test-fast  without the slow tests"
+	@echo "make test-slow  with a fault at every single write and system call, too"
 	@echo "make figures    the README's figures anew, from a run of the demo"
 	@echo "make operator   docs/operator.md anew, by running its commands (needs MNIST)"
 	@echo "make lint types format setup clean"
@@ -28,10 +29,13 @@ demo: $(READY)
 	$(BIN)/fedup demo $(ARGS)
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not sweep" $(ARGS)
 
 test-fast: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not sweep" $(ARGS)
+
+test-slow: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
 
 figures: $(READY)
 	$(BIN)/fedup demo --out runs/demo

@@ -13,7 +13,7 @@ from PIL import Image
 from fedup.bench.datasets import load_dataset
 from fedup.bench.datasets._parquet import read_images
 from fedup.errors import DataError, MissingDataError, SettingError
-from fedup.registry import names
+from fedup.registry import find, names
 
 BUILT_IN = ("digits",)
 load_once = cache(load_dataset)
@@ -27,8 +27,14 @@ def needs_data(name: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.data, pytest.mark.skipif(missing, reason=f"{name}: {reason}")]
 
 
+def folder_of(name: str) -> str:
+    """Where a data set lies below FEDUP_DATA: under its own name, if it does not say otherwise."""
+    return getattr(find("fedup.bench.datasets", name), "FOLDER", name)
+
+
 EVERY = [
-    name if name in BUILT_IN else pytest.param(name, marks=needs_data(name)) for name in names("fedup.bench.datasets")
+    name if name in BUILT_IN else pytest.param(name, marks=needs_data(folder_of(name)))
+    for name in names("fedup.bench.datasets")
 ]
 
 

@@ -69,7 +69,7 @@ def test_a_command_killed_where_it_touches_the_folder_is_before_or_after_its_ste
     _signal_at_each_touch(step, tmp_path, signal.SIGKILL, -signal.SIGKILL)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_command_interrupted_where_it_touches_the_folder_is_before_or_after_its_step(step: Step, tmp_path: Path):
     # Ctrl-C, unlike a kill, unwinds: what the code does on its way out must not spoil the folder either.
     for ended in _signal_at_each_touch(step, tmp_path, signal.SIGINT, _INTERRUPTED):
@@ -131,7 +131,7 @@ def _glance(folder: Path) -> list[tuple[str, int, int]]:
     return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_command_killed_before_any_change_of_the_folder_is_before_or_after_its_step(step: Step, tmp_path: Path):
     # SQLite and safetensors write without telling Python. The child is stopped before each system call that would
     # change the folder, and what lies there is copied: that is what a kill at this moment leaves, for all such moments.

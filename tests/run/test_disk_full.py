@@ -155,7 +155,7 @@ def test_a_limit_on_the_size_of_files_is_said_and_the_folder_is_as_before(step: 
     step.check_rerun(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_whichever_write_is_the_first_without_space_the_folder_is_as_before(step: Step, tmp_path: Path):
     # From its k-th write on all writes of the command are answered with ENOSPC, for each k: a disk that fills up there.
     # Found here: where SQLite could not make a file, training left with a traceback and the others blamed permissions.

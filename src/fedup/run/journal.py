@@ -94,8 +94,6 @@ class Journal:
         if not is_unfinished(path):
             raise StorageError(f"{path} already exists.")
         try:
-            with suppress(OSError):  # SQLite says better why not
-                path.touch(mode=0o600)
             connection = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_TIMEOUT_S)
         except sqlite3.Error as error:
             raise _storage_error(path, error) from error
@@ -108,6 +106,8 @@ class Journal:
             raise _storage_error(path, error) from error
         finally:
             connection.close()
+        with suppress(OSError):  # the folder around it is private already
+            path.chmod(0o600)
         return cls(path, write=True)
 
     def close(self) -> None:
