@@ -47,7 +47,7 @@ def _figures(session: "Session", state: "State", plugged: "PluggedModel") -> dic
     data = session.dataset
     test = data.test_x.to(session.device), data.test_y.to(session.device)
     result: dict[str, Any] = {
-        "filter": state.filter.sha256[:16] if state.filter else None,
+        "filter": state.filter.id if state.filter else None,
         "in_force": [request.id for request in state.active],
         "test": {"original": accuracy(plugged.base, *test)},
     }

@@ -28,7 +28,7 @@ def export(
     session = Session(run)
     state, plugged = session.served()
     about = {
-        "filter": state.filter.sha256[:16] if state.filter else None,
+        "filter": state.filter.id if state.filter else None,
         "filter_sha256": state.filter.sha256 if state.filter else None,
         "base": state.base,
         "requests": [{"id": request.id, "digest": request.forget.digest} for request in state.active],

@@ -97,5 +97,5 @@ def _print(answers: Iterator[dict[str, Any]], state: "State") -> None:
         typer.echo(f"{answer['input']}\t{answer['name']}\t{answer['probability']:.3f}")
     told = "with no filter: no request is in force"
     if state.filter:
-        told = f"under filter {state.filter.sha256[:16]} for {', '.join(request.id for request in state.active)}"
+        told = f"under filter {state.filter.id} for {', '.join(request.id for request in state.active)}"
     typer.echo(f"Answered {told}.", err=True)

@@ -65,7 +65,7 @@ def _restore(session: "Session", names: list[str], max_loss: float, force: bool,
         result: dict[str, Any] = {
             "requests": [request.id for request in back],
             "already": [request.id for request in chosen if not request.is_active],
-            "filter": state.filter.sha256[:16] if state.filter else None,
+            "filter": state.filter.id if state.filter else None,
         }
         if not back:
             return result
@@ -83,7 +83,7 @@ def _restore(session: "Session", names: list[str], max_loss: float, force: bool,
         return result | {
             "remaining": [request.id for request in writer.state.active],
             "declined": answer.declined,
-            "filter": answer.filter.sha256[:16] if answer.filter else None,
+            "filter": answer.filter.id if answer.filter else None,
             "base": writer.state.base,
             "clients_contacted": answer.report.clients_contacted,
             "bytes_up": answer.report.bytes_up,

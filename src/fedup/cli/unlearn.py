@@ -222,7 +222,7 @@ def _expected_time(plugged: Any, store: Any, requests: Any, config: Any, state: 
 
 
 def _filter_id(record: Any) -> str | None:
-    return record.sha256[:16] if record else None
+    return record.id if record else None
 
 
 def _print_plan(result: dict[str, Any]) -> None:

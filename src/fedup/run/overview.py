@@ -21,7 +21,7 @@ def overview(run: Run, state: State) -> dict[str, Any]:
         "trained": _event(state.trained, "fingerprint", "accuracy", "time_s", "rows"),
         "rounds_done": _rounds_done(run, state),
         "collected": _event(state.collected, "rows", "cells", "how", "time_s"),
-        "filter": None if state.filter is None else {"id": state.filter.sha256[:16], **state.filter.to_json()},
+        "filter": None if state.filter is None else {"id": state.filter.id, **state.filter.to_json()},
         "in_force": [request.id for request in state.active],
         "requests": [_request(request) for request in state.requests],
         "declined": [

@@ -17,6 +17,11 @@ class FileRecord:
     sha256: str
     size_bytes: int
 
+    @property
+    def id(self) -> str:
+        """The first digits of its hash, by which people and answers name it."""
+        return self.sha256[:16]
+
     def to_json(self) -> dict[str, Any]:
         """As it stands in an event."""
         return asdict(self)

@@ -1,5 +1,5 @@
-"""Data sets, one file each: a function `load()` that returns a `Dataset`, how raw inputs become rows (`INPUT`), the
-names of its classes (`CLASS_NAMES`), and optionally the settings that suit it (`DEFAULTS`)."""
+"""Data sets, one file each: a function `load()` that returns a `Dataset`, how raw inputs become rows (`INPUT`), and
+optionally the settings that suit it (`DEFAULTS`)."""
 
 from types import ModuleType
 

@@ -11,13 +11,13 @@ from fedup.bench.datasets._parquet import check_there, data_folder, read_texts
 
 INPUT = Texts(length=64)
 DEFAULTS = Defaults(model="tinybert", rounds=10, batch_size=32, lr=1e-3, optimizer="adam")
-CLASS_NAMES = ("World", "Sports", "Business", "Sci/Tech")
+_CLASS_NAMES = ("World", "Sports", "Business", "Sci/Tech")
 
 
 def load() -> Dataset:
     """The train and test split, as ids of word pieces."""
     (x, y), (test_x, test_y) = (_load(split) for split in ("train", "test"))
-    return Dataset("ag_news", x, y, test_x, test_y, CLASS_NAMES)
+    return Dataset("ag_news", x, y, test_x, test_y, _CLASS_NAMES)
 
 
 def _load(split: str) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ class _Digits(Images):
 
 INPUT = _Digits(channels=1, height=8, width=8, mean=(0.5,), std=(0.5,))
 DEFAULTS = Defaults(model="lenet5", rounds=30, batch_size=16)
-CLASS_NAMES = tuple("0123456789")
+_CLASS_NAMES = tuple("0123456789")
 _TEST_EVERY = 5  # every fifth image is the official test set's
 
 
@@ -27,7 +27,7 @@ def load() -> Dataset:
     x = _enlarge(torch.from_numpy(digits.images).float()[:, None] / 16)
     y = torch.from_numpy(digits.target).long()
     is_test = torch.arange(len(y)) % _TEST_EVERY == 0
-    return Dataset("digits", x[~is_test], y[~is_test], x[is_test], y[is_test], CLASS_NAMES)
+    return Dataset("digits", x[~is_test], y[~is_test], x[is_test], y[is_test], _CLASS_NAMES)
 
 
 def _enlarge(images: Tensor) -> Tensor:
