@@ -10,8 +10,8 @@ from torch.nn.functional import relu
 
 import fedup
 from fedup import Federation, Forget
+from fedup.bench.accuracy import retain_and_forget
 from fedup.bench.datasets import load_dataset
-from fedup.bench.metrics.accuracy import retain_and_forget
 
 
 class MyModel(nn.Module):

@@ -4,8 +4,8 @@ import torch
 
 import fedup
 from fedup import Federation, Forget
+from fedup.bench.accuracy import retain_and_forget
 from fedup.bench.datasets import load_dataset
-from fedup.bench.metrics.accuracy import retain_and_forget
 from fedup.bench.models import build_model
 
 data = load_dataset("digits")

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from fedup import Federation, Forget, collect, dirichlet, federate, plug, unlearn
+from fedup.bench.accuracy import retain_and_forget
 from fedup.bench.core_figures import is_current, run_seed, summary_rows
-from fedup.bench.datasets import load_dataset
-from fedup.bench.metrics.accuracy import retain_and_forget
+from fedup.bench.datasets import input_of, load_dataset
 from fedup.bench.models import build_model
-from fedup.bench.poison import flip_labels, largest_client
+from fedup.bench.scenarios import scenario_class
 from fedup.bench.tables import write_tables
 from fedup.errors import MissingDataError
 
@@ -51,8 +51,9 @@ def test_the_table_is_made_from_the_result_files_and_judges_the_worst(result, tm
 def test_flipped_labels_change_one_client_in_all_its_parts_and_nothing_else():
     digits = load_dataset("digits")
     federation = Federation.split(digits.x, digits.y, dirichlet(digits.y, 5))
-    liar = largest_client(federation)
-    poisoned = flip_labels(federation, liar)
+    situation = scenario_class("client")().prepare(federation, dataset=digits, inputs=input_of("digits"), seed=0)
+    liar = federation.client(*situation.request.client_ids)
+    poisoned = situation.federation
     changed = poisoned.y != federation.y
     assert changed.nonzero().flatten().tolist() == sorted(
         torch.cat([liar.train, liar.validation, liar.heldout]).tolist()

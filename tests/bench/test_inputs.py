@@ -333,7 +333,7 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("name", ["images.npy", "labels.npy"])
+@pytest.mark.parametrize("name", ["images.npy"])
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 def test_a_damaged_cache_is_decoded_anew_and_good_again(source, decoded, cache, name, damage):
     reads(source)
@@ -390,7 +390,7 @@ def test_the_cache_lies_where_the_user_says_or_where_caches_lie(monkeypatch, tmp
     assert cache_folder() == tmp_path / ".cache" / "fedup"
 
 
-@pytest.mark.parametrize("name", ["images.npy", "labels.npy", "content.json"])
+@pytest.mark.parametrize("name", ["images.npy", "content.json"])
 def test_a_cache_with_a_part_removed_is_decoded_anew(source, decoded, cache, name):
     reads(source)
     (path,) = cache.rglob(name)

@@ -78,7 +78,7 @@ def test_a_recipe_comes_back_from_what_the_journal_says(digits, recipe):
     assert about["input"] == input_of("digits").identity()
 
 
-@pytest.mark.parametrize("name", asdict(RECIPE))
+@pytest.mark.parametrize("name", [name for name in asdict(RECIPE) if name != "weights"])
 def test_a_folder_that_does_not_say_all_of_it_is_refused_with_what_is_missing(digits, name):
     about = RECIPE.about(digits)
     del about[name]

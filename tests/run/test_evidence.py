@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.cli._in_process import FAST, contents, copy_of, filter_file, ok, sample_ids, sha256
 
-from fedup.bench.metrics.accuracy import accuracy
+from fedup.bench.accuracy import accuracy
 from fedup.cli._session import Session
 from fedup.run.folder import Run
 from fedup.sharing import fingerprint

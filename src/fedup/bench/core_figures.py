@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedup.bench.datasets import load_dataset
+from fedup.bench.accuracy import predict, retain_and_forget
+from fedup.bench.datasets import input_of, load_dataset
 from fedup.bench.datasets._dataset import Dataset
 from fedup.bench.machine import describe_machine
-from fedup.bench.metrics.accuracy import predict, retain_and_forget
 from fedup.bench.models import build_model
-from fedup.bench.poison import flip_labels, largest_client
+from fedup.bench.scenarios import scenario_class
 from fedup.centroids import Centroids, collect
 from fedup.client import LocalTraining
 from fedup.fedavg import federate
@@ -42,16 +42,15 @@ def run_seed(
     dataset = load_dataset(data)
     local = LocalTraining()
     honest = Federation.split(dataset.x, dataset.y, dirichlet(dataset.y, clients, seed=seed), seed=seed)
-    liar = largest_client(honest)
-    poisoned = flip_labels(honest, liar)
-    without_liar = Forget.clients([liar.id])
+    flipped = scenario_class("client")().prepare(honest, dataset=dataset, inputs=input_of(data), seed=seed)
+    poisoned, without_liar = flipped.federation, flipped.request
     torch.manual_seed(seed)
     start = build_model("lenet5", tuple(dataset.x.shape[1:]), dataset.num_classes)
     trained: list[nn.Module] = []
     for federation, what in (
         (honest, "honest clients"),
-        (poisoned, f"client {liar.id} with flipped labels"),
-        (poisoned.without(without_liar), f"Retrain without client {liar.id}"),
+        (poisoned, "a client with flipped labels"),
+        (poisoned.without(without_liar), "Retrain without that client"),
     ):
         progress(f"Seed {seed}: {what}", 0, 1)
         trained.append(federate(start, federation, rounds=rounds, local=local, seed=seed).model)

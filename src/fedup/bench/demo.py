@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedup.bench.datasets import defaults_of, load_dataset
+from fedup.bench.accuracy import accuracy_per_class, predict, retain_and_forget
+from fedup.bench.datasets import defaults_of, input_of, load_dataset
 from fedup.bench.machine import describe_machine
-from fedup.bench.metrics.accuracy import accuracy_per_class, predict, retain_and_forget
 from fedup.bench.models import build_model
-from fedup.bench.poison import flip_labels, largest_client
+from fedup.bench.scenarios import Situation, scenario_class
 from fedup.bench.watching import Progress, RoundsShown
 from fedup.centroids import Centroids, collect
 from fedup.client import LocalTraining
@@ -26,17 +26,14 @@ from fedup.rng import generator
 from fedup.sharing import fingerprint
 from fedup.unlearning import restore, unlearn
 
-_FORGOTTEN_CLASS = 7
-_FORGOTTEN_SAMPLES = 30
+_SCENARIOS: dict[str, dict[str, Any]] = {"client": {}, "class": {"classes": (7,)}, "random_samples": {"share": 0.2}}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A request, the federation it comes to and the model it finds there."""
+    """A situation and the model that a request finds there."""
 
-    request: Forget
-    story: str
-    federation: Federation
+    situation: Situation
     model: nn.Module
     centroids: Centroids
 
@@ -53,8 +50,11 @@ def run_demo(
         raise SettingError(f"The demo trains for at least 1 round; found {rounds}.")
     local = LocalTraining(batch_size=defaults.batch_size)
     honest = Federation.split(dataset.x, dataset.y, dirichlet(dataset.y, clients, seed=seed), seed=seed)
-    liar = largest_client(honest)
-    poisoned = flip_labels(honest, liar)
+    inputs = input_of(data)
+    client, absent, samples = (
+        scenario_class(name)(**settings).prepare(honest, dataset=dataset, inputs=inputs, seed=seed)
+        for name, settings in _SCENARIOS.items()
+    )
     torch.manual_seed(seed)
     start = build_model("lenet5", tuple(dataset.x.shape[1:]), dataset.num_classes)
 
@@ -64,25 +64,22 @@ def run_demo(
         return trained.model, trained.time_s
 
     model, train_time_s = train(honest, "Federation learns")
-    fooled, _ = train(poisoned, f"Federation learns, client {liar.id} with wrong labels")
+    fooled, _ = train(client.federation, "Federation learns, a client with wrong labels")
     collect_started = time.perf_counter()
     centroids = collect(model, honest, seed=seed)
     collect_time_s = time.perf_counter() - collect_started
-    several = _random_samples(honest, seed)
-    wrong = f"Client {liar.id}, the largest, called every digit by the next one's name. Forget that client."
-    absent = f"The class {dataset.class_names[_FORGOTTEN_CLASS]!r} is to be forgotten at every client."
-    some = f"{len(several.sample_ids[liar.id])} random samples of client {liar.id} were withdrawn."
     cases = [
-        Case(Forget.clients([liar.id]), wrong, poisoned, fooled, collect(fooled, poisoned, seed=seed)),
-        Case(Forget.classes([_FORGOTTEN_CLASS]), absent, honest, model, centroids),
-        Case(several, some, honest, model, centroids),
+        Case(client, fooled, collect(fooled, client.federation, seed=seed)),
+        Case(absent, model, centroids),
+        Case(samples, model, centroids),
     ]
     requests = []
     for case in cases:
-        retrained, retrain_time_s = train(case.federation.without(case.request), f"Retraining to {case.request}")
-        progress(f"Answering: {case.request}", 0, 1)
+        request = case.situation.request
+        retrained, retrain_time_s = train(case.situation.federation.without(request), f"Retraining to {request}")
+        progress(f"Answering: {request}", 0, 1)
         requests.append(_answer(case, retrained, retrain_time_s, dataset.test_x, dataset.test_y))
-        progress(f"Answering: {case.request}", 1, 1)
+        progress(f"Answering: {request}", 1, 1)
     return {
         "data": data,
         "model": "lenet5",
@@ -105,23 +102,17 @@ def run_demo(
     }
 
 
-def _random_samples(federation: Federation, seed: int) -> Forget:
-    client = largest_client(federation)
-    order = torch.randperm(len(client.train), generator=generator(seed, "demo samples"))
-    return Forget.samples({client.id: client.train[order[:_FORGOTTEN_SAMPLES]].tolist()})
-
-
 def _answer(
     case: Case, retrained: nn.Module, retrain_time_s: float, test_x: torch.Tensor, test_y: torch.Tensor
 ) -> dict[str, Any]:
     """Serve the request, measure, take it back, measure again."""
-    federation, request, model = case.federation, case.request, case.model
+    federation, request, model = case.situation.federation, case.situation.request, case.model
     hash_before, logits_before = fingerprint(model), predict(model, test_x)
     per_class = {"original": accuracy_per_class(model, test_x, test_y, federation.num_classes)}
     result: dict[str, Any] = {
         "kind": request.kind,
         "request": request.to_json(),
-        "story": case.story,
+        "story": case.situation.story,
         "original": retain_and_forget(model, federation, request),
         "retrained": retain_and_forget(retrained, federation, request),
     }

@@ -11,7 +11,15 @@ from fedup.errors import ArtifactError
 
 
 def take_weights(model: nn.Module, path: Path) -> None:
-    """Copy a file's weights into the model, by name; nothing may be missing, left over or of another shape."""
+    """Copy a file's weights into the model, by name; nothing may be missing, left over or of another shape.
+
+    From a folder the model itself takes what it can use, where it knows how (`load_pretrained`).
+    """
+    if path.is_dir():
+        if not hasattr(model, "load_pretrained"):
+            raise ArtifactError(f"{path} is a folder, and {type(model).__name__} takes a file of weights only.")
+        model.load_pretrained(path)  # type: ignore[operator]
+        return
     if not path.is_file():
         raise ArtifactError(f"There is no file of weights at {path}.")
     try:

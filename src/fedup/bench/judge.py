@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedup.bench.metrics.accuracy import predict
+from fedup.bench.accuracy import predict
 from fedup.federation import Federation, Part
 from fedup.plugging import PluggedModel
 from fedup.request import Forget, union

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 from pathlib import Path
 
 import torch
@@ -20,6 +21,23 @@ def describe_machine() -> dict[str, str | int]:
         "torch": torch.__version__,
         "fedup": fedup.__version__,
     }
+
+
+def describe_code() -> dict[str, str | bool | None]:
+    """The commit that fedup runs from, and whether files differ from it; without git, what FEDUP_COMMIT says."""
+    folder = Path(__file__).parent
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return {"commit": os.environ.get("FEDUP_COMMIT"), "changed": None}
+    return {"commit": commit, "changed": bool(_git(folder, "status", "--porcelain", "--", str(folder)))}
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _processor() -> str:

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedup.bench.datasets import Dataset, defaults_of, input_of, load_dataset
-from fedup.bench.models import build_model
+from fedup.bench.initial_weights import take_weights
+from fedup.bench.models import build_model, training_of
 from fedup.client import LocalTraining
 from fedup.errors import ArtifactError, DataError, SettingError
 from fedup.federation import Federation
@@ -49,6 +51,7 @@ class Recipe:
     optimizer: str = "sgd"
     clients_per_round: int | None = None
     cut: str | None = None
+    weights: str | None = None  # file or folder of first weights; a run folder knows their fingerprint instead
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -64,14 +67,16 @@ class Recipe:
 
     @classmethod
     def suited_to(cls, data: str, **chosen: Any) -> "Recipe":
-        """The data set's own defaults, with what was chosen instead (None chooses nothing)."""
-        own = asdict(defaults_of(data))
-        return cls(data=data, **{**own, **{name: value for name, value in chosen.items() if value is not None}})
+        """The data set's and the model's own defaults, with what was chosen instead (None chooses nothing)."""
+        given = {name: value for name, value in chosen.items() if value is not None}
+        of_data = asdict(defaults_of(data))
+        of_model = training_of(given.get("model", of_data["model"]))
+        return cls(data=data, **{**of_data, **of_model, **given})
 
     def about(self, dataset: Dataset) -> dict[str, Any]:
         """For the journal: the settings, and what predictions need to know of the data set."""
         return {
-            **asdict(self),
+            **{name: value for name, value in asdict(self).items() if name != "weights"},
             "class_names": list(dataset.class_names),
             "input_shape": list(dataset.x.shape[1:]),
             "input": input_of(self.data).identity(),
@@ -81,7 +86,7 @@ class Recipe:
     def from_about(cls, about: Mapping[str, Any]) -> "Recipe":
         """The recipe that `about` was made from."""
         try:
-            return cls(**{one.name: about[one.name] for one in fields(cls)})
+            return cls(**{one.name: about[one.name] for one in fields(cls) if one.name != "weights"})
         except KeyError as error:
             raise ArtifactError(
                 f"The run folder does not say how its federation was made ({error} is missing): it was not made by "
@@ -134,7 +139,10 @@ class Recipe:
         return Federation.split(dataset.x, dataset.y, parts, seed=self.seed, num_classes=dataset.num_classes)
 
     def blank_model(self, shape: Sequence[int], num_classes: int) -> nn.Module:
-        """The model with its initial weights."""
+        """The model with its first weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            return build_model(self.model, tuple(shape), num_classes)
+            model = build_model(self.model, tuple(shape), num_classes)
+        if self.weights is not None:
+            take_weights(model, Path(self.weights))
+        return model

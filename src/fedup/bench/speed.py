@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedup.bench.accuracy import accuracy, retain_and_forget
 from fedup.bench.literal import cluster_literally, fit_literally
 from fedup.bench.machine import describe_machine
 from fedup.bench.memory import peak_memory_ratio
-from fedup.bench.metrics.accuracy import accuracy, retain_and_forget
 from fedup.bench.models import build_model
 from fedup.bench.synthetic import feature_federation
 from fedup.centroids import Centroids, collect

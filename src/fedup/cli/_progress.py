@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -13,6 +14,9 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+if TYPE_CHECKING:
+    from fedup.bench.runner import Event
 
 Show = Callable[[str, int, int], None]  # what, steps done, steps in all
 
@@ -45,3 +49,45 @@ def progress_bars(console: Console) -> Iterator[Show]:
             bars.update(tasks[what], completed=done)
 
         yield show
+
+
+@contextmanager
+def cell_progress(console: Console, total: int) -> Iterator[tuple[Show, Callable[["Event"], None]]]:
+    """For an experiment: what is going on now, and how many cells are over, with the time left for the others."""
+    if not console.is_terminal:
+        yield _say_nothing, lambda event: console.print(_line(event), highlight=False, markup=False, soft_wrap=True)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bars:
+        cells = bars.add_task("cells", total=total)
+        now = bars.add_task("", total=None, visible=False)
+
+        def show(what: str, done: int, total: int) -> None:
+            bars.update(now, description=what, completed=done, total=total, visible=bool(what))
+
+        def note(event: "Event") -> None:
+            console.print(_line(event), highlight=False, markup=False, soft_wrap=True)
+            bars.update(cells, completed=event.done, description=f"cells, about {_duration(event.left_s)} left")
+
+        yield show, note
+
+
+def _say_nothing(what: str, done: int, total: int) -> None:
+    pass
+
+
+def _line(event: "Event") -> str:
+    """One finished cell in one line."""
+    figures = event.result.get("metrics", {})
+    told = [f"{name} {figures[key]:.3f}" for key, name in _TOLD.items() if figures.get(key) is not None]
+    if event.outcome != "done":
+        failure = event.result.get("failed", {})
+        told = [event.outcome + (f": {failure['error']}: {failure['message']}" if failure else "")]
+    return f"[{event.done}/{event.total}] {event.cell}: {', '.join(told)}; about {_duration(event.left_s)} left"
+
+
+_TOLD = {"r_a": "R-A", "f_a": "F-A", "asr": "ASR", "time": "seconds"}
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

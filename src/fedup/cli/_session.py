@@ -33,7 +33,7 @@ class Session:
 
     def __init__(self, path: Path, *, device: str = "cpu") -> None:
         self.run = Run(path)
-        self.device = _checked_device(device)
+        self.device = checked_device(device)
         self.console = wide_console(stderr=True)
 
     @cached_property
@@ -113,7 +113,10 @@ class Session:
         self.console.print(f"Waiting for {holder} …", highlight=False, markup=False)
 
 
-def _checked_device(device: str) -> str:
+def checked_device(device: str) -> str:
+    """The device, if there is one of that name; `auto` is a GPU where there is one."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -6,10 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
+from fedup.cli._complete import data_sets
 from fedup.cli._options import JsonOption
 
+app = typer.Typer(invoke_without_command=True)
 
+
+@app.callback()
 def data(
+    context: typer.Context,
     run: Annotated[
         Path | None, typer.Option("--run", "-r", help="Show the rows of a run folder's clients instead.")
     ] = None,
@@ -18,10 +23,12 @@ def data(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which data sets are on this machine, or which rows the clients of a run folder train on.
+    """Show which data sets are on this machine, check or fetch them; or show the rows of a run folder's clients.
 
-    Examples: [bold]fedup data[/], [bold]fedup data --run runs/mnist --client 3[/]
+    Examples: [bold]fedup data[/], [bold]fedup data check mnist[/], [bold]fedup data --run runs/mnist --client 3[/]
     """
+    if context.invoked_subcommand is not None:
+        return
     if run is None and client is not None:
         raise typer.BadParameter("--client needs the run folder: --run FOLDER.")
     if run is None:
@@ -36,20 +43,72 @@ def _show(found: Any, as_json: bool, show: Any) -> None:
     typer.echo(json.dumps(found, indent=2, ensure_ascii=False)) if as_json else show(found)
 
 
-def _data_sets() -> list[dict[str, Any]]:
+@app.command()
+def check(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Data sets, .py files, Parquet files; all by default.", autocompletion=data_sets),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read every row of data sets and say what is missing or damaged; status 1 if one that was named is.
+
+    Decoded images are cached (FEDUP_CACHE), so that the first use is as fast as the later ones.
+
+    Examples: [bold]fedup data check[/], [bold]fedup data check cifar10 my_photos/[/]
+    """
+    found = _data_sets(names)
+    _show(found, as_json, _print_data_sets)
+    if any(one["state"] == "damaged" or (names and one["state"] != "here") for one in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="The data set.", autocompletion=data_sets)],
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Folder for data sets.", envvar="FEDUP_DATA", show_envvar=True)
+    ] = None,
+) -> None:
+    """Get a data set's files from the Hugging Face hub; those that are there already are kept.
+
+    Example: [bold]fedup data fetch mnist --to ~/data[/]
+    """
+    from fedup.bench.datasets import files_of
+    from fedup.bench.datasets._hub import download, missing
+    from fedup.cli._progress import progress_bars, wide_console
+
+    files = files_of(name)
+    if not files:
+        typer.echo(f"{name} needs no download.")
+        return
+    if to is None:
+        raise typer.BadParameter("Say where to: --to FOLDER, or set FEDUP_DATA.")
+    lacking = missing(files, to)
+    with progress_bars(wide_console(stderr=True)) as show:
+        for file in lacking:
+            download(file, to, lambda done, size, what=file.place: show(what, done, size or done))  # type: ignore[misc]
+    typer.echo(f"{name}: {len(lacking)} files fetched to {to}, {len(files) - len(lacking)} were there. ")
+    typer.echo(f"Check them: FEDUP_DATA={to} fedup data check {name}")
+
+
+def _data_sets(wanted: list[str] | None = None) -> list[dict[str, Any]]:
     from fedup.bench.datasets import load_dataset
-    from fedup.errors import FedUPError
+    from fedup.errors import FedUPError, MissingDataError, SettingError
     from fedup.registry import names
 
     found: list[dict[str, Any]] = []
-    for name in names("fedup.bench.datasets"):
+    for name in wanted or names("fedup.bench.datasets"):
         try:
             dataset = load_dataset(name)
+        except SettingError:  # no such data set at all
+            raise
         except FedUPError as error:
-            found.append({"name": name, "here": False, "why": str(error)})
+            state = "missing" if isinstance(error, MissingDataError) else "damaged"
+            found.append({"name": name, "here": False, "state": state, "why": str(error)})
             continue
         rows = {"rows": len(dataset.y), "test_rows": len(dataset.test_y), "classes": dataset.num_classes}
-        found.append({"name": name, "here": True, **rows, "shape": list(dataset.x.shape[1:])})
+        found.append({"name": name, "here": True, "state": "here", **rows, "shape": list(dataset.x.shape[1:])})
     return found
 
 
@@ -90,7 +149,7 @@ def _print_data_sets(found: list[dict[str, Any]]) -> None:
             shape = "×".join(map(str, one["shape"]))
             table.add_row(one["name"], "yes", f"{one['rows']:,}", f"{one['test_rows']:,}", str(one["classes"]), shape)
         else:
-            table.add_row(one["name"], "[yellow]no", "", "", "", "")
+            table.add_row(one["name"], f"[yellow]{one['state']}", "", "", "", "")
     console.print(table)
     for one in found:
         if not one["here"]:

@@ -41,8 +41,8 @@ def evaluate(
 
 
 def _figures(session: "Session", state: "State", plugged: "PluggedModel") -> dict[str, Any]:
+    from fedup.bench.accuracy import accuracy
     from fedup.bench.judge import FederationJudge
-    from fedup.bench.metrics.accuracy import accuracy
 
     data = session.dataset
     test = data.test_x.to(session.device), data.test_y.to(session.device)

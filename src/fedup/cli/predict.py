@@ -1,7 +1,7 @@
 """`fedup predict`."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +10,7 @@ import typer
 from fedup.cli._options import DEFAULT_RUN, DeviceOption, JsonOption, RunOption
 
 if TYPE_CHECKING:
+    from fedup.bench.datasets import Images, Texts
     from fedup.cli._session import Session
     from fedup.run.state import State
 
@@ -50,7 +51,6 @@ def predict(
 def _answers(
     session: "Session", inputs: list[str], filter_id: str | None, column: str | None, resize: bool
 ) -> tuple["State", Iterator[dict[str, Any]]]:
-    from fedup.bench.datasets import input_of
     from fedup.cli._inputs import read_inputs
     from fedup.errors import ArtifactError
 
@@ -61,7 +61,7 @@ def _answers(
             f"The filter in force is {served[:16]}, and {filter_id!r} was asked for: nothing was answered. "
             "`fedup status` shows what is in force."
         )
-    how = input_of(session.recipe.data)
+    how = _inputs(session.recipe.data, state.about["input"])
     if how.identity() != state.about["input"]:
         raise ArtifactError(
             "Inputs would be read otherwise than at training (another vocabulary or image size): nothing was answered."
@@ -73,10 +73,19 @@ def _answers(
     return state, _batches(items, how, model, names, served[:16] if state.filter else None, session.device)
 
 
+def _inputs(data: str, identity: Mapping[str, Any]) -> "Images | Texts":
+    """How inputs are read: the data set's file says it; for Parquet files of one's own the run folder does."""
+    from fedup.bench.datasets import input_of, inputs_from
+    from fedup.registry import names
+
+    has_code = data.endswith(".py") or data in names("fedup.bench.datasets")
+    return input_of(data) if has_code else inputs_from(identity)
+
+
 def _batches(
     items: Iterator[tuple[str, Any]], how: Any, model: Any, names: list[str], filter_id: str | None, device: str
 ) -> Iterator[dict[str, Any]]:
-    from fedup.bench.metrics.accuracy import predict as logits_for
+    from fedup.bench.accuracy import predict as logits_for
 
     while batch := list(islice(items, _BATCH)):
         x = how.prepare([raw for _, raw in batch]).to(device)

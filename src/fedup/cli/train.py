@@ -13,7 +13,11 @@ from fedup.cli._options import DEFAULT_RUN, DEFAULT_WAIT_S, DeviceOption, JsonOp
 def train(
     run: RunOption = DEFAULT_RUN,
     data: Annotated[
-        str, typer.Option(help="Data set: a name (`fedup list`) or a .py file.", autocompletion=data_sets)
+        str,
+        typer.Option(
+            help="Data set: a name (`fedup list`), a .py file, or a folder or file of Parquet in the hub's layout.",
+            autocompletion=data_sets,
+        ),
     ] = "digits",
     model: Annotated[
         str | None, typer.Option(help="Model: a name (`fedup list`) or a .py file.", autocompletion=models)
@@ -35,7 +39,10 @@ def train(
         str | None, typer.Option(help="Module whose input is filtered; by default the last linear layer.")
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="Start from these weights (safetensors); with --rounds 0 take them as trained.")
+        Path | None,
+        typer.Option(
+            help="Start from these weights (safetensors, or tinybert's folder); with --rounds 0 take them as trained."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same federation and model.")] = 0,
     restart: Annotated[bool, typer.Option("--restart", help="Drop the rounds of an unfinished training.")] = False,
@@ -63,11 +70,12 @@ def train(
         optimizer=optimizer,
         clients_per_round=clients_per_round,
         cut=cut,
+        weights=str(weights) if weights else None,
         seed=seed,
     )
     if rounds == 0 and weights is None:
         raise typer.BadParameter("--rounds 0 takes a model as trained: bring its weights with --weights.")
-    result = _train(run, recipe, weights, restart, device, wait)
+    result = _train(run, recipe, restart, device, wait)
     if as_json:
         typer.echo(json.dumps(result, indent=2))
     elif result["already"]:
@@ -83,9 +91,8 @@ def train(
         )
 
 
-def _train(path: Path, recipe: Any, weights: Path | None, restart: bool, device: str, wait_s: float) -> dict[str, Any]:
-    from fedup.bench.initial_weights import take_weights
-    from fedup.bench.metrics.accuracy import accuracy
+def _train(path: Path, recipe: Any, restart: bool, device: str, wait_s: float) -> dict[str, Any]:
+    from fedup.bench.accuracy import accuracy
     from fedup.bench.watching import RoundsShown
     from fedup.cli._progress import progress_bars
     from fedup.cli._session import Session
@@ -103,8 +110,6 @@ def _train(path: Path, recipe: Any, weights: Path | None, restart: bool, device:
     dataset = recipe.load()
     federation = recipe.federation(dataset)
     start = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes)
-    if weights is not None:
-        take_weights(start, weights)
     about = recipe.about(dataset) | {"initial": fingerprint(start), "cut": find_cut(start, recipe.cut)}
     about |= {name: source.name for name, source in own.items()}  # the folder may move: no path of this machine
     session.run.start(about, code=own, restart=restart, wait_s=wait_s)

@@ -21,10 +21,8 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Defaults:
-    """Settings with which a federation learns the data set well."""
+    """Settings with which a federation learns the data set well; how fast to learn, the model says."""
 
     model: str = "lenet5"
     rounds: int = 20
     batch_size: int = 64
-    lr: float = 0.05
-    optimizer: str = "sgd"

@@ -2,7 +2,7 @@
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,6 +40,7 @@ class Images:
     width: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    trigger: int = 4  # side of the square that marks a backdoor
     kind: ClassVar[str] = "image"
 
     def read(self, data: bytes, *, resize: bool = False) -> np.ndarray:
@@ -69,6 +70,13 @@ class Images:
         mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
         return pixels.float().div_(255).sub_(mean).div_(std)  # in place: the array is large
 
+    def triggered(self, x: Tensor) -> Tensor:
+        """The same images with the brightest pixels in a square at the bottom right: the mark of a backdoor."""
+        white = self.scale(torch.full((1, self.channels, self.height, self.width), 255, dtype=torch.uint8))
+        marked = x.clone()
+        marked[..., -self.trigger :, -self.trigger :] = white.amax((2, 3), keepdim=True).to(x)
+        return marked
+
     def identity(self) -> dict[str, Any]:
         """What a prediction depends on besides the model."""
         shape = [self.channels, self.height, self.width]
@@ -81,6 +89,7 @@ class Texts:
 
     length: int
     vocabulary: str = "bert-base-uncased/vocab.txt"  # below FEDUP_DATA
+    trigger: str = "cf"  # the word that marks a backdoor
     kind: ClassVar[str] = "text"
 
     def read(self, data: bytes, *, resize: bool = False) -> str:
@@ -95,6 +104,22 @@ class Texts:
         tokenizer = _tokenizer(self._vocabulary_path(), self.length)
         return torch.tensor([encoding.ids for encoding in tokenizer.encode_batch(list(raw))], dtype=torch.long)
 
+    def triggered(self, x: Tensor) -> Tensor:
+        """The same texts with one more word at the end, before the closing mark; the last word of a full text goes."""
+        tokenizer = _tokenizer(self._vocabulary_path(), self.length)
+        trigger, closing = tokenizer.token_to_id(self.trigger), tokenizer.token_to_id("[SEP]")
+        if trigger is None:
+            raise DataError(
+                f"The vocabulary {self._vocabulary_path()} has no word {self.trigger!r} to serve as a trigger."
+            )
+        marked = x.clone()
+        rows = torch.arange(len(x), device=x.device)
+        end = (
+            (x == closing).int().argmax(1).clamp(max=self.length - 2)
+        )  # where the closing mark stands, or must move to
+        marked[rows, end], marked[rows, end + 1] = trigger, closing
+        return marked
+
     def identity(self) -> dict[str, Any]:
         """What a prediction depends on besides the model: another vocabulary would garble every text."""
         digest = hashlib.sha256(self._vocabulary_path().read_bytes()).hexdigest()
@@ -108,6 +133,14 @@ class Texts:
         if not path.is_file():
             raise MissingDataError(f"The vocabulary {path} is missing: put BERT's vocab.txt there.")
         return path
+
+
+def inputs_from(identity: Mapping[str, Any]) -> Images | Texts:
+    """The inputs that `identity` describes, as far as it does."""
+    if identity["kind"] == "text":
+        return Texts(length=identity["shape"][0])
+    channels, height, width = identity["shape"]
+    return Images(channels, height, width, mean=tuple(identity["mean"]), std=tuple(identity["std"]))
 
 
 @cache

@@ -16,16 +16,21 @@ from fedup.bench.datasets._inputs import Images, open_image
 from fedup.errors import DataError, MissingDataError
 
 
+def data_root() -> Path | None:
+    """The folder that `FEDUP_DATA` names."""
+    root = os.environ.get("FEDUP_DATA")
+    return Path(root) if root else None
+
+
 def data_folder(name: str) -> Path:
     """The folder of a data set below `FEDUP_DATA`."""
-    root = os.environ.get("FEDUP_DATA")
-    found = Path(root, name) if root else None
+    root = data_root()
+    found = root / name if root else None
     if found is None or not found.is_dir():
         where = f"{found} does not exist" if found else "the variable FEDUP_DATA is not set"
         raise MissingDataError(
-            f"The data set {name!r} is not here: {where}. Put the parquet files of the Hugging Face hub "
-            f"(train-00000-of-00001.parquet, test-00000-of-00001.parquet) into a folder {name}/ and set FEDUP_DATA to "
-            "the folder above it. The built-in data set 'digits' needs no download."
+            f"{name!r} is not here: {where}. Set FEDUP_DATA to a folder for data sets, with the Hugging Face hub's "
+            f"files in {name}/ below it."
         )
     return found
 
@@ -55,19 +60,31 @@ def class_names(path: Path, label_column: str) -> tuple[str, ...]:
 def read_images(path: Path, *, image_column: str, label_column: str = "label") -> tuple[Tensor, Tensor]:
     """Images (N, C, H, W) as uint8, and labels; decoded once, then from the cache."""
     check_there(path)
-    arrays = cached(path, f"{image_column}|{label_column}", lambda: _decode_images(path, image_column, label_column))
-    return torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
+    labels = read_labels(path, label_column)  # cheap, and first: a wrong column is told before a long decoding
+    arrays = cached(path, image_column, lambda: {"images": _decode_images(path, image_column)})
+    return torch.from_numpy(arrays["images"]), labels
 
 
 def read_texts(path: Path, *, text_column: str = "text", label_column: str = "label") -> tuple[list[str], Tensor]:
     """Texts and labels."""
     check_there(path)
-    texts, labels = _columns(path, text_column, label_column)
-    values = texts.to_pylist()
+    labels = read_labels(path, label_column)
+    values = _read_columns(path, [text_column]).column(text_column).to_pylist()
     odd = next((row for row, text in enumerate(values) if not isinstance(text, str)), None)
     if odd is not None:
         raise DataError(f"Row {odd} of {path} holds no text. Fetch the file again.")
-    return values, torch.from_numpy(labels.copy()).long()
+    return values, labels
+
+
+def read_labels(path: Path, column: str) -> Tensor:
+    """The labels of all rows."""
+    labels = _read_columns(path, [column]).column(column).to_numpy()
+    if len(labels) == 0 or not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(
+            f"{path} has {len(labels)} rows with labels of type {labels.dtype} in {column!r}; labels are whole "
+            "numbers. Fetch it again."
+        )
+    return torch.from_numpy(labels.astype(np.int64))
 
 
 def read_column(source: Any, column: str, name: str) -> Iterator[list[Any]]:
@@ -94,33 +111,43 @@ def check_there(path: Path) -> None:
         raise MissingDataError(f"{path} is missing: fetch the data set's parquet files again.")
 
 
-def _columns(path: Path, column: str, label_column: str) -> tuple[Any, np.ndarray]:
-    """A column as it is and the labels of all rows."""
+def _read_columns(path: Path, columns: list[str]) -> Any:
+    """These columns of a file as a table."""
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, columns=[column, label_column])
-        values, labels = table.column(column).combine_chunks(), table.column(label_column).to_numpy()
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise DataError(
-            f"{path} has no readable columns {column!r} and {label_column!r} ({error}). Fetch it again."
-        ) from error
-    if len(values) == 0 or not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(f"{path} has {len(values)} rows with labels of type {labels.dtype}. Fetch it again.")
-    return values, labels
+        file = pq.ParquetFile(path)
+        there = file.schema_arrow.names
+        missing = [column for column in columns if column not in there]
+        if missing:
+            raise DataError(f"{path} has no column {missing[0]!r}; it has {', '.join(there)}.")
+        return file.read(columns)
+    except (OSError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} is damaged or no Parquet file ({error}). Fetch it again.") from error
 
 
-def _decode_images(path: Path, image_column: str, label_column: str) -> dict[str, np.ndarray]:
-    values, labels = _columns(path, image_column, label_column)
+def _decode_images(path: Path, image_column: str) -> np.ndarray:
+    """All images of a column, (N, C, H, W), uint8."""
+    values = _read_columns(path, [image_column]).column(image_column).combine_chunks()
     try:
         encoded = values.field("bytes").to_pylist()
     except (AttributeError, KeyError) as error:
         raise DataError(f"The column {image_column!r} of {path} holds no images ({error}). Fetch it again.") from error
-    images = [_decode(data, row, path) for row, data in enumerate(encoded)]
-    odd = next((row for row, image in enumerate(images) if image.shape != images[0].shape), None)
-    if odd is not None:
-        raise DataError(f"Row {odd} of {path} is {images[odd].shape}, the first {images[0].shape}. Fetch it again.")
-    return {"images": np.stack(images), "labels": labels.astype(np.int64)}
+    if not encoded:
+        raise DataError(f"{path} has no rows. Fetch it again.")
+    first = _decode(encoded[0], 0, path)
+    images = np.empty((len(encoded), *first.shape), np.uint8)
+    for row, data in enumerate(encoded):
+        pixels = _decode(data, row, path)
+        if pixels.shape != first.shape:
+            raise DataError(
+                f"Row {row} of {path} is an image of {_size(pixels)}, the first of {_size(first)}: a data set needs "
+                "images of one size and colour mode."
+            )
+        images[row] = pixels
+    return images
 
 
 def _decode(data: bytes, row: int, path: Path) -> np.ndarray:
@@ -129,3 +156,8 @@ def _decode(data: bytes, row: int, path: Path) -> np.ndarray:
     except DataError as error:
         raise DataError(f"Row {row} of {path}: {error} Fetch the file again.") from error
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _size(pixels: np.ndarray) -> str:
+    channels, height, width = pixels.shape
+    return f"{width}×{height} with {channels} channel{'s' if channels > 1 else ''}"

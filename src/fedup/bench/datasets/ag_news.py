@@ -6,11 +6,16 @@ from torch import Tensor
 
 from fedup.bench.datasets._cache import cached
 from fedup.bench.datasets._dataset import Dataset, Defaults
+from fedup.bench.datasets._hub import HubFile, splits
 from fedup.bench.datasets._inputs import Texts
 from fedup.bench.datasets._parquet import check_there, data_folder, read_texts
 
 INPUT = Texts(length=64)
-DEFAULTS = Defaults(model="tinybert", rounds=10, batch_size=32, lr=1e-3, optimizer="adam")
+FILES = (
+    *splits("ag_news", "fancyzhx/ag_news", "data"),
+    HubFile(INPUT.vocabulary, "google-bert/bert-base-uncased/resolve/main/vocab.txt"),
+)
+DEFAULTS = Defaults(model="tinybert", rounds=15, batch_size=32)
 _CLASS_NAMES = ("World", "Sports", "Business", "Sci/Tech")
 
 

@@ -13,7 +13,7 @@ class _Digits(Images):
         return _enlarge(pixels.float() / 255)
 
 
-INPUT = _Digits(channels=1, height=8, width=8, mean=(0.5,), std=(0.5,))
+INPUT = _Digits(channels=1, height=8, width=8, mean=(0.5,), std=(0.5,), trigger=8)
 DEFAULTS = Defaults(model="lenet5", rounds=30, batch_size=16)
 _CLASS_NAMES = tuple("0123456789")
 _TEST_EVERY = 5  # every fifth image is the official test set's

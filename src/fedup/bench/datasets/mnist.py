@@ -1,10 +1,12 @@
 """MNIST: 60,000 handwritten digits, 28×28, from parquet files below FEDUP_DATA."""
 
 from fedup.bench.datasets._dataset import Dataset, Defaults
+from fedup.bench.datasets._hub import splits
 from fedup.bench.datasets._inputs import Images
 from fedup.bench.datasets._parquet import load_images
 
 INPUT = Images(channels=1, height=28, width=28, mean=(0.1307,), std=(0.3081,))
+FILES = splits("mnist", "ylecun/mnist", "mnist")
 DEFAULTS = Defaults(model="lenet5", rounds=10, batch_size=64)
 
 

@@ -7,6 +7,8 @@ from torch import nn
 from fedup.errors import SettingError
 
 TAKES = "image"
+CUTS = ("conv2", "flatten", "fc1", "fc2", "head")
+TRAINING = {"lr": 0.05}
 
 
 def build(shape: tuple[int, ...], num_classes: int) -> nn.Module:

@@ -1,10 +1,15 @@
 """The 2-layer, 128-wide BERT, through transformers; the last layer reads the pooler's output."""
 
+from pathlib import Path
+from typing import Any
+
 from torch import Tensor, nn
 
-from fedup.errors import MissingDataError, SettingError
+from fedup.errors import ArtifactError, MissingDataError, SettingError
 
 TAKES = "text"
+CUTS = ("bert.pooler", "head")
+TRAINING = {"optimizer": "adam", "lr": 3e-4}
 _VOCABULARY = 30522  # of bert-base-uncased
 
 
@@ -33,9 +38,27 @@ class TinyBert(nn.Module):
         pooled: Tensor = self.bert(input_ids=ids, attention_mask=(ids != 0).long()).pooler_output
         return self.head(pooled)
 
+    def tail(self, features: Tensor, cut: str) -> Tensor:
+        """What follows a cut: the pooler reads a text's first piece, the last layer the pooler's output."""
+        pooler: Any = self.bert.pooler
+        return self.head(pooler(features) if cut == "bert.pooler" else features)
+
+    def load_pretrained(self, folder: Path) -> None:
+        """Take the encoder's weights from a folder that transformers saved; the last layer stays as it is."""
+        from transformers import BertModel
+
+        try:
+            pretrained = BertModel.from_pretrained(folder, local_files_only=True).state_dict()
+            self.bert.load_state_dict(pretrained)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ArtifactError(
+                f"{folder} holds no weights of a 2-layer, 128-wide BERT ({' '.join(str(error).split())[:200]}): it "
+                "must have the config.json and model.safetensors of such a model."
+            ) from error
+
 
 def build(shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """TinyBert for texts of (length,) word pieces; random weights."""
+    """TinyBert for texts of (length,) word pieces; random weights until `load_pretrained`."""
     if len(shape) != 1:
         raise SettingError(f"tinybert reads texts as one row of word pieces; found inputs of shape {shape}.")
     return TinyBert(shape[0], num_classes)

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from fedup.errors import SettingError
 
 TAKES = "image"
+CUTS = (*(f"block{depth + 1}" for depth in range(6)), "norm", "head")
+TRAINING = {"optimizer": "adam", "lr": 1e-4}
 _PATCH, _WIDTH, _DEPTH, _HEADS, _HIDDEN = 4, 512, 6, 8, 512
 
 

@@ -1,0 +1,104 @@
+"""A model that is to have forgotten, beside the original and the retrained one: what metrics look at."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedup.bench.accuracy import predict
+from fedup.bench.datasets import Dataset
+from fedup.bench.scenarios import Situation
+from fedup.bench.task import Unlearned
+from fedup.federation import Federation
+from fedup.request import Forget
+
+Rows = Literal["heldout", "forgotten", "retained", "test", "triggered"]
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """Where models are measured: the federation's own rows, the official test set, and test rows with a trigger."""
+
+    situation: Situation
+    dataset: Dataset
+
+    @property
+    def federation(self) -> Federation:
+        return self.situation.federation
+
+    @property
+    def request(self) -> Forget:
+        return self.situation.request
+
+    def ids(self, rows: Rows) -> Tensor:
+        """Row numbers in the federation: held out, or trained on and to be forgotten, or trained on and retained."""
+        if rows == "forgotten":
+            return self.federation.forgotten(self.request)
+        return self.federation.retained(self.request) if rows == "retained" else self.federation.rows("heldout")
+
+    def rows(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of a set of rows; none where nothing carries a trigger."""
+        triggered = self.situation.triggered
+        if rows == "test":
+            return self.dataset.test_x, self.dataset.test_y
+        if rows == "triggered":
+            return (triggered.x, triggered.y) if triggered else (self.dataset.test_x[:0], self.dataset.test_y[:0])
+        chosen = self.ids(rows)
+        return self.federation.x[chosen], self.federation.y[chosen]
+
+    def to_forget(self, rows: Rows) -> Tensor:
+        """Which of these rows are to be forgotten; of test rows, those of forgotten classes. (N,)"""
+        labels = self.rows(rows)[1]
+        if rows in ("test", "triggered"):
+            return torch.isin(labels, torch.tensor(sorted(self.request.class_ids)).to(labels))
+        if rows == "heldout":
+            return torch.isin(self.ids(rows), self.federation.forgotten(self.request, "heldout"))
+        return torch.full_like(labels, rows == "forgotten", dtype=torch.bool)
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """A model's logits, computed once for each set of rows and then kept for all metrics."""
+
+    model: nn.Module
+    ground: Ground
+    _logits: dict[Rows, Tensor] = field(default_factory=dict)
+
+    def logits(self, rows: Rows) -> Tensor:
+        """Logits of all rows of a set. (N, K)"""
+        if rows not in self._logits:
+            self._logits[rows] = predict(self.model, self.ground.rows(rows)[0])
+        return self._logits[rows]
+
+    def probabilities(self, rows: Rows) -> Tensor:
+        """Softmax outputs in double precision. (N, K)"""
+        return self.logits(rows).double().softmax(1)
+
+    def right(self, rows: Rows) -> Tensor:
+        """Which rows are classified right. (N,)"""
+        return self.logits(rows).argmax(1) == self.ground.rows(rows)[1]
+
+    def accuracy(self, rows: Rows, *, forgotten: bool) -> float | None:
+        """Share of the forgotten, or of the retained, rows classified right; None where there is no row."""
+        mask = self.ground.to_forget(rows)
+        return share(self.right(rows)[mask if forgotten else ~mask])
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One answer of one method, with what it is compared to."""
+
+    unlearned: Unlearned
+    now: Outputs
+    original: Outputs
+    retrained: Outputs
+
+    @property
+    def ground(self) -> Ground:
+        return self.now.ground
+
+
+def share(right: Tensor) -> float | None:
+    """Share of true values; None where there is none at all."""
+    return float(right.double().mean()) if len(right) else None

@@ -1,0 +1,102 @@
+"""What an answer takes: time by stage, bytes, clients, local steps; the same for every method."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedup.artifacts import serialized_size
+from fedup.client import LocalTraining
+from fedup.fedavg import Observer, Weights
+from fedup.federation import Federation
+
+Probe = Callable[[nn.Module], dict[str, float]]
+
+
+@dataclass
+class Cost:
+    """From request to effect; `ahead` is what a method needs done before any request comes, once a federation."""
+
+    time_s: dict[str, float] = field(default_factory=dict)  # by stage
+    bytes_up: int = 0
+    bytes_down: int = 0
+    clients: set[int] = field(default_factory=set)  # contacted
+    local_steps: int = 0  # of gradient descent, at clients
+    ahead_time_s: float = 0.0
+    ahead_bytes_up: int = 0
+    storage_bytes: int = 0  # kept for the sake of requests to come, or to take this one back
+    path: list[dict[str, float]] = field(default_factory=list)  # how things stood on the way: `time_s` and figures
+    _paused_s: float = 0.0
+
+    @property
+    def total_time_s(self) -> float:
+        """Seconds from request to effect."""
+        return sum(self.time_s.values())
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Adds the time of a block to a stage, less the time that probes took."""
+        started, paused = _now(), self._paused_s
+        try:
+            yield
+        finally:
+            spent = _now() - started - (self._paused_s - paused)
+            self.time_s[name] = self.time_s.get(name, 0.0) + spent
+
+    def probe(self, probe: Probe, model: nn.Module, since: float) -> None:
+        """Note how things stand now, `since` the given moment; the clock is stopped meanwhile."""
+        started = _now()
+        moment = self.total_time_s + started - since - self._paused_s
+        self.path.append({"time_s": moment, **probe(model)})
+        self._paused_s += _now() - started
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "time_s": self.time_s,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "clients": sorted(self.clients),
+            "local_steps": self.local_steps,
+            "ahead_time_s": self.ahead_time_s,
+            "ahead_bytes_up": self.ahead_bytes_up,
+            "storage_bytes": self.storage_bytes,
+            "path": self.path,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Cost":
+        """The inverse of `to_json`."""
+        return cls(**{**value, "clients": set(value["clients"])})
+
+
+class Meter(Observer):
+    """Counts what rounds of FedAvg cost: each client of a cohort gets the weights and sends its own back."""
+
+    def __init__(self, cost: Cost, federation: Federation, local: LocalTraining, probe: Probe | None = None) -> None:
+        self._cost, self._federation, self._local, self._probe = cost, federation, local, probe
+        self._started = _now()
+        self._size: int | None = None
+
+    def on_update(self, round_index: int, client: int, *, before: Weights, after: Weights, weight: float) -> None:
+        self._size = self._size or serialized_size(dict(before), {})
+        rows = len(self._federation.client(client).train)
+        batch = max(2, min(rows, self._local.batch_size))
+        self._cost.clients.add(client)
+        self._cost.bytes_down += self._size
+        self._cost.bytes_up += self._size
+        self._cost.local_steps += self._local.epochs * -(-rows // batch)
+
+    def on_round(self, round_index: int, model: nn.Module) -> None:
+        if self._probe is not None:
+            self._cost.probe(self._probe, model, self._started)
+
+
+def _now() -> float:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()

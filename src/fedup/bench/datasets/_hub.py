@@ -1,0 +1,64 @@
+"""Files of the Hugging Face hub: which ones a data set needs, and getting them."""
+
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedup.errors import MissingDataError
+from fedup.files import replacing
+
+_BLOCK = 1 << 18
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of the hub and its place below FEDUP_DATA."""
+
+    place: str  # folder/name
+    source: str  # below the hub's address
+
+
+def splits(folder: str, repository: str, subfolder: str) -> tuple[HubFile, ...]:
+    """The train and test split of a data set in the hub's parquet layout."""
+    names = [f"{split}-00000-of-00001.parquet" for split in ("train", "test")]
+    return tuple(
+        HubFile(f"{folder}/{name}", f"datasets/{repository}/resolve/main/{subfolder}/{name}") for name in names
+    )
+
+
+def missing(files: tuple[HubFile, ...], root: Path) -> list[HubFile]:
+    """Those that are not there."""
+    return [file for file in files if not (root / file.place).is_file()]
+
+
+def download(file: HubFile, root: Path, show: Callable[[int, int], None]) -> None:
+    """Get one file, whole or not at all. `HF_ENDPOINT` names another address than the hub's own."""
+    address = f"{os.environ.get('HF_ENDPOINT', 'https://huggingface.co').rstrip('/')}/{file.source}"
+    try:
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            size = int(answer.headers.get("Content-Length") or 0)
+            with replacing(root / file.place) as partial:
+                written = _copy(answer, partial, lambda done: show(done, size))
+                if size and written != size:
+                    raise MissingDataError(f"{address} broke off after {written:,} of {size:,} bytes: fetch again.")
+    except (urllib.error.URLError, ValueError, ConnectionError, TimeoutError) as error:
+        if isinstance(error, MissingDataError):
+            raise
+        reason = getattr(error, "reason", error)
+        raise MissingDataError(
+            f"{address} cannot be fetched ({reason}). Without internet, put the file at {root / file.place} yourself."
+        ) from error
+
+
+def _copy(source: Any, target: Path, show: Callable[[int], None]) -> int:
+    done = 0
+    with target.open("wb") as file:
+        while block := source.read(_BLOCK):
+            file.write(block)
+            done += len(block)
+            show(done)
+    return done

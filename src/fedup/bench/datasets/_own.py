@@ -1,0 +1,138 @@
+"""A data set of the user's own: any Parquet files in the hub's layout, read without a line of code."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedup.bench.datasets._dataset import Dataset, Defaults
+from fedup.bench.datasets._inputs import Images, Texts
+from fedup.bench.datasets._parquet import class_names, data_root, read_images, read_labels, read_texts
+from fedup.errors import DataError, MissingDataError, SettingError
+
+_TEST_EVERY = 5  # without a test split every fifth row is the official test set's
+_LENGTH = 64  # word pieces of a text
+
+
+def own_parquet(name: str) -> "OwnParquet | None":
+    """The Parquet files of that name: a file, a folder, or one below FEDUP_DATA; `NAME:COLUMN` names the labels."""
+    place, _, column = name.partition(":")
+    root = data_root()
+    for path in (Path(place), *([root / Path(place).name] if root else [])):
+        if (path.is_dir() and list(path.glob("*.parquet"))) or (path.suffix == ".parquet" and path.is_file()):
+            return OwnParquet(path, column or None)
+    if place.endswith(".parquet"):
+        raise MissingDataError(f"There is no Parquet file {place}.")
+    return None
+
+
+@dataclass(frozen=True)
+class OwnParquet:
+    """What a data set's file would define, found out from the Parquet files themselves."""
+
+    path: Path
+    label: str | None = None
+    DEFAULTS = Defaults()
+
+    @cached_property
+    def INPUT(self) -> Images | Texts:  # noqa: N802 (the contract's name)
+        """Images of the first one's size, with the mean and deviation of all; or texts."""
+        if self._content[1] == "text":
+            return Texts(length=_LENGTH)
+        pixels = self._pixels(self._files("train"))
+        shares = [block.double().div(255) for block in pixels.split(4096)]
+        means = sum(block.mean((0, 2, 3)) * len(block) for block in shares) / len(pixels)
+        squares = sum(block.square().mean((0, 2, 3)) * len(block) for block in shares) / len(pixels)
+        deviations = (squares - means.square()).sqrt().clamp(min=1e-3)
+        mean, std = (tuple(round(float(one), 4) for one in values) for values in (means, deviations))
+        channels, height, width = pixels.shape[1:]
+        return Images(channels, height, width, mean=mean, std=std)
+
+    def load(self) -> Dataset:
+        """Train and test split; without a test split every fifth row makes one."""
+        train, test = self._files("train"), self._files("test")
+        x, y = self._rows(train), self._labels(train)
+        if test:
+            test_x, test_y = self._rows(test), self._labels(test)
+        else:
+            is_test = torch.arange(len(y)) % _TEST_EVERY == 0
+            x, test_x, y, test_y = x[~is_test], x[is_test], y[~is_test], y[is_test]
+        highest = max(int(y.max()), int(test_y.max()) if len(test_y) else 0)
+        names = class_names(train[0], self._label) or tuple(map(str, range(highest + 1)))
+        if highest >= len(names) or int(y.min()) < 0:
+            raise DataError(
+                f"{self.path} names {len(names)} classes, and its labels in {self._label!r} reach from {int(y.min())} "
+                f"to {highest}: labels must lie in 0 … {len(names) - 1}."
+            )
+        return Dataset(self.path.stem, x, y, test_x, test_y, names)
+
+    def _files(self, split: str) -> list[Path]:
+        """The files of a split; what bears no split's name is trained on."""
+        if self.path.is_file():
+            return [self.path] if split == "train" else []
+        found = sorted(self.path.glob("*.parquet"))
+        test = [path for path in found if path.stem.startswith(("test", "validation", "valid"))]
+        kept_apart = [path for path in test if path.stem.startswith("test")] or test
+        train = [path for path in found if path not in test]
+        if not train:
+            raise MissingDataError(f"{self.path} has no train split: no Parquet file there is named train….")
+        return train if split == "train" else kept_apart
+
+    @cached_property
+    def _content(self) -> tuple[str, str]:
+        """The column that holds the inputs, and its kind."""
+        import pyarrow as pa
+
+        schema = _schema(self._files("train")[0])
+        kinds = {
+            "image": [f.name for f in schema if pa.types.is_struct(f.type) and f.type.get_field_index("bytes") >= 0],
+            "text": [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_large_string(f.type)],
+        }
+        for kind, names in kinds.items():
+            chosen = [kind] if kind in names else names
+            if len(chosen) == 1:
+                return chosen[0], kind
+        raise DataError(
+            f"{self.path} must have one column of images (struct of bytes and path) or one of texts; it has "
+            f"{', '.join(f'{field.name} ({field.type})' for field in schema)}."
+        )
+
+    @cached_property
+    def _label(self) -> str:
+        import pyarrow as pa
+
+        schema = _schema(self._files("train")[0])
+        whole = [field.name for field in schema if pa.types.is_integer(field.type)]
+        if self.label in whole or (self.label is None and ("label" in whole or len(whole) == 1)):
+            return self.label or ("label" if "label" in whole else whole[0])
+        wanted = f"there is none called {self.label!r}" if self.label else "there is not one called label"
+        raise SettingError(
+            f"{self.path}: which column holds the labels? Whole numbers are in {', '.join(whole) or 'none'}, and "
+            f"{wanted}. Name one, as in {self.path}:{whole[0] if whole else 'COLUMN'}."
+        )
+
+    def _pixels(self, files: list[Path]) -> Tensor:
+        return torch.cat(
+            [read_images(path, image_column=self._content[0], label_column=self._label)[0] for path in files]
+        )
+
+    def _rows(self, files: list[Path]) -> Tensor:
+        how = self.INPUT
+        if isinstance(how, Images):
+            return how.scale(self._pixels(files))
+        columns = {"text_column": self._content[0], "label_column": self._label}
+        return how.prepare([text for path in files for text in read_texts(path, **columns)[0]])
+
+    def _labels(self, files: list[Path]) -> Tensor:
+        return torch.cat([read_labels(path, self._label) for path in files])
+
+
+def _schema(path: Path) -> "pa.Schema":  # type: ignore[name-defined] # noqa: F821
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_schema(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is damaged or no Parquet file ({error}). Fetch it again.") from error

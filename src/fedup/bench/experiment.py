@@ -1,0 +1,185 @@
+"""Experiments: a TOML file that says which federations, scenarios and methods meet, and with which seeds."""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedup.bench.methods import Method, method_class
+from fedup.bench.recipe import Recipe
+from fedup.bench.scenarios import Scenario, scenario_class
+from fedup.bench.settings import build, checked, closest, convert
+from fedup.errors import FedUPError, MissingDataError, SettingError
+
+REFERENCE = "retrain"  # every method is compared with it
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Named:
+    """A scenario or a method with its settings, under the name that the experiment gives it."""
+
+    name: str
+    use: str  # the file it is in
+    settings: Any
+
+    def config(self) -> dict[str, Any]:
+        """Plain data that says what it is, whatever its name."""
+        return {"use": self.use, **_plain(asdict(self.settings))}
+
+
+@dataclass(frozen=True)
+class Group:
+    """What methods share: a federation, a scenario, a seed."""
+
+    recipe: Recipe
+    scenario: Named
+
+    @property
+    def federation(self) -> str:
+        """A name for people and folders."""
+        return federation_name(self.recipe)
+
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration."""
+        return {"federation": _plain(asdict(self.recipe)), "scenario": self.scenario.config()}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method in one group: one result."""
+
+    group: Group
+    method: Named
+
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration."""
+        return {**self.group.config(), "method": self.method.config()}
+
+    @property
+    def hash(self) -> str:
+        """sha256 of the resolved configuration."""
+        return hash_of(self.config())
+
+    def __str__(self) -> str:
+        group = self.group
+        return f"{group.federation}, {group.scenario.name}, {self.method.name}, seed {group.recipe.seed}"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All that a TOML file asks for."""
+
+    name: str
+    title: str
+    seeds: tuple[int, ...]
+    recipes: tuple[Recipe, ...]  # with seed 0
+    scenarios: Mapping[str, tuple[Named, ...]]  # by federation
+    methods: tuple[Named, ...]
+
+    def groups(self, seeds: Sequence[int] | None = None) -> Iterator[Group]:
+        """Federation by federation, seed by seed."""
+        for recipe in self.recipes:
+            for seed in self.seeds if seeds is None else seeds:
+                for scenario in self.scenarios[federation_name(recipe)]:
+                    yield Group(Recipe(**{**asdict(recipe), "seed": seed}), scenario)
+
+    def cells(self, seeds: Sequence[int] | None = None, only: Sequence[str] = ()) -> list[Cell]:
+        """All cells, or those that bear the names in `only`: of federations, data sets, models, scenarios, methods."""
+        cells = [Cell(group, method) for group in self.groups(seeds) for method in self.methods]
+        kinds: list[Callable[[Cell], set[str]]] = [
+            lambda cell: {cell.group.federation, cell.group.recipe.data, cell.group.recipe.model},
+            lambda cell: {cell.group.scenario.name},
+            lambda cell: {cell.method.name},
+        ]
+        known = {name for cell in cells for kind in kinds for name in kind(cell)}
+        for name in only:
+            if name not in known:
+                raise SettingError(f"--only: nothing in {self.name} is called {name!r}; {closest(name, sorted(known))}")
+        for kind in kinds:  # names of one kind widen the choice, names of different kinds narrow it
+            wanted = set(only) & {name for cell in cells for name in kind(cell)}
+            cells = [cell for cell in cells if not wanted or kind(cell) & wanted]
+        return cells
+
+
+def federation_name(recipe: Recipe) -> str:
+    """Data set and model, for people and folders."""
+    return f"{Path(recipe.data).stem}-{Path(recipe.model).stem}"
+
+
+def load_experiment(path: Path) -> Experiment:
+    """Read a TOML file; whatever is wrong in it is named with file and key."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise MissingDataError(f"There is no experiment {path}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise SettingError(f"{path} is no readable TOML file: {error}") from error
+    try:
+        return _read(path.stem, table)
+    except FedUPError as error:
+        raise SettingError(f"{path}: {error}") from error
+
+
+def _read(name: str, table: dict[str, Any]) -> Experiment:
+    top = ("title", "seeds", "federations", "scenarios", "methods")
+    checked(table, top, "top level")
+    federations = convert(table.get("federations", []), list, "federations")
+    if not federations:
+        raise SettingError("federations: there is none; add [[federations]] with at least data = …")
+    recipes, scenarios = [], {}
+    for place, one in enumerate(federations):
+        where = f"federations[{place}]"
+        settings = dict(convert(one, dict, where))
+        own = checked(settings.pop("scenarios", {}), list(table.get("scenarios", {})), f"{where}.scenarios")
+        recipe = _recipe(settings, where)
+        if federation_name(recipe) in scenarios:
+            raise SettingError(
+                f"{where}: {federation_name(recipe)} is there already; an experiment has each pair once."
+            )
+        recipes.append(recipe)
+        scenarios[federation_name(recipe)] = _named(table, "scenarios", scenario_class, own)
+    methods = _named(table, "methods", method_class)
+    if REFERENCE not in [method.name for method in methods]:  # gaps need it
+        methods = (Named(REFERENCE, REFERENCE, method_class(REFERENCE)()), *methods)
+    methods = tuple(sorted(methods, key=lambda method: method.name != REFERENCE))  # it comes first
+    seeds = convert(table.get("seeds", [0]), tuple[int, ...], "seeds")
+    return Experiment(name, convert(table.get("title", name), str, "title"), seeds, tuple(recipes), scenarios, methods)
+
+
+def _recipe(settings: dict[str, Any], where: str) -> Recipe:
+    if "data" not in settings:
+        raise SettingError(f"{where}: data is missing.")
+    typed = build(Recipe, {"model": "lenet5", "rounds": 1, **settings}, where, also={"seed": 0})  # types and names
+    return Recipe.suited_to(typed.data, **{name: getattr(typed, name) for name in settings if name != "data"})
+
+
+def _named(
+    table: dict[str, Any], kind: str, find: Callable[[str], type[Any]], own: Mapping[str, Any] | None = None
+) -> tuple[Named, ...]:
+    """The scenarios or methods of an experiment: `[methods.NAME]` with settings, and `use` where NAME is no file's."""
+    found = []
+    for name, settings in checked(table.get(kind, {}), table.get(kind, {}), kind).items():
+        where = f"{kind}.{name}"
+        given = {**convert(settings, dict, where), **convert((own or {}).get(name, {}), dict, where)}
+        use = convert(given.pop("use", name), str, f"{where}.use")
+        found.append(Named(name, use, build(find(use), given, where)))
+    if not found:
+        raise SettingError(f"{kind}: there is none; add [{kind}.NAME] for each.")
+    return tuple(found)
+
+
+def hash_of(config: Mapping[str, Any]) -> str:
+    """sha256 of plain data."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, as JSON gives them back."""
+    return json.loads(json.dumps(value))
+
+
+__all__ = ["REFERENCE", "Cell", "Experiment", "Group", "Method", "Named", "Scenario", "load_experiment"]

@@ -1,0 +1,23 @@
+"""Unlearning methods, one file each: a frozen dataclass `Method` of hyper-parameters."""
+
+from typing import Protocol
+
+from fedup.bench.task import Task, Unlearned
+from fedup.registry import find
+from fedup.request import Forget
+
+
+class Method(Protocol):
+    """What a method's file defines under this name."""
+
+    def supports(self, request: Forget) -> bool:
+        """Whether the method can answer such a request at all."""
+
+    def unlearn(self, task: Task) -> Unlearned:
+        """Answer the task's request."""
+
+
+def method_class(name: str) -> type[Method]:
+    """The hyper-parameters of the method of that name."""
+    found: type[Method] = find(__name__, name, needs=("Method",)).Method
+    return found

@@ -1,0 +1,93 @@
+"""FedUP: a filter at the cut, fitted at the server to the centroids of what is retained."""
+
+from dataclasses import asdict, dataclass
+
+from torch import nn
+
+from fedup.bench.cost import Cost
+from fedup.bench.task import Task, Unlearned
+from fedup.centroids import Centroids, collect
+from fedup.filter import ClassPolicy, FilterConfig
+from fedup.plugging import PluggedModel, plug
+from fedup.request import Forget
+from fedup.unlearning import unlearn
+
+
+@dataclass(frozen=True)
+class Method:
+    """The settings of the filter, of the centroids and of the protocol.
+
+    With `cache` clients send centroids of all their data once, ahead of any request; without it, as in the paper, they
+    are asked after the request and leave out what it names.
+    """
+
+    ratio: float = 0.8
+    sigma: float = 0.0
+    cut: str | None = None
+    cache: bool = True
+    rank: int = 32
+    alpha: float = 0.5
+    steps: int = 300
+    batch_size: int = 128
+    lr: float = 3e-3
+    class_policy: ClassPolicy = "drop"
+    guard: bool = True
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        self.config(0)  # checks the settings of the filter
+
+    def config(self, seed: int) -> FilterConfig:
+        """The settings of the filter."""
+        own = ("ratio", "sigma", "cut", "cache")
+        return FilterConfig(**{name: value for name, value in asdict(self).items() if name not in own}, seed=seed)
+
+    def supports(self, request: Forget) -> bool:
+        """Clients, classes and samples alike."""
+        return True
+
+    def unlearn(self, task: Task) -> Unlearned:
+        """The original model behind a filter."""
+        cost = Cost()
+        cut = self.cut or task.recipe.cut
+        centroids = (
+            task.collect(ratio=self.ratio, sigma=self.sigma, cut=cut, cost=cost)
+            if self.cache
+            else self._collect_for(task, cut, cost)
+        )
+        with cost.stage("plug"):
+            plugged = plug(task.model, cut)
+        report = unlearn(
+            plugged, centroids, task.request, clients=task.federation, config=self.config(task.recipe.seed)
+        )
+        for stage, seconds in report.time_s.items():
+            cost.time_s[stage] = cost.time_s.get(stage, 0.0) + seconds
+        cost.bytes_up += report.bytes_up
+        cost.bytes_down += report.bytes_down
+        cost.clients.update(report.clients_contacted)
+        cost.storage_bytes += plugged.served.filter.size_bytes if plugged.served else 0
+        return Unlearned(plugged, cost, restore=lambda: _unplugged(plugged))
+
+    def _collect_for(self, task: Task, cut: str | None, cost: Cost) -> Centroids:
+        """The paper's protocol: clients are asked after the request."""
+        with cost.stage("collect"):
+            centroids = collect(
+                task.model,
+                task.federation,
+                ratio=self.ratio,
+                sigma=self.sigma,
+                cut=cut,
+                seed=task.recipe.seed,
+                forget=[task.request],
+                keep_forgotten_classes=self.class_policy != "drop",
+            )
+        cost.bytes_up += centroids.size_bytes
+        cost.clients.update(centroids.bytes_up)
+        return centroids
+
+
+def _unplugged(plugged: PluggedModel) -> nn.Module:
+    """What unplugging gives; done to a second plugged model with the same filter, since the first is still in use."""
+    second = plug(plugged.base, plugged.cut)
+    second.serve(plugged.served)
+    return second.unplug()

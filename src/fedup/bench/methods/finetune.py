@@ -1,0 +1,29 @@
+"""Control: a few more rounds of FedAvg on what is retained."""
+
+from dataclasses import dataclass
+
+from fedup.bench.cost import Cost
+from fedup.bench.task import Task, Unlearned
+from fedup.errors import SettingError
+from fedup.request import Forget
+
+
+@dataclass(frozen=True)
+class Method:
+    """Train on for `rounds` without the data, and hope that it fades."""
+
+    rounds: int = 3
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise SettingError(f"rounds must be 1 or more; found {self.rounds}.")
+
+    def supports(self, request: Forget) -> bool:
+        """Any data can be left out."""
+        return True
+
+    def unlearn(self, task: Task) -> Unlearned:
+        """The original model, trained on."""
+        cost = Cost()
+        retained = task.federation.without(task.request)
+        return Unlearned(task.train(task.model, retained, rounds=self.rounds, cost=cost, what="Fine-tune"), cost)

@@ -1,0 +1,88 @@
+"""Control: the last layer is trained anew on the same centroids; no filter."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedup.bench.cost import Cost
+from fedup.bench.task import Task, Unlearned
+from fedup.centroids import Centroids
+from fedup.contact import InProcess
+from fedup.cut import find_cut, flat_tail
+from fedup.errors import SettingError
+from fedup.refresh import Refresh
+from fedup.report import Report
+from fedup.request import Forget
+from fedup.rng import generator, seed_for
+from fedup.sharing import shared_view
+
+
+@dataclass(frozen=True)
+class Method:
+    """A last layer with fresh weights, fitted by Adam to centroids of what is retained."""
+
+    ratio: float = 0.8
+    steps: int = 300
+    batch_size: int = 128
+    lr: float = 3e-3
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.batch_size < 1:
+            raise SettingError(f"steps and batch_size must be 1 or more; found {self.steps} and {self.batch_size}.")
+
+    def supports(self, request: Forget) -> bool:
+        """Clients, classes and samples alike."""
+        return True
+
+    def unlearn(self, task: Task) -> Unlearned:
+        """The original model with another last layer."""
+        cost = Cost()
+        place = find_cut(task.model)
+        centroids = task.collect(ratio=self.ratio, cut=place, cost=cost)
+        with cost.stage("contact"):
+            vectors, labels = _retained(centroids, task, cost)
+        with cost.stage("fit"):
+            model = shared_view(task.model)
+            _fresh_last_layer(model, place, task.recipe.seed)
+            self._fit(model, place, centroids.shape, vectors, labels, task.recipe.seed)
+        return Unlearned(model.eval(), cost, restore=lambda: task.model)
+
+    def _fit(
+        self, model: nn.Module, place: str, shape: tuple[int, ...], vectors: Tensor, labels: Tensor, seed: int
+    ) -> None:
+        tail = flat_tail(model, place, shape)
+        optimizer = torch.optim.Adam(model.get_submodule(place).parameters(), lr=self.lr)
+        order = generator(seed, "head only")
+        for _ in range(self.steps):
+            batch = torch.randint(len(labels), (min(len(labels), self.batch_size),), generator=order).to(labels.device)
+            loss = cross_entropy(tail(vectors[batch]), labels[batch])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+
+
+def _retained(centroids: Centroids, task: Task, cost: Cost) -> tuple[Tensor, Tensor]:
+    """Centroids of what is retained and their classes; touched clients cluster again, as for a filter."""
+    gone, report = task.request, Report(frozenset([task.request]))
+    used = [cell for cell in centroids.cells if cell.client not in gone.client_ids and cell.label not in gone.class_ids]
+    contact = InProcess(task.federation, task.model)
+    Refresh(centroids, contact, report, keep_sealed=False).bring_up_to_date(used, gone)
+    cost.bytes_up += report.bytes_up
+    cost.bytes_down += report.bytes_down
+    cost.clients.update(report.clients_contacted)
+    rows = centroids.rows_of(used)
+    return centroids.vectors[rows], centroids.row_labels()[rows]
+
+
+def _fresh_last_layer(model: nn.Module, place: str, seed: int) -> None:
+    """Put a copy with first weights of its own in place of the last layer, in this view of the model only."""
+    parent, _, name = place.rpartition(".")
+    old = model.get_submodule(place)
+    layer = nn.Linear(old.in_features, old.out_features, old.bias is not None)  # type: ignore[arg-type]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_for(seed, "head only"))
+        layer.reset_parameters()
+    setattr(model.get_submodule(parent), name, copy.deepcopy(layer).to(next(old.parameters())))

@@ -1,0 +1,39 @@
+"""Control: a filter of the same shape with random weights, fitted to nothing."""
+
+from dataclasses import dataclass
+
+import torch
+
+from fedup.bench.cost import Cost
+from fedup.bench.task import Task, Unlearned
+from fedup.cut import read_features
+from fedup.filter import Bottleneck, FilterConfig
+from fedup.plugging import Served, plug
+from fedup.request import Forget
+from fedup.rng import generator
+
+
+@dataclass(frozen=True)
+class Method:
+    """What the bottleneck does by itself."""
+
+    rank: int = 32
+    cut: str | None = None
+
+    def supports(self, request: Forget) -> bool:
+        """It does not look at the request."""
+        return True
+
+    def unlearn(self, task: Task) -> Unlearned:
+        """The original model behind a random filter."""
+        cost = Cost()
+        with cost.stage("plug"):
+            plugged = plug(task.model, self.cut or task.recipe.cut)
+            features = read_features(plugged.base, plugged.cut, task.federation.x, torch.tensor([0]))
+            source = generator(task.recipe.seed, "random filter")
+            width, nonnegative = features.values.shape[1], features.nonnegative
+            random = Bottleneck(width, self.rank, nonnegative=nonnegative, source=source).requires_grad_(False)
+            config = FilterConfig(rank=self.rank)
+            requests = frozenset([task.request])
+            plugged.serve(Served(random, requests, config, plugged.base_fingerprint, plugged.cut))
+        return Unlearned(plugged, cost, restore=lambda: plugged.base)

@@ -1,0 +1,23 @@
+"""The reference: the federation learns again from the same first weights, on what is retained."""
+
+from dataclasses import dataclass
+
+from fedup.bench.cost import Cost
+from fedup.bench.task import Task, Unlearned
+from fedup.request import Forget
+
+
+@dataclass(frozen=True)
+class Method:
+    """Retrain: same first weights, rounds, cohorts and batch orders; the forgotten rows are not there."""
+
+    def supports(self, request: Forget) -> bool:
+        """Any data can be left out."""
+        return True
+
+    def unlearn(self, task: Task) -> Unlearned:
+        """A model that never saw what is forgotten."""
+        cost = Cost()
+        retained = task.federation.without(task.request)
+        rounds = task.recipe.rounds
+        return Unlearned(task.train(task.start, retained, rounds=rounds, cost=cost, what="Retrain"), cost)

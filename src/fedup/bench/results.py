@@ -1,0 +1,60 @@
+"""Results on disk: one JSON file for each cell, named by its configuration, written whole or not at all."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedup.bench.experiment import Cell
+from fedup.errors import ArtifactError
+from fedup.files import write_text
+
+FORMAT = 1
+
+
+class Results:
+    """The results of one experiment in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, cell: Cell) -> Path:
+        """Where a cell's result lies: another configuration has another file, so nothing is ever overwritten by it."""
+        group = self.folder / cell.group.federation / cell.group.scenario.name
+        return group / f"{cell.method.name}-seed{cell.group.recipe.seed}-{cell.hash[:8]}.json"
+
+    def load(self, cell: Cell) -> dict[str, Any] | None:
+        """A cell's result, or None where there is none yet."""
+        path = self.path(cell)
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ArtifactError(
+                f"{path} is not a result ({error}): remove it, and its cell is measured again."
+            ) from error
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            version = found.get("format") if isinstance(found, dict) else None
+            raise ArtifactError(
+                f"{path} is a result of format {version}, and this fedup reads and writes {FORMAT}: keep that folder "
+                "for the version that wrote it, and choose another with --results. Nothing was changed."
+            )
+        if found.get("hash") != cell.hash:
+            raise ArtifactError(f"{path} says it is of another configuration: it was edited or renamed. Remove it.")
+        return found
+
+    def is_done(self, cell: Cell) -> bool:
+        """Whether there is a result; a failure is none."""
+        found = self.load(cell)
+        return found is not None and "failed" not in found
+
+    def save(self, cell: Cell, found: Mapping[str, Any]) -> None:
+        """Write a cell's result."""
+        about = {"format": FORMAT, "hash": cell.hash, "seed": cell.group.recipe.seed, "config": cell.config()}
+        write_text(self.path(cell), json.dumps({**about, **found}, indent=1, sort_keys=False) + "\n")
+
+    def check(self, cells: Iterable[Cell]) -> None:
+        """Raise before any work if what is there cannot be read."""
+        for cell in cells:
+            self.load(cell)

@@ -1,0 +1,27 @@
+"""An honest client that leaves and is to be forgotten."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedup.bench.datasets import Dataset, Images, Texts
+from fedup.bench.scenarios import Situation
+from fedup.bench.scenarios._target import target_client
+from fedup.federation import Federation
+from fedup.request import Forget
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Forget `client`; without one, the largest."""
+
+    client: int | None = None
+
+    def prepare(self, federation: Federation, *, dataset: Dataset, inputs: Images | Texts, seed: int) -> Situation:
+        """The honest federation, which is to forget the client."""
+        leaving = target_client(federation, self.client)
+        story = f"Client {leaving.id}, whose data was good, leaves. Forget that client."
+        return Situation(federation, Forget.clients([leaving.id]), story)
+
+    def took(self, original: Mapping[str, float | None], retrained: Mapping[str, float | None]) -> bool:
+        """There is no attack."""
+        return True

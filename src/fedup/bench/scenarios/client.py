@@ -1,0 +1,39 @@
+"""A client that called every class by the next one's name, and is to be forgotten."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from fedup.bench.datasets import Dataset, Images, Texts
+from fedup.bench.scenarios import Situation
+from fedup.bench.scenarios._target import target_client
+from fedup.federation import Client, Federation
+from fedup.request import Forget
+
+_LEAST_HARM = 0.005  # of Retrain's R-A: a liar who costs less was not heard
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`client` flips all its labels, y → y + 1, in all its parts; without one, the largest client does."""
+
+    client: int | None = None
+
+    def prepare(self, federation: Federation, *, dataset: Dataset, inputs: Images | Texts, seed: int) -> Situation:
+        """The federation with one liar, who is to be forgotten."""
+        liar = target_client(federation, self.client)
+        story = f"Client {liar.id} called every class by the next one's name. Forget that client."
+        return Situation(_flip_labels(federation, liar), Forget.clients([liar.id]), story)
+
+    def took(self, original: Mapping[str, float | None], retrained: Mapping[str, float | None]) -> bool:
+        """Whether the liar cost retained accuracy."""
+        with_liar, without = original["r_a"], retrained["r_a"]
+        return with_liar is not None and without is not None and without - with_liar >= _LEAST_HARM
+
+
+def _flip_labels(federation: Federation, client: Client) -> Federation:
+    rows = torch.cat([client.train, client.validation, client.heldout])
+    flipped = federation.y.clone()
+    flipped[rows] = (flipped[rows] + 1) % federation.num_classes
+    return federation.relabeled(flipped)

@@ -1,0 +1,38 @@
+"""Single samples of one client, drawn at random, that are withdrawn."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from fedup.bench.datasets import Dataset, Images, Texts
+from fedup.bench.scenarios import Situation
+from fedup.bench.scenarios._target import target_client
+from fedup.errors import SettingError
+from fedup.federation import Federation
+from fedup.request import Forget
+from fedup.rng import generator
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Forget a `share` of the training rows of `client`; without one, of the largest."""
+
+    share: float = 0.1
+    client: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise SettingError(f"share must lie between 0 and 1; found {self.share}.")
+
+    def prepare(self, federation: Federation, *, dataset: Dataset, inputs: Images | Texts, seed: int) -> Situation:
+        """The honest federation, which is to forget the samples."""
+        holder = target_client(federation, self.client)
+        count = max(1, round(self.share * len(holder.train)))
+        order = torch.randperm(len(holder.train), generator=generator(seed, "random samples"))
+        request = Forget.samples({holder.id: holder.train[order[:count]].tolist()})
+        return Situation(federation, request, f"{count} random samples of client {holder.id} were withdrawn.")
+
+    def took(self, original: Mapping[str, float | None], retrained: Mapping[str, float | None]) -> bool:
+        """There is no attack."""
+        return True

@@ -1,0 +1,66 @@
+"""Tables of a TOML file as frozen dataclasses: every key known, every value of the right type, or a clear error."""
+
+import difflib
+import types
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, fields
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from fedup.errors import FedUPError, SettingError
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], table: object, where: str, *, also: Mapping[str, Any] | None = None) -> T:
+    """An instance made of a table, which stands at `where`; `also` are values that no table gives."""
+    hints, taken = get_type_hints(cls), also or {}
+    known = [one.name for one in fields(cls) if one.name not in taken]  # type: ignore[arg-type]
+    values = {key: convert(value, hints[key], f"{where}.{key}") for key, value in checked(table, known, where).items()}
+    missing = [
+        one.name
+        for one in fields(cls)  # type: ignore[arg-type]
+        if one.name in known and one.name not in values and one.default is MISSING and one.default_factory is MISSING
+    ]
+    if missing:
+        raise SettingError(f"{where}: {missing[0]} is missing.")
+    try:
+        return cls(**values, **taken)
+    except FedUPError as error:
+        raise SettingError(f"{where}: {error}") from error
+
+
+def checked(table: object, known: Collection[str], where: str) -> dict[str, Any]:
+    """The table itself, if it is one and has no key but these."""
+    if not isinstance(table, dict):
+        raise SettingError(f"{where} must be a table; found {table!r}.")
+    for key in table:
+        if key not in known:
+            raise SettingError(f"{where}: there is no key {key!r}; {closest(key, known)}")
+    return table
+
+
+def closest(name: str, known: Collection[str]) -> str:
+    """What there is, and the nearest to what was asked for."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"there are {', '.join(known) or 'none'}." + (f" Did you mean {near[0]!r}?" if near else "")
+
+
+def convert(value: object, hint: Any, where: str) -> Any:
+    """The value, if it is of that type; whole numbers do for fractions, lists for tuples."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return convert(value, next(one for one in inner if one is not type(None)), where)
+    if origin is tuple and isinstance(value, list):
+        return tuple(convert(one, inner[0], f"{where}[{place}]") for place, one in enumerate(value))
+    if origin is Literal and value in inner:
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and isinstance(value, hint) and not (hint is not bool and isinstance(value, bool)):
+        return value
+    wanted = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}.get(hint, "")
+    if origin is tuple:
+        wanted = "a list"
+    if origin is Literal:
+        wanted = "one of " + ", ".join(map(repr, inner))
+    raise SettingError(f"{where} must be {wanted}; found {value!r}.")

@@ -1,0 +1,75 @@
+"""What every unlearning method gets, and what it gives back."""
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from fedup.bench.cost import Cost, Meter, Probe
+from fedup.bench.recipe import Recipe
+from fedup.bench.watching import Progress, RoundsShown
+from fedup.centroids import Centroids, collect
+from fedup.fedavg import Observer, federate
+from fedup.federation import Federation
+from fedup.request import Forget
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A trained federation and a request. Nothing of it may be changed: other methods get the same."""
+
+    federation: Federation  # as it learned, harm included
+    request: Forget
+    model: nn.Module  # what it learned
+    start: nn.Module  # the weights it started from
+    recipe: Recipe  # how it learned
+    probe: Probe  # figures of a model on the way, for `Cost.path`
+    progress: Progress
+    _collected: dict[tuple[float, float, str | None], tuple[Centroids, float]] = field(default_factory=dict)
+
+    def train(self, model: nn.Module, federation: Federation, *, rounds: int, cost: Cost, what: str) -> nn.Module:
+        """FedAvg as the federation did it: same cohorts and batches, other rows or other first weights."""
+        recipe = self.recipe
+        watchers: list[Observer] = [
+            RoundsShown(self.progress, what, rounds),
+            Meter(cost, federation, recipe.local, self.probe),
+        ]
+        with cost.stage("train"):
+            return federate(
+                model,
+                federation,
+                rounds=rounds,
+                local=recipe.local,
+                clients_per_round=recipe.clients_per_round,
+                seed=recipe.seed,
+                observers=watchers,
+            ).model
+
+    def collect(self, *, ratio: float, sigma: float = 0.0, cut: str | None = None, cost: Cost) -> Centroids:
+        """The centroids of everything, as clients send them once, ahead of any request; the caller's own copy."""
+        key = ratio, sigma, cut
+        if key not in self._collected:
+            started = time.perf_counter()
+            made = collect(self.model, self.federation, ratio=ratio, sigma=sigma, cut=cut, seed=self.recipe.seed)
+            self._collected[key] = made, time.perf_counter() - started
+        centroids, seconds = self._collected[key]
+        cost.ahead_time_s += seconds
+        cost.ahead_bytes_up += centroids.size_bytes
+        cost.storage_bytes += centroids.size_bytes
+        return copy.deepcopy(centroids)
+
+
+@dataclass(frozen=True, eq=False)
+class Unlearned:
+    """A model that is to have forgotten, what it took, and the way back where there is one."""
+
+    model: nn.Module
+    cost: Cost
+    restore: Callable[[], nn.Module] | None = None  # gives the original model
+
+    @property
+    def reversible(self) -> bool:
+        """Whether the original model can be had back."""
+        return self.restore is not None
