@@ -29,7 +29,7 @@ class Method:
         cost = Cost()
         with cost.stage("plug"):
             plugged = plug(task.model, self.cut or task.recipe.cut)
-            features = read_features(plugged.base, plugged.cut, task.federation.x, torch.tensor([0]))
+            features = read_features(plugged.base, plugged.cut, task.federation.x, task.federation.rows()[:1])
             source = generator(task.recipe.seed, "random filter")
             width, nonnegative = features.values.shape[1], features.nonnegative
             random = Bottleneck(width, self.rank, nonnegative=nonnegative, source=source).requires_grad_(False)
