@@ -19,51 +19,59 @@ _LEAST_SUCCESS = 0.8  # of the attack before anything is forgotten
 
 @dataclass(frozen=True)
 class Scenario:
-    """A `share` of the training rows of `client` get a trigger and the label `target`.
+    """A `share` of the training rows of some clients get a trigger and the label `target`.
 
-    Without one it is the client with the most rows of other classes.
-
-    What a trigger is, the data set's inputs say: bright pixels in the corner of an image, a token at the end of a text.
+    The clients are those in `clients`, or the `holders` with the most rows of other classes: one alone is not always
+    heard. What a trigger is, the data set's inputs say: bright pixels in the corner of an image, a word at the end of a
+    text.
     """
 
     share: float = 0.3
     target: int = 0
-    client: int | None = None
+    holders: int = 2
+    clients: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise SettingError(f"share must lie between 0 and 1; found {self.share}.")
+        if not 0 < self.share < 1 or self.holders < 1:
+            raise SettingError(
+                f"share must lie between 0 and 1, holders must be 1 or more; found {self.share} and {self.holders}."
+            )
 
     def prepare(self, federation: Federation, *, dataset: Dataset, inputs: Images | Texts, seed: int) -> Situation:
         """The federation with a backdoor, whose samples are to be forgotten."""
         if not 0 <= self.target < dataset.num_classes:
             raise SettingError(f"target must be a class, 0 … {dataset.num_classes - 1}; found {self.target}.")
-        holder = self._holder(federation)
-        others = _outside(federation, holder, self.target)
-        count = min(len(others), round(self.share * len(holder.train)))
-        if count == 0:
-            raise DataError(f"Client {holder.id} has no training row outside class {self.target} to put a trigger on.")
-        order = torch.randperm(len(others), generator=generator(seed, "backdoor"))
-        rows = others[order[:count]].sort().values
+        marked = {client.id: self._marked(federation, client, seed) for client in self._chosen(federation)}
+        rows = torch.cat(list(marked.values()))
+        if len(rows) == 0:
+            raise DataError(f"No client has a training row outside class {self.target} to put a trigger on.")
         x, y = federation.x.clone(), federation.y.clone()
         x[rows], y[rows] = inputs.triggered(x[rows]), self.target
-        named = dataset.class_names[self.target]
-        return Situation(
-            replace(federation, x=x, y=y),
-            Forget.samples({holder.id: rows.tolist()}),
-            f"{count} samples of client {holder.id} carry a trigger and the label {named!r}. Forget these samples.",
-            Triggered(inputs.triggered(dataset.test_x), dataset.test_y, self.target),
+        story = (
+            f"{len(rows)} samples of {len(marked)} clients carry a trigger and the label "
+            f"{dataset.class_names[self.target]!r}. Forget these samples."
         )
-
-    def _holder(self, federation: Federation) -> Client:
-        if self.client is not None:
-            return target_client(federation, self.client)
-        return max(federation.clients, key=lambda client: len(_outside(federation, client, self.target)))
+        request = Forget.samples({client: ids.tolist() for client, ids in marked.items() if len(ids)})
+        triggered = Triggered(inputs.triggered(dataset.test_x), dataset.test_y, self.target)
+        return Situation(replace(federation, x=x, y=y), request, story, triggered)
 
     def took(self, original: Mapping[str, float | None], retrained: Mapping[str, float | None]) -> bool:
         """Whether the trigger works on the original model."""
         success = original["asr"]
         return success is not None and success >= _LEAST_SUCCESS
+
+    def _chosen(self, federation: Federation) -> list[Client]:
+        if self.clients:
+            return [target_client(federation, client) for client in self.clients]
+        by_rows = sorted(federation.clients, key=lambda client: -len(_outside(federation, client, self.target)))
+        return by_rows[: self.holders]
+
+    def _marked(self, federation: Federation, client: Client, seed: int) -> Tensor:
+        """The rows of a client that get the trigger."""
+        others = _outside(federation, client, self.target)
+        count = min(len(others), round(self.share * len(client.train)))
+        order = torch.randperm(len(others), generator=generator(seed, "backdoor", client.id))
+        return others[order[:count].to(others.device)].sort().values
 
 
 def _outside(federation: Federation, client: Client, target: int) -> Tensor:
