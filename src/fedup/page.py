@@ -1,4 +1,5 @@
-"""A self-contained HTML page: headings, paragraphs, tables and figures, no script and nothing to load."""
+"""A self-contained HTML page: headings, paragraphs, tables and figures, nothing to load; a script only where tables
+are to be sorted."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -29,12 +30,42 @@ li { margin: .35rem 0; }
 .names { display: flex; gap: .6rem; font-size: .85rem; } .names span { flex: 1; text-align: center; overflow: hidden; }
 .legend { font-size: .85rem; color: var(--soft); margin: .4rem 0; } .legend i { display: inline-block; width: .8rem;
          height: .8rem; margin: 0 .3rem 0 .9rem; vertical-align: -1px; }
+h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
+nav { display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; margin: 1rem 0; }
+nav a, .sortable button { color: #2e6f95; } .sortable button { all: unset; cursor: pointer; color: var(--soft); }
+.sortable button:focus-visible { outline: 2px solid #2e6f95; } .sortable tbody tr:hover { background: #f6f8fa; }
+body.wide { max-width: 78rem; } .sortable { font-size: .92rem; } .sortable th, .sortable td { padding: .35rem .55rem; }
+.sortable tr.marked { background: #fdf4f1; font-weight: 600; }
+th[aria-sort="ascending"] button::after { content: " ▲"; } th[aria-sort="descending"] button::after { content: " ▼"; }
 @media print { body { margin: 1rem auto; } }
 footer { margin-top: 3rem; color: var(--soft); font-size: .85rem; }
 """
 
 
 _COLORS = ("#9aa4b2", "#e4572e", "#2e86ab", "#4c9f70")
+
+
+# Sorts numbers by value with missing ones last, texts by the alphabet; a second click turns the order round.
+_SORT = """
+document.querySelectorAll("table.sortable").forEach(table => table.querySelectorAll("th").forEach((head, column) =>
+  head.addEventListener("click", () => {
+    const down = head.getAttribute("aria-sort") !== "ascending";
+    table.querySelectorAll("th").forEach(other => other.setAttribute("aria-sort", "none"));
+    head.setAttribute("aria-sort", down ? "ascending" : "descending");
+    const sign = down ? 1 : -1;
+    const numbers = [...table.tBodies[0].rows].some(row => row.cells[column].dataset.by !== "");
+    const key = row => row.cells[column].dataset.by;
+    [...table.tBodies[0].rows].sort((a, b) => {
+      if (!numbers) return sign * a.cells[column].textContent.localeCompare(b.cells[column].textContent);
+      if (key(a) === "" || key(b) === "") return (key(a) === "") - (key(b) === "");
+      return sign * (key(a) - key(b));
+    }).forEach(row => table.tBodies[0].append(row));
+  })));
+"""
+
+
+def _anchor(heading: str) -> str:
+    return "-".join("".join(c if c.isalnum() else " " for c in heading.lower()).split())
 
 
 def _tip(value: float | None) -> str:
@@ -44,14 +75,27 @@ def _tip(value: float | None) -> str:
 class Page:
     """Parts are added from top to bottom; all text is escaped."""
 
-    def __init__(self, title: str, lead: str) -> None:
+    def __init__(self, title: str, lead: str, *, wide: bool = False) -> None:
         self._title = title
+        self._class = "wide" if wide else ""
+        self._sorts = False
         self._parts = [f"<h1>{escape(title)}</h1>", f'<p class="lead">{escape(lead)}</p>']
 
     def heading(self, text: str) -> None:
-        self._parts.append(f"<h2>{escape(text)}</h2>")
+        self._parts.append(f'<h2 id="{_anchor(text)}">{escape(text)}</h2>')
+
+    def subheading(self, text: str) -> None:
+        self._parts.append(f"<h3>{escape(text)}</h3>")
+
+    def links(self, headings: Sequence[str]) -> None:
+        """A line of links to headings further down."""
+        entries = "".join(f'<a href="#{_anchor(heading)}">{escape(heading)}</a>' for heading in headings)
+        self._parts.append(f"<nav>{entries}</nav>")
 
     def paragraph(self, text: str) -> None:
+        """A paragraph; none for an empty text."""
+        if not text:
+            return
         self._parts.append(f"<p>{escape(text)}</p>")
 
     def note(self, text: str) -> None:
@@ -64,6 +108,21 @@ class Page:
         self._parts.append(
             f'<div class="scroll"><table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>'
         )
+
+    def sortable_table(
+        self, head: Sequence[str], rows: Sequence[Sequence[tuple[str, float | None]]], *, marked: str = ""
+    ) -> None:
+        """A table that a click on a column's head sorts, by the values given with the texts; one row may be marked."""
+        header = "".join(f'<th aria-sort="none"><button type="button">{escape(cell)}</button></th>' for cell in head)
+        body = "".join(
+            f'<tr class="{"marked" if marked and row[0][0].startswith(marked) else ""}">'
+            + "".join(f'<td data-by="{"" if by is None else by}">{escape(text)}</td>' for text, by in row)
+            + "</tr>"
+            for row in rows
+        )
+        table = f'<table class="sortable"><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>'
+        self._parts.append(f'<div class="scroll">{table}</div>')
+        self._sorts = True
 
     def facts(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Names and values, one below the other; long values break."""
@@ -103,9 +162,12 @@ class Page:
 
     def write(self, path: Path) -> None:
         """Write the page, whole or not at all."""
-        body = "\n".join(self._parts)
+        body = "\n".join([*self._parts, *([f"<script>{_SORT}</script>"] if self._sorts else [])])
         head = (
             f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<title>{escape(self._title)}</title><style>{_STYLE}</style>"
         )
-        write_text(path, f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n')
+        write_text(
+            path,
+            f'<!doctype html>\n<html lang="en"><head>{head}</head><body class="{self._class}">\n{body}\n</body></html>\n',
+        )

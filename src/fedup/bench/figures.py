@@ -2,10 +2,13 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from fedup.bench.summary import Figure as Summed
 
 COLORS = {"original": "#9aa4b2", "forgotten": "#e4572e", "restored": "#2e86ab", "retrained": "#4c9f70"}
 
@@ -84,6 +87,42 @@ def features_before_and_after(points: Mapping[str, Any], class_names: Sequence[s
         axes.set_yticks([])
         _plain(axes)
     both[0].legend(loc="best", frameon=False)
+    return _svg(figure)
+
+
+def methods_against_retrain(sides: Mapping[str, Mapping[str, "Summed"]], reference: str) -> str:
+    """A panel for each figure, a line for each method with its deviation; Retrain's value goes through all of them."""
+    names = list(dict.fromkeys(name for side in sides.values() for name in side))
+    figure, panels = _figure(9.6, 1.0 + 0.33 * len(names), len(sides), sharey=True)
+    for axes, (title, side) in zip(panels, sides.items(), strict=True):
+        if reference in side:
+            axes.axvline(side[reference].mean, color=COLORS["retrained"], alpha=0.5, lw=1.2)
+        for row, name in enumerate(names):
+            if name in side:
+                color = {reference: COLORS["retrained"], "fedup": COLORS["forgotten"]}.get(name, "#5d6b7a")
+                one = side[name]
+                axes.errorbar(one.mean, row, xerr=one.std or 0, fmt="o", ms=7, color=color, capsize=3, elinewidth=1.2)
+        axes.set_xlim(-0.03, 1.03)
+        axes.set_title(title, fontsize=10)
+        axes.grid(axis="x", alpha=0.3)
+        _plain(axes)
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
+    return _svg(figure)
+
+
+def times_of_methods(seconds: Mapping[str, float]) -> str:
+    """Seconds by method, on a logarithmic axis."""
+    figure, (axes,) = _figure(9.6, 0.8 + 0.36 * len(seconds))
+    for row, (name, value) in enumerate(seconds.items()):
+        axes.barh(row, value, 0.62, color=COLORS["forgotten"] if name == "fedup" else COLORS["original"])
+        axes.text(value * 1.08, row, f"{value:.3g} s", va="center")
+    axes.set_xscale("log")
+    axes.set_xlim(right=max(seconds.values()) * 4)
+    axes.set_yticks(range(len(seconds)), list(seconds))
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
+    _plain(axes)
     return _svg(figure)
 
 

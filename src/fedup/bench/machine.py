@@ -24,12 +24,13 @@ def describe_machine() -> dict[str, str | int]:
 
 
 def describe_code() -> dict[str, str | bool | None]:
-    """The commit that fedup runs from, and whether files differ from it; without git, what FEDUP_COMMIT says."""
+    """The commit that fedup runs from, and whether files differ from it; a copy without git is told by FEDUP_COMMIT."""
+    told = os.environ.get("FEDUP_COMMIT")
+    if told:
+        return {"commit": told, "changed": None}
     folder = Path(__file__).parent
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return {"commit": os.environ.get("FEDUP_COMMIT"), "changed": None}
-    return {"commit": commit, "changed": bool(_git(folder, "status", "--porcelain", "--", str(folder)))}
+    changed = _git(folder, "status", "--porcelain", "--", str(folder))
+    return {"commit": _git(folder, "rev-parse", "HEAD"), "changed": None if changed is None else bool(changed)}
 
 
 def _git(folder: Path, *words: str) -> str | None:

@@ -157,7 +157,7 @@ def run(
 def report(
     folder: Annotated[Path, typer.Option(help="Folder with speed/ and results/.")] = Path("benchmarks"),
 ) -> None:
-    """Generate the tables in benchmarks/tables from the result files.
+    """Generate tables (Markdown, CSV) in benchmarks/tables and pages (HTML) in benchmarks/pages from the result files.
 
     Example: [bold]fedup bench report[/]
     """

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from fedup.bench.cost import Cost
 from fedup.bench.task import Task, Unlearned
 from fedup.cut import read_features

@@ -1,0 +1,240 @@
+"""The report of an experiment: Markdown, CSV and one HTML page, all from the same result files."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedup.bench.experiment import REFERENCE, Experiment
+from fedup.bench.figures import methods_against_retrain, times_of_methods
+from fedup.bench.metrics import Column, columns
+from fedup.bench.shown import show_figure, show_value
+from fedup.bench.summary import Block, Figure, Row
+from fedup.bench.tables import GENERATED, markdown_table
+from fedup.bench.verdicts import OURS, verdicts
+from fedup.files import write_text
+from fedup.page import Page
+
+_TABLES = {
+    "accuracy": "What it still knows",
+    "closeness": "How close it is to Retrain",
+    "cost": "What it takes",
+}
+_MARK = " †"
+
+
+def write_report(experiment: Experiment, blocks: Sequence[Block], *, tables: Path, pages: Path) -> list[Path]:
+    """Write NAME.md and NAME.csv into one folder and NAME.html into another; their paths."""
+    name = experiment.name
+    texts = {
+        tables / f"{name}.md": _markdown(experiment, blocks),
+        tables / f"{name}.csv": _csv(blocks),
+    }
+    for path, text in texts.items():
+        write_text(path, text)
+    _page(experiment, blocks).write(pages / f"{name}.html")
+    return [*texts, pages / f"{name}.html"]
+
+
+def _head(block: Block, table: str) -> list[tuple[Column, bool]]:
+    """The columns of a table; beside those that the paper printed a figure for, the paper's own."""
+    shown: list[tuple[Column, bool]] = []
+    for column in block.shown(table):
+        shown.append((column, False))
+        if any(column.key in row.paper for row in block.rows):
+            shown.append((column, True))
+    return shown
+
+
+def _titles(head: Sequence[tuple[Column, bool]]) -> list[str]:
+    return ["method", *(f"{column.title}, paper" if is_paper else column.title for column, is_paper in head)]
+
+
+def _cells(block: Block, row: Row, head: Sequence[tuple[Column, bool]]) -> list[tuple[str, float | None]]:
+    """Texts and the values that they are sorted by."""
+    mark = _MARK if block.failed_attacks else ""
+    missing = f" (n = {len(row.seeds)})" if 0 < len(row.seeds) < len(_seeds(block)) else ""
+    cells: list[tuple[str, float | None]] = [(f"{row.method.name}{mark}{missing}", None)]
+    for column, is_paper in head:
+        if is_paper:
+            value = row.paper.get(column.key)
+            cells.append(("" if value is None else show_value(value, column), value))
+            continue
+        figure = row.figure(column.key)
+        text = show_figure(figure, column)
+        if figure is None and row.failures:
+            text = "failed"
+        elif figure is None and column.key == "time_to_effect" and row.seeds:
+            text = "never"
+        elif figure is not None and column.key == "time_to_effect" and figure.n < len(row.seeds):
+            text += f" ({figure.n} of {len(row.seeds)} seeds)"
+        cells.append((text, figure.mean if figure else None))
+    return cells
+
+
+def _seeds(block: Block) -> list[int]:
+    return sorted({seed for row in block.rows for seed in row.results})
+
+
+def _about(block: Block) -> str:
+    config, seeds = block.config, _seeds(block)
+    rows = f"{config['rows']:,} rows of " if config["rows"] else ""
+    drawn = f", {config['clients_per_round']} a round" if config["clients_per_round"] else ""
+    return (
+        f"{rows}{config['data']}, {config['model']}, {config['clients']} clients{drawn}, {config['partition']}, "
+        f"{config['rounds']} rounds of {config['epochs']} epoch{'s' if config['epochs'] > 1 else ''}, "
+        f"{config['optimizer']} lr {config['lr']:g}, batch {config['batch_size']}. "
+        f"n = {len(seeds)} seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))}), mean ± deviation. "
+        f"On {'; '.join(block.machines)}."
+    )
+
+
+def _story(block: Block) -> str:
+    first = min(block.stories, default=None)
+    return "" if first is None else f"With seed {first}: {block.stories[first]}"
+
+
+def _attack_note(block: Block) -> str:
+    failed = block.failed_attacks
+    return (
+        f"† The attack did not take in {len(failed)} of {len(_seeds(block))} seeds ({', '.join(map(str, failed))}): "
+        "there was nothing to forget in them, and they test nothing."
+        if failed
+        else ""
+    )
+
+
+def _spread_note(block: Block) -> str:
+    """Retrain's own spread from seed to seed: a gap within it is no gap."""
+    retrained = block.row(REFERENCE)
+    if retrained is None:
+        return ""
+    spreads = []
+    for key, title in (("r_a", "R-A"), ("f_a", "F-A"), ("f_a_train", "F-A, train"), ("test", "test")):
+        figure = retrained.figure(key)
+        if figure is not None and figure.std is not None:
+            spreads.append(f"{title} {100 * figure.std:.2f}")
+    return f"Retrain's own deviation from seed to seed, in points: {', '.join(spreads)}." if spreads else ""
+
+
+def _failures(block: Block) -> list[str]:
+    return [
+        f"{row.method.name}, seed {seed}, failed: {reason}"
+        for row in block.rows
+        for seed, reason in row.failures.items()
+    ]
+
+
+def _words(blocks: Sequence[Block]) -> list[str]:
+    return verdicts(blocks) or ["Nowhere in these results, in every seed."]
+
+
+_RULE = (
+    "A control is named where it is better in every seed in which the attack took: on shares by more than 0.002, on "
+    "F-A by being closer to Retrain's. Controls that lose more than ten points of R-A to Retrain are left out."
+)
+
+
+def _legend(blocks: Sequence[Block]) -> list[str]:
+    shown = {column.key for block in blocks for table in _TABLES for column in block.shown(table)}
+    goal = {
+        "higher": "Higher is better.",
+        "lower": "Lower is better.",
+        "retrain": "Best where Retrain's is.",
+        "neither": "",
+    }
+    return [f"{c.title}: {c.about} {goal[c.better]}".strip() for c in columns() if c.key in shown]
+
+
+def _markdown(experiment: Experiment, blocks: Sequence[Block]) -> str:
+    parts = [GENERATED.format(folder=f"benchmarks/results/{experiment.name}"), f"# {experiment.title}"]
+    parts += ["## Where a control does better than FedUP", _RULE, "\n".join(f"- {one}" for one in _words(blocks))]
+    for block in blocks:
+        parts += [f"## {block.federation}, {block.scenario.name}", _about(block), _story(block), _attack_note(block)]
+        for table, title in _TABLES.items():
+            head = _head(block, table)
+            rows = [[text for text, _ in _cells(block, row, head)] for row in block.rows if row.supported]
+            parts += [f"### {title}", _spread_note(block) if table == "closeness" else ""]
+            parts.append(markdown_table(_titles(head), rows))
+        unsupported = [row.method.name for row in block.rows if not row.supported]
+        parts.append(f"Not for such requests: {', '.join(unsupported)}." if unsupported else "")
+        parts += _failures(block)
+    parts += ["## Columns", "\n".join(f"- {one}" for one in _legend(blocks))]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _csv(blocks: Sequence[Block]) -> str:
+    """One line for each figure of each cell, and for each figure that the paper printed."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["federation", "scenario", "method", "seed", "figure", "value"])
+    for block in blocks:
+        for row in block.rows:
+            start = [block.federation, block.scenario.name, row.method.name]
+            for column in columns():
+                figure: Figure | None = row.figure(column.key)
+                for seed, value in figure.values.items() if figure else ():
+                    writer.writerow([*start, seed, column.key, f"{value:.6g}"])
+                if column.key in row.paper:
+                    writer.writerow([*start, "paper", column.key, f"{row.paper[column.key]:.6g}"])
+    return text.getvalue()
+
+
+def _page(experiment: Experiment, blocks: Sequence[Block]) -> Page:
+    page = Page(
+        experiment.title,
+        "Every method met the same federations, first weights, cohorts and batches. Click on a column's head to sort.",
+        wide=True,
+    )
+    page.links([f"{block.federation}, {block.scenario.name}" for block in blocks])
+    page.heading("Where a control does better than FedUP")
+    page.paragraph(_RULE)
+    page.bullets(_words(blocks))
+    page.note(
+        "What is not claimed: a filter suppresses at the served interface. The frozen weights still hold what they "
+        "learned; only Retrain's never saw it."
+    )
+    for block in blocks:
+        _section(page, block)
+    page.heading("Columns")
+    page.bullets(_legend(blocks))
+    page.footer(f"Made by `fedup bench report` from the result files of the experiment {experiment.name!r}.")
+    return page
+
+
+def _section(page: Page, block: Block) -> None:
+    page.heading(f"{block.federation}, {block.scenario.name}")
+    page.paragraph(_about(block))
+    page.paragraph(_story(block))
+    if block.failed_attacks:
+        page.note(_attack_note(block))
+    sides = {
+        f"{column.title}, {aim}": {row.method.name: figure for row in block.rows if (figure := row.figure(column.key))}
+        for column, aim in _sides(block)
+    }
+    page.figure(
+        methods_against_retrain(sides, REFERENCE),
+        "Mean and deviation over seeds; the green line is Retrain's. The closer to it, the better.",
+    )
+    for table, title in _TABLES.items():
+        head = _head(block, table)
+        rows = [_cells(block, row, head) for row in block.rows if row.supported]
+        page.subheading(title)
+        page.paragraph(_spread_note(block) if table == "closeness" else "")
+        page.sortable_table(_titles(head), rows, marked=OURS)
+    unsupported = [row.method.name for row in block.rows if not row.supported]
+    if unsupported:
+        page.paragraph(f"Not for such requests: {', '.join(unsupported)}.")
+    for failure in _failures(block):
+        page.note(failure)
+    times = {row.method.name: figure.mean for row in block.rows if (figure := row.figure("time")) and figure.mean > 0}
+    if times:
+        page.figure(times_of_methods(times), "Seconds from request to the final model, on a logarithmic axis.")
+
+
+def _sides(block: Block) -> list[tuple[Column, str]]:
+    """The figure that is to stay, and the one that is to go."""
+    shown = {column.key: column for column in block.shown("accuracy")}
+    to_go = next((shown[key] for key in ("asr", "f_a", "f_a_train") if key in shown), None)
+    sides = [(shown["r_a"], "to be kept")] if "r_a" in shown else []
+    return [*sides, (to_go, "to go")] if to_go else sides

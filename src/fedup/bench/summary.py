@@ -1,0 +1,161 @@
+"""Results of an experiment, summed up over seeds: mean, spread and number, and what the paper printed."""
+
+import statistics
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from fedup.bench.experiment import REFERENCE, Cell, Experiment, Named
+from fedup.bench.metrics import Column, columns
+from fedup.bench.results import Results
+
+ORIGINAL = "none"  # the control that shows the model before any request
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure over seeds."""
+
+    values: Mapping[int, float]  # by seed
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values.values())
+
+    @property
+    def std(self) -> float | None:
+        """Sample deviation; None for a single seed."""
+        return statistics.stdev(self.values.values()) if len(self.values) > 1 else None
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method in one block."""
+
+    method: Named
+    results: Mapping[int, Mapping[str, Any]]  # by seed
+    paper: Mapping[str, float]
+
+    def figure(self, key: str) -> Figure | None:
+        """A figure over the seeds that have it."""
+        values = {
+            seed: float(result["metrics"][key])
+            for seed, result in self.results.items()
+            if result.get("metrics", {}).get(key) is not None
+        }
+        return Figure(values) if values else None
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seeds with a finished result."""
+        return [seed for seed, result in self.results.items() if "metrics" in result]
+
+    @property
+    def failures(self) -> dict[int, str]:
+        """What went wrong, by seed."""
+        return {seed: _reason(result["failed"]) for seed, result in self.results.items() if "failed" in result}
+
+    @property
+    def supported(self) -> bool:
+        return not any(result.get("not_supported") for result in self.results.values())
+
+
+@dataclass(frozen=True)
+class Block:
+    """One federation in one scenario: all methods."""
+
+    federation: str
+    scenario: Named
+    rows: Sequence[Row]
+    config: Mapping[str, Any]  # of the federation
+    stories: Mapping[int, str]  # by seed
+
+    def row(self, name: str) -> Row | None:
+        """The row of the method of that name."""
+        return next((row for row in self.rows if row.method.name == name), None)
+
+    @property
+    def failed_attacks(self) -> list[int]:
+        """Seeds in which the attack did not take, so that there was nothing to forget."""
+        original, retrained = self.row(ORIGINAL), self.row(REFERENCE)
+        if original is None or retrained is None:
+            return []
+        both = [seed for seed in original.seeds if seed in retrained.seeds]
+        took = self.scenario.settings.took
+        return [s for s in both if not took(original.results[s]["metrics"], retrained.results[s]["metrics"])]
+
+    def shown(self, table: str) -> list[Column]:
+        """The columns of a table for which some method has a figure."""
+        return [
+            column
+            for column in columns()
+            if column.table == table and any(row.figure(column.key) is not None for row in self.rows)
+        ]
+
+    @property
+    def machines(self) -> list[str]:
+        """Where the results come from."""
+        found = {_machine(result) for row in self.rows for result in row.results.values()}
+        return sorted(found)
+
+
+def summarize(experiment: Experiment, results: Results, seeds: Sequence[int] | None = None) -> list[Block]:
+    """A block for each federation and scenario that has a result."""
+    blocks: dict[tuple[str, str], dict[str, Row]] = {}
+    scenarios: dict[tuple[str, str], tuple[Named, dict[str, Any]]] = {}
+    for cell in experiment.cells(seeds):
+        found = results.load(cell)
+        if found is None:
+            continue
+        place = cell.group.federation, cell.group.scenario.name
+        scenarios.setdefault(place, (cell.group.scenario, cell.group.config()["federation"]))
+        rows = blocks.setdefault(place, {})
+        row = rows.setdefault(cell.method.name, Row(cell.method, {}, printed(cell)))
+        row.results[cell.group.recipe.seed] = found  # type: ignore[index]
+    return [
+        Block(
+            federation,
+            scenarios[federation, name][0],
+            list(rows.values()),
+            scenarios[federation, name][1],
+            _stories(rows),
+        )
+        for (federation, name), rows in blocks.items()
+    ]
+
+
+def printed(cell: Cell) -> dict[str, float]:
+    """What the paper printed for such a cell; nothing where it has none."""
+    found: dict[str, float] = (
+        _paper().get(cell.group.federation, {}).get(cell.group.scenario.use, {}).get(cell.method.name, {})
+    )
+    return found
+
+
+@cache
+def _paper() -> dict[str, Any]:
+    return tomllib.loads(files("fedup.bench").joinpath("paper.toml").read_text(encoding="utf-8"))
+
+
+def _stories(rows: Mapping[str, Row]) -> dict[int, str]:
+    return {
+        seed: result["story"] for row in rows.values() for seed, result in row.results.items() if result.get("story")
+    }
+
+
+def _reason(failed: Mapping[str, str]) -> str:
+    return f"{failed['error']}: {failed['message']}"
+
+
+def _machine(result: Mapping[str, Any]) -> str:
+    machine, on_gpu = result["machine"], str(result["device"]).startswith("cuda")
+    where = machine["accelerator"] if on_gpu else f"{machine['processor']}, {machine['threads']} threads"
+    note = f" ({result['note']})" if result.get("note") else ""
+    return f"{where}, torch {machine['torch']}{note}"
