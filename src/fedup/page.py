@@ -34,7 +34,8 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
 nav { display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; margin: 1rem 0; }
 nav a, .sortable button { color: #2e6f95; } .sortable button { all: unset; cursor: pointer; color: var(--soft); }
 .sortable button:focus-visible { outline: 2px solid #2e6f95; } .sortable tbody tr:hover { background: #f6f8fa; }
-body.wide { max-width: 78rem; } .sortable { font-size: .92rem; } .sortable th, .sortable td { padding: .35rem .55rem; }
+body.wide { max-width: 80rem; } body.wide figure { max-width: 60rem; }
+.sortable { font-size: .9rem; } .sortable th, .sortable td { padding: .35rem .5rem; }
 .sortable tr.marked { background: #fdf4f1; font-weight: 600; }
 th[aria-sort="ascending"] button::after { content: " ▲"; } th[aria-sort="descending"] button::after { content: " ▼"; }
 @media print { body { margin: 1rem auto; } }
@@ -167,7 +168,5 @@ class Page:
             f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<title>{escape(self._title)}</title><style>{_STYLE}</style>"
         )
-        write_text(
-            path,
-            f'<!doctype html>\n<html lang="en"><head>{head}</head><body class="{self._class}">\n{body}\n</body></html>\n',
-        )
+        page = f'<html lang="en"><head>{head}</head><body class="{self._class}">\n{body}\n</body></html>'
+        write_text(path, f"<!doctype html>\n{page}\n")

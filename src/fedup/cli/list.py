@@ -16,7 +16,7 @@ def list_(
     folder: Annotated[Path, typer.Argument(help="Where to look for run folders.")] = Path(),
     as_json: JsonOption = False,
 ) -> None:
-    """List data sets, models and partitions by name, and the run folders below a folder.
+    """List what there is by name (data sets, models, scenarios, methods, metrics), and the run folders below a folder.
 
     Example: [bold]fedup list runs[/]
     """
@@ -29,6 +29,9 @@ def list_(
         "data": names("fedup.bench.datasets"),
         "models": names("fedup.bench.models"),
         "partitions": list(PARTITIONS),
+        "scenarios": names("fedup.bench.scenarios"),
+        "methods": names("fedup.bench.methods"),
+        "metrics": names("fedup.bench.metrics"),
         "runs": sorted(str(path.parent) for depth in _DEPTHS for path in folder.glob(f"{depth}run.sqlite")),
     }
     if as_json:
