@@ -30,7 +30,8 @@ class Cost:
     ahead_bytes_up: int = 0
     storage_bytes: int = 0  # kept for the sake of requests to come, or to take this one back
     path: list[dict[str, float]] = field(default_factory=list)  # how things stood on the way: `time_s` and figures
-    _paused_s: float = 0.0
+    _paused_s: float = field(default=0.0, compare=False, repr=False)
+    _stage: tuple[float, float] = field(default=(0.0, 0.0), compare=False, repr=False)  # its start; pauses until then
 
     @property
     def total_time_s(self) -> float:
@@ -40,24 +41,27 @@ class Cost:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Adds the time of a block to a stage, less the time that probes took."""
-        started, paused = _now(), self._paused_s
+        self._stage = _now(), self._paused_s
         try:
             yield
         finally:
-            spent = _now() - started - (self._paused_s - paused)
-            self.time_s[name] = self.time_s.get(name, 0.0) + spent
+            self.time_s[name] = self.time_s.get(name, 0.0) + self._spent(_now())
 
-    def probe(self, probe: Probe, model: nn.Module, since: float) -> None:
-        """Note how things stand now, `since` the given moment; the clock is stopped meanwhile."""
+    def probe(self, probe: Probe, model: nn.Module) -> None:
+        """Note how things stand now, within a stage; the clock is stopped meanwhile."""
         started = _now()
-        moment = self.total_time_s + started - since - self._paused_s
-        self.path.append({"time_s": moment, **probe(model)})
+        self.path.append({"time_s": self.total_time_s + self._spent(started), **probe(model)})
         self._paused_s += _now() - started
+
+    def _spent(self, now: float) -> float:
+        """Seconds in this stage, pauses left out."""
+        started, paused = self._stage
+        return now - started - (self._paused_s - paused)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
-            "time_s": self.time_s,
+            "time_s": dict(self.time_s),
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             "clients": sorted(self.clients),
@@ -65,7 +69,7 @@ class Cost:
             "ahead_time_s": self.ahead_time_s,
             "ahead_bytes_up": self.ahead_bytes_up,
             "storage_bytes": self.storage_bytes,
-            "path": self.path,
+            "path": [dict(moment) for moment in self.path],
         }
 
     @classmethod
@@ -79,7 +83,6 @@ class Meter(Observer):
 
     def __init__(self, cost: Cost, federation: Federation, local: LocalTraining, probe: Probe | None = None) -> None:
         self._cost, self._federation, self._local, self._probe = cost, federation, local, probe
-        self._started = _now()
         self._size: int | None = None
 
     def on_update(self, round_index: int, client: int, *, before: Weights, after: Weights, weight: float) -> None:
@@ -93,7 +96,7 @@ class Meter(Observer):
 
     def on_round(self, round_index: int, model: nn.Module) -> None:
         if self._probe is not None:
-            self._cost.probe(self._probe, model, self._started)
+            self._cost.probe(self._probe, model)
 
 
 def _now() -> float:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,7 +29,7 @@ class Named:
 
     def config(self) -> dict[str, Any]:
         """Plain data that says what it is, whatever its name."""
-        return {"use": self.use, **_plain(asdict(self.settings))}
+        return {"use": self.use, **_plain(asdict(self.settings)), **_own_code(use=self.use)}
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Group:
 
     def config(self) -> dict[str, Any]:
         """The resolved configuration."""
-        return {"federation": _plain(asdict(self.recipe)), "scenario": self.scenario.config()}
+        own = _own_code(data=self.recipe.data, model=self.recipe.model, weights=self.recipe.weights or "")
+        return {"federation": {**_plain(asdict(self.recipe)), **own}, "scenario": self.scenario.config()}
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,9 @@ class Experiment:
 
 def federation_name(recipe: Recipe) -> str:
     """Data set and model, for people and folders."""
-    return f"{Path(recipe.data).stem}-{Path(recipe.model).stem}"
+    place, _, column = recipe.data.partition(":")
+    data = f"{Path(place).stem}_{column}" if column else Path(place).stem
+    return re.sub(r"[^\w.-]+", "_", f"{data}-{Path(recipe.model).stem}")
 
 
 def load_experiment(path: Path) -> Experiment:
@@ -134,7 +138,8 @@ def _read(name: str, table: dict[str, Any]) -> Experiment:
     for place, one in enumerate(federations):
         where = f"federations[{place}]"
         settings = dict(convert(one, dict, where))
-        own = checked(settings.pop("scenarios", {}), list(table.get("scenarios", {})), f"{where}.scenarios")
+        known = convert(table.get("scenarios", {}), dict, "scenarios")
+        own = checked(settings.pop("scenarios", {}), list(known), f"{where}.scenarios")
         recipe = _recipe(settings, where)
         if federation_name(recipe) in scenarios:
             raise SettingError(
@@ -147,6 +152,8 @@ def _read(name: str, table: dict[str, Any]) -> Experiment:
         methods = (Named(REFERENCE, REFERENCE, method_class(REFERENCE)()), *methods)
     methods = tuple(sorted(methods, key=lambda method: method.name != REFERENCE))  # it comes first
     seeds = convert(table.get("seeds", [0]), tuple[int, ...], "seeds")
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise SettingError(f"seeds must be at least one, each once; found {list(seeds)}.")
     return Experiment(name, convert(table.get("title", name), str, "title"), seeds, tuple(recipes), scenarios, methods)
 
 
@@ -162,14 +169,26 @@ def _named(
 ) -> tuple[Named, ...]:
     """The scenarios or methods of an experiment: `[methods.NAME]` with settings, and `use` where NAME is no file's."""
     found = []
-    for name, settings in checked(table.get(kind, {}), table.get(kind, {}), kind).items():
+    for name, settings in convert(table.get(kind, {}), dict, kind).items():
         where = f"{kind}.{name}"
+        if not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
+            raise SettingError(f"{where}: a name is made of letters, digits, _, - and dots: it names files.")
         given = {**convert(settings, dict, where), **convert((own or {}).get(name, {}), dict, where)}
         use = convert(given.pop("use", name), str, f"{where}.use")
         found.append(Named(name, use, build(find(use), given, where)))
     if not found:
         raise SettingError(f"{kind}: there is none; add [{kind}.NAME] for each.")
     return tuple(found)
+
+
+def _own_code(**sources: str) -> dict[str, Any]:
+    """sha256 of the user's own files among these: what they hold is part of the configuration."""
+    found = {
+        name: hashlib.sha256(Path(source).read_bytes()).hexdigest()
+        for name, source in sources.items()
+        if Path(source).suffix in (".py", ".safetensors") and Path(source).is_file()
+    }
+    return {"own_files": found} if found else {}
 
 
 def hash_of(config: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedup.bench.experiment import Cell
+from fedup.bench.experiment import Cell, hash_of
 from fedup.errors import ArtifactError
 from fedup.files import write_text
 
@@ -40,7 +40,7 @@ class Results:
                 f"{path} is a result of format {version}, and this fedup reads and writes {FORMAT}: keep that folder "
                 "for the version that wrote it, and choose another with --results. Nothing was changed."
             )
-        if found.get("hash") != cell.hash:
+        if found.get("hash") != cell.hash or hash_of(found.get("config", {})) != cell.hash:
             raise ArtifactError(f"{path} says it is of another configuration: it was edited or renamed. Remove it.")
         return found
 

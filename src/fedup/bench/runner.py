@@ -1,5 +1,6 @@
 """Runs an experiment: cell by cell, only what is missing, from shared federations; interrupt it anywhere."""
 
+import json
 import statistics
 import time
 import traceback
@@ -22,8 +23,9 @@ from fedup.bench.scenarios import Situation
 from fedup.bench.task import Task, Unlearned
 from fedup.bench.trained import keep, trained
 from fedup.bench.watching import Progress
-from fedup.errors import StorageError
+from fedup.errors import DataError, StorageError
 from fedup.registry import names
+from fedup.sharing import fingerprint
 
 Outcome = Literal["done", "failed", "not supported"]
 
@@ -73,7 +75,8 @@ def run_cells(
             clock.note(cell, result["wall_s"], floor.made_in_s())
             done += 1
             yield Event(cell, outcome, result, done, len(cells), clock.left_s())
-            watched("", 1, 1)  # a moment to stop at
+            if done < len(cells):
+                watched("", 1, 1)  # a moment to stop at
 
 
 def _measure(cell: Cell, floor: "_Floor") -> tuple[Outcome, dict[str, Any]]:
@@ -97,6 +100,13 @@ def _measure(cell: Cell, floor: "_Floor") -> tuple[Outcome, dict[str, Any]]:
         for name in names("fedup.bench.metrics"):
             figures |= metric(name).measure(case)
         about["wall_s"] = time.perf_counter() - started
+        measured = {
+            "story": floor.situation.story,
+            "reversible": unlearned.reversible,
+            "metrics": figures,
+            "cost": unlearned.cost.to_json(),
+        }
+        json.dumps(measured)  # a method or metric may give what no file can hold
     except (StorageError, BudgetSpentError):
         raise
     except Exception as error:  # whatever a method or a data set does wrong: the other cells go on
@@ -104,13 +114,7 @@ def _measure(cell: Cell, floor: "_Floor") -> tuple[Outcome, dict[str, Any]]:
             **about,
             "failed": {"error": type(error).__name__, "message": str(error), "where": traceback.format_exc()},
         }
-    return "done", {
-        **about,
-        "story": floor.situation.story,
-        "reversible": unlearned.reversible,
-        "metrics": figures,
-        "cost": unlearned.cost.to_json(),
-    }
+    return "done", {**about, **measured}
 
 
 class _Floor:
@@ -169,7 +173,11 @@ class _Floor:
     def answer(self, method: Method) -> tuple[Unlearned, Outputs]:
         """What a method makes of the task; Retrain's model is kept as the reference of the others."""
         task = self.task
+        before = fingerprint(task.model), fingerprint(task.start)
         unlearned = method.unlearn(task)
+        if (fingerprint(task.model), fingerprint(task.start)) != before:
+            self._made.clear()  # other methods get it as it was
+            raise DataError("The method changed the task's own model; it must work on a copy.")
         outputs = Outputs(unlearned.model, self.ground)
         if isinstance(method, method_class(REFERENCE)):
             self._made["retrained"] = outputs

@@ -58,7 +58,9 @@ def convert(value: object, hint: Any, where: str) -> Any:
         return float(value)
     if isinstance(hint, type) and isinstance(value, hint) and not (hint is not bool and isinstance(value, bool)):
         return value
-    wanted = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}.get(hint, "")
+    wanted = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", list: "a list"}.get(
+        hint, "a table"
+    )
     if origin is tuple:
         wanted = "a list"
     if origin is Literal:

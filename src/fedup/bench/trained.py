@@ -5,12 +5,14 @@ import hashlib
 import json
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from fedup.bench.datasets._cache import cache_folder
+from fedup.bench.models import model_code
 from fedup.bench.recipe import Recipe
 from fedup.bench.watching import Progress, RoundsShown
 from fedup.errors import ArtifactError
@@ -36,7 +38,8 @@ def trained(
             return load_model(blank, path).to(device)
     checkpoint = path.with_suffix(".rounds")
     watch = RoundsShown(progress, f"{recipe.data}, seed {recipe.seed}: {what}", recipe.rounds)
-    model = federate(
+    learn = partial(
+        federate,
         start,
         federation,
         rounds=recipe.rounds,
@@ -46,7 +49,12 @@ def trained(
         device=device,
         observers=[watch],
         checkpoint=checkpoint,
-    ).model
+    )
+    try:
+        model = learn().model
+    except (ArtifactError, FileNotFoundError):  # a checkpoint that is damaged, or that another process took away
+        checkpoint.unlink(missing_ok=True)
+        model = learn().model
     save_model(model, path)
     checkpoint.unlink(missing_ok=True)
     return model
@@ -65,6 +73,7 @@ def _path(start: nn.Module, federation: Federation, recipe: Recipe) -> Path:
         "seed": recipe.seed,
         "device": federation.x.device.type,
         "torch": torch.__version__,
+        "code": model_code(recipe.model),
         "start": fingerprint(start),
         "federation": federation.digest(),
     }

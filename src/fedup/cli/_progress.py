@@ -82,7 +82,7 @@ def _line(event: "Event") -> str:
     told = [f"{name} {figures[key]:.3f}" for key, name in _TOLD.items() if figures.get(key) is not None]
     if event.outcome != "done":
         failure = event.result.get("failed", {})
-        told = [event.outcome + (f": {failure['error']}: {failure['message']}" if failure else "")]
+        told = [event.outcome + (f": {failure['error']}: {' '.join(failure['message'].split())}" if failure else "")]
     return f"[{event.done}/{event.total}] {event.cell}: {', '.join(told)}; about {_duration(event.left_s)} left"
 
 

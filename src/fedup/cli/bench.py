@@ -1,6 +1,7 @@
 """`fedup bench …`."""
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -146,8 +147,8 @@ def run(
             console.print("The time given is over; the same command goes on from here.", highlight=False)
     left = sum(not store.is_done(cell) for cell in cells) - failed
     typer.echo(
-        f"{len(cells) - left - failed} of {len(cells)} cells done, {failed} failed, {left} left; results in "
-        f"{store.folder}. Next: fedup bench report"
+        f"{len(cells) - left - failed} of {len(cells)} cells done, {failed} failed, {left} left.\n"
+        f"Results: {store.folder}. Next: fedup bench report"
     )
     if failed:
         raise typer.Exit(1)
@@ -168,10 +169,11 @@ def report(
 
 
 def _parse_seeds(text: str) -> list[int]:
-    seeds: list[int] = []
+    seeds: dict[int, None] = {}  # each once, in order
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
+        found = re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if first > last:
             raise SettingError(f"Seeds are given as 0-2 or 0,1,5; found {text!r}.")
-        seeds += range(int(first), int(last or first) + 1)
-    return seeds
+        seeds |= dict.fromkeys(range(first, last + 1))
+    return list(seeds)

@@ -153,7 +153,7 @@ def _print_data_sets(found: list[dict[str, Any]]) -> None:
     console.print(table)
     for one in found:
         if not one["here"]:
-            console.print(f"{one['name']}: {one['why']}", highlight=False, markup=False)
+            console.print(f"{one['name']}: {one['why']}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_clients(found: list[dict[str, Any]]) -> None:

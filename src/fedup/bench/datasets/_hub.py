@@ -5,6 +5,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +43,31 @@ def download(file: HubFile, root: Path, show: Callable[[int, int], None]) -> Non
         with urllib.request.urlopen(address, timeout=30) as answer:
             size = int(answer.headers.get("Content-Length") or 0)
             with replacing(root / file.place) as partial:
-                written = _copy(answer, partial, lambda done: show(done, size))
+                written = _copy(answer, partial, address, lambda done: show(done, size))
                 if size and written != size:
                     raise MissingDataError(f"{address} broke off after {written:,} of {size:,} bytes: fetch again.")
-    except (urllib.error.URLError, ValueError, ConnectionError, TimeoutError) as error:
+    except (urllib.error.URLError, HTTPException, ValueError, ConnectionError, TimeoutError) as error:
         if isinstance(error, MissingDataError):
             raise
-        reason = getattr(error, "reason", error)
+        reason = " ".join(str(getattr(error, "reason", error)).split())
         raise MissingDataError(
             f"{address} cannot be fetched ({reason}). Without internet, put the file at {root / file.place} yourself."
         ) from error
 
 
-def _copy(source: Any, target: Path, show: Callable[[int], None]) -> int:
+def _copy(source: Any, target: Path, address: str, show: Callable[[int], None]) -> int:
     done = 0
     with target.open("wb") as file:
-        while block := source.read(_BLOCK):
+        while block := _read(source, address):
             file.write(block)
             done += len(block)
             show(done)
     return done
+
+
+def _read(source: Any, address: str) -> bytes:
+    try:
+        block: bytes = source.read(_BLOCK)
+    except (OSError, HTTPException) as error:  # the network's, not the disk's
+        raise MissingDataError(f"The connection to {address} broke off ({error}): fetch again.") from error
+    return block

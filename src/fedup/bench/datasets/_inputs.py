@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def open_image(data: bytes) -> "Image":
-    """A decoded image; DataError for anything that is none."""
+    """A decoded image, grey or in colour, 8 bits a channel; DataError for anything that is none."""
     from PIL import Image
 
     try:
@@ -28,7 +28,11 @@ def open_image(data: bytes) -> "Image":
         image.load()
     except (OSError, ValueError, TypeError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"It holds no readable image ({error}).") from error
-    return image
+    if image.mode.startswith("I"):  # 16 bits a pixel; converting would clip them
+        return Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
+    if image.mode in ("L", "RGB"):
+        return image
+    return image.convert("L" if image.mode in ("1", "LA", "La", "F") else "RGB")
 
 
 @dataclass(frozen=True)
@@ -47,10 +51,7 @@ class Images:
         """The pixels (C, H, W) of an encoded image; one of another size is refused, or resized."""
         from PIL import Image
 
-        image = open_image(data)
-        if image.mode.startswith("I"):  # 16 bits a pixel; converting would clip them
-            image = Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
-        image = image.convert("L" if self.channels == 1 else "RGB")
+        image = open_image(data).convert("L" if self.channels == 1 else "RGB")
         if image.size != (self.width, self.height):
             if not resize:
                 raise DataError(

@@ -20,7 +20,8 @@ def own_parquet(name: str) -> "OwnParquet | None":
     """The Parquet files of that name: a file, a folder, or one below FEDUP_DATA; `NAME:COLUMN` names the labels."""
     place, _, column = name.partition(":")
     root = data_root()
-    for path in (Path(place), *([root / Path(place).name] if root else [])):
+    by_name = root / place if root and Path(place).name == place else None
+    for path in (Path(place), *([by_name] if by_name else [])):
         if (path.is_dir() and list(path.glob("*.parquet"))) or (path.suffix == ".parquet" and path.is_file()):
             return OwnParquet(path, column or None)
     if place.endswith(".parquet"):
@@ -61,10 +62,11 @@ class OwnParquet:
             x, test_x, y, test_y = x[~is_test], x[is_test], y[~is_test], y[is_test]
         highest = max(int(y.max()), int(test_y.max()) if len(test_y) else 0)
         names = class_names(train[0], self._label) or tuple(map(str, range(highest + 1)))
-        if highest >= len(names) or int(y.min()) < 0:
+        lowest = min(int(y.min()), int(test_y.min()) if len(test_y) else 0)
+        if highest >= len(names) or lowest < 0:
             raise DataError(
-                f"{self.path} names {len(names)} classes, and its labels in {self._label!r} reach from {int(y.min())} "
-                f"to {highest}: labels must lie in 0 … {len(names) - 1}."
+                f"{self.path} names {len(names)} classes, and its labels in {self._label!r} reach from {lowest} to "
+                f"{highest}: labels must lie in 0 … {len(names) - 1}."
             )
         return Dataset(self.path.stem, x, y, test_x, test_y, names)
 
@@ -114,9 +116,20 @@ class OwnParquet:
         )
 
     def _pixels(self, files: list[Path]) -> Tensor:
-        return torch.cat(
-            [read_images(path, image_column=self._content[0], label_column=self._label)[0] for path in files]
-        )
+        columns = {"image_column": self._content[0], "label_column": self._label}
+        found = {path: read_images(path, **columns)[0] for path in files}
+        for path, pixels in found.items():
+            if pixels.shape[1:] != self._shape:
+                raise DataError(
+                    f"The images in {path} are of shape {tuple(pixels.shape[1:])}, those in {self._files('train')[0]} "
+                    f"{self._shape}: a data set needs images of one size and colour mode."
+                )
+        return torch.cat(list(found.values()))
+
+    @cached_property
+    def _shape(self) -> tuple[int, ...]:
+        first = self._files("train")[0]
+        return tuple(read_images(first, image_column=self._content[0], label_column=self._label)[0].shape[1:])
 
     def _rows(self, files: list[Path]) -> Tensor:
         how = self.INPUT

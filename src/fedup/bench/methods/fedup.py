@@ -7,6 +7,7 @@ from torch import nn
 from fedup.bench.cost import Cost
 from fedup.bench.task import Task, Unlearned
 from fedup.centroids import Centroids, collect
+from fedup.client import Summarizing
 from fedup.filter import ClassPolicy, FilterConfig
 from fedup.plugging import PluggedModel, plug
 from fedup.request import Forget
@@ -36,6 +37,7 @@ class Method:
 
     def __post_init__(self) -> None:
         self.config(0)  # checks the settings of the filter
+        Summarizing(self.ratio, self.sigma)  # and those of the centroids
 
     def config(self, seed: int) -> FilterConfig:
         """The settings of the filter."""

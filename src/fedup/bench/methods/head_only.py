@@ -1,6 +1,5 @@
 """Control: the last layer is trained anew on the same centroids; no filter."""
 
-import copy
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from fedup.bench.cost import Cost
 from fedup.bench.task import Task, Unlearned
 from fedup.centroids import Centroids
+from fedup.client import Summarizing
 from fedup.contact import InProcess
 from fedup.cut import find_cut, flat_tail
 from fedup.errors import SettingError
@@ -30,8 +30,11 @@ class Method:
     lr: float = 3e-3
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.batch_size < 1:
-            raise SettingError(f"steps and batch_size must be 1 or more; found {self.steps} and {self.batch_size}.")
+        Summarizing(self.ratio)  # checks it
+        if self.steps < 1 or self.batch_size < 1 or not 0 < self.lr < float("inf"):
+            raise SettingError(
+                f"steps and batch_size must be 1 or more, lr above 0; found {self.steps}, {self.batch_size}, {self.lr}."
+            )
 
     def supports(self, request: Forget) -> bool:
         """Clients, classes and samples alike."""
@@ -81,8 +84,7 @@ def _fresh_last_layer(model: nn.Module, place: str, seed: int) -> None:
     """Put a copy with first weights of its own in place of the last layer, in this view of the model only."""
     parent, _, name = place.rpartition(".")
     old = model.get_submodule(place)
-    layer = nn.Linear(old.in_features, old.out_features, old.bias is not None)  # type: ignore[arg-type]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(seed, "head only"))
-        layer.reset_parameters()
-    setattr(model.get_submodule(parent), name, copy.deepcopy(layer).to(next(old.parameters())))
+        layer = nn.Linear(old.in_features, old.out_features, old.bias is not None)  # type: ignore[arg-type]
+    setattr(model.get_submodule(parent), name, layer.to(next(old.parameters())))

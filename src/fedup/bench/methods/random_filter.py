@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from fedup.bench.cost import Cost
 from fedup.bench.task import Task, Unlearned
 from fedup.cut import read_features
@@ -18,6 +20,9 @@ class Method:
     rank: int = 32
     cut: str | None = None
 
+    def __post_init__(self) -> None:
+        FilterConfig(rank=self.rank)  # checks it
+
     def supports(self, request: Forget) -> bool:
         """It does not look at the request."""
         return True
@@ -27,7 +32,9 @@ class Method:
         cost = Cost()
         with cost.stage("plug"):
             plugged = plug(task.model, self.cut or task.recipe.cut)
-            features = read_features(plugged.base, plugged.cut, task.federation.x, task.federation.rows()[:1])
+            first = task.federation.rows()[:1]
+            nobody = torch.zeros_like(first, dtype=torch.bool)  # a blank row tells the width: nobody's is read
+            features = read_features(plugged.base, plugged.cut, task.federation.x, first, wanted=nobody)
             source = generator(task.recipe.seed, "random filter")
             width, nonnegative = features.values.shape[1], features.nonnegative
             random = Bottleneck(width, self.rank, nonnegative=nonnegative, source=source).requires_grad_(False)

@@ -1,16 +1,25 @@
 """Models, one file each: what it `TAKES` ("image" or "text"), a function `build(shape, num_classes)`, and optionally
 the places for a filter, from early to late (`CUTS`), and how fast it learns (`TRAINING`)."""
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from fedup.errors import SettingError
 from fedup.registry import find
+
+_KINDS = {3: "image", 1: "text"}  # by the number of a row's axes
 
 
 def build_model(name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """The model of that name for inputs of a shape; weights from torch's global random state."""
-    built: nn.Module = find(__name__, name, needs=("build",)).build(shape, num_classes)
+    module = find(__name__, name, needs=("build",))
+    takes, kind = getattr(module, "TAKES", None), _KINDS.get(len(shape))
+    if takes is not None and kind is not None and takes != kind:
+        raise SettingError(f"{name} takes {takes}s, and the data set has {kind}s: choose another model (`fedup list`).")
+    built: nn.Module = module.build(shape, num_classes)
     return built
 
 
@@ -24,3 +33,8 @@ def training_of(name: str) -> dict[str, Any]:
     """The local optimizer and learning rate that suit the model."""
     found: dict[str, Any] = getattr(find(__name__, name, needs=("build",)), "TRAINING", {})
     return found
+
+
+def model_code(name: str) -> str:
+    """sha256 of the file that defines the model: with other code the same weights are another model."""
+    return hashlib.sha256(Path(str(find(__name__, name, needs=("build",)).__file__)).read_bytes()).hexdigest()

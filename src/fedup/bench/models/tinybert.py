@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedup.errors import ArtifactError, MissingDataError, SettingError
@@ -48,9 +49,12 @@ class TinyBert(nn.Module):
         from transformers import BertModel
 
         try:
-            pretrained = BertModel.from_pretrained(folder, local_files_only=True).state_dict()
-            self.bert.load_state_dict(pretrained)
-        except (OSError, ValueError, RuntimeError) as error:
+            loaded: Any = BertModel.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+            found, about = loaded
+            if about["missing_keys"]:  # transformers would make them up
+                raise ValueError(f"missing: {', '.join(sorted(about['missing_keys']))}")
+            self.bert.load_state_dict(found.state_dict())
+        except (OSError, ValueError, RuntimeError, TypeError, SafetensorError) as error:
             raise ArtifactError(
                 f"{folder} holds no weights of a 2-layer, 128-wide BERT ({' '.join(str(error).split())[:200]}): it "
                 "must have the config.json and model.safetensors of such a model."

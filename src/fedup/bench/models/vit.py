@@ -4,6 +4,7 @@ from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from fedup.errors import SettingError
 
@@ -25,6 +26,29 @@ class Patches(nn.Module):
         return self.project(x).flatten(2).transpose(1, 2) + self.place  # (N, patches, width)
 
 
+class Block(nn.Module):
+    """Attention among patches, then two layers for each; each reads a normed input and adds to it.
+
+    Written out because torch's own layer computes otherwise, in the last bits, when no gradient is asked for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(_WIDTH), nn.LayerNorm(_WIDTH)
+        self.query_key_value = nn.Linear(_WIDTH, 3 * _WIDTH)
+        self.joined = nn.Linear(_WIDTH, _WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(_WIDTH, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.query_key_value(self.norm1(x)).unflatten(
+            2, (3, _HEADS, -1)
+        )  # (N, patches, 3, heads, width / heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)  # (N, heads, patches, width / heads) each
+        attended = scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        x = x + self.joined(attended)
+        return x + self.mlp(self.norm2(x))
+
+
 class Pool(nn.Module):
     """The mean over patches."""
 
@@ -39,9 +63,6 @@ def build(shape: tuple[int, ...], num_classes: int) -> nn.Module:
         raise SettingError(f"vit cuts images into {_PATCH}×{_PATCH} patches; found {height}×{width}.")
     layers: list[tuple[str, nn.Module]] = [("patches", Patches(channels, height // _PATCH * (width // _PATCH)))]
     for depth in range(_DEPTH):
-        block = nn.TransformerEncoderLayer(
-            _WIDTH, _HEADS, _HIDDEN, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-        )
-        layers.append((f"block{depth + 1}", block))
+        layers.append((f"block{depth + 1}", Block()))
     layers += [("norm", nn.LayerNorm(_WIDTH)), ("pool", Pool()), ("head", nn.Linear(_WIDTH, num_classes))]
     return nn.Sequential(OrderedDict(layers))

@@ -41,17 +41,18 @@ class Scenario:
         """The federation with a backdoor, whose samples are to be forgotten."""
         if not 0 <= self.target < dataset.num_classes:
             raise SettingError(f"target must be a class, 0 … {dataset.num_classes - 1}; found {self.target}.")
-        marked = {client.id: self._marked(federation, client, seed) for client in self._chosen(federation)}
-        rows = torch.cat(list(marked.values()))
-        if len(rows) == 0:
+        found = {client.id: self._marked(federation, client, seed) for client in self._chosen(federation)}
+        marked = {client: ids for client, ids in found.items() if len(ids)}
+        if not marked:
             raise DataError(f"No client has a training row outside class {self.target} to put a trigger on.")
+        rows = torch.cat(list(marked.values()))
         x, y = federation.x.clone(), federation.y.clone()
         x[rows], y[rows] = inputs.triggered(x[rows]), self.target
         story = (
-            f"{len(rows)} samples of {len(marked)} clients carry a trigger and the label "
-            f"{dataset.class_names[self.target]!r}. Forget these samples."
+            f"{len(rows)} samples of {'client' if len(marked) == 1 else 'clients'} {' and '.join(map(str, marked))} "
+            f"carry a trigger and the label {dataset.class_names[self.target]!r}. Forget these samples."
         )
-        request = Forget.samples({client: ids.tolist() for client, ids in marked.items() if len(ids)})
+        request = Forget.samples({client: ids.tolist() for client, ids in marked.items()})
         triggered = Triggered(inputs.triggered(dataset.test_x), dataset.test_y, self.target)
         return Situation(replace(federation, x=x, y=y), request, story, triggered)
 
@@ -63,13 +64,15 @@ class Scenario:
     def _chosen(self, federation: Federation) -> list[Client]:
         if self.clients:
             return [target_client(federation, client) for client in self.clients]
+        if self.holders > len(federation.clients):
+            raise SettingError(f"holders: there are {len(federation.clients)} clients; found {self.holders}.")
         by_rows = sorted(federation.clients, key=lambda client: -len(_outside(federation, client, self.target)))
         return by_rows[: self.holders]
 
     def _marked(self, federation: Federation, client: Client, seed: int) -> Tensor:
         """The rows of a client that get the trigger."""
         others = _outside(federation, client, self.target)
-        count = min(len(others), round(self.share * len(client.train)))
+        count = min(len(others), max(1, round(self.share * len(client.train))))
         order = torch.randperm(len(others), generator=generator(seed, "backdoor", client.id))
         return others[order[:count].to(others.device)].sort().values
 

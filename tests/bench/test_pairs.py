@@ -1,0 +1,221 @@
+"""The paper's five pairs of data set and model learn from real data, forget a class and get every bit back."""
+
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedup import FilterConfig, Forget, collect, fingerprint, plug, restore, unlearn
+from fedup.bench.accuracy import predict
+from fedup.bench.datasets import files_of
+from fedup.bench.models import build_model
+from fedup.bench.recipe import Recipe
+from fedup.errors import ArtifactError
+from fedup.fedavg import federate
+
+_SOURCE = Path(os.environ.get("FEDUP_DATA") or "/nowhere")
+# Few rows and many small steps, so that even seconds of training leave the first loss well behind.
+PAIRS = {
+    ("mnist", "lenet5"): ({"rows": 300, "rounds": 8, "batch_size": 8}, 0.8),
+    ("cifar10", "resnet18"): ({"rows": 60, "rounds": 1, "batch_size": 8}, 1.0),
+    ("cifar10", "vit"): ({"rows": 60, "rounds": 2, "batch_size": 8}, 0.9),
+    ("ag_news", "tinybert"): ({"rows": 100, "rounds": 6, "batch_size": 4, "lr": 1e-3}, 0.97),
+    ("cifar100", "resnet34"): ({"rows": 40, "rounds": 1, "batch_size": 8}, 1.0),
+}
+
+
+def pair(data: str, model: str):
+    """A pair that is skipped where its real data is not here."""
+    missing = [file.place for file in files_of(data) if not (_SOURCE / file.place).is_file()]
+    reason = f"{data}: {', '.join(missing)} missing below FEDUP_DATA={os.environ.get('FEDUP_DATA')}"
+    marks = [pytest.mark.data, pytest.mark.slow, pytest.mark.skipif(bool(missing), reason=reason)]
+    return pytest.param(data, model, marks=marks, id=f"{data}-{model}")
+
+
+@pytest.fixture
+def few(tmp_path, monkeypatch):
+    """The first rows of the real files, in place of all of them: decoding those takes longer than the tests."""
+    monkeypatch.setenv("FEDUP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FEDUP_DATA", str(tmp_path / "data"))
+
+    def few(data: str) -> None:
+        for file in files_of(data):
+            place = tmp_path / "data" / file.place
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if place.suffix != ".parquet":
+                place.symlink_to(_SOURCE / file.place)
+                continue
+            rows = next(pq.ParquetFile(_SOURCE / file.place).iter_batches(batch_size=400))
+            pq.write_table(pa.Table.from_batches([rows]), place)
+
+    return few
+
+
+@pytest.mark.parametrize(("data", "model"), [pair(*names) for names in PAIRS])
+def test_a_pair_learns_forgets_a_class_and_gets_every_bit_back(few, data, model):
+    few(data)
+    how, share = PAIRS[data, model]
+    recipe = Recipe.suited_to(data, model=model, clients=2, partition="iid", **how)
+    dataset = recipe.load()
+    federation = recipe.federation(dataset)
+    blank = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes).eval()
+    trained = federate(blank, federation, rounds=recipe.rounds, local=recipe.local, seed=recipe.seed).model
+    assert all(bool(tensor.isfinite().all()) for tensor in trained.state_dict().values())
+
+    rows = federation.rows("train")
+    x, y = federation.x[rows], federation.y[rows]
+    original = predict(trained, x)
+    before, after = float(cross_entropy(predict(blank, x), y)), float(cross_entropy(original, y))
+    assert after < share * before, (before, after)
+
+    learned = fingerprint(trained)
+    label = int(y.mode().values)
+    centroids = collect(trained, federation, ratio=0.5)
+    plugged = plug(trained)
+    request = Forget.classes([label])
+    unlearn(plugged, centroids, request, clients=federation, config=FilterConfig(rank=8, steps=50))
+    forgotten = predict(plugged, x)
+    assert not bool((forgotten.argmax(1) == label).any())
+    assert not torch.equal(forgotten, original)
+    restore(plugged, centroids, request, clients=federation)
+    back = plugged.unplug()
+    assert fingerprint(back) == fingerprint(trained) == learned
+    assert torch.equal(predict(back, x), original)
+
+
+# --- tinybert with weights of others
+
+
+@pytest.fixture
+def tiny() -> nn.Module:
+    pytest.importorskip("transformers")
+    return _built(1)
+
+
+def _built(seed: int, num_classes: int = 4) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build_model("tinybert", (16,), num_classes).eval()
+
+
+def _texts() -> torch.Tensor:
+    ids = torch.randint(1, 30000, (5, 16), generator=torch.Generator().manual_seed(0))
+    ids[1, 9:] = 0  # a short one
+    return ids
+
+
+@torch.no_grad()
+def _encoded(model: nn.Module) -> list[torch.Tensor]:
+    ids = _texts()
+    found = model.bert(input_ids=ids, attention_mask=(ids != 0).long())
+    return [found.last_hidden_state, found.pooler_output]
+
+
+def test_the_encoder_of_a_folder_that_transformers_saved_is_taken_to_the_bit_and_the_last_layer_stays(tiny, tmp_path):
+    tiny.bert.save_pretrained(tmp_path / "saved")
+    other = _built(2, num_classes=7)
+    head = other.head.weight.detach().clone()
+    assert not torch.equal(_encoded(other)[1], _encoded(tiny)[1])
+    other.load_pretrained(tmp_path / "saved")
+    for ours, theirs in zip(_encoded(other), _encoded(tiny), strict=True):
+        assert torch.equal(ours, theirs)
+    assert torch.equal(other.head.weight, head)
+
+
+def test_what_transformers_itself_makes_of_the_folder_is_the_same(tiny, tmp_path):
+    from transformers import AutoModel
+
+    tiny.bert.save_pretrained(tmp_path / "saved")
+    other = _built(2)
+    other.load_pretrained(tmp_path / "saved")
+    ids = _texts()
+    with torch.no_grad():
+        theirs = AutoModel.from_pretrained(tmp_path / "saved", local_files_only=True).eval()(
+            input_ids=ids, attention_mask=(ids != 0).long()
+        )
+    assert torch.equal(_encoded(other)[1], theirs.pooler_output)
+
+
+def test_a_classifier_that_transformers_saved_gives_its_encoder(tiny, tmp_path):
+    from transformers import BertForSequenceClassification
+
+    classifier = BertForSequenceClassification(tiny.bert.config)
+    classifier.bert.load_state_dict(tiny.bert.state_dict())
+    classifier.save_pretrained(tmp_path / "saved")
+    other = _built(2)
+    other.load_pretrained(tmp_path / "saved")
+    assert torch.equal(_encoded(other)[1], _encoded(tiny)[1])
+
+
+def test_a_recipe_starts_from_the_folder(tiny, tmp_path):
+    tiny.bert.save_pretrained(tmp_path / "saved")
+    recipe = Recipe(data="ag_news", model="tinybert", rounds=1, weights=str(tmp_path / "saved"))
+    made = [recipe.blank_model((16,), 4) for _ in range(2)]
+    assert torch.equal(_encoded(made[0].eval())[1], _encoded(tiny)[1])
+    assert fingerprint(made[0]) == fingerprint(made[1])
+
+
+def _larger(folder: Path, **how) -> None:
+    from transformers import BertConfig, BertModel
+
+    size = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+    BertModel(BertConfig(**{**size, **how})).save_pretrained(folder)
+
+
+def _configured(folder: Path, **changes) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+WRONG = {
+    "nothing": lambda folder: [path.unlink() for path in folder.iterdir()],
+    "no weights": lambda folder: (folder / "model.safetensors").unlink(),
+    "no configuration": lambda folder: (folder / "config.json").unlink(),
+    "a configuration that is no JSON": lambda folder: (folder / "config.json").write_text("{"),
+    "a configuration that is none": lambda folder: (folder / "config.json").write_text("[]"),
+    "empty weights": lambda folder: (folder / "model.safetensors").write_bytes(b""),
+    "half of the weights": lambda folder: os.truncate(folder / "model.safetensors", 10_000),
+    "wider": lambda folder: _larger(folder, hidden_size=256),
+    "deeper": lambda folder: _larger(folder, num_hidden_layers=3),
+    "another vocabulary": lambda folder: _larger(folder, vocab_size=1000),
+    "one layer": lambda folder: _configured(folder, num_hidden_layers=1),
+    "weights of something else": lambda folder: save_file(
+        {"x": torch.zeros(3)}, folder / "model.safetensors", metadata={"format": "pt"}
+    ),
+}
+
+
+@pytest.mark.parametrize("spoil", WRONG.values(), ids=WRONG.keys())
+def test_a_folder_without_such_weights_is_refused(tiny, tmp_path, spoil):
+    # Found here: where weights were missing, transformers made up random ones, and they were taken.
+    folder = tmp_path / "saved"
+    tiny.bert.save_pretrained(folder)
+    spoil(folder)
+    with pytest.raises(ArtifactError, match=r"saved holds no weights of a 2-layer, 128-wide BERT"):
+        _built(2).load_pretrained(folder)
+
+
+def test_a_folder_with_a_part_of_the_weights_is_refused(tiny, tmp_path):
+    from safetensors.torch import load_file
+
+    folder = tmp_path / "saved"
+    tiny.bert.save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if not name.startswith("pooler")}
+    assert len(kept) == len(weights) - 2
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ArtifactError, match="pooler"):
+        _built(2).load_pretrained(folder)
+
+
+def test_a_folder_for_a_model_that_takes_none_is_refused(tmp_path):
+    recipe = Recipe(data="mnist", model="lenet5", rounds=1, weights=str(tmp_path))
+    with pytest.raises(ArtifactError, match=r"is a folder, and .* takes a file of weights only"):
+        recipe.blank_model((1, 28, 28), 10)

@@ -1,0 +1,79 @@
+"""The smoke experiment: every scenario, method and metric on digits and 1,000 images of MNIST, and its report."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from fedup.bench.datasets import check_there
+from fedup.bench.experiment import load_experiment
+from fedup.bench.experiment_report import write_report
+from fedup.bench.metrics import columns
+from fedup.bench.results import Results
+from fedup.bench.runner import run_cells
+from fedup.bench.summary import summarize
+from fedup.errors import MissingDataError
+from fedup.registry import names
+
+SMOKE = Path(__file__).parents[2] / "benchmarks" / "experiments" / "smoke.toml"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """The experiment run (on digits alone where MNIST is not here), and what the report makes of it."""
+    folder = tmp_path_factory.mktemp("smoke")
+    experiment = load_experiment(SMOKE)
+    try:
+        check_there("mnist")
+        cells = experiment.cells()
+    except MissingDataError:
+        cells = experiment.cells(only=["digits"])
+    results = Results(folder / "results")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDUP_CACHE", str(folder / "cache"))
+        events = list(run_cells(cells, results, progress=lambda *told: None))
+    blocks = summarize(experiment, results)
+    paths = write_report(experiment, blocks, tables=folder / "tables", pages=folder / "pages")
+    return experiment, events, blocks, paths
+
+
+@pytest.mark.slow
+def test_every_scenario_and_method_is_in_it_and_no_cell_fails(report):
+    experiment, events, blocks, _ = report
+    assert {block.scenario.name for block in blocks} == set(names("fedup.bench.scenarios"))
+    assert {method.name for method in experiment.methods} == set(names("fedup.bench.methods"))
+    assert {event.outcome for event in events} == {"done", "not supported"}
+
+
+@pytest.mark.slow
+def test_every_figure_of_every_metric_is_measured_somewhere(report):
+    _, _, blocks, _ = report
+    measured = {column.key for block in blocks for row in block.rows for column in columns() if row.figure(column.key)}
+    assert measured == {column.key for column in columns()}
+
+
+@pytest.mark.slow
+def test_whatever_can_be_taken_back_gives_the_original_bit_for_bit(report):
+    _, events, _, _ = report
+    restored = [event.result["metrics"]["restored"] for event in events if event.outcome == "done"]
+    assert {value for value in restored if value is not None} == {1.0}
+    assert any(value is None for value in restored)
+
+
+@pytest.mark.slow
+def test_the_report_has_every_figure_in_csv_and_every_method_in_markdown_and_html(report):
+    _, events, _, (markdown, table, page) = report
+    with table.open(encoding="utf-8") as file:
+        told = {
+            (row["federation"], row["scenario"], row["method"], row["figure"]): row["value"]
+            for row in csv.DictReader(file)
+        }
+    for event in events:
+        for key, value in event.result.get("metrics", {}).items():
+            if key in {column.key for column in columns()} and value is not None:
+                place = event.cell.group.federation, event.cell.group.scenario.name, event.cell.method.name, key
+                assert float(told[place]) == pytest.approx(value, rel=1e-4)
+    for text in (markdown.read_text(encoding="utf-8"), page.read_text(encoding="utf-8")):
+        for name in (*names("fedup.bench.methods"), *names("fedup.bench.scenarios")):
+            assert name in text
+        assert "attack did not take" in text

@@ -1,0 +1,221 @@
+"""What every method keeps to: it leaves the task as it was, repeats itself to the bit, and reads nothing forgotten."""
+
+import dataclasses
+import json
+from dataclasses import MISSING, fields, is_dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedup import Federation, Forget, fingerprint
+from fedup.bench.accuracy import predict
+from fedup.bench.cost import Cost
+from fedup.bench.experiment import REFERENCE
+from fedup.bench.methods import method_class
+from fedup.bench.settings import build
+from fedup.bench.task import Task, Unlearned
+from fedup.errors import SettingError
+from fedup.registry import names
+
+METHODS = names("fedup.bench.methods")
+PLACES = [*names("fedup.bench.scenarios"), "mixed"]
+REQUESTS = {
+    "client": Forget.clients([0]),
+    "class": Forget.classes([1]),
+    "sample": Forget.samples({0: [3]}),
+    "class and client": Forget.classes([1]) | Forget.clients([0]),
+    "class and sample": Forget.classes([1]) | Forget.samples({0: [3]}),
+}
+
+
+def logits_of(model: nn.Module, world) -> Tensor:
+    return predict(model, world.dataset.test_x)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_settings_are_frozen_and_all_have_a_default(name):
+    method = method_class(name)
+    assert is_dataclass(method)
+    assert method.__dataclass_params__.frozen
+    assert all(one.default is not MISSING or one.default_factory is not MISSING for one in fields(method))
+    assert method() == method() == build(method, {}, "methods")
+    assert hash(method()) == hash(method())  # cells are compared and kept in sets
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_answers_some_kind_of_request_and_says_so_without_looking_further(name, world):
+    method = method_class(name)()
+    assert any(method.supports(request) for request in REQUESTS.values())
+    assert all(isinstance(method.supports(request), bool) for request in REQUESTS.values())
+    assert len(list(world.answers(name))) >= 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_task_stays_as_it_was(name, world):
+    for place, _ in world.answers(name):
+        answer = world.answer(name, place)
+        assert answer.after == answer.before, place.name
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_answer_is_a_model_that_gives_a_logit_for_each_class(name, world):
+    for place, unlearned in world.answers(name):
+        logits = logits_of(unlearned.model, world)
+        assert logits.shape == (len(world.dataset.test_y), 10), place.name
+        assert not bool(logits.isnan().any()) and not bool((logits == torch.inf).any()), place.name
+        assert bool(logits.isfinite().any(1).all()), place.name  # every row can be answered
+        assert not any(module.training for module in unlearned.model.modules()), place.name
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_costs_are_counted_and_only_clients_that_stay_are_asked(name, world):
+    for place, unlearned in world.answers(name):
+        cost, request = unlearned.cost, place.task.request
+        assert all(seconds >= 0 for seconds in cost.time_s.values()), place.name
+        counted = (cost.bytes_up, cost.bytes_down, cost.local_steps, cost.ahead_bytes_up, cost.storage_bytes)
+        assert all(isinstance(one, int) and one >= 0 for one in counted), place.name
+        assert cost.ahead_time_s >= 0, place.name
+        assert cost.clients <= set(place.task.federation.ids) - request.client_ids, place.name
+        if cost.bytes_up or cost.local_steps:
+            assert cost.clients, place.name  # somebody sent them, somebody took them
+        if cost.local_steps:
+            assert cost.bytes_up and cost.bytes_down, place.name
+        moments = [moment["time_s"] for moment in cost.path]
+        assert moments == sorted(moments), place.name
+        assert all(0 <= moment[key] <= 1 for moment in cost.path for key in ("r_a", "unwanted")), place.name
+        assert Cost.from_json(json.loads(json.dumps(cost.to_json()))).to_json() == cost.to_json(), place.name
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_second_run_gives_the_same_logits_whatever_was_drawn_before(name, world):
+    for place, unlearned in world.answers(name):
+        torch.manual_seed(len(place.name))
+        state = torch.random.get_rng_state()
+        again = world.quick(name).unlearn(place.task)
+        assert torch.equal(torch.random.get_rng_state(), state), place.name  # global random numbers are left alone
+        assert torch.equal(logits_of(again.model, world), logits_of(unlearned.model, world)), place.name
+        assert again.reversible == unlearned.reversible, place.name
+        first, second = (
+            dataclasses.replace(one.cost, time_s={}, ahead_time_s=0.0, path=[], _paused_s=0.0)
+            for one in (again, unlearned)
+        )
+        assert first == second, place.name  # bytes, clients and steps are counted, not measured
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_request_taken_back_gives_the_original_bit_for_bit_and_the_answer_stays_in_force(name, world):
+    for place, unlearned in world.answers(name):
+        if unlearned.restore is None:
+            continue
+        answered = logits_of(unlearned.model, world)
+        for _ in range(2):
+            back = unlearned.restore()
+            assert fingerprint(back) == fingerprint(place.task.model), place.name
+            assert torch.equal(logits_of(back, world), logits_of(place.task.model, world)), place.name
+        assert torch.equal(logits_of(unlearned.model, world), answered), place.name
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "none"])
+def test_an_answer_is_not_the_original_in_disguise(name, world):
+    for place, unlearned in world.answers(name):
+        assert not torch.equal(logits_of(unlearned.model, world), logits_of(place.task.model, world)), place.name
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_a_mask_over_logits_answers_requests_for_classes_and_nothing_else(kind, world):
+    assert method_class("logit_mask")().supports(REQUESTS[kind]) is (kind == "class")
+
+
+def test_a_mask_never_names_a_forgotten_class_and_keeps_all_other_logits(world):
+    place = world.place("class")
+    unlearned = world.answer("logit_mask", place).unlearned
+    forgotten = sorted(place.task.request.class_ids)
+    retained = [label for label in range(10) if label not in forgotten]
+    masked, original = logits_of(unlearned.model, world), logits_of(place.task.model, world)
+    assert not bool(torch.isin(masked.argmax(1), torch.tensor(forgotten)).any())
+    assert torch.equal(masked[:, retained], original[:, retained])
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "logit_mask"])
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_the_other_methods_answer_any_request(name, kind):
+    assert method_class(name)().supports(REQUESTS[kind])
+
+
+def test_retrain_is_the_reference_that_others_are_compared_with(world):
+    for place, unlearned in world.answers(REFERENCE):
+        assert fingerprint(unlearned.model) == fingerprint(place.retrained.model), place.name
+
+
+def test_none_is_the_original_at_no_cost(world):
+    for place, unlearned in world.answers("none"):
+        assert fingerprint(unlearned.model) == fingerprint(place.task.model)
+        assert unlearned.cost == Cost()
+
+
+def test_fedup_asks_no_client_after_the_request_but_for_samples(world):
+    for place, unlearned in world.answers("fedup"):
+        assert unlearned.cost.clients == set(place.task.request.sample_ids), place.name
+        assert unlearned.cost.local_steps == 0
+        assert unlearned.cost.ahead_bytes_up > 0
+
+
+# --- a method must never read a forgotten row
+
+
+def unreadable(federation: Federation, request: Forget) -> Federation:
+    """The same federation, whose forgotten rows hold nothing that a sum survives."""
+    forgotten = torch.cat([federation.forgotten(request, part) for part in ("train", "validation", "heldout")])
+    x = federation.x.clone()
+    x[forgotten] = torch.nan
+    return dataclasses.replace(federation, x=x)
+
+
+def answer_without(method, task: Task) -> Unlearned:
+    """The method's answer where forgotten rows can no longer be read; what was collected ahead is still there."""
+    return method.unlearn(dataclasses.replace(task, federation=unreadable(task.federation, task.request)))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_after_the_request_no_forgotten_row_is_read(name, world):
+    for place, unlearned in world.answers(name):
+        blind = answer_without(world.quick(name), place.task)
+        assert torch.equal(logits_of(blind.model, world), logits_of(unlearned.model, world)), place.name
+
+
+@pytest.mark.parametrize("place_name", PLACES)
+def test_fedup_without_a_cache_asks_all_that_stay_after_the_request_and_never_reads_a_forgotten_row(place_name, world):
+    task = dataclasses.replace(world.place(place_name).task, _collected={})  # nothing was collected ahead
+    method = dataclasses.replace(world.quick("fedup"), cache=False)
+    seeing, blind = method.unlearn(task), answer_without(method, task)
+    logits = logits_of(blind.model, world)
+    assert bool(logits.isfinite().all())
+    assert torch.equal(logits, logits_of(seeing.model, world))
+    cost = seeing.cost
+    assert cost.clients == set(task.federation.ids) - task.request.client_ids
+    assert (cost.ahead_bytes_up, cost.ahead_time_s) == (0, 0.0)
+    assert cost.bytes_up > 0 and cost.time_s["collect"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("finetune", {"rounds": 0}),
+        ("head_only", {"steps": 0}),
+        ("head_only", {"batch_size": 0}),
+        ("fedup", {"rank": 0}),
+        ("fedup", {"alpha": 1.5}),
+        ("fedup", {"steps": 0}),
+        ("fedup", {"lr": 0.0}),
+        ("fedup", {"class_policy": "keep"}),
+        ("fedup", {"ratio": 0.0}),
+        ("fedup", {"sigma": -1.0}),
+        ("head_only", {"ratio": 1.5}),
+        ("head_only", {"lr": 0.0}),
+        ("random_filter", {"rank": 0}),
+    ],
+)
+def test_settings_out_of_range_are_refused_before_any_work(name, settings):
+    with pytest.raises(SettingError, match=next(iter(settings))):
+        method_class(name)(**settings)

@@ -1,0 +1,129 @@
+"""What every model keeps to: its inputs, its first weights, and the places where a filter can sit."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedup import Federation, FilterConfig, Forget, collect, fingerprint, plug, unlearn
+from fedup.bench.models import build_model, cuts_of, training_of
+from fedup.bench.recipe import Recipe
+from fedup.cut import find_cut
+from fedup.errors import SettingError
+from fedup.registry import find, names
+
+MODELS = names("fedup.bench.models")
+CUTS = [(model, cut) for model in MODELS for cut in cuts_of(model)]
+SHAPES = {"image": (1, 16, 16), "text": (8,)}
+CLASSES = 3
+SMALL = FilterConfig(rank=2, steps=1, batch_size=4)
+
+
+def shape_of(name: str) -> tuple[int, ...]:
+    return SHAPES[find("fedup.bench.models", name).TAKES]
+
+
+def build(name: str, seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return build_model(name, shape_of(name), CLASSES).eval()
+
+
+def rows_for(name: str, n: int = 8) -> Tensor:
+    source, shape = torch.Generator().manual_seed(0), shape_of(name)
+    if len(shape) == 1:
+        return torch.randint(1, 30000, (n, *shape), generator=source)
+    return torch.randn(n, *shape, generator=source)
+
+
+def federation_for(name: str) -> Federation:
+    """Two clients with a row of each class, and two more."""
+    y = torch.arange(8) % CLASSES
+    return Federation.split(rows_for(name), y, [torch.arange(4), torch.arange(4, 8)], heldout=0, validation=0)
+
+
+@torch.no_grad()
+def answer(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x)
+
+
+@pytest.fixture(scope="module")
+def built():
+    """Models, each built once; the tests leave them as they are."""
+    made: dict[str, nn.Module] = {}
+    return lambda name: made.setdefault(name, made.get(name) or build(name))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_takes_images_or_texts_and_gives_a_logit_for_each_class(name, built):
+    assert find("fedup.bench.models", name).TAKES in SHAPES
+    with torch.no_grad():
+        logits = built(name)(rows_for(name))
+    assert logits.shape == (8, CLASSES)
+    assert bool(logits.isfinite().all())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_inputs_of_the_other_kind_are_refused(name):
+    other = next(shape for kind, shape in SHAPES.items() if kind != find("fedup.bench.models", name).TAKES)
+    with pytest.raises(SettingError, match=name):
+        build_model(name, other, CLASSES)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_first_weights_are_the_global_seeds(name, built):
+    weights = fingerprint(built(name))
+    assert fingerprint(build(name)) == weights
+    assert fingerprint(build(name, seed=1)) != weights
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_how_a_model_learns_is_said_in_the_words_of_a_recipe(name):
+    training = training_of(name)
+    assert set(training) <= {field.name for field in fields(Recipe)} - {"data", "model", "seed"}
+    local = Recipe("digits", name, rounds=1, **training).local
+    assert all(getattr(local, setting) == value for setting, value in training.items())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_last_cut_is_the_one_found_without_a_name(name, built):
+    cuts = cuts_of(name)
+    assert cuts[-1] == find_cut(built(name))
+    assert len(set(cuts)) == len(cuts)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_cuts_are_named_from_early_to_late(name):
+    model, order = build(name), []
+    for cut in cuts_of(name):
+        model.get_submodule(cut).register_forward_pre_hook(lambda *_, cut=cut: order.append(cut))
+    with torch.no_grad():
+        model(rows_for(name, 2))
+    assert tuple(order) == cuts_of(name)
+
+
+@pytest.mark.parametrize(("name", "cut"), CUTS, ids=[f"{name}-{cut}" for name, cut in CUTS])
+def test_a_filter_sits_at_every_cut_and_leaves_the_model_as_it_was(name, cut, built):
+    model, federation = built(name), federation_for(name)
+    before, weights = answer(model, federation.x), fingerprint(model)
+    plugged = plug(model, cut)
+    centroids = collect(model, federation, ratio=0.5, cut=cut)
+    unlearn(plugged, centroids, Forget.classes([0]), config=SMALL)
+    filtered = answer(plugged, federation.x)
+    assert filtered.shape == before.shape
+    assert bool(filtered.isfinite().all())
+    assert not torch.allclose(filtered, before)  # the filter is in the way
+    with plugged.restored():
+        assert torch.equal(answer(plugged, federation.x), before)
+    assert plugged.unplug() is model
+    assert fingerprint(model) == weights
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_restored_model_answers_like_the_original_where_gradients_are_recorded_too(name, built):
+    model, x = built(name), rows_for(name)
+    plugged = plug(model)
+    with plugged.restored():
+        assert torch.equal(plugged(x), model(x))
