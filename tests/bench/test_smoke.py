@@ -67,6 +67,7 @@ def test_the_report_has_every_figure_in_csv_and_every_method_in_markdown_and_htm
         told = {
             (row["federation"], row["scenario"], row["method"], row["figure"]): row["value"]
             for row in csv.DictReader(file)
+            if row["seed"] != "paper"
         }
     for event in events:
         for key, value in event.result.get("metrics", {}).items():
