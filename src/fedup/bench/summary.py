@@ -108,27 +108,27 @@ class Block:
 
 def summarize(experiment: Experiment, results: Results, seeds: Sequence[int] | None = None) -> list[Block]:
     """A block for each federation and scenario that has a result."""
-    blocks: dict[tuple[str, str], dict[str, Row]] = {}
-    scenarios: dict[tuple[str, str], tuple[Named, dict[str, Any]]] = {}
+    by_place: dict[tuple[str, str], list[tuple[Cell, dict[str, Any]]]] = {}
     for cell in experiment.cells(seeds):
-        found = results.load(cell)
-        if found is None:
-            continue
-        place = cell.group.federation, cell.group.scenario.name
-        scenarios.setdefault(place, (cell.group.scenario, cell.group.config()["federation"]))
-        rows = blocks.setdefault(place, {})
-        row = rows.setdefault(cell.method.name, Row(cell.method, {}, printed(cell)))
-        row.results[cell.group.recipe.seed] = found  # type: ignore[index]
-    return [
-        Block(
-            federation,
-            scenarios[federation, name][0],
-            list(rows.values()),
-            scenarios[federation, name][1],
-            _stories(rows),
+        result = results.load(cell)
+        if result is not None:
+            by_place.setdefault((cell.group.federation, cell.group.scenario.name), []).append((cell, result))
+    return [_block(found) for found in by_place.values()]
+
+
+def _block(found: Sequence[tuple[Cell, Mapping[str, Any]]]) -> Block:
+    methods = {cell.method.name: cell for cell, _ in found}
+    rows = [
+        Row(
+            cell.method,
+            {one.group.recipe.seed: result for one, result in found if one.method.name == name},
+            printed(cell),
         )
-        for (federation, name), rows in blocks.items()
+        for name, cell in methods.items()
     ]
+    group = found[0][0].group
+    stories = {cell.group.recipe.seed: result["story"] for cell, result in found if result.get("story")}
+    return Block(group.federation, group.scenario, rows, group.config()["federation"], stories)
 
 
 def printed(cell: Cell) -> dict[str, float]:
@@ -142,12 +142,6 @@ def printed(cell: Cell) -> dict[str, float]:
 @cache
 def _paper() -> dict[str, Any]:
     return tomllib.loads(files("fedup.bench").joinpath("paper.toml").read_text(encoding="utf-8"))
-
-
-def _stories(rows: Mapping[str, Row]) -> dict[int, str]:
-    return {
-        seed: result["story"] for row in rows.values() for seed, result in row.results.items() if result.get("story")
-    }
 
 
 def _reason(failed: Mapping[str, str]) -> str:

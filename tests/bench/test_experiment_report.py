@@ -1,0 +1,136 @@
+"""The report of an experiment, from result files whose content is known."""
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from tests.bench._made_up import MadeUp
+
+from fedup.bench.experiment_report import write_report
+from fedup.bench.metrics import columns
+from fedup.bench.shown import show_bytes, show_figure, show_value
+from fedup.bench.summary import Figure, summarize
+
+COLUMNS = {column.key: column for column in columns()}
+
+
+@pytest.fixture
+def report(tmp_path):
+    made_up = MadeUp(tmp_path)
+    made_up.put("client", "retrain", {seed: {"r_a": 0.9, "f_a": 0.01, "time": 100.0, "test": 0.9} for seed in range(3)})
+    made_up.put(
+        "client", "none", {seed: {"r_a": 0.5 + 0.1 * seed, "f_a": 0.6, "time": 0.0, "test": 0.5} for seed in range(3)}
+    )
+    made_up.put(
+        "client", "fedup", {seed: {"r_a": 0.89, "f_a": 0.02, "time": 0.5, "time_to_effect": 0.5} for seed in range(2)}
+    )
+    made_up.put(
+        "client", "fedup", {2: {"failed": {"error": "RuntimeError", "message": "no <b>memory</b>", "where": ""}}}
+    )
+    made_up.put("client", "logit_mask", {seed: {"not_supported": True} for seed in range(3)})
+    blocks = summarize(made_up.experiment, made_up.results)
+    markdown, table, page = write_report(made_up.experiment, blocks, tables=tmp_path, pages=tmp_path / "pages")
+    return markdown.read_text(), table, page
+
+
+def test_the_markdown_has_means_deviations_n_the_paper_failures_and_what_is_not_supported(report):
+    text, _, _ = report
+    assert "| none | 0.600 ± 0.100 |  | 0.600 ± 0.000 |  |" in text
+    assert "| fedup (n = 2) | 0.890 ± 0.000 | 0.990 | 0.020 ± 0.000 | 0.000 |" in text
+    assert "fedup, seed 2, failed: RuntimeError: no <b>memory</b>" in text
+    assert "Not for such requests: logit_mask." in text
+    assert "n = 3 seeds (0, 1, 2)" in text
+    assert "With seed 0: A story of seed 0." in text
+    assert "In points: R-A 0.00" in text or "in points: R-A 0.00" in text
+
+
+def test_every_row_of_a_markdown_table_has_as_many_cells_as_its_head(report):
+    text, _, _ = report
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len({line.count(" | ") for line in table.splitlines()}) == 1
+
+
+def test_the_csv_has_one_line_for_each_figure_of_each_seed_and_the_papers(report):
+    _, table, _ = report
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    none = [(row["seed"], float(row["value"])) for row in rows if (row["method"], row["figure"]) == ("none", "r_a")]
+    assert none == [("0", 0.5), ("1", 0.6), ("2", 0.7)]
+    fedup = [(row["seed"], row["value"]) for row in rows if (row["method"], row["figure"]) == ("fedup", "r_a")]
+    assert fedup == [("0", "0.89"), ("1", "0.89"), ("paper", "0.99")]
+
+
+def test_the_page_is_one_file_that_loads_nothing(report):
+    _, _, page = report
+    text = page.read_text()
+    assert not re.search(r'(src|href)="(?!#)', text)
+    assert "no &lt;b&gt;memory&lt;/b&gt;" in text
+
+
+def test_links_lead_to_headings(report):
+    text = report[2].read_text()
+    targets = re.findall(r'href="#([^"]+)"', text)
+    assert targets
+    assert all(f'id="{target}"' in text for target in targets)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser: chromium")
+def test_a_click_on_a_head_sorts_by_value_with_missing_ones_last_and_a_second_turns_it_round(report, tmp_path):
+    text = report[2].read_text()
+    tell = """<script>
+    const heads = [...document.querySelectorAll("table.sortable")].find(t => t.textContent.includes("time to effect"))
+    const head = name => [...heads.querySelectorAll("th")].find(th => th.textContent.trim() === name);
+    const order = () => [...heads.tBodies[0].rows].map(row => row.cells[0].textContent);
+    const seen = [];
+    for (const name of ["time", "time", "time to effect", "method"]) { head(name).click(); seen.push(order()); }
+    document.title = JSON.stringify(seen);
+    </script>"""
+    clicked = tmp_path / "clicked.html"
+    clicked.write_text(text.replace("</body>", f"{tell}</body>"))
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    done = subprocess.run(
+        ["chromium", *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", clicked.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    by_time, turned, by_effect, by_name = json.loads(re.search(r"<title>(.*?)</title>", done.stdout)[1])
+    assert by_time == ["none", "fedup (n = 2)", "retrain"]
+    assert turned == by_time[::-1]
+    assert by_effect[0] == "fedup (n = 2)"
+    assert by_name == sorted(by_name)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("r_a", 0.98765, "0.988"),
+        ("gap_r_a", -0.0123, "−1.23"),
+        ("gap_r_a", 0.0, "+0.00"),
+        ("time", 0.1234, "0.12 s"),
+        ("time", 12.34, "12.3 s"),
+        ("time", 1234.5, "1234 s"),
+        ("bytes_up", 0, "0 B"),
+        ("bytes_up", 69036424, "69.0 MB"),
+        ("local_steps", 12345, "12,345"),
+        ("overhead", 1.018, "1.02"),
+        ("restored", 1.0, "yes"),
+        ("restored", 0.0, "NO"),
+    ],
+)
+def test_values_are_shown_in_the_style_of_their_column(key, value, text):
+    assert show_value(value, COLUMNS[key]) == text
+
+
+def test_one_model_that_is_not_restored_is_not_rounded_away():
+    assert show_figure(Figure({0: 1.0, 1: 1.0, 2: 0.0}), COLUMNS["restored"]) == "NO (2/3)"
+    assert show_figure(Figure({0: 1.0, 1: 1.0}), COLUMNS["restored"]) == "yes (2/2)"
+
+
+def test_a_single_seed_has_no_deviation_and_no_figure_is_a_dash():
+    assert show_figure(Figure({0: 0.5}), COLUMNS["r_a"]) == "0.500"
+    assert show_figure(None, COLUMNS["r_a"]) == "–"
+    assert show_bytes(999) == "999 B"

@@ -1,0 +1,60 @@
+"""Where a control beats FedUP, in words that the result files bear out."""
+
+import pytest
+from tests.bench._made_up import MadeUp
+
+from fedup.bench.summary import summarize
+from fedup.bench.verdicts import verdicts
+
+
+@pytest.fixture
+def told(tmp_path):
+    """The verdicts on three seeds of a class request, each method with one figure for all or one for each seed."""
+
+    def make(**figures):
+        made_up = MadeUp(tmp_path)
+        for method, by_key in figures.items():
+            by_seed = {
+                seed: {key: value[seed] if isinstance(value, list) else value for key, value in by_key.items()}
+                for seed in range(3)
+            }
+            made_up.put("class", method, by_seed)
+        return verdicts(summarize(made_up.experiment, made_up.results))
+
+    return make
+
+
+BASE = {"r_a": 0.9, "f_a": 0.0, "tv": 0.3}
+
+
+def test_a_control_that_is_better_in_every_seed_is_named_with_both_values(told):
+    assert told(retrain=BASE, fedup=BASE, logit_mask={**BASE, "tv": 0.1}) == [
+        "mnist-lenet5, class: logit_mask does better than FedUP on TV to Retrain (0.100 against 0.300)."
+    ]
+
+
+@pytest.mark.parametrize(
+    "better",
+    [{"tv": 0.299}, {"tv": [0.1, 0.1, 0.4]}, {"tv": 0.3}, {"tv": 0.5}, {"r_a": 0.75, "tv": 0.1}],
+    ids=["by next to nothing", "in two seeds of three", "equal", "worse", "useless otherwise"],
+)
+def test_a_control_that_is_not_is_not_named(told, better):
+    assert told(retrain=BASE, fedup=BASE, logit_mask={**BASE, **better}) == []
+
+
+def test_f_a_is_judged_by_how_close_it_is_to_retrains(told):
+    figures = {"retrain": {**BASE, "f_a": 0.3}, "fedup": {**BASE, "f_a": 0.0}, "none": {**BASE, "f_a": 0.35}}
+    assert "none does better than FedUP on F-A (0.350 against 0.000)" in told(**figures)[0]
+    figures["none"] = {**BASE, "f_a": 0.65}
+    assert told(**figures) == []
+
+
+def test_an_effect_that_fedup_never_reaches_is_lost_to_whoever_does(told):
+    fast, never = {**BASE, "time_to_effect": 5.0}, {**BASE, "time_to_effect": None}
+    assert "time to effect (5.00 s against never)" in told(retrain=BASE, fedup=never, none=fast)[0]
+    assert told(retrain=BASE, fedup=fast, none=never) == []
+    assert told(retrain=BASE, fedup=never, none={**BASE, "time_to_effect": [5.0, 5.0, None]}) == []
+
+
+def test_fedup_and_retrain_are_no_controls(told):
+    assert told(retrain={**BASE, "tv": 0.0, "r_a": 0.99}, fedup=BASE) == []
