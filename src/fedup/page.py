@@ -37,6 +37,7 @@ nav a, .sortable button { color: #2e6f95; } .sortable button { all: unset; curso
 body.wide { max-width: 80rem; } body.wide figure { max-width: 60rem; }
 .sortable { font-size: .9rem; } .sortable th, .sortable td { padding: .35rem .5rem; }
 .sortable tr.marked { background: #fdf4f1; font-weight: 600; }
+th[aria-sort="none"] button::after { content: " ↕"; opacity: .35; }
 th[aria-sort="ascending"] button::after { content: " ▲"; } th[aria-sort="descending"] button::after { content: " ▼"; }
 @media print { body { margin: 1rem auto; } }
 footer { margin-top: 3rem; color: var(--soft); font-size: .85rem; }
@@ -50,10 +51,11 @@ _COLORS = ("#9aa4b2", "#e4572e", "#2e86ab", "#4c9f70")
 _SORT = """
 document.querySelectorAll("table.sortable").forEach(table => table.querySelectorAll("th").forEach((head, column) =>
   head.addEventListener("click", () => {
-    const down = head.getAttribute("aria-sort") !== "ascending";
+    const turned = { ascending: "descending", descending: "ascending" };
+    const order = turned[head.getAttribute("aria-sort")] || head.dataset.first;
     table.querySelectorAll("th").forEach(other => other.setAttribute("aria-sort", "none"));
-    head.setAttribute("aria-sort", down ? "ascending" : "descending");
-    const sign = down ? 1 : -1;
+    head.setAttribute("aria-sort", order);
+    const sign = order === "ascending" ? 1 : -1;
     const numbers = [...table.tBodies[0].rows].some(row => row.cells[column].dataset.by !== "");
     const key = row => row.cells[column].dataset.by;
     [...table.tBodies[0].rows].sort((a, b) => {
@@ -111,12 +113,26 @@ class Page:
         )
 
     def sortable_table(
-        self, head: Sequence[str], rows: Sequence[Sequence[tuple[str, float | None]]], *, marked: str = ""
+        self,
+        head: Sequence[str],
+        rows: Sequence[Sequence[tuple[str, float | None]]],
+        *,
+        marked: str = "",
+        tips: Sequence[str] | None = None,
+        largest_first: Sequence[bool] | None = None,
     ) -> None:
-        """A table that a click on a column's head sorts, by the values given with the texts; one row may be marked."""
-        header = "".join(f'<th aria-sort="none"><button type="button">{escape(cell)}</button></th>' for cell in head)
+        """A table that a click on a column's head sorts, by the values given with the texts; one row may be marked.
+
+        `tips` explain the columns; `largest_first` says which are turned at the first click.
+        """
+        explained = zip(head, tips or [""] * len(head), largest_first or [False] * len(head), strict=True)
+        header = "".join(
+            f'<th aria-sort="none" title="{escape(tip)}" data-first="{"descending" if largest else "ascending"}">'
+            f'<button type="button">{escape(cell)}</button></th>'
+            for cell, tip, largest in explained
+        )
         body = "".join(
-            f'<tr class="{"marked" if marked and row[0][0].startswith(marked) else ""}">'
+            f'<tr class="{"marked" if marked and row[0][0].split(" ")[0] == marked else ""}">'
             + "".join(f'<td data-by="{"" if by is None else by}">{escape(text)}</td>' for text, by in row)
             + "</tr>"
             for row in rows

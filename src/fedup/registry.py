@@ -31,7 +31,8 @@ def find(package: str, name: str, *, needs: Sequence[str] = ()) -> ModuleType:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise SettingError(
-            f"{package.rsplit('.', 1)[-1]}: there is no {name!r}; there are {', '.join(known)}, or a .py file.{hint}"
+            f"{package.rsplit('.', 1)[-1]}: there is no {name!r}; there are {', '.join(known)}, or a file of your "
+            f"own.{hint}"
         )
     return importlib.import_module(f"{package}.{name}")
 

@@ -34,7 +34,7 @@ def folder_of(name: str) -> str:
 
 
 EVERY = [
-    name if name in BUILT_IN else pytest.param(name, marks=needs_data(folder_of(name)))
+    pytest.param(name, marks=needs_data(folder_of(name))) if files_of(name) else name
     for name in names("fedup.bench.datasets")
 ]
 

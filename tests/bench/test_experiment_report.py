@@ -40,7 +40,7 @@ def test_the_markdown_has_means_deviations_n_the_paper_failures_and_what_is_not_
     text, _, _ = report
     assert "| none | 0.600 ± 0.100 |  | 0.600 ± 0.000 |  |" in text
     assert "| fedup (n = 2) | 0.890 ± 0.000 | 0.990 | 0.020 ± 0.000 | 0.000 |" in text
-    assert "fedup, seed 2, failed: RuntimeError: no <b>memory</b>" in text
+    assert "Failed: fedup with seed 2. RuntimeError: no <b>memory</b>" in text
     assert "Not for such requests: logit_mask." in text
     assert "n = 3 seeds (0, 1, 2)" in text
     assert "With seed 0: A story of seed 0." in text

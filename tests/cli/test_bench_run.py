@@ -289,7 +289,7 @@ def test_results_that_cannot_be_read_or_written_are_one_clear_line(bench, toml, 
 def test_help_has_examples_that_parse(bench):
     ran = ok("bench", "run", "--help")
     shown = " ".join(ran.out.replace("│", " ").split())
-    assert "Examples: fedup bench run benchmarks/experiments/smoke.toml" in shown
+    assert "Example: fedup bench run benchmarks/experiments/smoke.toml" in shown
     assert max(map(len, ran.out.splitlines())) <= 100
     for option in ("--only", "--seeds", "--budget-minutes", "--results", "--force", "--note", "--dry-run", "--device"):
         assert option in shown

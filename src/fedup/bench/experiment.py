@@ -140,14 +140,21 @@ def _read(name: str, table: dict[str, Any]) -> Experiment:
         settings = dict(convert(one, dict, where))
         known = convert(table.get("scenarios", {}), dict, "scenarios")
         own = checked(settings.pop("scenarios", {}), list(known), f"{where}.scenarios")
+        left_out = convert(settings.pop("leave_out", []), tuple[str, ...], f"{where}.leave_out")
+        checked(dict.fromkeys(left_out), list(known), f"{where}.leave_out")
         recipe = _recipe(settings, where)
         if federation_name(recipe) in scenarios:
             raise SettingError(
                 f"{where}: {federation_name(recipe)} is there already; an experiment has each pair once."
             )
         recipes.append(recipe)
-        scenarios[federation_name(recipe)] = _named(table, "scenarios", scenario_class, own)
+        wanted = _named(table, "scenarios", scenario_class, own)
+        scenarios[federation_name(recipe)] = tuple(one for one in wanted if one.name not in left_out)
     methods = _named(table, "methods", method_class)
+    if any((method.name == REFERENCE) != (method.use == REFERENCE) for method in methods):
+        raise SettingError(
+            f"methods: {REFERENCE} is what the others are compared with; it has that name, and no other."
+        )
     if REFERENCE not in [method.name for method in methods]:  # gaps need it
         methods = (Named(REFERENCE, REFERENCE, method_class(REFERENCE)()), *methods)
     methods = tuple(sorted(methods, key=lambda method: method.name != REFERENCE))  # it comes first

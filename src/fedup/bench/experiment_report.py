@@ -72,6 +72,11 @@ def _cells(block: Block, row: Row, head: Sequence[tuple[Column, bool]]) -> list[
     return cells
 
 
+def _tables(block: Block) -> dict[str, str]:
+    """The tables that have a column for this block; none where everything failed."""
+    return {table: title for table, title in _TABLES.items() if block.shown(table)}
+
+
 def _seeds(block: Block) -> list[int]:
     return sorted({seed for row in block.rows for seed in row.results})
 
@@ -81,12 +86,18 @@ def _about(block: Block) -> str:
     rows = f"{config['rows']:,} rows of " if config["rows"] else ""
     drawn = f", {config['clients_per_round']} a round" if config["clients_per_round"] else ""
     return (
-        f"{rows}{config['data']}, {config['model']}, {config['clients']} clients{drawn}, {config['partition']}, "
-        f"{config['rounds']} rounds of {config['epochs']} epoch{'s' if config['epochs'] > 1 else ''}, "
+        f"{rows}{Path(config['data']).name}, {Path(config['model']).stem}, {config['clients']} clients{drawn}, "
+        f"{config['partition']}, "
+        f"{_many(config['rounds'], 'round')} of {_many(config['epochs'], 'epoch')}, "
         f"{config['optimizer']} lr {config['lr']:g}, batch {config['batch_size']}. "
-        f"n = {len(seeds)} seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))}), mean ± deviation. "
+        f"n = {_many(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
+        f"{', mean ± deviation' if len(seeds) > 1 else ''}. "
         f"On {'; '.join(block.machines)}."
     )
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _story(block: Block) -> str:
@@ -97,8 +108,8 @@ def _story(block: Block) -> str:
 def _attack_note(block: Block) -> str:
     failed = block.failed_attacks
     return (
-        f"† The attack did not take in {len(failed)} of {len(_seeds(block))} seeds ({', '.join(map(str, failed))}): "
-        "there was nothing to forget in them, and they test nothing."
+        f"† The attack did not take in {len(failed)} of {_many(len(_seeds(block)), 'seed')} "
+        f"({', '.join(map(str, failed))}): nothing was there to forget, and nothing is tested."
         if failed
         else ""
     )
@@ -118,11 +129,12 @@ def _spread_note(block: Block) -> str:
 
 
 def _failures(block: Block) -> list[str]:
-    return [
-        f"{row.method.name}, seed {seed}, failed: {reason}"
-        for row in block.rows
-        for seed, reason in row.failures.items()
-    ]
+    """One sentence for each reason: a data set or a scenario that fails does so for every method."""
+    where: dict[str, list[str]] = {}
+    for row in block.rows:
+        for seed, reason in row.failures.items():
+            where.setdefault(" ".join(reason.split()), []).append(f"{row.method.name} with seed {seed}")
+    return [f"Failed: {', '.join(cells)}. {reason}" for reason, cells in where.items()]
 
 
 def _words(blocks: Sequence[Block]) -> list[str]:
@@ -143,7 +155,8 @@ def _legend(blocks: Sequence[Block]) -> list[str]:
         "retrain": "Best where Retrain's is.",
         "neither": "",
     }
-    return [f"{c.title}: {c.about} {goal[c.better]}".strip() for c in columns() if c.key in shown]
+    by_table = [column for table in _TABLES for column in columns() if column.table == table]
+    return [f"{c.title}: {c.about} {goal[c.better]}".strip() for c in by_table if c.key in shown]
 
 
 def _markdown(experiment: Experiment, blocks: Sequence[Block]) -> str:
@@ -151,7 +164,7 @@ def _markdown(experiment: Experiment, blocks: Sequence[Block]) -> str:
     parts += ["## Where a control does better than FedUP", _RULE, "\n".join(f"- {one}" for one in _words(blocks))]
     for block in blocks:
         parts += [f"## {block.federation}, {block.scenario.name}", _about(block), _story(block), _attack_note(block)]
-        for table, title in _TABLES.items():
+        for table, title in _tables(block).items():
             head = _head(block, table)
             rows = [[text for text, _ in _cells(block, row, head)] for row in block.rows if row.supported]
             parts += [f"### {title}", _spread_note(block) if table == "closeness" else ""]
@@ -212,16 +225,18 @@ def _section(page: Page, block: Block) -> None:
         f"{column.title}, {aim}": {row.method.name: figure for row in block.rows if (figure := row.figure(column.key))}
         for column, aim in _sides(block)
     }
-    page.figure(
-        methods_against_retrain(sides, REFERENCE),
-        "Mean and deviation over seeds; the green line is Retrain's. The closer to it, the better.",
-    )
-    for table, title in _TABLES.items():
+    if sides:
+        page.figure(
+            methods_against_retrain(sides, REFERENCE), "Mean and deviation over seeds; the green line is Retrain's."
+        )
+    for table, title in _tables(block).items():
         head = _head(block, table)
         rows = [_cells(block, row, head) for row in block.rows if row.supported]
         page.subheading(title)
         page.paragraph(_spread_note(block) if table == "closeness" else "")
-        page.sortable_table(_titles(head), rows, marked=OURS)
+        tips = ["", *(("As printed in the paper." if is_paper else column.about) for column, is_paper in head)]
+        best_first = [False, *(column.better == "higher" for column, _ in head)]
+        page.sortable_table(_titles(head), rows, marked=OURS, tips=tips, largest_first=best_first)
     unsupported = [row.method.name for row in block.rows if not row.supported]
     if unsupported:
         page.paragraph(f"Not for such requests: {', '.join(unsupported)}.")

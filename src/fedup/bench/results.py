@@ -1,6 +1,7 @@
 """Results on disk: one JSON file for each cell, named by its configuration, written whole or not at all."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,11 @@ class Results:
         if found.get("hash") != cell.hash or hash_of(found.get("config", {})) != cell.hash:
             raise ArtifactError(f"{path} says it is of another configuration: it was edited or renamed. Remove it.")
         return found
+
+    def seeds(self) -> list[int]:
+        """The seeds of which there are results."""
+        found = (re.search(r"-seed(-?\d+)-[0-9a-f]{8}\.json$", path.name) for path in self.folder.glob("*/*/*.json"))
+        return sorted({int(one[1]) for one in found if one})
 
     def is_done(self, cell: Cell) -> bool:
         """Whether there is a result; a failure is none."""

@@ -12,7 +12,7 @@ def show_value(value: float, column: Column) -> str:
         case "points":
             return f"{100 * value:+.2f}".replace("-", "−")
         case "seconds":
-            return f"{value:.0f} s" if value >= 100 else f"{value:.1f} s" if value >= 10 else f"{value:.2f} s"
+            return _seconds(value)
         case "bytes":
             return show_bytes(value)
         case "count":
@@ -32,8 +32,16 @@ def show_figure(figure: Figure | None, column: Column) -> str:
     text = show_value(figure.mean, column)
     if figure.std is None or column.style in ("bytes", "count"):
         return text
+    if column.style == "seconds":
+        return f"{text} ± {_seconds(figure.std)}"
     spread = {"share": f"{figure.std:.3f}", "points": f"{100 * figure.std:.2f}"}.get(column.style, f"{figure.std:.2f}")
     return f"{text} ± {spread}"
+
+
+def _seconds(value: float) -> str:
+    if 0 < value < 0.1:
+        return f"{1000 * value:.1f} ms"
+    return f"{value:.0f} s" if value >= 100 or value == 0 else f"{value:.1f} s" if value >= 10 else f"{value:.2f} s"
 
 
 def show_bytes(size: float) -> str:

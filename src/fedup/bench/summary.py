@@ -106,10 +106,10 @@ class Block:
         return sorted(found)
 
 
-def summarize(experiment: Experiment, results: Results, seeds: Sequence[int] | None = None) -> list[Block]:
-    """A block for each federation and scenario that has a result."""
+def summarize(experiment: Experiment, results: Results) -> list[Block]:
+    """A block for each federation and scenario that has a result, with whatever seeds."""
     by_place: dict[tuple[str, str], list[tuple[Cell, dict[str, Any]]]] = {}
-    for cell in experiment.cells(seeds):
+    for cell in experiment.cells(results.seeds()):
         result = results.load(cell)
         if result is not None:
             by_place.setdefault((cell.group.federation, cell.group.scenario.name), []).append((cell, result))

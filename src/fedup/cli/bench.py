@@ -17,6 +17,107 @@ _RESULTS = Path("benchmarks/results")
 
 
 @app.command()
+def run(
+    experiment: Annotated[Path, typer.Argument(help="A TOML file, as in benchmarks/experiments.")],
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only cells of this federation, data set, model, scenario or method. Repeated, names of one kind "
+            "widen the choice and names of different kinds narrow it."
+        ),
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds instead of the experiment's, as 0-4 or 0,1,5.")] = None,
+    budget_minutes: Annotated[
+        float | None, typer.Option(help="Stop cleanly before so many minutes are over.", min=0)
+    ] = None,
+    results: Annotated[Path, typer.Option(help="Folder for results; each experiment has one below it.")] = _RESULTS,
+    force: Annotated[bool, typer.Option("--force", help="Measure again what is there already.")] = False,
+    note: Annotated[
+        str | None, typer.Option(help="Kept with each result: what else a reader of its times should know.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and stop.")] = False,
+    device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:1, …")] = "auto",
+) -> None:
+    """Run what is missing of an experiment: every federation × scenario × seed × method, one result file each.
+
+    Interrupt it anywhere and run the same command again: finished cells stay, a federation in training goes on.
+
+    A cell that fails is recorded with its error, and the others go on; the exit status is then 1.
+
+    Example: [bold]fedup bench run benchmarks/experiments/smoke.toml[/]
+
+    Example: [bold]fedup bench run benchmarks/experiments/main.toml --only mnist --only class --seeds 0-4[/]
+    """
+    from fedup.bench.datasets import check_there
+    from fedup.bench.experiment import load_experiment
+    from fedup.bench.results import Results
+    from fedup.bench.runner import BudgetSpentError, run_cells
+    from fedup.cli._progress import cell_progress
+    from fedup.cli._session import checked_device
+
+    asked = load_experiment(experiment)
+    cells = asked.cells(seeds=_parse_seeds(seeds) if seeds else None, only=only or ())
+    store = Results(results / asked.name)
+    missing = [cell for cell in cells if force or not store.is_done(cell)]
+    if dry_run or not missing:
+        for cell in missing:
+            typer.echo(str(cell))
+        typer.echo(f"{len(cells) - len(missing)} of {len(cells)} cells are done; {len(missing)} to run.")
+        return
+    for name in sorted({cell.group.recipe.data for cell in missing}):
+        check_there(name)  # before the first hour of work, not after it
+    console = wide_console(stderr=True)
+    failed = 0
+    with cell_progress(console, len(cells)) as (show, tell):
+        try:
+            for event in run_cells(
+                cells,
+                store,
+                device=checked_device(device),
+                progress=show,
+                budget_s=None if budget_minutes is None else 60 * budget_minutes,
+                force=force,
+                note=note,
+            ):
+                failed += event.outcome == "failed"
+                tell(event)
+        except BudgetSpentError:
+            console.print("The time given is over; the same command goes on from here.", highlight=False)
+    left = sum(not store.is_done(cell) for cell in cells) - failed
+    typer.echo(
+        f"{len(cells) - left - failed} of {len(cells)} cells done, {failed} failed, {left} left.\n"
+        f"Results: {store.folder}. Next: fedup bench report"
+        + (f" {experiment} --results {results}" if results != _RESULTS else "")
+        + ("\nReasons of failures are in the result files, and in the report." if failed else "")
+    )
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    experiments: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Experiments (TOML); by default all that there are in the folder."),
+    ] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="Folder of results; by default results/ below the folder.")
+    ] = None,
+    folder: Annotated[
+        Path, typer.Option(help="Folder with experiments/, results/ and speed/; tables/ and pages/ are written there.")
+    ] = Path("benchmarks"),
+) -> None:
+    """Make tables (Markdown, CSV) and pages (HTML) from result files.
+
+    Examples: [bold]fedup bench report[/], [bold]fedup bench report mine.toml --results /tmp/results[/]
+    """
+    from fedup.bench.tables import write_tables
+
+    for path in write_tables(folder, experiments or (), results):
+        typer.echo(f"wrote {path}")
+
+
+@app.command()
 def speed(
     out: Annotated[Path, typer.Option(help="Result file.")] = Path("benchmarks/speed/this-machine.json"),
     rows: Annotated[int, typer.Option(help="Feature rows.", min=1000)] = 50_000,
@@ -81,91 +182,6 @@ def core(
     for row in summary_rows(results):
         table.add_row(*row)
     console.print(table)
-
-
-@app.command()
-def run(
-    experiment: Annotated[Path, typer.Argument(help="A TOML file, as in benchmarks/experiments.")],
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help="Only cells of this federation, data set, model, scenario or method; repeat it."),
-    ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds instead of the experiment's, as 0-4 or 0,1,5.")] = None,
-    budget_minutes: Annotated[
-        float | None, typer.Option(help="Stop cleanly before so many minutes are over.", min=0)
-    ] = None,
-    results: Annotated[Path, typer.Option(help="Folder for results; each experiment has one below it.")] = _RESULTS,
-    force: Annotated[bool, typer.Option("--force", help="Measure again what is there already.")] = False,
-    note: Annotated[
-        str | None, typer.Option(help="Kept with each result: what else a reader of its times should know.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and stop.")] = False,
-    device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:1, …")] = "auto",
-) -> None:
-    """Run what is missing of an experiment: every federation × scenario × seed × method, one result file each.
-
-    Interrupt it anywhere and run the same command again: finished cells stay, and a federation that was being trained
-    goes on where it was. A cell that fails is recorded, and the others go on.
-
-    Examples: [bold]fedup bench run benchmarks/experiments/smoke.toml[/],
-    [bold]fedup bench run benchmarks/experiments/main.toml --only class --seeds 0-4 --budget-minutes 30[/]
-    """
-    from fedup.bench.datasets import check_there
-    from fedup.bench.experiment import load_experiment
-    from fedup.bench.results import Results
-    from fedup.bench.runner import BudgetSpentError, run_cells
-    from fedup.cli._progress import cell_progress
-    from fedup.cli._session import checked_device
-
-    asked = load_experiment(experiment)
-    cells = asked.cells(seeds=_parse_seeds(seeds) if seeds else None, only=only or ())
-    store = Results(results / asked.name)
-    missing = [cell for cell in cells if force or not store.is_done(cell)]
-    if dry_run or not missing:
-        for cell in missing:
-            typer.echo(str(cell))
-        typer.echo(f"{len(cells) - len(missing)} of {len(cells)} cells are done; {len(missing)} to run.")
-        return
-    for name in sorted({cell.group.recipe.data for cell in missing}):
-        check_there(name)  # before the first hour of work, not after it
-    console = wide_console(stderr=True)
-    failed = 0
-    with cell_progress(console, len(cells)) as (show, tell):
-        try:
-            for event in run_cells(
-                cells,
-                store,
-                device=checked_device(device),
-                progress=show,
-                budget_s=None if budget_minutes is None else 60 * budget_minutes,
-                force=force,
-                note=note,
-            ):
-                failed += event.outcome == "failed"
-                tell(event)
-        except BudgetSpentError:
-            console.print("The time given is over; the same command goes on from here.", highlight=False)
-    left = sum(not store.is_done(cell) for cell in cells) - failed
-    typer.echo(
-        f"{len(cells) - left - failed} of {len(cells)} cells done, {failed} failed, {left} left.\n"
-        f"Results: {store.folder}. Next: fedup bench report"
-    )
-    if failed:
-        raise typer.Exit(1)
-
-
-@app.command()
-def report(
-    folder: Annotated[Path, typer.Option(help="Folder with speed/ and results/.")] = Path("benchmarks"),
-) -> None:
-    """Generate tables (Markdown, CSV) in benchmarks/tables and pages (HTML) in benchmarks/pages from the result files.
-
-    Example: [bold]fedup bench report[/]
-    """
-    from fedup.bench.tables import write_tables
-
-    for path in write_tables(folder):
-        typer.echo(f"wrote {path}")
 
 
 def _parse_seeds(text: str) -> list[int]:

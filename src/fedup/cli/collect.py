@@ -36,12 +36,12 @@ def collect(
     if as_json:
         typer.echo(json.dumps(result, indent=2))
     elif result["already"]:
-        typer.echo(f"The centroids are in {run} already; nothing was changed. Next: fedup unlearn --class 7{of(run)}")
+        typer.echo(f"The centroids are in {run} already; nothing was changed. Next: fedup unlearn --class 0{of(run)}")
     else:
         typer.echo(
             f"{result['centroids']:,} centroids of {result['cells']} cells from {result['clients']} clients, "
             f"{size(result['bytes_up'])} sent, in {result['time_s']:.1f} s.\n"
-            f"Protection: {result['mechanism']}. Next: fedup unlearn --class 7{of(run)}"
+            f"Protection: {result['mechanism']}. Next: fedup unlearn --class 0{of(run)}"
         )
 
 

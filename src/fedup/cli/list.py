@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated
 
 import typer
@@ -38,4 +39,7 @@ def list_(
         typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
         return
     for kind, entries in found.items():
-        typer.echo(f"{kind:<11} {', '.join(entries) or 'none'}")
+        # Paths stay whole, one after another; names are broken to fit a terminal.
+        text = ", ".join(entries) or "none"
+        lines = [text] if kind == "runs" else wrap(text, 88)
+        typer.echo(f"{kind:<11} " + f"\n{'':<12}".join(lines))

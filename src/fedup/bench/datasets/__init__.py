@@ -78,7 +78,7 @@ def check_there(name: str) -> None:
     if lacking:
         raise MissingDataError(
             f"The data set {name!r} is not here, or half: {', '.join(file.place for file in lacking)} "
-            f"{'is' if len(lacking) == 1 else 'are'} missing below {root}. `fedup data fetch {name}` gets "
+            f"{'is' if len(lacking) == 1 else 'are'} missing below {root} (FEDUP_DATA). `fedup data fetch {name}` gets "
             "what is missing, where there is internet."
         )
 

@@ -132,7 +132,9 @@ class Texts:
         folder, _, name = self.vocabulary.rpartition("/")
         path = data_folder(folder) / name
         if not path.is_file():
-            raise MissingDataError(f"The vocabulary {path} is missing: put BERT's vocab.txt there.")
+            raise MissingDataError(
+                f"The vocabulary {path} is missing: put BERT's vocab.txt there (`fedup data fetch ag_news`)."
+            )
         return path
 
 

@@ -35,7 +35,11 @@ class OwnParquet:
 
     path: Path
     label: str | None = None
-    DEFAULTS = Defaults()
+
+    @property
+    def DEFAULTS(self) -> Defaults:  # noqa: N802 (the contract's name)
+        """A model that takes what the files hold."""
+        return Defaults(model="tinybert", batch_size=32) if self._content[1] == "text" else Defaults()
 
     @cached_property
     def INPUT(self) -> Images | Texts:  # noqa: N802 (the contract's name)

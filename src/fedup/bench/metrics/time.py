@@ -11,7 +11,7 @@ COLUMNS = (
     Column(
         "time_to_effect",
         "time to effect",
-        "Seconds until R-A is within 1 point of Retrain's and F-A (backdoors: ASR) too; none: never.",
+        "Seconds until R-A is at most 1 point below Retrain's and F-A (backdoors: ASR) at most 1 point above.",
         "cost",
         "lower",
         "seconds",
