@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 import pytest
-from tests.bench._made_up import MadeUp
+from tests.bench._made_up import MACHINE, MadeUp
 
 from fedup.bench.experiment_report import write_report
 from fedup.bench.metrics import columns
@@ -20,7 +20,11 @@ COLUMNS = {column.key: column for column in columns()}
 @pytest.fixture
 def report(tmp_path):
     made_up = MadeUp(tmp_path)
-    made_up.put("client", "retrain", {seed: {"r_a": 0.9, "f_a": 0.01, "time": 100.0, "test": 0.9} for seed in range(3)})
+    made_up.put(
+        "client",
+        "retrain",
+        {seed: {"r_a": 0.9, "f_a": 0.01, "time": 100.0, "test": 0.9, "gap_r_a": 0.0} for seed in range(3)},
+    )
     made_up.put(
         "client", "none", {seed: {"r_a": 0.5 + 0.1 * seed, "f_a": 0.6, "time": 0.0, "test": 0.5} for seed in range(3)}
     )
@@ -44,7 +48,7 @@ def test_the_markdown_has_means_deviations_n_the_paper_failures_and_what_is_not_
     assert "Not for such requests: logit_mask." in text
     assert "n = 3 seeds (0, 1, 2)" in text
     assert "With seed 0: A story of seed 0." in text
-    assert "In points: R-A 0.00" in text or "in points: R-A 0.00" in text
+    assert "Retrain's own deviation from seed to seed, in points: R-A 0.00" in text
 
 
 def test_every_row_of_a_markdown_table_has_as_many_cells_as_its_head(report):
@@ -134,3 +138,23 @@ def test_a_single_seed_has_no_deviation_and_no_figure_is_a_dash():
     assert show_figure(Figure({0: 0.5}), COLUMNS["r_a"]) == "0.500"
     assert show_figure(None, COLUMNS["r_a"]) == "–"
     assert show_bytes(999) == "999 B"
+
+
+def test_a_block_in_which_everything_failed_tells_the_reason_once_and_has_a_page(tmp_path):
+    made_up = MadeUp(tmp_path)
+    for method in ("retrain", "none", "fedup"):
+        failed = {"failed": {"error": "DataError", "message": "No such\nthing.", "where": ""}}
+        made_up.put("class", method, {0: failed, 1: failed})
+    blocks = summarize(made_up.experiment, made_up.results)
+    markdown, _, page = write_report(made_up.experiment, blocks, tables=tmp_path, pages=tmp_path)
+    assert markdown.read_text().count("DataError: No such thing.") == 1
+    assert "DataError: No such thing." in page.read_text()
+    assert "### " not in markdown.read_text()
+
+
+def test_seeds_beyond_the_experiments_own_are_reported_too(tmp_path):
+    made_up = MadeUp(tmp_path)
+    for cell in made_up.experiment.cells(seeds=[7], only=["class", "fedup"]):
+        made_up.results.save(cell, {"machine": MACHINE, "device": "cpu", "metrics": {"r_a": 0.5}})
+    (block,) = summarize(made_up.experiment, made_up.results)
+    assert block.row("fedup").seeds == [7]
