@@ -33,15 +33,17 @@ def show_figure(figure: Figure | None, column: Column) -> str:
     if figure.std is None or column.style in ("bytes", "count"):
         return text
     if column.style == "seconds":
-        return f"{text} ± {_seconds(figure.std)}"
+        return _seconds(figure.mean, figure.std)
     spread = {"share": f"{figure.std:.3f}", "points": f"{100 * figure.std:.2f}"}.get(column.style, f"{figure.std:.2f}")
     return f"{text} ± {spread}"
 
 
-def _seconds(value: float) -> str:
-    if 0 < value < 0.1:
-        return f"{1000 * value:.1f} ms"
-    return f"{value:.0f} s" if value >= 100 or value == 0 else f"{value:.1f} s" if value >= 10 else f"{value:.2f} s"
+def _seconds(value: float, spread: float | None = None) -> str:
+    """Seconds, or thousandths where there is less than a tenth of one; the spread in the same unit."""
+    unit, factor = ("ms", 1000) if 0 < value < 0.1 else ("s", 1)
+    digits = 0 if value == 0 or value >= 100 else 1 if value >= 10 or unit == "ms" else 2
+    numbers = [f"{factor * one:.{digits}f}" for one in (value, spread) if one is not None]
+    return f"{' ± '.join(numbers if value else numbers[:1])} {unit}"
 
 
 def show_bytes(size: float) -> str:
