@@ -213,7 +213,7 @@ WRONG = {
         r"federations\[1\]: digits-lenet5 is there already",
     ),
     "use that is no text": ("[methods.fedup]", "[methods.fedup]\nuse = 3", r"methods\.fedup\.use must be a text"),
-    "use of nothing": ("[methods.fedup]", '[methods.fedup]\nuse = "no.py"', r"no Python file no\.py"),
+    "use of nothing": ("[methods.fedup]", '[methods.mine]\nuse = "no.py"', r"no Python file no\.py"),
     "a method that is no table": (
         "[methods.fedup]",
         "[methods]\nfedup = 3",

@@ -148,9 +148,9 @@ def test_a_server_that_does_not_say_the_length_is_read_to_the_end(hub, place):
 
 def test_files_that_are_there_are_kept_and_not_asked_for(hub, place):
     (place / "mnist").mkdir(parents=True)
-    (place / TRAIN).write_bytes(b"mine")
+    (place / TRAIN).write_bytes(b"PAR1 mine")
     ran = ok("data", "fetch", "mnist", "--to", place, HF_ENDPOINT=hub.address)
-    assert (place / TRAIN).read_bytes() == b"mine"
+    assert (place / TRAIN).read_bytes() == b"PAR1 mine"
     assert hub.asked == [SOURCE + TEST]
     assert "1 files fetched" in ran.out
     hub.asked.clear()

@@ -227,7 +227,7 @@ def test_missing_data_is_named_before_any_work(bench, toml, tmp_path):
         ("rounds = 2", "rounds = true", ["mine.toml", "federations[0].rounds must be a whole number"]),
         ("rounds = 2", "round = 2", ["mine.toml", "federations[0]", "Did you mean 'rounds'?"]),
         ("title = ", "title ", ["mine.toml is no readable TOML file"]),
-        ("[methods.none]", '[methods.none]\nuse = "no.py"', ["mine.toml", "no Python file no.py"]),
+        ("[methods.none]", '[methods.mine]\nuse = "no.py"', ["mine.toml", "no Python file no.py"]),
         ("[scenarios.class]\n[scenarios.clean_client]", "", ["mine.toml", "add [scenarios.NAME]"]),
     ],
 )

@@ -6,17 +6,20 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from fedup.bench.datasets._own import own_parquet
 from fedup.bench.methods import Method, method_class
 from fedup.bench.recipe import Recipe
 from fedup.bench.scenarios import Scenario, scenario_class
 from fedup.bench.settings import build, checked, closest, convert
 from fedup.errors import FedUPError, MissingDataError, SettingError
+from fedup.registry import names
 
 REFERENCE = "retrain"  # every method is compared with it
-T = TypeVar("T")
+_NAME = re.compile(r"\w[\w.-]{0,59}")
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Named:
 
     def config(self) -> dict[str, Any]:
         """Plain data that says what it is, whatever its name."""
-        return {"use": self.use, **_plain(asdict(self.settings)), **_own_code(use=self.use)}
+        own = _own_code(use=self.use) if self.use.endswith(".py") else {}
+        return {"use": self.use, **_plain(asdict(self.settings)), **own}
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ class Group:
 
     def config(self) -> dict[str, Any]:
         """The resolved configuration."""
-        own = _own_code(data=self.recipe.data, model=self.recipe.model, weights=self.recipe.weights or "")
+        model = self.recipe.model if self.recipe.model.endswith(".py") else ""
+        own = _own_code(data=self.recipe.data, model=model, weights=self.recipe.weights or "")
         return {"federation": {**_plain(asdict(self.recipe)), **own}, "scenario": self.scenario.config()}
 
 
@@ -117,11 +122,16 @@ def federation_name(recipe: Recipe) -> str:
 def load_experiment(path: Path) -> Experiment:
     """Read a TOML file; whatever is wrong in it is named with file and key."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise MissingDataError(f"There is no experiment {path}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, OSError) as error:  # a number of thousands of digits is one, too
         raise SettingError(f"{path} is no readable TOML file: {error}") from error
+    if not _NAME.fullmatch(path.stem) or path.stem == "speed" or path.stem.startswith("core-"):
+        raise SettingError(
+            f"{path}: the file's name names results and tables; speed and core-… are taken, and it is made of letters, "
+            "digits, _, - and dots, 60 at most."
+        )
     try:
         return _read(path.stem, table)
     except FedUPError as error:
@@ -178,10 +188,14 @@ def _named(
     found = []
     for name, settings in convert(table.get(kind, {}), dict, kind).items():
         where = f"{kind}.{name}"
-        if not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
-            raise SettingError(f"{where}: a name is made of letters, digits, _, - and dots: it names files.")
+        if not _NAME.fullmatch(name):
+            raise SettingError(
+                f"{where}: a name is made of letters, digits, _, - and dots, 60 at most: it names files."
+            )
         given = {**convert(settings, dict, where), **convert((own or {}).get(name, {}), dict, where)}
         use = convert(given.pop("use", name), str, f"{where}.use")
+        if use != name and name in names(f"fedup.bench.{kind}"):
+            raise SettingError(f"{where}: {name} is the name of another one than {use!r}; choose a name of your own.")
         found.append(Named(name, use, build(find(use), given, where)))
     if not found:
         raise SettingError(f"{kind}: there is none; add [{kind}.NAME] for each.")
@@ -190,12 +204,29 @@ def _named(
 
 def _own_code(**sources: str) -> dict[str, Any]:
     """sha256 of the user's own files among these: what they hold is part of the configuration."""
-    found = {
-        name: hashlib.sha256(Path(source).read_bytes()).hexdigest()
-        for name, source in sources.items()
-        if Path(source).suffix in (".py", ".safetensors") and Path(source).is_file()
-    }
-    return {"own_files": found} if found else {}
+    found = {name: [_sha256(path) for path in _own_files(source)] for name, source in sources.items()}
+    return {"own_files": own} if (own := {name: hashes for name, hashes in found.items() if hashes}) else {}
+
+
+def _own_files(source: str) -> list[Path]:
+    """The files of the user's own that a name in an experiment stands for."""
+    if Path(source).suffix in (".py", ".safetensors"):
+        return [Path(source)] if Path(source).is_file() else []
+    if not source or source in names("fedup.bench.datasets"):
+        return []
+    own = own_parquet(source)
+    return own.files if own else []
+
+
+def _sha256(path: Path) -> str:
+    stat = path.stat()
+    return _sha256_of(path, stat.st_size, stat.st_mtime_ns)
+
+
+@cache
+def _sha256_of(path: Path, size: int, mtime_ns: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_of(config: Mapping[str, Any]) -> str:

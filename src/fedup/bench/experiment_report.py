@@ -30,9 +30,10 @@ def write_report(experiment: Experiment, blocks: Sequence[Block], *, tables: Pat
         tables / f"{name}.md": _markdown(experiment, blocks),
         tables / f"{name}.csv": _csv(blocks),
     }
+    page = _page(experiment, blocks)  # all of it is made before any of it is written
     for path, text in texts.items():
         write_text(path, text)
-    _page(experiment, blocks).write(pages / f"{name}.html")
+    page.write(pages / f"{name}.html")
     return [*texts, pages / f"{name}.html"]
 
 
@@ -66,7 +67,7 @@ def _cells(block: Block, row: Row, head: Sequence[tuple[Column, bool]]) -> list[
             text = "failed"
         elif figure is None and column.key == "time_to_effect" and row.seeds:
             text = "never"
-        elif figure is not None and column.key == "time_to_effect" and figure.n < len(row.seeds):
+        elif figure is not None and figure.n < len(row.seeds):
             text += f" ({figure.n} of {len(row.seeds)} seeds)"
         cells.append((text, figure.mean if figure else None))
     return cells
@@ -92,7 +93,7 @@ def _about(block: Block) -> str:
         f"{config['optimizer']} lr {config['lr']:g}, batch {config['batch_size']}. "
         f"n = {_many(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
         f"{', mean ± deviation' if len(seeds) > 1 else ''}. "
-        f"On {'; '.join(block.machines)}."
+        f"On {'; '.join(block.machines)}. Commit {', '.join(block.commits)}."
     )
 
 
@@ -138,12 +139,13 @@ def _failures(block: Block) -> list[str]:
 
 
 def _words(blocks: Sequence[Block]) -> list[str]:
-    return verdicts(blocks) or ["Nowhere in these results, in every seed."]
+    return verdicts(blocks) or ["Nowhere in these results."]
 
 
 _RULE = (
     "A control is named where it is better in every seed in which the attack took: on shares by more than 0.002, on "
-    "F-A by being closer to Retrain's. Controls that lose more than ten points of R-A to Retrain are left out."
+    "times by more than a tenth, on F-A by being closer to Retrain's. Controls that lose more than ten points of R-A "
+    "to Retrain are left out."
 )
 
 
@@ -187,9 +189,9 @@ def _csv(blocks: Sequence[Block]) -> str:
             for column in columns():
                 figure: Figure | None = row.figure(column.key)
                 for seed, value in figure.values.items() if figure else ():
-                    writer.writerow([*start, seed, column.key, f"{value:.6g}"])
+                    writer.writerow([*start, seed, column.key, f"{value:.10g}"])
                 if column.key in row.paper:
-                    writer.writerow([*start, "paper", column.key, f"{row.paper[column.key]:.6g}"])
+                    writer.writerow([*start, "paper", column.key, f"{row.paper[column.key]:.10g}"])
     return text.getvalue()
 
 

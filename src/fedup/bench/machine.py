@@ -24,18 +24,23 @@ def describe_machine() -> dict[str, str | int]:
 
 
 def describe_code() -> dict[str, str | bool | None]:
-    """The commit that fedup runs from, and whether files differ from it; a copy without git is told by FEDUP_COMMIT."""
+    """The commit that this process runs from, and whether files differ from it; FEDUP_COMMIT tells it for a copy."""
     told = os.environ.get("FEDUP_COMMIT")
     if told:
         return {"commit": told, "changed": None}
-    folder = Path(__file__).parent
-    changed = _git(folder, "status", "--porcelain", "--", str(folder))
-    return {"commit": _git(folder, "rev-parse", "HEAD"), "changed": None if changed is None else bool(changed)}
+    package = Path(fedup.__file__).parent
+    if (
+        _git(package, "ls-files", "--error-unmatch", "__init__.py") is None
+    ):  # installed, inside another repository maybe
+        return {"commit": None, "changed": None}
+    changed = _git(package, "status", "--porcelain", "--", str(package))
+    return {"commit": _git(package, "rev-parse", "HEAD"), "changed": None if changed is None else bool(changed)}
 
 
 def _git(folder: Path, *words: str) -> str | None:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, env=own)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -18,6 +18,7 @@ from fedup.bench.machine import describe_code, describe_machine
 from fedup.bench.methods import Method, method_class
 from fedup.bench.metrics import metric
 from fedup.bench.probe import figures_of
+from fedup.bench.recipe import Recipe
 from fedup.bench.results import Results
 from fedup.bench.scenarios import Situation
 from fedup.bench.task import Task, Unlearned
@@ -67,11 +68,17 @@ def run_cells(
     clock = _Clock(missing, results, cells)
     watched = _within(budget_s, progress)
     done = len(cells) - len(missing)
+    loaded: dict[Recipe, Dataset] = {}
+    origin = {"machine": describe_machine(), "device": device, "code": describe_code(), "note": note}  # of this process
     for group, members in groupby(missing, key=lambda cell: cell.group):
-        floor = _Floor(group, device, watched)
+        floor = _Floor(group, device, watched, loaded)
         for cell in members:
+            if not force and results.is_done(cell):  # by another process, meanwhile
+                clock.note(cell, 0.0, 0.0)
+                done += 1
+                continue
             outcome, result = _measure(cell, floor)
-            results.save(cell, {**result, "note": note})
+            results.save(cell, {**origin, **result})
             clock.note(cell, result["wall_s"], floor.made_in_s())
             done += 1
             yield Event(cell, outcome, result, done, len(cells), clock.left_s())
@@ -83,9 +90,6 @@ def _measure(cell: Cell, floor: "_Floor") -> tuple[Outcome, dict[str, Any]]:
     """Outcome and result of a cell."""
     method: Method = cell.method.settings
     about: dict[str, Any] = {
-        "machine": describe_machine(),
-        "device": floor.device,
-        "code": describe_code(),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "wall_s": 0.0,
     }
@@ -106,7 +110,7 @@ def _measure(cell: Cell, floor: "_Floor") -> tuple[Outcome, dict[str, Any]]:
             "metrics": figures,
             "cost": unlearned.cost.to_json(),
         }
-        json.dumps(measured)  # a method or metric may give what no file can hold
+        json.dumps(measured, allow_nan=False)  # a method or metric may give what no file can hold
     except (StorageError, BudgetSpentError):
         raise
     except Exception as error:  # whatever a method or a data set does wrong: the other cells go on
@@ -120,8 +124,11 @@ def _measure(cell: Cell, floor: "_Floor") -> tuple[Outcome, dict[str, Any]]:
 class _Floor:
     """What the cells of a group share, made when first needed."""
 
-    def __init__(self, group: Group, device: str, progress: Progress) -> None:
+    def __init__(
+        self, group: Group, device: str, progress: Progress, loaded: dict[Recipe, Dataset] | None = None
+    ) -> None:
         self.group, self.device, self._progress = group, device, progress
+        self._loaded = {} if loaded is None else loaded  # the last data set, for groups that have the same
         self._made: dict[str, Any] = {}
         self._seconds = 0.0
 
@@ -147,7 +154,11 @@ class _Floor:
 
     @property
     def dataset(self) -> Dataset:
-        return self._once("dataset", lambda: _on(self.group.recipe.load(), self.device))
+        recipe = self.group.recipe
+        if recipe not in self._loaded:
+            self._loaded.clear()
+            self._loaded[recipe] = _on(recipe.load(), self.device)
+        return self._loaded[recipe]
 
     @property
     def situation(self) -> Situation:

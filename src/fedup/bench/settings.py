@@ -3,7 +3,7 @@
 import difflib
 import types
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedup.errors import FedUPError, SettingError
@@ -13,19 +13,21 @@ T = TypeVar("T")
 
 def build(cls: type[T], table: object, where: str, *, also: Mapping[str, Any] | None = None) -> T:
     """An instance made of a table, which stands at `where`; `also` are values that no table gives."""
+    if not is_dataclass(cls) or not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise SettingError(f"{where}: {cls.__name__} must be a frozen dataclass.")
     hints, taken = get_type_hints(cls), also or {}
-    known = [one.name for one in fields(cls) if one.name not in taken]  # type: ignore[arg-type]
+    known = [one.name for one in fields(cls) if one.name not in taken]
     values = {key: convert(value, hints[key], f"{where}.{key}") for key, value in checked(table, known, where).items()}
     missing = [
         one.name
-        for one in fields(cls)  # type: ignore[arg-type]
+        for one in fields(cls)
         if one.name in known and one.name not in values and one.default is MISSING and one.default_factory is MISSING
     ]
     if missing:
         raise SettingError(f"{where}: {missing[0]} is missing.")
     try:
         return cls(**values, **taken)
-    except FedUPError as error:
+    except (FedUPError, ValueError, TypeError) as error:  # a user's own class may raise what it likes
         raise SettingError(f"{where}: {error}") from error
 
 
@@ -54,7 +56,7 @@ def convert(value: object, hint: Any, where: str) -> Any:
         return tuple(convert(one, inner[0], f"{where}[{place}]") for place, one in enumerate(value))
     if origin is Literal and value in inner:
         return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1e300:
         return float(value)
     if isinstance(hint, type) and isinstance(value, hint) and not (hint is not bool and isinstance(value, bool)):
         return value

@@ -2,15 +2,18 @@
 
 import statistics
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from fedup.bench.experiment import REFERENCE, Cell, Experiment, Named
 from fedup.bench.metrics import Column, columns
 from fedup.bench.results import Results
+from fedup.errors import ArtifactError
+from fedup.registry import names
 
 ORIGINAL = "none"  # the control that shows the model before any request
 
@@ -43,12 +46,12 @@ class Row:
     results: Mapping[int, Mapping[str, Any]]  # by seed
     paper: Mapping[str, float]
 
-    def figure(self, key: str) -> Figure | None:
-        """A figure over the seeds that have it."""
+    def figure(self, key: str, seeds: Collection[int] | None = None) -> Figure | None:
+        """A figure over the seeds that have it, or over those of these."""
         values = {
             seed: float(result["metrics"][key])
             for seed, result in self.results.items()
-            if result.get("metrics", {}).get(key) is not None
+            if result.get("metrics", {}).get(key) is not None and (seeds is None or seed in seeds)
         }
         return Figure(values) if values else None
 
@@ -64,7 +67,8 @@ class Row:
 
     @property
     def supported(self) -> bool:
-        return not any(result.get("not_supported") for result in self.results.values())
+        """False where the method cannot answer such requests at all."""
+        return not all(result.get("not_supported") for result in self.results.values())
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,8 @@ class Block:
     @property
     def failed_attacks(self) -> list[int]:
         """Seeds in which the attack did not take, so that there was nothing to forget."""
-        original, retrained = self.row(ORIGINAL), self.row(REFERENCE)
+        original = next((row for row in self.rows if row.method.use == ORIGINAL), None)
+        retrained = self.row(REFERENCE)
         if original is None or retrained is None:
             return []
         both = [seed for seed in original.seeds if seed in retrained.seeds]
@@ -100,6 +105,11 @@ class Block:
         ]
 
     @property
+    def commits(self) -> list[str]:
+        """The code that the results come from."""
+        return sorted({_commit(result) for row in self.rows for result in row.results.values()})
+
+    @property
     def machines(self) -> list[str]:
         """Where the results come from."""
         found = {_machine(result) for row in self.rows for result in row.results.values()}
@@ -112,8 +122,15 @@ def summarize(experiment: Experiment, results: Results) -> list[Block]:
     for cell in experiment.cells(results.seeds()):
         result = results.load(cell)
         if result is not None:
+            _check_parts(result, results.path(cell))
             by_place.setdefault((cell.group.federation, cell.group.scenario.name), []).append((cell, result))
     return [_block(found) for found in by_place.values()]
+
+
+def _check_parts(result: Mapping[str, Any], path: Path) -> None:
+    parts = [result.get("machine"), *(result.get(name, {}) for name in ("metrics", "failed", "code"))]
+    if not all(isinstance(part, dict) for part in parts) or "device" not in result:
+        raise ArtifactError(f"{path} lacks a part of a result: remove it, and its cell is measured again.")
 
 
 def _block(found: Sequence[tuple[Cell, Mapping[str, Any]]]) -> Block:
@@ -132,7 +149,10 @@ def _block(found: Sequence[tuple[Cell, Mapping[str, Any]]]) -> Block:
 
 
 def printed(cell: Cell) -> dict[str, float]:
-    """What the paper printed for such a cell; nothing where it has none."""
+    """What the paper printed for such a cell; nothing where it has none, or where a part is the user's own."""
+    recipe, known = cell.group.recipe, names("fedup.bench.datasets") + names("fedup.bench.models")
+    if recipe.data not in known or recipe.model not in known or cell.method.use != cell.method.name:
+        return {}
     found: dict[str, float] = (
         _paper().get(cell.group.federation, {}).get(cell.group.scenario.use, {}).get(cell.method.name, {})
     )
@@ -153,3 +173,9 @@ def _machine(result: Mapping[str, Any]) -> str:
     where = machine["accelerator"] if on_gpu else f"{machine['processor']}, {machine['threads']} threads"
     note = f" ({result['note']})" if result.get("note") else ""
     return f"{where}, torch {machine['torch']}{note}"
+
+
+def _commit(result: Mapping[str, Any]) -> str:
+    code = result.get("code", {})
+    commit = str(code.get("commit") or "unknown")[:10]
+    return f"{commit} with local changes" if code.get("changed") else commit

@@ -56,7 +56,7 @@ def _read(paths: Sequence[Path]) -> list[dict[str, Any]]:
     for path in paths:
         try:
             results.append(json.loads(path.read_text(encoding="utf-8")))
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise DataError(f"{path} is not a result file ({error}). Measure again, or remove it.") from error
     return results
 

@@ -5,12 +5,13 @@ import hashlib
 import json
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+import fedup
 from fedup.bench.datasets._cache import cache_folder
 from fedup.bench.models import model_code
 from fedup.bench.recipe import Recipe
@@ -73,7 +74,7 @@ def _path(start: nn.Module, federation: Federation, recipe: Recipe) -> Path:
         "seed": recipe.seed,
         "device": federation.x.device.type,
         "torch": torch.__version__,
-        "code": model_code(recipe.model),
+        "code": [model_code(recipe.model), _training_code()],
         "start": fingerprint(start),
         "federation": federation.digest(),
     }
@@ -81,6 +82,15 @@ def _path(start: nn.Module, federation: Federation, recipe: Recipe) -> Path:
     for rows in federation.rows("train").sort().values.split(4096):  # no second array of the data's size
         digest.update(_bytes(federation.x[rows]))
     return cache_folder() / "federations" / f"{digest.hexdigest()[:32]}.safetensors"
+
+
+@cache
+def _training_code() -> str:
+    """sha256 of the files that decide what training gives: a model trained by other code is another model."""
+    core = Path(fedup.__file__).parent
+    files = [core / f"{name}.py" for name in ("fedavg", "client", "rng", "cut")]
+    files += sorted((core / "bench" / "models").glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _bytes(values: Tensor) -> memoryview:

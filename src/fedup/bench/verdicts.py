@@ -11,6 +11,7 @@ from fedup.bench.summary import Block, Row
 OURS = "fedup"
 _JUDGED = ("r_a", "f_a", "f_a_train", "test", "asr", "zero_a", "ps", "triggered", "tow", "tv", "time_to_effect")
 _LEAST = 0.002  # of a share: less is no difference
+_LEAST_SHARE_OF_TIME = 0.1  # a tenth faster, or no faster
 _USABLE = 0.1  # a control that loses more R-A than this to Retrain is no alternative
 
 
@@ -20,35 +21,41 @@ def verdicts(blocks: Sequence[Block]) -> list[str]:
 
 
 def _of_block(block: Block) -> Iterator[str]:
+    place = f"{block.federation}, {block.scenario.name}"
     ours, reference = block.row(OURS), block.row(REFERENCE)
-    if ours is None or reference is None:
+    valid = (set(ours.seeds) & set(reference.seeds) if ours and reference else set()) - set(block.failed_attacks)
+    if ours is None or reference is None or not valid:
+        yield f"{place}: nothing could be compared; FedUP and Retrain have no seed in common in which an attack took."
         return
-    valid = set(ours.seeds) - set(block.failed_attacks)
     for row in block.rows:
-        if row is ours or row is reference or not _usable(row, reference):
+        seeds = valid & set(row.seeds)
+        if row.method.use in (OURS, REFERENCE) or not seeds or not _usable(row, reference, seeds):
             continue
         better = [
-            column for column in columns() if column.key in _JUDGED and _beats(row, ours, reference, column, valid)
+            column for column in columns() if column.key in _JUDGED and _beats(row, ours, reference, column, seeds)
         ]
         if better:
-            told = ", ".join(_told(row, ours, column) for column in better)
-            yield f"{block.federation}, {block.scenario.name}: {row.method.name} does better than FedUP on {told}."
+            told = ", ".join(_told(row, ours, reference, column, seeds) for column in better)
+            some = "" if seeds == set(reference.seeds) else f" (in {len(seeds)} of {len(reference.seeds)} seeds)"
+            yield f"{place}: {row.method.name} does better than FedUP on {told}{some}."
 
 
-def _usable(row: Row, reference: Row) -> bool:
-    here, goal = row.figure("r_a"), reference.figure("r_a")
+def _usable(row: Row, reference: Row, seeds: set[int]) -> bool:
+    here, goal = row.figure("r_a", seeds), reference.figure("r_a", seeds)
     return here is not None and goal is not None and here.mean >= goal.mean - _USABLE
 
 
 def _beats(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) -> bool:
     """Whether the row is better in every one of these seeds, and by more than nothing."""
     theirs, mine, goal = (figure.values if (figure := one.figure(column.key)) else {} for one in (row, ours, reference))
-    if not seeds or not seeds <= theirs.keys():
+    if not seeds <= theirs.keys():
         return False
     if column.key == "time_to_effect":  # a moment that we never reach is later than any
         mine = {seed: mine.get(seed, math.inf) for seed in seeds}
-    least = _LEAST if column.style == "share" else 0.0
-    return seeds <= mine.keys() and all(_gain(theirs[s], mine[s], goal.get(s), column) > least for s in seeds)
+    if not seeds <= mine.keys():
+        return False
+    least = {s: _LEAST if column.style == "share" else _LEAST_SHARE_OF_TIME * theirs[s] for s in seeds}
+    return all(_gain(theirs[s], mine[s], goal.get(s), column) > least[s] for s in seeds)
 
 
 def _gain(theirs: float, mine: float, goal: float | None, column: Column) -> float:
@@ -57,7 +64,10 @@ def _gain(theirs: float, mine: float, goal: float | None, column: Column) -> flo
     return mine - theirs if column.better == "lower" else theirs - mine
 
 
-def _told(row: Row, ours: Row, column: Column) -> str:
-    theirs, mine = (one.figure(column.key) for one in (row, ours))
-    values = [show_value(figure.mean, column) if figure else "never" for figure in (theirs, mine)]
-    return f"{column.title} ({values[0]} against {values[1]})"
+def _told(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) -> str:
+    """Means over the seeds that were judged; Retrain's too, where closeness to it decides."""
+    shown = [row, ours, *([reference] if column.better == "retrain" else [])]
+    figures = [one.figure(column.key, seeds) for one in shown]
+    values = [show_value(figure.mean, column) if figure else "never" for figure in figures]
+    goal = f", Retrain {values[2]}" if len(values) > 2 else ""
+    return f"{column.title} ({values[0]} against {values[1]}{goal})"

@@ -75,7 +75,7 @@ def fetch(
     Example: [bold]fedup data fetch mnist --to ~/data[/]
     """
     from fedup.bench.datasets import files_of
-    from fedup.bench.datasets._hub import download, missing
+    from fedup.bench.datasets._hub import download, to_fetch
     from fedup.cli._progress import progress_bars, wide_console
 
     files = files_of(name)
@@ -84,7 +84,7 @@ def fetch(
         return
     if to is None:
         raise typer.BadParameter("Say where to: --to FOLDER, or set FEDUP_DATA.")
-    lacking = missing(files, to)
+    lacking = to_fetch(files, to)
     with progress_bars(wide_console(stderr=True)) as show:
         for file in lacking:
             download(file, to, lambda done, size, what=file.place: show(what, done, size or done))  # type: ignore[misc]

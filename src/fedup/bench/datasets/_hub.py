@@ -36,6 +36,16 @@ def missing(files: tuple[HubFile, ...], root: Path) -> list[HubFile]:
     return [file for file in files if not (root / file.place).is_file()]
 
 
+def to_fetch(files: tuple[HubFile, ...], root: Path) -> list[HubFile]:
+    """Those that are not there, or are no Parquet files though they should be."""
+    return [file for file in files if file in missing(files, root) or not _is_whole(root / file.place)]
+
+
+def _is_whole(path: Path) -> bool:
+    with path.open("rb") as file:
+        return path.suffix != ".parquet" or file.read(4) == b"PAR1"
+
+
 def download(file: HubFile, root: Path, show: Callable[[int, int], None]) -> None:
     """Get one file, whole or not at all. `HF_ENDPOINT` names another address than the hub's own."""
     address = f"{os.environ.get('HF_ENDPOINT', 'https://huggingface.co').rstrip('/')}/{file.source}"

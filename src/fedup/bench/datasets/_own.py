@@ -47,10 +47,12 @@ class OwnParquet:
         if self._content[1] == "text":
             return Texts(length=_LENGTH)
         pixels = self._pixels(self._files("train"))
-        shares = [block.double().div(255) for block in pixels.split(4096)]
-        means = sum(block.mean((0, 2, 3)) * len(block) for block in shares) / len(pixels)
-        squares = sum(block.square().mean((0, 2, 3)) * len(block) for block in shares) / len(pixels)
-        deviations = (squares - means.square()).sqrt().clamp(min=1e-3)
+        means = squares = torch.zeros(pixels.shape[1], dtype=torch.double)
+        for block in pixels.split(4096):  # no second array of the data's size
+            share = block.double().div(255)
+            means = means + share.mean((0, 2, 3)) * len(block) / len(pixels)
+            squares = squares + share.square().mean((0, 2, 3)) * len(block) / len(pixels)
+        deviations = (squares - means.square()).clamp(min=0).sqrt().clamp(min=1e-3)
         mean, std = (tuple(round(float(one), 4) for one in values) for values in (means, deviations))
         channels, height, width = pixels.shape[1:]
         return Images(channels, height, width, mean=mean, std=std)
@@ -65,6 +67,8 @@ class OwnParquet:
             is_test = torch.arange(len(y)) % _TEST_EVERY == 0
             x, test_x, y, test_y = x[~is_test], x[is_test], y[~is_test], y[is_test]
         highest = max(int(y.max()), int(test_y.max()) if len(test_y) else 0)
+        if highest >= 10 * len(torch.cat([y, test_y]).unique()) + 1000:
+            raise DataError(f"The labels in {self._label!r} of {self.path} reach to {highest}: they are no classes.")
         names = class_names(train[0], self._label) or tuple(map(str, range(highest + 1)))
         lowest = min(int(y.min()), int(test_y.min()) if len(test_y) else 0)
         if highest >= len(names) or lowest < 0:
@@ -73,6 +77,11 @@ class OwnParquet:
                 f"{highest}: labels must lie in 0 … {len(names) - 1}."
             )
         return Dataset(self.path.stem, x, y, test_x, test_y, names)
+
+    @property
+    def files(self) -> list[Path]:
+        """All files of the data set."""
+        return [*self._files("train"), *self._files("test")]
 
     def _files(self, split: str) -> list[Path]:
         """The files of a split; what bears no split's name is trained on."""
