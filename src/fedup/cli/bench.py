@@ -109,7 +109,9 @@ def report(
 ) -> None:
     """Make tables (Markdown, CSV) and pages (HTML) from result files.
 
-    Examples: [bold]fedup bench report[/], [bold]fedup bench report mine.toml --results /tmp/results[/]
+    Example: [bold]fedup bench report[/]
+
+    Example: [bold]fedup bench report mine.toml --results /tmp/results --folder /tmp/report[/]
     """
     from fedup.bench.tables import write_tables
 
