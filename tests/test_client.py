@@ -6,9 +6,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedup import LocalTraining
-from fedup.client import Summarizing, Summary, full_batches, summarize, train_locally
+from fedup.client import Summarizing, Summary, summarize
+from fedup.engines.plain import train_locally
 from fedup.errors import DataError, RequestError, SettingError
 from fedup.kmeans import centroid_count
+from fedup.training import full_batches
 
 few = settings(max_examples=15, deadline=None, derandomize=True)
 NAN, INF = float("nan"), float("inf")

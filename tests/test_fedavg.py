@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedup import Federation, Forget, LocalTraining, Observer, dirichlet, federate, fingerprint
-from fedup.client import train_locally
+from fedup.engines.plain import train_locally
 from fedup.errors import ArtifactError, DataError, SettingError
 from fedup.rng import generator, seed_for
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedup.centroids import Centroids, collect, load_centroids, save_centroids
-    from fedup.client import LocalTraining
     from fedup.errors import FedUPError
     from fedup.fedavg import Observer, federate
     from fedup.federation import Federation
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from fedup.report import Report
     from fedup.request import Forget
     from fedup.sharing import fingerprint
+    from fedup.training import LocalTraining
     from fedup.unlearning import Plan, plan, purge, restore, unlearn
 
 __version__ = "0.1.0"
@@ -73,7 +73,7 @@ _HOME = {
     "Federation": "fedup.federation",
     "FilterConfig": "fedup.filter",
     "Forget": "fedup.request",
-    "LocalTraining": "fedup.client",
+    "LocalTraining": "fedup.training",
     "Observer": "fedup.fedavg",
     "PluggedModel": "fedup.plugging",
     "Plan": "fedup.unlearning",

@@ -1,15 +1,12 @@
-"""What a client computes, as pure functions: the same code in process and on a real node."""
+"""What a client answers after training, as pure functions: the same code in process and on a real node."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from fedup.cut import logits_of, read_features
+from fedup.cut import read_features
 from fedup.errors import SettingError
 from fedup.federation import check_samples
 from fedup.kmeans import centroid_count, cluster_cells
@@ -17,62 +14,6 @@ from fedup.privacy import add_noise
 from fedup.rng import generator, seed_for
 
 _GROUP_ROWS = 4096
-
-
-@dataclass(frozen=True)
-class LocalTraining:
-    """How a client trains in one round; the optimizer starts anew each time."""
-
-    epochs: int = 1
-    batch_size: int = 64
-    lr: float = 0.05
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    optimizer: Literal["sgd", "adam"] = "sgd"
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 1:
-            raise SettingError(f"epochs and batch_size must be at least 1; found {self.epochs} and {self.batch_size}.")
-        if not 0 < self.lr < math.inf or not 0 <= self.momentum < 1 or not 0 <= self.weight_decay < math.inf:
-            raise SettingError(f"lr must be above 0, momentum in [0, 1), weight_decay at least 0; found {self}.")
-        if self.optimizer not in ("sgd", "adam"):
-            raise SettingError(f"optimizer must be 'sgd' or 'adam'; found {self.optimizer!r}.")
-
-    def start(self, model: nn.Module) -> torch.optim.Optimizer:
-        """A fresh optimizer for the model's parameters."""
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if self.optimizer == "adam":
-            return torch.optim.Adam(trainable, lr=self.lr, weight_decay=self.weight_decay)
-        return torch.optim.SGD(trainable, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-
-
-def train_locally(model: nn.Module, x: Tensor, y: Tensor, rows: Tensor, *, how: LocalTraining, seed: int) -> None:
-    """Train `model` in place on the rows: same seed, same bits, whatever ran before."""
-    devices = [x.device] if x.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):  # dropout draws from the global stream
-        torch.manual_seed(seed_for(seed, "dropout"))
-        order = generator(seed, "batches")
-        optimizer = how.start(model)
-        model.train()
-        for _ in range(how.epochs):
-            for batch in full_batches(len(rows), how.batch_size, order):
-                chosen = rows[batch.to(rows.device)]
-                loss = cross_entropy(logits_of(model(x[chosen])), y[chosen].long())
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
-
-
-def full_batches(n: int, size: int, order: torch.Generator) -> Iterator[Tensor]:
-    """A shuffled epoch in batches of one size: the last is filled from the start of the permutation.
-
-    BatchNorm and captured graphs need full batches. Fewer than `size` rows make one batch; a single row counts twice.
-    """
-    if n == 0:
-        return
-    size = max(2, min(n, size))
-    permutation = torch.randperm(n, generator=order)
-    yield from torch.cat([permutation, permutation[: -n % size]]).split(size)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -10,20 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from fedup.artifacts import load_tensors, save_tensors
-from fedup.client import LocalTraining, train_locally
+from fedup.averaging import RunningAverage, Weights, weights_of
+from fedup.engines import EngineName, make_engine
 from fedup.errors import ArtifactError, DataError, SettingError
-from fedup.federation import Client, Federation
+from fedup.federation import Federation
 from fedup.rng import generator, seed_for
 from fedup.sharing import fingerprint
-
-Weights = Mapping[str, Tensor]
+from fedup.training import Job, LocalTraining
 
 
 class Observer:
     """Watches a federation learn. The tensors are live: copy what you keep."""
 
     def on_update(self, round_index: int, client: int, *, before: Weights, after: Weights, weight: float) -> None:
-        """A client has trained: the global weights it got, its own, and its share in the average."""
+        """A client has trained: the global weights it got, its own, and its share in the average.
+
+        Once for each client of a round, in the order in which they finish.
+        """
 
     def on_round(self, round_index: int, model: nn.Module) -> None:
         """A round is over: the model holds the new global weights."""
@@ -36,6 +40,7 @@ class Trained:
     model: nn.Module
     rounds: int
     time_s: float
+    engine: str  # what it was trained by in the end
 
 
 def federate(
@@ -49,47 +54,46 @@ def federate(
     device: torch.device | str | None = None,
     observers: Sequence[Observer] = (),
     checkpoint: str | Path | None = None,
+    engine: EngineName = "auto",
 ) -> Trained:
     """Train by FedAvg, weighted by client size; `model` itself is left as it is.
 
     With `checkpoint` the global weights are written after each round, and a call with the same settings goes on from
     there to the same bits (a client's optimizer starts anew each round, so there is nothing else to keep).
+    `engine="plain"` switches off what makes training fast on a GPU.
     """
     local = local or LocalTraining()
     _check(federation, rounds, clients_per_round)
     started = time.perf_counter()
     target = next(model.parameters()).device if device is None else torch.device(device)
     trained = copy.deepcopy(model).to(target)
-    data = federation.to(target)
+    on_gpu = target.type == "cuda"
     store = _Checkpoint(checkpoint, model, federation, local, clients_per_round, seed)
-    average = _RunningAverage(trained)
-    for round_index in range(store.resume(average, rounds), rounds):
-        # 1. who takes part
-        cohort = _draw_cohort(data.clients, clients_per_round, seed, round_index)
-        total = sum(len(client.train) for client in cohort)
-        for client in cohort:
-            # 2. each client trains from the global weights, in the one model there is
-            average.load_global()
-            train_seed = seed_for(seed, "round", round_index, "client", client.id)
-            train_locally(trained, data.x, data.y, client.train, how=local, seed=train_seed)
-            # 3. its weights join the running average
-            weight = len(client.train) / total
-            for observer in observers:
-                observer.on_update(
-                    round_index, client.id, before=average.global_weights, after=average.live, weight=weight
-                )
-            average.add(weight)
-        if cohort:  # a cohort of clients without data changes nothing
+    with (
+        torch.random.fork_rng(devices=[target] if on_gpu else []),
+        torch.cuda.device(target) if on_gpu else nullcontext(),
+    ):
+        work = make_engine(engine, trained, federation.x.to(target), federation.y.to(target), local)
+        average = RunningAverage(work.weights)
+        rows = _training_rows(federation)
+        for round_index in range(store.resume(average, rounds), rounds):
+            # 1. who takes part
+            jobs = _draw_jobs(federation.ids, rows, local, clients_per_round, seed, round_index)
+            # 2. each client trains from the global weights, and 3. its weights join the running average
+            for job, weights in work.train(jobs, average.load):
+                for observer in observers:
+                    observer.on_update(round_index, job.client, before=average.current, after=weights, weight=job.share)
+                average.add(weights, job.share)
             average.finish()
-        average.load_global()
-        trained.eval()
-        for observer in observers:
-            observer.on_round(round_index, trained)
-        store.save(average, round_index + 1)
-    average.load_global()
-    if not all(bool(tensor.isfinite().all()) for tensor in average.live.values()):
+            average.load(weights_of(trained))
+            trained.eval()
+            for observer in observers:
+                observer.on_round(round_index, trained)
+            store.save(average, round_index + 1)
+        average.load(weights_of(trained))
+    if not all(bool(tensor.isfinite().all()) for tensor in average.current.values()):
         raise DataError("Training diverged: the averaged weights are not finite. Use a smaller lr, or check the data.")
-    return Trained(trained.eval(), rounds, time.perf_counter() - started)
+    return Trained(trained.eval(), rounds, time.perf_counter() - started, work.name)
 
 
 def _check(federation: Federation, rounds: int, clients_per_round: int | None) -> None:
@@ -103,44 +107,37 @@ def _check(federation: Federation, rounds: int, clients_per_round: int | None) -
         raise DataError("No client has a row to train on.")
 
 
-def _draw_cohort(clients: Sequence[Client], size: int | None, seed: int, round_index: int) -> list[Client]:
+def _training_rows(federation: Federation) -> list[Tensor]:
+    """Each client's rows, on the CPU, where batches are drawn."""
+    rows = [client.train for client in federation.clients]
+    return list(torch.cat(rows).cpu().split([len(each) for each in rows]))
+
+
+def _draw_jobs(
+    ids: Sequence[int],
+    rows: Sequence[Tensor],
+    local: LocalTraining,
+    size: int | None,
+    seed: int,
+    round_index: int,
+) -> list[Job]:
     """The clients of a round; those without data drop out after the draw, so that Retrain sees the same cohorts."""
-    chosen = list(range(len(clients)))
+    cohort = list(range(len(ids)))
     if size is not None:
-        order = torch.randperm(len(clients), generator=generator(seed, "cohort", round_index))
-        chosen = sorted(order[:size].tolist())
-    return [clients[i] for i in chosen if len(clients[i].train)]
-
-
-class _RunningAverage:
-    """Global weights and the weighted sum of the clients' weights, beside one live model: no copy per client."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.live: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        self.live = {name: tensor.detach() for name, tensor in self.live.items()}
-        self.global_weights = {name: tensor.clone() for name, tensor in self.live.items()}
-        self._sum = {name: torch.zeros_like(tensor) for name, tensor in self.live.items()}
-        self._added = 0
-        self._floats = [name for name, tensor in self.live.items() if tensor.is_floating_point()]
-        self._counters = [name for name, tensor in self.live.items() if not tensor.is_floating_point()]
-
-    def load_global(self) -> None:
-        torch._foreach_copy_(list(self.live.values()), list(self.global_weights.values()))
-
-    def add(self, weight: float) -> None:
-        torch._foreach_add_(self._pick(self._sum), self._pick(self.live), alpha=weight)
-        for name in self._counters:  # BatchNorm's num_batches_tracked counts: the largest, never a mean
-            largest = torch.maximum(self._sum[name], self.live[name]) if self._added else self.live[name]
-            self._sum[name].copy_(largest)
-        self._added += 1
-
-    def finish(self) -> None:
-        self.global_weights, self._sum = self._sum, self.global_weights
-        torch._foreach_zero_(list(self._sum.values()))
-        self._added = 0
-
-    def _pick(self, weights: dict[str, Tensor]) -> list[Tensor]:
-        return [weights[name] for name in self._floats]
+        order = torch.randperm(len(ids), generator=generator(seed, "cohort", round_index))
+        cohort = sorted(order[:size].tolist())
+    total = sum(len(rows[i]) for i in cohort)
+    return [
+        Job(
+            client=ids[i],
+            rows=rows[i],
+            how=local,
+            seed=seed_for(seed, "round", round_index, "client", ids[i]),
+            share=len(rows[i]) / total,
+        )
+        for i in cohort
+        if len(rows[i])
+    ]
 
 
 class _Checkpoint:
@@ -166,7 +163,7 @@ class _Checkpoint:
             "data": federation.digest(),
         }
 
-    def resume(self, average: _RunningAverage, rounds: int) -> int:
+    def resume(self, average: RunningAverage, rounds: int) -> int:
         """Rounds already done; their weights are loaded."""
         if self.path is None or not self.path.exists():
             return 0
@@ -182,11 +179,11 @@ class _Checkpoint:
                 f"The checkpoint {self.path} is {header['rounds']} rounds old already, and {rounds} were asked for. "
                 "Ask for at least as many, or use another file."
             )
-        for name, tensor in average.global_weights.items():
+        for name, tensor in average.current.items():
             tensor.copy_(tensors[name])
         return int(header["rounds"])
 
-    def save(self, average: _RunningAverage, rounds: int) -> None:
+    def save(self, average: RunningAverage, rounds: int) -> None:
         if self.path is not None:
             header = {"rounds": rounds, "settings": self.settings}
-            save_tensors(self.path, average.global_weights, kind="checkpoint", header=header)
+            save_tensors(self.path, average.current, kind="checkpoint", header=header)

@@ -18,3 +18,10 @@ def seed_for(seed: int, *names: object) -> int:
 def generator(seed: int, *names: object) -> torch.Generator:
     """A CPU generator for that stream: the same numbers on every device."""
     return torch.Generator().manual_seed(seed_for(seed, *names))
+
+
+def seed_default(seed: int, device: torch.device) -> None:
+    """Seed the streams that models draw from while they train (dropout), on the CPU and on the device."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)

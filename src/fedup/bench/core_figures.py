@@ -15,13 +15,13 @@ from fedup.bench.machine import describe_machine
 from fedup.bench.models import build_model
 from fedup.bench.scenarios import scenario_class
 from fedup.centroids import Centroids, collect
-from fedup.client import LocalTraining
 from fedup.fedavg import federate
 from fedup.federation import Federation
 from fedup.filter import FilterConfig
 from fedup.partition import dirichlet
 from fedup.plugging import plug
 from fedup.request import Forget
+from fedup.training import LocalTraining
 from fedup.unlearning import unlearn
 
 Progress = Callable[[str, int, int], None]

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from fedup.artifacts import serialized_size
-from fedup.client import LocalTraining
-from fedup.fedavg import Observer, Weights
+from fedup.averaging import Weights
+from fedup.fedavg import Observer
 from fedup.federation import Federation
+from fedup.training import LocalTraining
 
 Probe = Callable[[nn.Module], dict[str, float]]
 

@@ -14,7 +14,6 @@ from fedup.bench.models import build_model
 from fedup.bench.scenarios import Situation, scenario_class
 from fedup.bench.watching import Progress, RoundsShown
 from fedup.centroids import Centroids, collect
-from fedup.client import LocalTraining
 from fedup.cut import read_features
 from fedup.errors import SettingError
 from fedup.fedavg import federate
@@ -24,6 +23,7 @@ from fedup.plugging import PluggedModel, plug
 from fedup.request import Forget
 from fedup.rng import generator
 from fedup.sharing import fingerprint
+from fedup.training import LocalTraining
 from fedup.unlearning import restore, unlearn
 
 _SCENARIOS: dict[str, dict[str, Any]] = {"client": {}, "class": {"classes": (7,)}, "random_samples": {"share": 0.2}}

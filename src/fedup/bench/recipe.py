@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from fedup.bench.datasets import Dataset, defaults_of, input_of, load_dataset
 from fedup.bench.initial_weights import take_weights
 from fedup.bench.models import build_model, training_of
-from fedup.client import LocalTraining
 from fedup.errors import ArtifactError, DataError, SettingError
 from fedup.federation import Federation
 from fedup.partition import dirichlet, iid, pathological
 from fedup.rng import generator
+from fedup.training import LocalTraining
 
 
 def _no_value(value: str) -> dict[str, int]:

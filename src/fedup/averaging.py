@@ -1,0 +1,51 @@
+"""The weighted average of clients' weights, added up as they come: no copy for each client."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+Weights = Mapping[str, Tensor]
+Load = Callable[..., None]  # writes the weights that every client starts from into each of the sets given
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers by name, over the model's own memory."""
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: tensor.detach() for name, tensor in named.items()}
+
+
+class RunningAverage:
+    """The global weights, and beside them the weighted sum of what clients made of them."""
+
+    def __init__(self, start: Weights) -> None:
+        self.current = {name: tensor.clone() for name, tensor in start.items()}
+        self._sum = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
+        self._added = 0
+        self._floats = [name for name, tensor in start.items() if tensor.is_floating_point()]
+        self._counters = [name for name, tensor in start.items() if not tensor.is_floating_point()]
+
+    def load(self, *clients: Weights) -> None:
+        """Write the global weights into those of each client."""
+        targets = [weights[name] for weights in clients for name in self.current]
+        torch._foreach_copy_(targets, list(self.current.values()) * len(clients))
+
+    def add(self, weights: Weights, share: float) -> None:
+        """Take a client's weights into the sum."""
+        torch._foreach_add_(_pick(self._sum, self._floats), _pick(weights, self._floats), alpha=share)
+        if self._counters:  # BatchNorm's num_batches_tracked counts: the largest, never a mean
+            largest, found = _pick(self._sum, self._counters), _pick(weights, self._counters)
+            torch._foreach_copy_(largest, torch._foreach_maximum(largest, found) if self._added else found)
+        self._added += 1
+
+    def finish(self) -> None:
+        """The sum becomes the global weights; a round in which nobody trained changes nothing."""
+        if not self._added:
+            return
+        self.current, self._sum = self._sum, self.current
+        torch._foreach_zero_(list(self._sum.values()))
+        self._added = 0
+
+
+def _pick(weights: Weights, names: list[str]) -> list[Tensor]:
+    return [weights[name] for name in names]

@@ -1,0 +1,45 @@
+"""FedAvg as a tutorial writes it, to compare engines with: a state dict and an optimizer for each client."""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedup.cut import logits_of
+from fedup.rng import seed_default
+from fedup.training import Job, LocalTraining
+
+
+def eager_round(model: nn.Module, x: Tensor, y: Tensor, jobs: Sequence[Job], how: LocalTraining) -> None:
+    """One round, in place: every client loads the global weights, trains, and its state joins the average."""
+    start = copy.deepcopy(model.state_dict())
+    average = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
+    for job in jobs:
+        model.load_state_dict(start)
+        seed_default(job.dropout_seed, x.device)
+        plain_epoch(model, x, y, job.batches().to(x.device), how)
+        for name, tensor in model.state_dict().items():
+            if tensor.is_floating_point():
+                average[name] += job.share * tensor
+            else:
+                average[name] = torch.maximum(average[name], tensor)
+    model.load_state_dict(average)
+
+
+def plain_epoch(model: nn.Module, x: Tensor, y: Tensor, batches: Tensor | Sequence[Tensor], how: LocalTraining) -> None:
+    """A plain loop over batches, with an optimizer of its own."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer: torch.optim.Optimizer
+    if how.optimizer == "adam":
+        optimizer = torch.optim.Adam(weights, lr=how.lr, weight_decay=how.weight_decay)
+    else:
+        optimizer = torch.optim.SGD(weights, lr=how.lr, momentum=how.momentum, weight_decay=how.weight_decay)
+    model.train()
+    for batch in batches:
+        with how.autocast(x.device):
+            loss = cross_entropy(logits_of(model(x[batch])), y[batch].long())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()

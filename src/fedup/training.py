@@ -1,0 +1,113 @@
+"""How a client trains in a round: settings, batches, and the job that an engine is given."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedup.errors import SettingError
+from fedup.rng import generator, seed_for
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains in one round; the optimizer starts anew each time.
+
+    With `precision="bfloat16"` matrix products are computed in it, and weights kept in single precision; "auto" does
+    so where a GPU is good at it.
+    """
+
+    epochs: int = 1
+    batch_size: int = 64
+    lr: float = 0.05
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1:
+            raise SettingError(f"epochs and batch_size must be at least 1; found {self.epochs} and {self.batch_size}.")
+        if not 0 < self.lr < math.inf or not 0 <= self.momentum < 1 or not 0 <= self.weight_decay < math.inf:
+            raise SettingError(f"lr must be above 0, momentum in [0, 1), weight_decay at least 0; found {self}.")
+        if self.optimizer not in ("sgd", "adam"):
+            raise SettingError(f"optimizer must be 'sgd' or 'adam'; found {self.optimizer!r}.")
+        if self.precision not in ("float32", "bfloat16", "auto"):
+            raise SettingError(f"precision must be 'float32', 'bfloat16' or 'auto'; found {self.precision!r}.")
+
+    def start(self, model: nn.Module) -> torch.optim.Optimizer:
+        """A fresh optimizer for the model's parameters, in one kernel for all of them where torch has that."""
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        fused = all(weight.device.type in ("cpu", "cuda") for weight in trainable) and not _has_sparse_gradients(model)
+        if self.optimizer == "adam":
+            on_gpu = any(weight.device.type == "cuda" for weight in trainable)  # the step count is kept there, too
+            return torch.optim.Adam(
+                trainable, lr=self.lr, weight_decay=self.weight_decay, fused=fused, capturable=on_gpu
+            )
+        return torch.optim.SGD(
+            trainable, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=fused
+        )
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """The context that a forward pass is computed in."""
+        gpu_can = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        wanted = self.precision == "bfloat16" or (self.precision == "auto" and gpu_can)
+        return torch.autocast(device.type, torch.bfloat16, enabled=wanted)
+
+    def batch_of(self, rows: int) -> int:
+        """The size of the batches of a client with so many rows: all are of one size."""
+        return max(2, min(rows, self.batch_size))
+
+    def steps_of(self, rows: int) -> int:
+        """Gradient steps that a client with so many rows makes in a round."""
+        return self.epochs * -(-rows // self.batch_of(rows))
+
+
+def _has_sparse_gradients(model: nn.Module) -> bool:
+    return any(getattr(module, "sparse", False) is True for module in model.modules())
+
+
+def full_batches(n: int, size: int, order: torch.Generator) -> Tensor:
+    """A shuffled epoch in batches of one size, (steps, size): the last is filled from the start of the permutation.
+
+    BatchNorm and captured graphs need full batches. Fewer than `size` rows make one batch; a single row counts twice.
+    """
+    size = max(2, min(n, size))
+    permutation = torch.randperm(n, generator=order)
+    missing = -n % size
+    return (torch.cat([permutation, permutation[:missing]]) if missing else permutation).view(-1, size)
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One client's part in a round; what is drawn depends on its seed only, not on when or where it is done."""
+
+    client: int
+    rows: Tensor  # its training rows, on the CPU
+    how: LocalTraining
+    seed: int
+    share: float = 1.0  # in the average
+
+    @property
+    def size(self) -> int:
+        """Rows in each of its batches."""
+        return self.how.batch_of(len(self.rows))
+
+    @property
+    def steps(self) -> int:
+        """How many batches it trains on."""
+        return self.how.steps_of(len(self.rows))
+
+    @cached_property
+    def dropout_seed(self) -> int:
+        """For whatever the model draws while it trains."""
+        return seed_for(self.seed, "dropout")
+
+    def batches(self) -> Tensor:
+        """The rows of each batch. (steps, size)"""
+        order = generator(self.seed, "batches")
+        epochs = [full_batches(len(self.rows), self.how.batch_size, order) for _ in range(self.how.epochs)]
+        return self.rows[epochs[0] if len(epochs) == 1 else torch.cat(epochs)]
