@@ -3,26 +3,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.functional import cross_entropy
 
-from fedup import LocalTraining
 from fedup.client import Summarizing, Summary, summarize
-from fedup.engines.plain import train_locally
 from fedup.errors import DataError, RequestError, SettingError
 from fedup.kmeans import centroid_count
-from fedup.training import full_batches
 
 few = settings(max_examples=15, deadline=None, derandomize=True)
 NAN, INF = float("nan"), float("inf")
 CLASSES = 3
 
 
-def make_model(*, dropout: float = 0.0) -> nn.Sequential:
+def make_model() -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(dropout), nn.ReLU(), nn.Linear(16, CLASSES)
-        )
+        return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.ReLU(), nn.Linear(16, CLASSES))
 
 
 def make_data(n: int = 320) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,112 +31,6 @@ MODEL = make_model()
 
 def weights(model: nn.Module) -> list[torch.Tensor]:
     return [tensor.clone() for tensor in model.state_dict().values()]
-
-
-@few
-@given(st.integers(1, 200), st.integers(1, 70), st.integers(0, 99))
-def test_batches_are_of_one_size_and_reach_every_row(n, size, seed):
-    batches = list(full_batches(n, size, torch.Generator().manual_seed(seed)))
-    assert len({len(batch) for batch in batches}) == 1
-    seen = torch.cat(batches).bincount(minlength=n)
-    assert int(seen.min()) >= 1
-    assert int(seen.max()) <= 2
-    assert int((seen == 2).sum()) < max(2, len(batches[0]))  # only the last batch is filled up
-
-
-def test_a_batch_holds_no_row_twice_unless_there_is_one_row_only():
-    for n in (2, 63, 64, 65, 100, 129):
-        for batch in full_batches(n, 64, torch.Generator()):
-            assert len(batch.unique()) == len(batch) == min(n, 64)
-    (only,) = full_batches(1, 64, torch.Generator())
-    assert only.tolist() == [0, 0]
-
-
-def test_no_rows_make_no_batch():
-    assert list(full_batches(0, 64, torch.Generator())) == []
-
-
-def test_epochs_are_shuffled_anew():
-    order = torch.Generator().manual_seed(0)
-    first, second = (torch.cat(list(full_batches(64, 16, order))) for _ in range(2))
-    assert not torch.equal(first, second)
-
-
-def test_one_step_is_gradient_descent_on_the_mean_loss():
-    model, how = make_model(), LocalTraining(batch_size=50, lr=0.1, momentum=0.0)
-    reference = make_model().train()
-    cross_entropy(reference(X[:50]), Y[:50]).backward()
-    train_locally(model, X, Y, torch.arange(50), how=how, seed=0)
-    for trained, start in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(trained.detach(), start.detach() - 0.1 * start.grad)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_training_lowers_the_loss(optimizer):
-    model, trained = make_model(), make_model()
-    y = X[:, :CLASSES].argmax(1)
-    train_locally(trained, X, y, ROWS, how=LocalTraining(epochs=10, lr=0.01, optimizer=optimizer), seed=0)
-    before, after = (cross_entropy(m.eval()(X), y).item() for m in (model, trained))
-    assert after < 0.7 * before
-
-
-def test_same_seed_same_bits_whatever_was_drawn_before():
-    trained = []
-    for global_seed, seed in ((1, 5), (2, 5), (1, 6)):
-        model = make_model(dropout=0.5)
-        with torch.random.fork_rng():
-            torch.manual_seed(global_seed)
-            train_locally(model, X, Y, ROWS, how=LocalTraining(), seed=seed)
-        trained.append(weights(model))
-    assert all(map(torch.equal, trained[0], trained[1]))
-    assert not all(map(torch.equal, trained[0], trained[2]))
-
-
-def test_training_leaves_the_global_random_state_alone():
-    before = torch.random.get_rng_state()
-    train_locally(make_model(dropout=0.5), X, Y, ROWS, how=LocalTraining(), seed=5)
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def test_training_reads_no_row_but_its_own():
-    poisoned = X.clone()
-    poisoned[:20] = NAN
-    models = make_model(), make_model()
-    for model, x in zip(models, (X, poisoned), strict=True):
-        train_locally(model, x, Y, ROWS, how=LocalTraining(), seed=0)
-    assert all(map(torch.equal, *map(weights, models)))
-
-
-def test_frozen_parameters_stay():
-    model = make_model()
-    model[0].requires_grad_(False)
-    before = model[0].weight.clone()
-    train_locally(model, X, Y, ROWS, how=LocalTraining(weight_decay=0.1), seed=0)
-    assert torch.equal(model[0].weight, before)
-
-
-def test_training_on_no_rows_changes_no_weight():
-    model = make_model()
-    before = weights(model)
-    train_locally(model, X, Y, ROWS[:0], how=LocalTraining(), seed=0)
-    assert all(map(torch.equal, weights(model), before))
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        *({"epochs": value} for value in (0, -1)),
-        *({"batch_size": value} for value in (0, -1)),
-        *({"lr": value} for value in (0.0, -0.1, NAN, INF)),
-        *({"momentum": value} for value in (-0.1, 1.0, NAN)),
-        *({"weight_decay": value} for value in (-0.1, NAN, INF)),
-        {"optimizer": "lion"},
-    ],
-    ids=str,
-)
-def test_training_settings_out_of_range_are_refused(bad):
-    with pytest.raises(SettingError, match=next(iter(bad))):
-        LocalTraining(**bad)
 
 
 def ask(x: torch.Tensor = X, *, rows: torch.Tensor = ROWS, model: nn.Module = MODEL, cut: str = "4", **more) -> Summary:

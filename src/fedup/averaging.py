@@ -24,6 +24,7 @@ class RunningAverage:
         self._added = 0
         self._floats = [name for name, tensor in start.items() if tensor.is_floating_point()]
         self._counters = [name for name, tensor in start.items() if not tensor.is_floating_point()]
+        self._largest: dict[torch.dtype, Tensor] = {}  # all counters of a type in one row: they are many and tiny
 
     def load(self, *clients: Weights) -> None:
         """Write the global weights into those of each client."""
@@ -33,9 +34,8 @@ class RunningAverage:
     def add(self, weights: Weights, share: float) -> None:
         """Take a client's weights into the sum."""
         torch._foreach_add_(_pick(self._sum, self._floats), _pick(weights, self._floats), alpha=share)
-        if self._counters:  # BatchNorm's num_batches_tracked counts: the largest, never a mean
-            largest, found = _pick(self._sum, self._counters), _pick(weights, self._counters)
-            torch._foreach_copy_(largest, torch._foreach_maximum(largest, found) if self._added else found)
+        for dtype, found in self._joined(weights).items():  # BatchNorm's count of batches: the largest, never a mean
+            self._largest[dtype] = torch.maximum(self._largest[dtype], found) if self._added else found
         self._added += 1
 
     def finish(self) -> None:
@@ -43,8 +43,19 @@ class RunningAverage:
         if not self._added:
             return
         self.current, self._sum = self._sum, self.current
+        for dtype, largest in self._largest.items():
+            counters = [self.current[name] for name in self._counters if self.current[name].dtype == dtype]
+            parts = largest.split([counter.numel() for counter in counters])
+            torch._foreach_copy_(counters, [part.view_as(it) for part, it in zip(parts, counters, strict=True)])
         torch._foreach_zero_(list(self._sum.values()))
         self._added = 0
+
+    def _joined(self, weights: Weights) -> dict[torch.dtype, Tensor]:
+        """Counters by type, one after another."""
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for name in self._counters:
+            by_type.setdefault(weights[name].dtype, []).append(weights[name].flatten())
+        return {dtype: torch.cat(counters) for dtype, counters in by_type.items()}
 
 
 def _pick(weights: Weights, names: list[str]) -> list[Tensor]:

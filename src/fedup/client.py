@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedup.cut import read_features
+from fedup.cut import FeatureReader
 from fedup.errors import SettingError
 from fedup.federation import check_samples
 from fedup.kmeans import centroid_count, cluster_cells
@@ -57,10 +57,12 @@ def summarize(
     labels: frozenset[int] | None = None,
     excluded: frozenset[int] = frozenset(),
     out: Tensor | None = None,
+    reader: FeatureReader | None = None,
 ) -> Summary:
     """The centroids of a client's cells without the excluded samples (all its cells, or those of `labels`).
 
-    The vectors are written to `out` where it is given. Excluded rows are never read. A cell's centroids depend on
+    The vectors are written to `out` where it is given; a `reader` of this model and cut may be shared by clients of
+    one process. Excluded rows are never read. A cell's centroids depend on
     (seed, client, class, excluded ids of that cell) only.
     """
     check_samples(rows, excluded, client)
@@ -69,11 +71,12 @@ def summarize(
     left_out = torch.isin(rows, torch.tensor(sorted(excluded), dtype=rows.dtype, device=rows.device))
     held = [label for label in classes.unique().tolist() if labels is None or label in labels]
     with torch.autocast(x.device.type, enabled=False):  # a cell has the same bits whatever the caller is doing
-        return _summarize_cells(model, x, rows, classes, left_out, held, client=client, cut=cut, how=how, out=out)
+        reader = reader or FeatureReader(model, cut)
+        return _summarize_cells(reader, x, rows, classes, left_out, held, client=client, how=how, out=out)
 
 
 def _summarize_cells(
-    model: nn.Module,
+    reader: FeatureReader,
     x: Tensor,
     rows: Tensor,
     classes: Tensor,
@@ -81,19 +84,19 @@ def _summarize_cells(
     held: list[int],
     *,
     client: int,
-    cut: str,
     how: Summarizing,
     out: Tensor | None,
 ) -> Summary:
     retained = [(~left_out & (classes == label)) for label in held]  # a mask over rows for each cell
     out_of_cell = [frozenset(rows[left_out & (classes == label)].tolist()) for label in held]
     names = [("cell", client, label, *sorted(ids)) for label, ids in zip(held, out_of_cell, strict=True)]
-    sizes = [centroid_count(int(mask.sum()), how.ratio) for mask in retained]
+    rows_of = torch.stack([mask.sum() for mask in retained]).tolist() if retained else []
+    sizes = [centroid_count(count, how.ratio) for count in rows_of]
     vectors, done = out, 0
     counts = torch.empty(sum(sizes), dtype=torch.int32, device=rows.device)
-    for group in _groups([int(mask.sum()) for mask in retained]):
+    for group in _groups(rows_of):
         wanted = sum((retained[i] for i in group), start=torch.zeros_like(left_out))
-        features = read_features(model, cut, x, rows, wanted=wanted)
+        features = reader.read(x, rows, wanted=wanted)
         if vectors is None:
             vectors = features.values.new_empty(sum(sizes), features.values.shape[1])
         size = sum(sizes[i] for i in group)

@@ -6,8 +6,10 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from fedup.client import Summarizing, Summary, summarize
+from fedup.cut import FeatureReader
 from fedup.federation import Federation, check_samples
 from fedup.request import Forget
+from fedup.sharing import tensors
 
 
 class Contact(Protocol):
@@ -53,6 +55,7 @@ class InProcess:
         device = next(model.parameters()).device
         self._federation = federation if federation.x.device == device else federation.to(device)
         self._model = model
+        self._readers: dict[str, tuple[list[int], FeatureReader]] = {}  # by cut, with the tensors that it reads by
 
     @property
     def clients(self) -> Sequence[int]:
@@ -99,4 +102,12 @@ class InProcess:
             labels=labels,
             excluded=excluded,
             out=out,
+            reader=self._reader(cut),
         )
+
+    def _reader(self, cut: str) -> FeatureReader:
+        """One reader for all clients, as long as the model keeps its tensors."""
+        now = [id(tensor) for tensor in tensors(self._model)]
+        if cut not in self._readers or self._readers[cut][0] != now:
+            self._readers[cut] = now, FeatureReader(self._model, cut)
+        return self._readers[cut][1]

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -98,36 +98,11 @@ def read_features(
     Batches are laid out over all `rows`, so that a feature has the same bits whichever rows are wanted; rows that are
     not wanted are never read.
     """
-    wanted = torch.ones(len(rows), dtype=torch.bool, device=rows.device) if wanted is None else wanted
-    reader = _Reader(model, cut)
-    first = torch.zeros_like(x[:1]) if not bool(wanted.any()) else x[rows[wanted][:1]]  # a blank tells the width
-    nonnegative = reader.is_nonnegative(first)
-    reader.check_tail(first)
-    shape = tuple(reader.seen[0].shape[1:])
-    values = torch.empty(int(wanted.sum()), math.prod(shape), device=reader.seen[0].device)
-    done = 0
-    for batch in _wanted_batches(wanted, batch_size):
-        chosen, inputs = wanted[batch], rows[batch]
-        if not bool(chosen.all()):
-            inputs = torch.where(chosen, inputs, inputs[chosen][0])  # a wanted row stands in for those not to be read
-        with torch.no_grad():
-            features = reader(x.index_select(0, inputs))[0].flatten(1)
-        features = features if bool(chosen.all()) else features[chosen]
-        values[done : done + len(features)] = features
-        done += len(features)
-    _check_finite(values, rows[wanted])
-    return Features(values, nonnegative, shape)
+    return FeatureReader(model, cut).read(x, rows, wanted=wanted, batch_size=batch_size)
 
 
-def _wanted_batches(wanted: Tensor, batch_size: int) -> Iterator[slice]:
-    for start in range(0, len(wanted), batch_size):
-        batch = slice(start, start + batch_size)
-        if bool(wanted[batch].any()):
-            yield batch
-
-
-class _Reader:
-    """A view of the model that notes what arrives at the cut."""
+class FeatureReader:
+    """A view of the model that notes what arrives at the cut; one can read for many clients."""
 
     def __init__(self, model: nn.Module, cut: str) -> None:
         self.cut = cut
@@ -135,10 +110,56 @@ class _Reader:
         self.tail = tail_of(self.view, cut)
         self.seen: list[Tensor] = []
         self.view.get_submodule(cut).register_forward_pre_hook(self._note)
+        self._only_to_the_cut = False
+        self._known: tuple[bool, tuple[int, ...], torch.device] | None = None
+
+    def read(
+        self, x: Tensor, rows: Tensor, *, wanted: Tensor | None = None, batch_size: int = FEATURE_BATCH
+    ) -> Features:
+        """Features of the wanted rows, as `read_features` says."""
+        counts = _wanted_in_batches(wanted, len(rows), batch_size)
+        nonnegative, shape, device = self._probe(x, rows, wanted, sum(counts))
+        values = torch.empty(sum(counts), math.prod(shape), device=device)
+        done = 0
+        for i, count in enumerate(counts):
+            batch = slice(i * batch_size, (i + 1) * batch_size)
+            mask = None if wanted is None or count == len(rows[batch]) else wanted[batch]
+            if count:
+                values[done : done + count] = self._read_batch(x, rows[batch], mask)
+            done += count
+        _check_finite(values, rows if wanted is None else rows[wanted])
+        return Features(values, nonnegative, shape)
+
+    def _probe(
+        self, x: Tensor, rows: Tensor, wanted: Tensor | None, count: int
+    ) -> tuple[bool, tuple[int, ...], torch.device]:
+        """What the operations before the cut tell, after a look at one row; once for a reader."""
+        if self._known is None:
+            chosen = rows if wanted is None else rows[wanted]
+            first = x[chosen[:1]] if count else torch.zeros_like(x[:1])  # a blank tells the width
+            nonnegative = self.is_nonnegative(first)
+            self.check_tail(first)
+            self._known = nonnegative, tuple(self.seen[0].shape[1:]), self.seen[0].device
+        return self._known
+
+    @torch.no_grad()
+    def _read_batch(self, x: Tensor, rows: Tensor, wanted: Tensor | None) -> Tensor:
+        if wanted is not None:
+            rows = torch.where(wanted, rows, rows[wanted][0])  # a wanted row stands in for those not to be read
+        self._only_to_the_cut = True
+        try:
+            self.view(x.index_select(0, rows))
+        except _ArrivedError as arrived:
+            return arrived.features.flatten(1) if wanted is None else arrived.features.flatten(1)[wanted]
+        finally:
+            self._only_to_the_cut = False
+        raise CutError(f"The module at the cut {self.cut!r} did not run; a filter needs one that always does.")
 
     def _note(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not args or not isinstance(args[0], Tensor):
             raise CutError(f"The module at the cut {self.cut!r} gets no tensor as its first argument: cut elsewhere.")
+        if self._only_to_the_cut:
+            raise _ArrivedError(args[0])
         self.seen.append(args[0].clone())  # a module that works in place would change it
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,6 +206,22 @@ class _Reader:
                 f"What follows the cut {self.cut!r} is more than that module: its output is not the model's. Give the "
                 "model a method tail(features, cut), or cut before the last layer that runs."
             )
+
+
+class _ArrivedError(BaseException):
+    """Ends a forward pass at the cut: what follows is not needed. No error, so nothing in a model may catch it."""
+
+    def __init__(self, features: Tensor) -> None:
+        super().__init__()
+        self.features = features
+
+
+def _wanted_in_batches(wanted: Tensor | None, rows: int, batch_size: int) -> list[int]:
+    """How many rows of each batch are wanted; asked of the device once."""
+    starts = range(0, rows, batch_size)
+    if wanted is None:
+        return [min(batch_size, rows - start) for start in starts]
+    return torch.stack([part.sum() for part in wanted.split(batch_size)]).tolist() if rows else []
 
 
 def _check_finite(values: Tensor, rows: Tensor) -> None:

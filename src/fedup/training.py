@@ -41,7 +41,10 @@ class LocalTraining:
     def start(self, model: nn.Module) -> torch.optim.Optimizer:
         """A fresh optimizer for the model's parameters, in one kernel for all of them where torch has that."""
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        fused = all(weight.device.type in ("cpu", "cuda") for weight in trainable) and not _has_sparse_gradients(model)
+        if not trainable:
+            raise SettingError(f"No parameter of {type(model).__name__} takes a gradient: there is nothing to train.")
+        dense = not any(getattr(module, "sparse", False) is True for module in model.modules())
+        fused = dense and all(w.is_floating_point() and w.device.type in ("cpu", "cuda") for w in trainable)
         if self.optimizer == "adam":
             on_gpu = any(weight.device.type == "cuda" for weight in trainable)  # the step count is kept there, too
             return torch.optim.Adam(
@@ -64,10 +67,6 @@ class LocalTraining:
     def steps_of(self, rows: int) -> int:
         """Gradient steps that a client with so many rows makes in a round."""
         return self.epochs * -(-rows // self.batch_of(rows))
-
-
-def _has_sparse_gradients(model: nn.Module) -> bool:
-    return any(getattr(module, "sparse", False) is True for module in model.modules())
 
 
 def full_batches(n: int, size: int, order: torch.Generator) -> Tensor:

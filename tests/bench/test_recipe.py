@@ -161,7 +161,7 @@ def test_a_number_of_rows_that_is_not_there_is_refused(rows):
 
 
 def test_an_unknown_optimizer_data_set_or_model_is_refused():
-    with pytest.raises(SettingError, match="optimizer is 'sgd' or 'adam'; found 'sdg'"):
+    with pytest.raises(SettingError, match="optimizer must be 'sgd' or 'adam'; found 'sdg'"):
         _ = replace(RECIPE, optimizer="sdg").local
     with pytest.raises(SettingError, match="digits"):
         replace(RECIPE, data="digit").load()

@@ -67,6 +67,11 @@ def test_any_number_of_clients(count):
     assert_same(*both("all", SGD, sizes=tuple(20 + 16 * (i % 5) for i in range(count))))
 
 
+@pytest.mark.parametrize("count", [5, 7])
+def test_lanes_without_work_do_no_harm_however_long_training_lasts(count):
+    assert_same(*both("plain", SGD, sizes=(64,) * count, rounds=30))
+
+
 def test_many_small_clients_of_all_sizes():
     sizes = tuple(1 + i % 40 for i in range(200))
     assert_same(*both("batchnorm", LocalTraining(batch_size=32, lr=0.02), sizes=sizes, rounds=3))
@@ -127,10 +132,11 @@ def test_steps_are_really_captured():
 
 
 def test_the_global_streams_are_left_alone():
+    model, federation = make_model("dropout"), federation_for("dropout")
     torch.manual_seed(5)
     torch.cuda.manual_seed(5)
     before = torch.get_rng_state(), torch.cuda.get_rng_state()
-    both("dropout", SGD)
+    federate(model, federation, rounds=2, local=SGD, device="cuda", engine="captured")
     assert torch.equal(torch.get_rng_state(), before[0])
     assert torch.equal(torch.cuda.get_rng_state(), before[1])
 

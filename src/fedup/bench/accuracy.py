@@ -9,14 +9,17 @@ from fedup.request import Forget
 
 
 @torch.no_grad()
-def predict(model: nn.Module, x: Tensor, *, batch_size: int = 512) -> Tensor:
-    """Logits of all rows, batch after batch."""
-    return torch.cat([logits_of(model(rows)) for rows in x.split(batch_size)])
+def predict(model: nn.Module, x: Tensor, rows: Tensor | None = None, *, batch_size: int = 512) -> Tensor:
+    """Logits of the rows chosen, or of all, batch after batch: no second array of the data's size."""
+    if rows is None:
+        return torch.cat([logits_of(model(batch)) for batch in x.split(batch_size)])
+    return torch.cat([logits_of(model(x[batch])) for batch in rows.split(batch_size)])
 
 
-def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Share of rows whose largest logit is their label's; NaN where there is no row."""
-    return float((predict(model, x).argmax(1) == y).float().mean()) if len(y) else float("nan")
+def accuracy(model: nn.Module, x: Tensor, y: Tensor, rows: Tensor | None = None) -> float:
+    """Share of the rows (chosen, or all) whose largest logit is their label's; NaN where there is no row."""
+    labels = y if rows is None else y[rows]
+    return float((predict(model, x, rows).argmax(1) == labels).float().mean()) if len(labels) else float("nan")
 
 
 def retain_and_forget(model: nn.Module, federation: Federation, request: Forget) -> dict[str, float]:
@@ -27,8 +30,8 @@ def retain_and_forget(model: nn.Module, federation: Federation, request: Forget)
     forgotten = federation.forgotten(request, "train" if request.sample_ids else "heldout")
     retained = federation.retained(request, "heldout")
     return {
-        "retain": accuracy(model, federation.x[retained], federation.y[retained]),
-        "forget": accuracy(model, federation.x[forgotten], federation.y[forgotten]),
+        "retain": accuracy(model, federation.x, federation.y, retained),
+        "forget": accuracy(model, federation.x, federation.y, forgotten),
     }
 
 

@@ -37,19 +37,27 @@ class Ground:
             return self.federation.forgotten(self.request)
         return self.federation.retained(self.request) if rows == "retained" else self.federation.rows("heldout")
 
-    def rows(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of a set of rows; none where nothing carries a trigger."""
+    def inputs(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        """An array, and which of its rows make up a set (None for all); none where nothing carries a trigger."""
         triggered = self.situation.triggered
         if rows == "test":
-            return self.dataset.test_x, self.dataset.test_y
+            return self.dataset.test_x, None
         if rows == "triggered":
-            return (triggered.x, triggered.y) if triggered else (self.dataset.test_x[:0], self.dataset.test_y[:0])
-        chosen = self.ids(rows)
-        return self.federation.x[chosen], self.federation.y[chosen]
+            return triggered.x if triggered else self.dataset.test_x[:0], None
+        return self.federation.x, self.ids(rows)
+
+    def labels(self, rows: Rows) -> Tensor:
+        """Labels of a set of rows. (N,)"""
+        triggered = self.situation.triggered
+        if rows == "test":
+            return self.dataset.test_y
+        if rows == "triggered":
+            return triggered.y if triggered else self.dataset.test_y[:0]
+        return self.federation.y[self.ids(rows)]
 
     def to_forget(self, rows: Rows) -> Tensor:
         """Which of these rows are to be forgotten; of test rows, those of forgotten classes. (N,)"""
-        labels = self.rows(rows)[1]
+        labels = self.labels(rows)
         if rows in ("test", "triggered"):
             return torch.isin(labels, torch.tensor(sorted(self.request.class_ids)).to(labels))
         if rows == "heldout":
@@ -59,7 +67,7 @@ class Ground:
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """A model's logits, computed once for each set of rows and then kept for all metrics."""
+    """A model's logits, computed in one pass over each set of rows and then kept for all metrics."""
 
     model: nn.Module
     ground: Ground
@@ -68,7 +76,7 @@ class Outputs:
     def logits(self, rows: Rows) -> Tensor:
         """Logits of all rows of a set. (N, K)"""
         if rows not in self._logits:
-            self._logits[rows] = predict(self.model, self.ground.rows(rows)[0])
+            self._logits[rows] = predict(self.model, *self.ground.inputs(rows))
         return self._logits[rows]
 
     def probabilities(self, rows: Rows) -> Tensor:
@@ -77,7 +85,7 @@ class Outputs:
 
     def right(self, rows: Rows) -> Tensor:
         """Which rows are classified right. (N,)"""
-        return self.logits(rows).argmax(1) == self.ground.rows(rows)[1]
+        return self.logits(rows).argmax(1) == self.ground.labels(rows)
 
     def accuracy(self, rows: Rows, *, forgotten: bool) -> float | None:
         """Share of the forgotten, or of the retained, rows classified right; None where there is no row."""

@@ -29,11 +29,11 @@ class FederationJudge:
         `per_class` is on held-out rows; None stands where there is no row.
         """
         rows = self._rows(requests)
-        x = self._federation.x[rows]
-        before = predict(shared_view(plugged.base), x)
-        logits = {"original": before, "forgotten": predict(plugged, x)}
+        x = self._federation.x
+        before = predict(shared_view(plugged.base), x, rows)
+        logits = {"original": before, "forgotten": predict(plugged, x, rows)}
         with plugged.restored():
-            logits["restored"] = predict(plugged, x)
+            logits["restored"] = predict(plugged, x, rows)
         figures: dict[str, Any] = {
             state: self._accuracies(rows, values.argmax(1), union(requests)) for state, values in logits.items()
         }
@@ -46,7 +46,7 @@ class FederationJudge:
     def alone(self, model: nn.Module, requests: Collection[Forget]) -> dict[str, Any]:
         """The same for one model, such as Retrain's, without states."""
         rows = self._rows(requests)
-        predicted = predict(model, self._federation.x[rows]).argmax(1)
+        predicted = predict(model, self._federation.x, rows).argmax(1)
         return self._accuracies(rows, predicted, union(requests)) | {
             "by_request": {request.digest: self._forgotten(rows, predicted, request) for request in requests}
         }

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from fedup.bench.datasets import Dataset, defaults_of, input_of, load_dataset
 from fedup.bench.initial_weights import take_weights
 from fedup.bench.models import build_model, training_of
+from fedup.engines import EngineName
 from fedup.errors import ArtifactError, DataError, SettingError
+from fedup.fedavg import Observer, Trained, federate
 from fedup.federation import Federation
 from fedup.partition import dirichlet, iid, pathological
 from fedup.rng import generator
@@ -49,6 +51,7 @@ class Recipe:
     lr: float = 0.05
     momentum: float = 0.9
     optimizer: str = "sgd"
+    precision: str = "float32"
     clients_per_round: int | None = None
     cut: str | None = None
     weights: str | None = None  # file or folder of first weights; a run folder knows their fingerprint instead
@@ -85,8 +88,10 @@ class Recipe:
     @classmethod
     def from_about(cls, about: Mapping[str, Any]) -> "Recipe":
         """The recipe that `about` was made from."""
+        known = [one.name for one in fields(cls) if one.name not in ("weights", "precision")]
         try:
-            return cls(**{one.name: about[one.name] for one in fields(cls) if one.name != "weights"})
+            # Folders of before there was a choice say nothing of precision: it was single.
+            return cls(**{name: about[name] for name in known}, precision=about.get("precision", "float32"))
         except KeyError as error:
             raise ArtifactError(
                 f"The run folder does not say how its federation was made ({error} is missing): it was not made by "
@@ -96,14 +101,38 @@ class Recipe:
     @property
     def local(self) -> LocalTraining:
         """How clients train."""
-        if self.optimizer not in ("sgd", "adam"):
-            raise SettingError(f"optimizer is 'sgd' or 'adam'; found {self.optimizer!r}.")
         return LocalTraining(
             epochs=self.epochs,
             batch_size=self.batch_size,
             lr=self.lr,
             momentum=self.momentum,
-            optimizer="adam" if self.optimizer == "adam" else "sgd",
+            optimizer=cast(Any, self.optimizer),  # checked there
+            precision=cast(Any, self.precision),
+        )
+
+    def train(
+        self,
+        start: nn.Module,
+        federation: Federation,
+        *,
+        rounds: int | None = None,
+        device: torch.device | str | None = None,
+        observers: Sequence[Observer] = (),
+        checkpoint: Path | None = None,
+        engine: EngineName = "auto",
+    ) -> Trained:
+        """FedAvg as the recipe says, from these first weights."""
+        return federate(
+            start,
+            federation,
+            rounds=self.rounds if rounds is None else rounds,
+            local=self.local,
+            clients_per_round=self.clients_per_round,
+            seed=self.seed,
+            device=device,
+            observers=observers,
+            checkpoint=checkpoint,
+            engine=engine,
         )
 
     def load(self) -> Dataset:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedup.bench.core_figures import summary_rows
+from fedup.bench.speed.table import cells, notes, title
 from fedup.errors import DataError
 from fedup.files import write_text
 
@@ -20,7 +21,7 @@ def write_tables(benchmarks: Path, experiments: Sequence[Path] = (), results: Pa
     written = []
     speed = _read(sorted((benchmarks / "speed").glob("*.json")))
     if speed:
-        text = "\n\n".join(_speed_table(result) for result in speed)
+        text = "\n\n".join(speed_table(result) for result in speed)
         written.append(_write(benchmarks / "tables" / "speed.md", text, "benchmarks/speed"))
     for path in sorted((benchmarks / "experiments").glob("*.toml")):
         written += _write_experiment(path, benchmarks, results, needed=False)
@@ -72,29 +73,17 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _speed_table(result: dict[str, Any]) -> str:
-    rows = [
+def speed_table(result: dict[str, Any]) -> str:
+    """One machine's speed, with what it was computed from."""
+    commit = result["code"]["commit"] or "unknown"
+    return "\n\n".join(
         [
-            row["name"],
-            f"{row['value']:.3g} {row['unit']}",
-            f"{'≤' if row['at_most'] else '≥'} {row['goal']:g}",
-            "yes" if row["met"] else "no",
+            f"## {title(result)}",
+            f"`fedup bench speed --device {result['device']}`, commit {commit[:7]}, made-up rows.",
+            markdown_table(["measured", "value", "goal", "met"], [cells(row) for row in result["table"]]),
+            "\n".join(f"- {sentence}" for sentence in notes(result)),
         ]
-        for row in result["table"]
-    ]
-    literal, ours = result["literal"], result["accuracies"]["class"]
-    text = (
-        f"{result['rows']:,} × {result['width']} synthetic features, {result['clients']} clients × {result['classes']} "
-        f"classes (Dirichlet 0.5), ρ = {result['ratio']}; median of {result['repeats']}; {_machine(result)}.\n\n"
-        + markdown_table(["measured", "value", "goal", "met"], rows)
     )
-    if literal:
-        text += (
-            f"\n\nClass request, R-A / F-A: ours {ours['retain']:.4f} / {ours['forget']:.4f}; the literal recipe "
-            f"{literal['retain']:.4f} / {literal['forget']:.4f} in {literal['clustering_s']:.1f} s of clustering and "
-            f"{literal['fit_s']:.1f} s of fitting."
-        )
-    return text
 
 
 def _core_table(results: list[dict[str, Any]]) -> str:

@@ -11,7 +11,7 @@ from fedup.bench.cost import Cost, Meter, Probe
 from fedup.bench.recipe import Recipe
 from fedup.bench.watching import Progress, RoundsShown
 from fedup.centroids import Centroids, collect
-from fedup.fedavg import Observer, federate
+from fedup.fedavg import Observer
 from fedup.federation import Federation
 from fedup.request import Forget
 
@@ -37,15 +37,7 @@ class Task:
             Meter(cost, federation, recipe.local, self.probe),
         ]
         with cost.stage("train"):
-            return federate(
-                model,
-                federation,
-                rounds=rounds,
-                local=recipe.local,
-                clients_per_round=recipe.clients_per_round,
-                seed=recipe.seed,
-                observers=watchers,
-            ).model
+            return recipe.train(model, federation, rounds=rounds, observers=watchers).model
 
     def collect(self, *, ratio: float, sigma: float = 0.0, cut: str | None = None, cost: Cost) -> Centroids:
         """The centroids of everything, as clients send them once, ahead of any request; the caller's own copy."""

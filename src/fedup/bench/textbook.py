@@ -15,16 +15,16 @@ from fedup.training import Job, LocalTraining
 def eager_round(model: nn.Module, x: Tensor, y: Tensor, jobs: Sequence[Job], how: LocalTraining) -> None:
     """One round, in place: every client loads the global weights, trains, and its state joins the average."""
     start = copy.deepcopy(model.state_dict())
-    average = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
+    average: dict[str, Tensor] = {}
     for job in jobs:
         model.load_state_dict(start)
         seed_default(job.dropout_seed, x.device)
         plain_epoch(model, x, y, job.batches().to(x.device), how)
         for name, tensor in model.state_dict().items():
             if tensor.is_floating_point():
-                average[name] += job.share * tensor
+                average[name] = average.get(name, 0) + job.share * tensor
             else:
-                average[name] = torch.maximum(average[name], tensor)
+                average[name] = torch.maximum(average.get(name, tensor), tensor)
     model.load_state_dict(average)
 
 

@@ -17,7 +17,6 @@ from fedup.bench.models import model_code
 from fedup.bench.recipe import Recipe
 from fedup.bench.watching import Progress, RoundsShown
 from fedup.errors import ArtifactError
-from fedup.fedavg import federate
 from fedup.federation import Federation
 from fedup.model_file import load_model, save_model
 from fedup.sharing import fingerprint
@@ -39,18 +38,7 @@ def trained(
             return load_model(blank, path).to(device)
     checkpoint = path.with_suffix(".rounds")
     watch = RoundsShown(progress, f"{recipe.data}, seed {recipe.seed}: {what}", recipe.rounds)
-    learn = partial(
-        federate,
-        start,
-        federation,
-        rounds=recipe.rounds,
-        local=recipe.local,
-        clients_per_round=recipe.clients_per_round,
-        seed=recipe.seed,
-        device=device,
-        observers=[watch],
-        checkpoint=checkpoint,
-    )
+    learn = partial(recipe.train, start, federation, device=device, observers=[watch], checkpoint=checkpoint)
     try:
         model = learn().model
     except (ArtifactError, FileNotFoundError):  # a checkpoint that is damaged, or that another process took away
@@ -88,7 +76,8 @@ def _path(start: nn.Module, federation: Federation, recipe: Recipe) -> Path:
 def _training_code() -> str:
     """sha256 of the files that decide what training gives: a model trained by other code is another model."""
     core = Path(fedup.__file__).parent
-    files = [core / f"{name}.py" for name in ("fedavg", "client", "rng", "cut")]
+    files = [core / f"{name}.py" for name in ("fedavg", "training", "averaging", "rng", "cut")]
+    files += sorted((core / "engines").glob("*.py"))
     files += sorted((core / "bench" / "models").glob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 

@@ -122,32 +122,50 @@ def report(
 @app.command()
 def speed(
     out: Annotated[Path, typer.Option(help="Result file.")] = Path("benchmarks/speed/this-machine.json"),
-    rows: Annotated[int, typer.Option(help="Feature rows.", min=1000)] = 50_000,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this part: training, growth, limits, extraction, clustering or serving; repeatable."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:1, …")] = "auto",
+    rows: Annotated[int, typer.Option(help="Feature rows to cluster.", min=1000)] = 50_000,
     width: Annotated[int, typer.Option(help="Features per row.", min=32)] = 512,
     literal: Annotated[
-        bool, typer.Option(help="Also run the paper's recipe taken literally (a minute or two).")
+        bool, typer.Option(help="Also run the paper's recipe taken literally (a minute or two, on a CPU only).")
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Time and memory of clustering, requests and serving, as ratios in one run.
+    """Training, growth with clients, feature reading, clustering, requests and serving, as ratios in one run.
 
     Example: [bold]fedup bench speed --out benchmarks/speed/my-machine.json[/]
+
+    Example: [bold]fedup bench speed --only training --only growth --device cuda[/]
     """
+    import torch
+
     from fedup.bench.speed import run_speed
+    from fedup.bench.speed.table import cells, title
+    from fedup.cli._session import checked_device
 
     console = wide_console(stderr=as_json)
     with progress_bars(console) as progress:
-        result = run_speed(rows=rows, width=width, literal=literal, progress=progress)
+        result = run_speed(
+            device=torch.device(checked_device(device)),
+            progress=progress,
+            parts=only or (),
+            rows=rows,
+            width=width,
+            literal=literal,
+        )
     write_text(out, json.dumps(result, indent=2) + "\n")
     if as_json:
         typer.echo(json.dumps(result, indent=2))
         return
-    table = Table(title=f"{rows:,} × {width} features, {result['machine']['processor']}", title_justify="left")
+    table = Table(title=title(result), title_justify="left")
     for column in ("measured", "value", "goal", "met"):
         table.add_column(column, justify="left" if column == "measured" else "right")
     for row in result["table"]:
-        goal = f"{'≤' if row['at_most'] else '≥'} {row['goal']:g}"
-        table.add_row(row["name"], f"{row['value']:.3g} {row['unit']}", goal, "yes" if row["met"] else "[red]no")
+        *first, met = cells(row)
+        table.add_row(*first, "[red]no" if met == "no" else met)
     console.print(table)
     console.print(f"Result: {out}", highlight=False, soft_wrap=True)
 

@@ -66,7 +66,6 @@ def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any
     from fedup.bench.watching import RoundsShown
     from fedup.cli._progress import progress_bars
     from fedup.errors import RequestError
-    from fedup.fedavg import federate
     from fedup.request import union
     from fedup.sharing import fingerprint
 
@@ -80,13 +79,9 @@ def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any
             "torch draws others), so there is no retraining to compare with."
         )
     with progress_bars(session.console) as show:
-        trained = federate(
+        trained = recipe.train(
             start.to(session.device),
             session.federation.without(union(state.forgets)),
-            rounds=recipe.rounds,
-            local=recipe.local,
-            clients_per_round=recipe.clients_per_round,
-            seed=recipe.seed,
             observers=[RoundsShown(show, "Retraining without the forgotten data", recipe.rounds)],
         )
     figures = FederationJudge(session.federation).alone(trained.model, state.forgets) | {"time_s": trained.time_s}

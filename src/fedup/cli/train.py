@@ -2,12 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedup.cli._complete import data_sets, models
 from fedup.cli._options import DEFAULT_RUN, DEFAULT_WAIT_S, DeviceOption, JsonOption, RunOption, WaitOption
+
+if TYPE_CHECKING:
+    from fedup.bench.recipe import Recipe
+    from fedup.engines import EngineName
 
 
 def train(
@@ -32,6 +36,10 @@ def train(
     batch_size: Annotated[int | None, typer.Option(help="Local batch size.", min=1)] = None,
     lr: Annotated[float | None, typer.Option(help="Local learning rate.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd or adam.")] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="float32, bfloat16, or auto (bfloat16 on a GPU that has it); by default as the model says."),
+    ] = None,
     clients_per_round: Annotated[
         int | None, typer.Option(help="Clients drawn in each round; by default all.", min=1)
     ] = None,
@@ -47,6 +55,9 @@ def train(
     seed: Annotated[int, typer.Option(help="Same seed, same federation and model.")] = 0,
     restart: Annotated[bool, typer.Option("--restart", help="Drop the rounds of an unfinished training.")] = False,
     device: DeviceOption = "cpu",
+    engine: Annotated[
+        str, typer.Option(help="auto (what FEDUP_ENGINE says, else captured steps on a GPU), plain, captured.")
+    ] = "auto",
     wait: WaitOption = DEFAULT_WAIT_S,
     as_json: JsonOption = False,
 ) -> None:
@@ -56,7 +67,9 @@ def train(
     """
     from fedup.bench.recipe import Recipe
     from fedup.cli._text import of
+    from fedup.engines import known_engine
 
+    asked = known_engine(engine)
     recipe = Recipe.suited_to(
         data,
         model=model,
@@ -68,6 +81,7 @@ def train(
         batch_size=batch_size,
         lr=lr,
         optimizer=optimizer,
+        precision=precision,
         clients_per_round=clients_per_round,
         cut=cut,
         weights=str(weights) if weights else None,
@@ -75,7 +89,7 @@ def train(
     )
     if rounds == 0 and weights is None:
         raise typer.BadParameter("--rounds 0 takes a model as trained: bring its weights with --weights.")
-    result = _train(run, recipe, restart, device, wait)
+    result = _train(run, recipe, restart, device, asked, wait)
     if as_json:
         typer.echo(json.dumps(result, indent=2))
     elif result["already"]:
@@ -91,13 +105,14 @@ def train(
         )
 
 
-def _train(path: Path, recipe: Any, restart: bool, device: str, wait_s: float) -> dict[str, Any]:
+def _train(
+    path: Path, recipe: "Recipe", restart: bool, device: str, engine: "EngineName", wait_s: float
+) -> dict[str, Any]:
     from fedup.bench.accuracy import accuracy
     from fedup.bench.watching import RoundsShown
     from fedup.cli._progress import progress_bars
     from fedup.cli._session import Session
     from fedup.cut import find_cut
-    from fedup.fedavg import federate
     from fedup.model_file import save_model
     from fedup.sharing import fingerprint
 
@@ -117,16 +132,13 @@ def _train(path: Path, recipe: Any, restart: bool, device: str, wait_s: float) -
         if writer.state.trained is not None:
             return {"already": True, **_told(writer.state.trained.body)}
         with progress_bars(session.console) as show:
-            trained = federate(
+            trained = recipe.train(
                 start,
                 federation,
-                rounds=recipe.rounds,
-                local=recipe.local,
-                clients_per_round=recipe.clients_per_round,
-                seed=recipe.seed,
                 device=device,
                 observers=[RoundsShown(show, f"Training {recipe.model} on {recipe.data}", recipe.rounds)],
                 checkpoint=session.run.files.checkpoint,
+                engine=engine,
             )
         rows = federation.rows("heldout")
         measured = {
@@ -141,6 +153,7 @@ def _train(path: Path, recipe: Any, restart: bool, device: str, wait_s: float) -
             "rows": len(federation.rows("train")),
             "accuracy": {name: value for name, value in measured.items() if value == value},
             "time_s": trained.time_s,
+            "engine": trained.engine,
             **session.facts,
         }
         writer.commit("trained", body)

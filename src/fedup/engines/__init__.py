@@ -1,7 +1,8 @@
 """Engines: ways to train the clients of a round. All do the same jobs; they differ in how fast."""
 
+import os
 from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from fedup.errors import SettingError
 from fedup.training import Job, LocalTraining
 
 EngineName = Literal["auto", "plain", "captured"]
+VARIABLE = "FEDUP_ENGINE"  # switches engines for whole programs, as in FEDUP_ENGINE=plain fedup bench run …
 
 
 class Engine(Protocol):
@@ -34,13 +36,26 @@ class Engine(Protocol):
 
 
 def make_engine(name: EngineName, model: nn.Module, x: Tensor, y: Tensor, how: LocalTraining) -> Engine:
-    """The engine of that name; "auto" is captured on a GPU and plain elsewhere. `model` may be trained in place."""
-    if name not in ("auto", "plain", "captured"):
-        raise SettingError(f"engine must be 'auto', 'plain' or 'captured'; found {name!r}.")
-    on_gpu = x.device.type == "cuda"
+    """The engine of that name; "auto" is what FEDUP_ENGINE says, else captured on a GPU and plain elsewhere.
+
+    `model` may be trained in place.
+    """
+    name, on_gpu = known_engine(name), x.device.type == "cuda"
     if name == "captured" and not on_gpu:
-        raise SettingError(f"The captured engine needs a CUDA device; the data are on {x.device}. Use engine='auto'.")
+        raise SettingError(
+            f"The captured engine needs a CUDA device; the model is to be trained on {x.device}. Use engine='auto', "
+            f"and no {VARIABLE}=captured."
+        )
     if name == "plain" or not on_gpu:
         return PlainEngine(model, x, y, how)
     with torch.cuda.device(x.device):
         return CapturedEngine(model, x, y, how, else_plain=name == "auto")
+
+
+def known_engine(name: str) -> EngineName:
+    """The engine that is meant; raises where there is none of that name."""
+    told = os.environ.get(VARIABLE) if name == "auto" else None
+    meant = told or name
+    if meant not in ("auto", "plain", "captured"):
+        raise SettingError(f"{VARIABLE if told else 'engine'} must be 'auto', 'plain' or 'captured'; found {meant!r}.")
+    return cast(EngineName, meant)

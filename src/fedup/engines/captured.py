@@ -1,21 +1,20 @@
 """Steps captured as CUDA graphs, several clients at a time: a step costs its arithmetic, not its kernel launches.
 
-A graph holds one training step of each of several lanes, side by side. A lane is a model with an optimizer, a stream
-of random numbers and a place in the list of batches, so that nothing is sent or waited for between steps.
+A graph holds one training step of each of several lanes, side by side; between steps nothing is sent or waited for.
 """
 
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import torch
 from torch import Tensor, nn
 
-from fedup.averaging import Load, Weights, weights_of
+from fedup.averaging import Load, Weights
+from fedup.engines.feed import Feed
+from fedup.engines.lane import Lane, drawing_from, restart_optimizers
 from fedup.engines.plain import PlainEngine, train_step
 from fedup.engines.schedule import Stretch, assign, stretches
 from fedup.errors import SettingError
@@ -33,47 +32,56 @@ class CapturedEngine:
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, how: LocalTraining, *, else_plain: bool) -> None:
         self._x, self._y, self._how, self._else_plain = x, y.long(), how, else_plain
-        self._first = _channels_last(copy.deepcopy(model))
+        self._first = channels_last(copy.deepcopy(model))
         self._plain = PlainEngine(self._first, x, y, how)
         self.weights: Weights = self._plain.weights
-        self._lanes: list[_Lane] = []
+        self._feed = Feed(_WIDTHS[-1], max(2, how.batch_size), x.device)
+        self._lanes: list[Lane] = []
         self._most_lanes = _WIDTHS[-1]
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by batch size and number of lanes
         self._memory = torch.cuda.graph_pool_handle()  # one for all graphs: they run one after another
         self._met: Counter[int] = Counter()  # steps of each batch size
-        self._batches = torch.empty(0, dtype=torch.long, device=x.device)  # rows, batch after batch
-        self._sending = torch.empty(0, dtype=torch.long)
-        self._sent = torch.cuda.Event()
-        self._offsets = torch.arange(max(2, how.batch_size), device=x.device)
 
     @property
     def name(self) -> str:
         return "captured" if self._most_lanes else "plain"
 
     def train(self, jobs: Sequence[Job], load: Load) -> Iterator[tuple[Job, Weights]]:
-        self._make_room(jobs)
-        start = 0
-        by_size = sorted(jobs, key=lambda job: -job.size)
-        for size, same in groupby(by_size, key=lambda job: job.size):
+        if self._feed.start_round(jobs):
+            self._graphs.clear()
+        for size, same in groupby(sorted(jobs, key=lambda job: -job.size), key=lambda job: job.size):
             group = list(same)
             self._met[size] += sum(job.steps for job in group)
             course = self._prepare(group, size, load)
             if course is None:
                 yield from self._plain.train(group, load)
-                continue
-            for stretch in course:
-                yield from self._run(stretch, size, start, load)
-                start += sum(job.steps * size for _, job in stretch.begin)
-        self._sent.record()
+            else:
+                yield from self._run(course, size, load)
+        self._feed.end_round()
 
-    def _make_room(self, jobs: Sequence[Job]) -> None:
-        """A list of batches long enough for a round; what the last round sent has arrived."""
-        self._sent.synchronize()
-        needed = max(sum(job.steps * job.size for job in jobs), 2 * len(self._offsets))
-        if needed > len(self._batches):
-            self._batches = torch.zeros(needed, dtype=torch.long, device=self._x.device)
-            self._sending = torch.empty(needed, dtype=torch.long, pin_memory=True)
-            self._graphs.clear()  # they read the old list
+    def _run(self, course: Sequence[Stretch], size: int, load: Load) -> Iterator[tuple[Job, Weights]]:
+        places: dict[int, int] = {}  # of the lanes at work, in the list of batches
+        for stretch in course:
+            if stretch.begin:
+                places |= self._begin(stretch.begin, load)
+            self._feed.move(places)
+            graph = self._graphs[size, _width(stretch.lanes)]
+            for _ in range(stretch.steps):
+                graph.replay()
+            places = {lane: place + stretch.steps * size for lane, place in places.items()}
+            for lane, job in stretch.end:
+                yield job, self._lanes[lane].weights
+                del places[lane]
+
+    def _begin(self, work: Sequence[tuple[int, Job]], load: Load) -> dict[int, int]:
+        """Give lanes their jobs: batches, weights, and everything else anew; where each lane starts."""
+        lanes = [self._lanes[lane] for lane, _ in work]
+        starts = self._feed.send([job for _, job in work])
+        load(*(lane.weights for lane in lanes))
+        restart_optimizers(lanes)
+        for lane, (_, job) in zip(lanes, work, strict=True):
+            lane.generator.manual_seed(job.dropout_seed)
+        return dict(zip([lane.number for lane in lanes], starts, strict=True))
 
     def _prepare(self, jobs: Sequence[Job], size: int, load: Load) -> list[Stretch] | None:
         """How the jobs go over lanes, with all graphs for it captured; None where the plain engine is to do them."""
@@ -85,58 +93,35 @@ class CapturedEngine:
                         self._graphs[size, width] = self._capture(size, width, load)
                 return course
             except torch.OutOfMemoryError as error:
-                self._most_lanes //= 2
-                self._let_go()
-                if not self._most_lanes:
-                    self._give_up(error)
+                self._let_go(self._most_lanes // 2, error)
             except RuntimeError as error:
-                self._most_lanes = 0
-                self._let_go()
-                self._give_up(error)
+                self._let_go(0, error)
         return None
 
-    def _let_go(self) -> None:
+    def _let_go(self, lanes: int, error: Exception) -> None:
+        """Go on with fewer lanes; with none, plainly."""
+        self._most_lanes = lanes
         self._graphs.clear()
         self._lanes.clear()
         torch.cuda.empty_cache()
-
-    def _give_up(self, error: Exception) -> None:
+        if lanes:
+            return
         told = " ".join(str(error).split())[:300]
         reason = f"{type(self._first).__name__} cannot be captured as a CUDA graph: {told}"
         if not self._else_plain:
             raise SettingError(f"{reason}. Use engine='plain', or 'auto'.") from error
         warnings.warn(f"{reason}. Training goes on step by step, and slower.", stacklevel=2)
 
-    def _run(self, stretch: Stretch, size: int, start: int, load: Load) -> Iterator[tuple[Job, Weights]]:
-        if stretch.begin:
-            self._begin([(self._lanes[place], job) for place, job in stretch.begin], size, start, load)
-        graph = self._graphs[size, _width(stretch.lanes)]
-        for _ in range(stretch.steps):
-            graph.replay()
-        for place, job in stretch.end:
-            yield job, self._lanes[place].weights
-            self._lanes[place].cursor.zero_()  # until it has work again it goes over rows that are there, to no effect
-
-    def _begin(self, work: Sequence[tuple["_Lane", Job]], size: int, start: int, load: Load) -> None:
-        """Give lanes their jobs: weights, batches, and everything else anew."""
-        batches = torch.cat([job.batches() for _, job in work]).flatten()
-        here = slice(start, start + len(batches))
-        self._sending[here] = batches
-        self._batches[here].copy_(self._sending[here], non_blocking=True)
-        load(*(lane.weights for lane, _ in work))
-        for lane, job in work:
-            lane.restart(job.dropout_seed, start)
-            start += job.steps * size
-
     def _capture(self, size: int, width: int, load: Load) -> torch.cuda.CUDAGraph:
+        """One step of each of the first lanes as a graph that does what a plain step does."""
         while len(self._lanes) < width:
-            self._lanes.append(_Lane(copy.deepcopy(self._first), self._how, self._x.device))
+            self._lanes.append(Lane(len(self._lanes), copy.deepcopy(self._first), self._how, self._x.device))
         lanes = self._lanes[:width]
         before, expected = self._try_out(lanes, size, load)
         graph = torch.cuda.CUDAGraph()
         for lane in lanes:
             graph.register_generator_state(lane.generator)
-        with _drawing_from(self._x.device) as draw_from:
+        with drawing_from(self._x.device) as draw_from:
             draw_from(lanes[0].generator)  # a capture that fails leaves unusable what models drew from when it began
             with torch.cuda.graph(graph, pool=self._memory):
                 now = torch.cuda.current_stream()
@@ -148,24 +133,17 @@ class CapturedEngine:
                         self._step(lane, size)
                 for lane in lanes:
                     now.wait_stream(lane.stream)
-        for lane in lanes:
-            load(lane.weights)
-            lane.restart(_TRIAL_SEED, 0)
+        self._restart(lanes, load)
         graph.replay()
         for lane in lanes:
             _check_same(before, expected, lane.weights)
         return graph
 
-    def _try_out(self, lanes: list["_Lane"], size: int, load: Load) -> tuple[Weights, Weights]:
-        """A plain step of each lane, which a capture needs anyway: the weights before it, and the first lane's after.
-
-        All lanes do the same one.
-        """
-        before: Weights = {}
-        for lane in reversed(lanes):
-            load(lane.weights)
-            before = before or {name: tensor.clone() for name, tensor in lane.weights.items()}
-            lane.restart(_TRIAL_SEED, 0)
+    def _try_out(self, lanes: Sequence[Lane], size: int, load: Load) -> tuple[Weights, Weights]:
+        """The same plain step in each lane, which a capture needs anyway; weights before it, and after."""
+        self._restart(lanes, load)
+        before = {name: tensor.clone() for name, tensor in lanes[0].weights.items()}
+        for lane in lanes:
             seed_default(_TRIAL_SEED, self._x.device)
             lane.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(lane.stream):
@@ -173,51 +151,15 @@ class CapturedEngine:
             torch.cuda.current_stream().wait_stream(lane.stream)
         return before, {name: tensor.clone() for name, tensor in lanes[0].weights.items()}
 
-    def _step(self, lane: "_Lane", size: int) -> None:
-        batch = self._batches.index_select(0, lane.cursor + self._offsets[:size])
+    def _restart(self, lanes: Sequence[Lane], load: Load) -> None:
+        self._feed.cursors.zero_()
+        load(*(lane.weights for lane in lanes))
+        for lane in lanes:
+            lane.restart(_TRIAL_SEED)
+
+    def _step(self, lane: Lane, size: int) -> None:
+        batch = self._feed.next_batch(lane.number, size)
         train_step(lane.model, lane.optimizer, self._x, self._y, batch, self._how)
-        lane.cursor.add_(size)
-
-
-@dataclass(eq=False)
-class _Lane:
-    """A client's place on the device."""
-
-    model: nn.Module
-    how: LocalTraining
-    device: torch.device
-    weights: dict[str, Tensor] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.model.train()
-        self.weights = weights_of(self.model)
-        self.optimizer = self.how.start(self.model)
-        self.cursor = torch.zeros((), dtype=torch.long, device=self.device)  # where the next batch starts
-        self.generator = torch.Generator(self.device)
-        self.stream = torch.cuda.Stream(self.device)
-
-    def restart(self, seed: int, place: int) -> None:
-        """A fresh optimizer, stream of random numbers and place in the list of batches."""
-        state = [value for each in self.optimizer.state.values() for value in each.values() if value is not None]
-        if state:
-            torch._foreach_zero_(state)  # in place: captured steps read and write these very tensors
-        self.generator.manual_seed(seed)
-        self.cursor.fill_(place)
-
-
-@contextmanager
-def _drawing_from(device: torch.device) -> Iterator[Callable[[torch.Generator], None]]:
-    """Lets models draw from the stream of a generator of one's choice: they always ask the device's own."""
-    default = torch.cuda.default_generators[device.index or 0]
-    own = default.graphsafe_get_state()
-
-    def draw_from(generator: torch.Generator) -> None:
-        default.graphsafe_set_state(generator.graphsafe_get_state())
-
-    try:
-        yield draw_from
-    finally:
-        default.graphsafe_set_state(own)
 
 
 def _check_same(before: Weights, expected: Weights, found: Weights) -> None:
@@ -234,7 +176,7 @@ def _width(lanes: int) -> int:
     return next(width for width in _WIDTHS if width >= lanes)
 
 
-def _channels_last(model: nn.Module) -> nn.Module:
+def channels_last(model: nn.Module) -> nn.Module:
     """Convolutions are fastest so; values are the same."""
     for parameter in model.parameters():
         if parameter.ndim == 4:

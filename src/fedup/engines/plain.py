@@ -1,6 +1,7 @@
 """One client after another, one step after another, in the one model there is; other engines are checked against it."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,10 @@ class PlainEngine:
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, how: LocalTraining) -> None:
         self.weights: Weights = weights_of(model)
         self._model, self._x, self._y, self._how = model, x, y.long(), how
-        self._optimizer = how.start(model)
+
+    @cached_property
+    def _optimizer(self) -> torch.optim.Optimizer:
+        return self._how.start(self._model)
 
     def train(self, jobs: Sequence[Job], load: Load) -> Iterator[tuple[Job, Weights]]:
         self._model.train()

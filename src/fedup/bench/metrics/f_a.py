@@ -30,7 +30,7 @@ _SMALL = 300  # rows whose single values are kept
 
 def measure(case: Case) -> dict[str, Any]:
     """On held-out and on training rows; the losses of the training rows one by one where they are few."""
-    rows, labels = case.ground.ids("forgotten"), case.ground.rows("forgotten")[1]
+    rows, labels = case.ground.ids("forgotten"), case.ground.labels("forgotten")
     figures: dict[str, Any] = {
         "f_a": case.now.accuracy("heldout", forgotten=True),
         "f_a_train": case.now.accuracy("forgotten", forgotten=True),

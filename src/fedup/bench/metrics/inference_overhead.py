@@ -26,7 +26,7 @@ _BATCH, _PAIRS = 64, 11
 @torch.no_grad()
 def measure(case: Case) -> dict[str, float]:
     """Calls interleaved, so that drift hits both; median over median."""
-    x = case.ground.rows("test")[0][:_BATCH]
+    x = case.ground.inputs("test")[0][:_BATCH]
     seconds: dict[int, list[float]] = {0: [], 1: []}
     models: list[nn.Module] = [case.original.model, case.now.model]
     for turn in range(_PAIRS + 2):

@@ -21,7 +21,7 @@ def measure(case: Case) -> dict[str, float | None]:
     ground = case.ground
     right, kept = case.now.right("heldout"), ~ground.to_forget("heldout")
     if ground.request.class_ids:
-        groups = ground.rows("heldout")[1]
+        groups = ground.labels("heldout")
     else:
         sizes = [len(client.heldout) for client in ground.federation.clients]
         groups = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(kept.device)

@@ -26,7 +26,7 @@ def measure(case: Case) -> dict[str, float | None]:
     if case.unlearned.restore is None:
         return {"restored": None}
     back, original = case.unlearned.restore(), case.original.model
-    x = case.ground.rows("test")[0][:_ROWS]
+    x = case.ground.inputs("test")[0][:_ROWS]
     same = torch.equal(predict(back, x), case.original.logits("test")[:_ROWS])
     same &= fingerprint(back) == fingerprint(original)
     return {"restored": float(same)}

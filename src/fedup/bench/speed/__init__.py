@@ -1,0 +1,46 @@
+"""`fedup bench speed`: what training, reading, requests and serving cost, as ratios in one run on whatever it finds."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from fedup.bench.machine import describe_code, describe_machine
+from fedup.bench.speed import clustering, extraction, growth, limits, serving, training
+from fedup.bench.speed._rows import Row
+from fedup.errors import SettingError
+
+Progress = Callable[[str, int, int], None]
+PARTS = ("training", "growth", "limits", "extraction", "clustering", "serving")
+
+
+def run_speed(
+    *,
+    device: torch.device,
+    progress: Progress,
+    parts: Sequence[str] = (),
+    rows: int = 50_000,
+    width: int = 512,
+    literal: bool = True,
+) -> dict[str, Any]:
+    """Measure all parts, or those named; the result is plain data."""
+    unknown = sorted(set(parts) - set(PARTS))
+    if unknown:
+        raise SettingError(f"There is no part {unknown[0]!r}; there are {', '.join(PARTS)}.")
+    measures: dict[str, Callable[[torch.device, Callable[[str], None]], Iterator[Row]]] = {
+        "training": training.measure,
+        "growth": growth.measure,
+        "limits": limits.measure,
+        "extraction": extraction.measure,
+        "clustering": partial(clustering.measure, rows=rows, width=width, literal=literal),
+        "serving": serving.measure,
+    }
+    wanted = [part for part in PARTS if part in parts or not parts]
+    table: list[dict[str, Any]] = []
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        for done, part in enumerate(wanted):
+            found: list[Row] = list(measures[part](device, lambda what: progress(f"Measuring {what}", 0, 1)))
+            table += [{"part": part, **row.to_json()} for row in found]
+            progress("Speed", done + 1, len(wanted))
+    return {"device": device.type, "table": table, "machine": describe_machine(), "code": describe_code()}

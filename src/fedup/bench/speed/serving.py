@@ -1,0 +1,34 @@
+"""What a filter costs when the model answers."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from fedup.bench.speed._rows import Row, in_turns
+from fedup.bench.speed._settings import RESNET18
+from fedup.filter import Bottleneck, FilterConfig
+from fedup.plugging import Served, plug
+
+_BATCH = 32
+
+
+def measure(device: torch.device, tell: Callable[[str], None]) -> Iterator[Row]:
+    """A ResNet-18 with and without a filter, calls in turns."""
+    tell("serving")
+    base = RESNET18.build(device).eval()
+    plugged = plug(base)
+    fitted = Bottleneck(512, 32, nonnegative=True).requires_grad_(False).to(device)
+    plugged.serve(Served(fitted, frozenset(), FilterConfig(), plugged.base_fingerprint, plugged.cut))
+    x, _ = RESNET18.data(_BATCH, device)
+    times = in_turns({"base": _answers(base, x), "plugged": _answers(plugged, x)}, device, repeats=15, warm=2)
+    value = times.median("plugged") / times.median("base")
+    yield Row(f"ResNet-18 with a filter, batch {_BATCH}", value, "× base", 1.02)
+
+
+def _answers(model: nn.Module, x: torch.Tensor) -> Callable[[], None]:
+    @torch.no_grad()
+    def answer() -> None:
+        model(x)
+
+    return answer

@@ -1,0 +1,63 @@
+"""Speed for people: the same lines in the terminal and in Markdown."""
+
+from typing import Any
+
+
+def title(result: dict[str, Any]) -> str:
+    """What was measured on what."""
+    machine = result["machine"]
+    place = machine["accelerator"] if result["device"] == "cuda" else machine["processor"]
+    threads = "" if result["device"] == "cuda" else f", {machine['threads']} threads"
+    return f"{place}{threads}, torch {machine['torch']}"
+
+
+def cells(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Name, value, goal and whether it is met."""
+    value = f"{row['value']:.3g} {row['unit']}"
+    if row["goal"] is None:
+        return row["name"], value, "", ""
+    return row["name"], value, f"{'≤' if row['at_most'] else '≥'} {row['goal']:g}", "yes" if row["met"] else "no"
+
+
+def notes(result: dict[str, Any]) -> list[str]:
+    """Sentences below the table: what rows were computed from."""
+    return [sentence for row in result["table"] for sentence in _notes_of(row)]
+
+
+def _notes_of(row: dict[str, Any]) -> list[str]:
+    detail, model = row["detail"], row["name"].split(":")[0]
+    if row["part"] == "training" and "against the eager loop" in row["name"]:
+        return [
+            f"{model}: {detail['rows']:,} rows, {detail['clients']} clients, batches of {detail['batch']}, precision "
+            f"{detail['precision']}: a round {_ms(detail['round_s'])}, the eager loop {_ms(detail['eager_s'])}, an "
+            f"epoch in one place {_ms(detail['centralised_s'])}, a plain loop over the same batches "
+            f"{_ms(detail['loop_s'])}; engine: {detail['engine']}."
+        ]
+    if row["part"] == "growth":
+        each = ", ".join(f"{n} clients {value:.3g} µs" for n, value in detail["microseconds_per_row"].items())
+        return [f"{model}, {detail['rows']:,} rows, time for each: {each}."]
+    if row["part"] == "limits":
+        return [_limit(model, detail)]
+    if "fit_s" in detail and "likewise" in row["name"]:
+        return [
+            f"The literal recipe: {detail['clustering_s']:.1f} s of clustering and {detail['fit_s']:.1f} s of fitting, "
+            f"R-A {detail['retain']:.4f}, F-A {detail['forget']:.4f}."
+        ]
+    if row["name"] == "class request":
+        return [f"Class request: R-A {detail['retain']:.4f}, F-A {detail['forget']:.4f}."]
+    return []
+
+
+def _limit(model: str, detail: dict[str, Any]) -> str:
+    text = (
+        f"{model}: a step of {detail['batch']} rows takes {_ms(detail['step_s'])}; its {detail['flops'] / 1e9:.3g} "
+        f"GFLOP are {_ms(detail['floor_s'])} at full speed"
+    )
+    if "kernels_per_step" in detail:
+        parts = ", ".join(f"{kind} {us:.0f} µs" for kind, us in detail["kernel_microseconds_per_step"].items())
+        text += f"; {detail['kernels_per_step']:.0f} kernels a step, by time before overlap: {parts}"
+    return text + "."
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"

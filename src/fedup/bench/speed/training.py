@@ -1,0 +1,79 @@
+"""A round of FedAvg: against the loop that a tutorial writes, and against an epoch over the same rows in one place."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from fedup.averaging import RunningAverage
+from fedup.bench.speed._rows import Row, clocked, in_turns
+from fedup.bench.speed._settings import SETTINGS, Setting, even_jobs
+from fedup.bench.textbook import eager_round, plain_epoch
+from fedup.engines import make_engine
+from fedup.engines.captured import channels_last
+from fedup.errors import MissingDataError
+from fedup.training import Job
+
+
+class Rounds:
+    """What `federate` does in a round, again and again with one engine."""
+
+    def __init__(self, setting: Setting, rows: int, device: torch.device) -> None:
+        self.how = setting.local(device)
+        self.x, self.y = setting.data(rows, device)
+        self.engine = make_engine("auto", setting.build(device), self.x, self.y, self.how)
+        self._average = RunningAverage(self.engine.weights)
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        for job, weights in self.engine.train(jobs, self._average.load):
+            self._average.add(weights, job.share)
+        self._average.finish()
+
+
+def measure(device: torch.device, tell: Callable[[str], None]) -> Iterator[Row]:
+    """Each model's round; TinyBert's only where its library is there."""
+    for setting in SETTINGS:
+        tell(f"a round of {setting.title}")
+        try:
+            yield from _measure_model(setting, device)
+        except MissingDataError as missing:
+            tell(str(missing))
+
+
+def _measure_model(setting: Setting, device: torch.device) -> Iterator[Row]:
+    rows, clients = setting.count(device)
+    rounds = Rounds(setting, rows, device)
+    x, y, how = rounds.x, rounds.y, rounds.how
+    jobs, together = even_jobs(rows, clients, how), even_jobs(rows, 1, how)
+    eager = _in_the_fastest_layout(setting.build(device), device)
+    batches = [batch for job in jobs for batch in job.batches().to(device)]
+    first_s = clocked(lambda: rounds.run(jobs), device)
+    work: dict[str, Callable[[], object]] = {
+        "round": lambda: rounds.run(jobs),
+        "centralised": lambda: rounds.run(together),
+        "eager": lambda: eager_round(eager, x, y, jobs, how),
+        "loop": lambda: plain_epoch(eager, x, y, batches, how),
+    }
+    on_gpu = device.type == "cuda"
+    times = in_turns(work, device, repeats=3 if on_gpu else 5)
+    detail = {
+        "rows": rows,
+        "clients": clients,
+        "batch": how.batch_size,
+        "precision": how.precision,
+        "engine": rounds.engine.name,
+        **{f"{name}_s": times.median(name) for name in work},
+    }
+    name = f"{setting.title}: a round"
+    faster, goal = times.ratio("eager", "round"), 4 if on_gpu else None
+    yield Row(f"{name}, against the eager loop", faster, "× faster", goal, at_most=False, detail=detail)
+    yield Row(f"{name}, over an epoch in one place", times.ratio("round", "centralised"), "×", 1.5, detail=detail)
+    if on_gpu:
+        yield Row(f"{name}: the first, beyond a later one", first_s - times.median("round"), "s", detail=detail)
+    else:
+        yield Row(f"{name}, over a plain loop", times.ratio("round", "loop"), "×", 1.1, detail=detail)
+
+
+def _in_the_fastest_layout(model: nn.Module, device: torch.device) -> nn.Module:
+    """The eager loop is not to lose by a setting that its user would make."""
+    return channels_last(model) if device.type == "cuda" else model

@@ -1,0 +1,280 @@
+"""The plain engine: against FedAvg as a textbook writes it, to the bit where bits are promised."""
+
+import copy
+import gc
+import random
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.engines._federations import KINDS, SIZES, federation_for, make_federation, make_model, without_rows
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedup import LocalTraining, Observer, federate, fingerprint
+from fedup.bench.textbook import eager_round
+from fedup.engines.plain import train_locally
+from fedup.errors import SettingError
+from fedup.rng import generator, seed_for
+from fedup.training import Job
+
+SGD = LocalTraining(batch_size=16, lr=0.05)
+ADAM = LocalTraining(batch_size=16, lr=0.005, optimizer="adam", epochs=2)
+DECAY = LocalTraining(batch_size=16, lr=0.05, momentum=0.0, weight_decay=0.01)
+HALF = LocalTraining(batch_size=16, lr=0.05, precision="bfloat16")
+
+DATA = make_federation((320,))
+X, Y, ROWS = DATA.x, DATA.y, torch.arange(20, 320)  # rows below 20 belong to others
+
+
+@pytest.fixture(autouse=True)
+def no_wish(monkeypatch):
+    """Of whoever runs the tests."""
+    monkeypatch.delenv("FEDUP_ENGINE", raising=False)
+
+
+def jobs_of(federation, how, round_index, *, seed=0, per_round=None):
+    """Who trains in a round, on what and from which seed, as documented."""
+    order = torch.randperm(len(federation.clients), generator=generator(seed, "cohort", round_index))
+    cohort = [federation.clients[i] for i in sorted(order[:per_round].tolist())]
+    total = sum(len(client.train) for client in cohort)
+    return [
+        Job(client.id, client.train, how, seed_for(seed, "round", round_index, "client", client.id), n / total)
+        for client in cohort
+        if (n := len(client.train))
+    ]
+
+
+def by_the_textbook(model, federation, how, *, rounds=3, **cohorts):
+    """A copy of the model after these rounds."""
+    model = copy.deepcopy(model)
+    with torch.random.fork_rng():
+        for round_index in range(rounds):
+            jobs = jobs_of(federation, how, round_index, **cohorts)
+            if jobs:
+                eager_round(model, federation.x, federation.y, jobs, how)
+    return model
+
+
+def assert_close(found, expected, *, atol=1e-5):
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(
+            found.state_dict()[name], value, atol=atol, rtol=0, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@pytest.mark.parametrize("how", [SGD, ADAM, DECAY], ids=["sgd", "adam", "decay"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_three_rounds_are_those_of_the_textbook(kind, how):
+    """In double precision: in single, a one-row client under a BatchNorm has gradients of rounding, big to Adam."""
+    model, federation = make_model(kind).double(), federation_for(kind)
+    federation = replace(federation, x=federation.x.double())
+    expected = by_the_textbook(model, federation, how)
+    assert fingerprint(expected) != fingerprint(model)
+    assert_close(federate(model, federation, rounds=3, local=how).model, expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["plain", "convolution"])
+def test_half_precision_is_that_of_the_textbook(kind):
+    model, federation = make_model(kind), federation_for(kind, (40, 17))
+    assert_close(
+        federate(model, federation, rounds=2, local=HALF).model, by_the_textbook(model, federation, HALF, rounds=2)
+    )
+
+
+@pytest.mark.parametrize("sizes", [(1,), (2,), (15,), (16,), (17,), (33, 1), (31, 2, 64), (5, 0, 5)], ids=str)
+def test_any_sizes_of_clients(sizes):
+    model, federation = make_model("all"), make_federation(sizes)
+    assert_close(federate(model, federation, rounds=3, local=SGD).model, by_the_textbook(model, federation, SGD))
+
+
+def test_clients_without_rows_take_no_part():
+    model, federation = make_model("all"), without_rows(make_federation(), 0, 7)
+    assert_close(federate(model, federation, rounds=3, local=SGD).model, by_the_textbook(model, federation, SGD))
+
+
+@pytest.mark.parametrize("per_round", [1, 4, len(SIZES)])
+def test_cohorts_are_those_of_the_documented_seeds(per_round):
+    model, federation, settings = make_model("all"), make_federation(), {"rounds": 6, "seed": 5}
+    found = federate(model, federation, local=SGD, clients_per_round=per_round, **settings).model
+    assert_close(found, by_the_textbook(model, federation, SGD, per_round=per_round, **settings))
+
+
+@pytest.mark.parametrize("kind", ["all", "convolution"])
+def test_on_a_cpu_the_plain_engine_is_the_one_that_is_chosen(kind):
+    model, federation = make_model(kind), federation_for(kind)
+    auto, plain = (federate(model, federation, rounds=2, local=SGD, engine=name) for name in ("auto", "plain"))
+    assert auto.engine == plain.engine == "plain"
+    assert fingerprint(auto.model) == fingerprint(plain.model)
+
+
+def test_graphs_are_refused_on_a_cpu():
+    with pytest.raises(SettingError, match=r"CUDA.*engine='auto'"):
+        federate(make_model("plain"), make_federation(), rounds=1, engine="captured")
+
+
+@pytest.mark.parametrize("name", ["fast", "", None, "PLAIN"])
+def test_unknown_engines_are_refused_by_name(name):
+    with pytest.raises(SettingError, match=f"engine must be.*{name}"):
+        federate(make_model("plain"), make_federation(), rounds=1, engine=name)
+
+
+def test_the_environment_says_what_auto_means_and_nothing_else(monkeypatch):
+    model, federation = make_model("plain"), make_federation((20,))
+    for value, refused in (("captured", "CUDA"), ("fast", "engine must be.*fast")):
+        monkeypatch.setenv("FEDUP_ENGINE", value)
+        with pytest.raises(SettingError, match=refused):
+            federate(model, federation, rounds=1)
+        assert federate(model, federation, rounds=1, engine="plain").engine == "plain"
+    monkeypatch.setenv("FEDUP_ENGINE", "")
+    assert federate(model, federation, rounds=1).engine == "plain"
+
+
+class Counted(nn.Linear):
+    """Counts how many of its kind were ever made, copies included."""
+
+    made = 0
+
+    def __new__(cls, *sizes):
+        cls.made += 1
+        return super().__new__(cls)
+
+
+@pytest.mark.parametrize("clients", [1, 40])
+def test_the_model_is_copied_once_however_many_clients_there_are(clients):
+    model, before = nn.Sequential(Counted(6, 3)), Counted.made
+    federate(model, make_federation((5,) * clients), rounds=2, local=SGD)
+    assert Counted.made == before + 1
+
+
+class Memory(Observer):
+    """Bytes of all tensors there are, and where the weights lie, at each update."""
+
+    def __init__(self):
+        self.sizes, self.places = [], set()
+
+    def on_update(self, round_index, client, *, before, after, weight):
+        storages = {
+            each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
+            for each in gc.get_objects()
+            if type(each) in (torch.Tensor, nn.Parameter) and each.layout == torch.strided
+        }
+        self.sizes.append(sum(storages.values()))
+        self.places.add(tuple(tensor.data_ptr() for tensor in after.values()))
+
+
+@pytest.mark.parametrize("how", [SGD, ADAM], ids=["sgd", "adam"])
+def test_memory_does_not_grow_with_clients(how):
+    memory, model = Memory(), nn.Sequential(nn.Linear(6, 4000), nn.ReLU(), nn.Linear(4000, 3))
+    gc.collect()  # of what other tests left, nothing is to go meanwhile
+    federate(model, make_federation((5,) * 6), rounds=2, local=how, observers=[memory])
+    assert len(memory.sizes) == 12
+    weights = sum(tensor.nbytes for tensor in model.parameters())
+    assert min(memory.sizes) > 4 * weights  # the tensors were found: model, copy, global weights, sum
+    assert max(memory.sizes) - min(memory.sizes) < weights / 4
+    assert len(memory.places) == 1  # all clients train in the same place
+
+
+def test_observers_see_each_client_once_in_order():
+    class Order(Observer):
+        def __init__(self):
+            self.seen = []
+
+        def on_update(self, round_index, client, *, before, after, weight):
+            self.seen.append((round_index, client, weight))
+
+    federation, order = without_rows(make_federation(), 7), Order()
+    federate(make_model("all"), federation, rounds=3, local=SGD, observers=[order])
+    sizes = {client.id: len(client.train) for client in federation.clients if len(client.train)}
+    assert order.seen == [(r, client, n / sum(sizes.values())) for r in range(3) for client, n in sizes.items()]
+
+
+def streams():
+    return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_global_streams_of_random_numbers_are_left_alone(fails):
+    class Crash(Observer):
+        def on_update(self, round_index, client, **weights):
+            if fails:
+                raise ConnectionError
+
+    model, before = make_model("dropout"), streams()
+    with pytest.raises(ConnectionError) if fails else nullcontext():
+        federate(model, make_federation(), rounds=1, local=SGD, observers=[Crash()])
+    assert streams() == before
+
+
+def weights(model):
+    return [tensor.clone() for tensor in model.state_dict().values()]
+
+
+def test_one_step_is_gradient_descent_on_the_mean_loss():
+    model, how = make_model("batchnorm"), LocalTraining(batch_size=50, lr=0.1, momentum=0.0)
+    reference = make_model("batchnorm").train()
+    cross_entropy(reference(X[:50]), Y[:50]).backward()
+    train_locally(model, X, Y, torch.arange(50), how=how, seed=0)
+    for trained, start in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(trained.detach(), start.detach() - 0.1 * start.grad)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_training_lowers_the_loss(optimizer):
+    model, trained = make_model("all"), make_model("all")
+    train_locally(trained, X, Y, ROWS, how=LocalTraining(epochs=10, lr=0.01, optimizer=optimizer), seed=0)
+    before, after = (cross_entropy(m.eval()(X), Y).item() for m in (model, trained))
+    assert after < 0.7 * before
+
+
+def test_same_seed_same_bits_whatever_was_drawn_before():
+    trained = []
+    for global_seed, seed in ((1, 5), (2, 5), (1, 6)):
+        model = make_model("dropout")
+        with torch.random.fork_rng():
+            torch.manual_seed(global_seed)
+            train_locally(model, X, Y, ROWS, how=LocalTraining(), seed=seed)
+        trained.append(weights(model))
+    assert all(map(torch.equal, trained[0], trained[1]))
+    assert not all(map(torch.equal, trained[0], trained[2]))
+
+
+def test_a_model_is_put_in_training_mode():
+    models = make_model("all").train(), make_model("all").eval()
+    for model in models:
+        train_locally(model, X, Y, ROWS, how=LocalTraining(), seed=0)
+    assert all(map(torch.equal, *map(weights, models)))
+    assert int(models[1][1][0].num_batches_tracked) == 5
+
+
+def test_training_leaves_the_global_random_state_alone():
+    model, before = make_model("dropout"), streams()
+    train_locally(model, X, Y, ROWS, how=LocalTraining(), seed=5)
+    assert streams() == before
+
+
+def test_training_reads_no_row_but_its_own():
+    poisoned = X.clone()
+    poisoned[:20] = float("nan")
+    models = make_model("all"), make_model("all")
+    for model, x in zip(models, (X, poisoned), strict=True):
+        train_locally(model, x, Y, ROWS, how=LocalTraining(), seed=0)
+    assert all(map(torch.equal, *map(weights, models)))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_frozen_parameters_stay(optimizer):
+    model = make_model("all")
+    model[0].requires_grad_(False)
+    before = model[0].weight.clone()
+    train_locally(model, X, Y, ROWS, how=LocalTraining(weight_decay=0.1, optimizer=optimizer), seed=0)
+    assert torch.equal(model[0].weight, before)
+
+
+def test_training_on_no_rows_changes_no_weight():
+    model = make_model("all")
+    before = weights(model)
+    train_locally(model, X, Y, ROWS[:0], how=LocalTraining(), seed=0)
+    assert all(map(torch.equal, weights(model), before))
