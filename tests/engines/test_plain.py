@@ -123,7 +123,7 @@ def test_unknown_engines_are_refused_by_name(name):
 
 def test_the_environment_says_what_auto_means_and_nothing_else(monkeypatch):
     model, federation = make_model("plain"), make_federation((20,))
-    for value, refused in (("captured", "CUDA"), ("fast", "engine must be.*fast")):
+    for value, refused in (("captured", "CUDA"), ("fast", "FEDUP_ENGINE must be.*fast")):
         monkeypatch.setenv("FEDUP_ENGINE", value)
         with pytest.raises(SettingError, match=refused):
             federate(model, federation, rounds=1)

@@ -57,9 +57,9 @@ class Setting:
 
 
 LENET5 = Setting("LeNet-5", "lenet5", (1, 28, 28), 10, 3200, 10, 64, precision="float32")
-RESNET18 = Setting("ResNet-18", "resnet18", (3, 32, 32), 10, 32, 2, 16)
-VIT = Setting("ViT", "vit", (3, 32, 32), 10, 32, 2, 16)
-TINYBERT = Setting("TinyBert", "tinybert", (64,), 4, 256, 8, 32)
+RESNET18 = Setting("ResNet-18", "resnet18", (3, 32, 32), 10, 16, 2, 8)
+VIT = Setting("ViT", "vit", (3, 32, 32), 10, 16, 2, 8)
+TINYBERT = Setting("TinyBert", "tinybert", (64,), 4, 128, 4, 32)
 SETTINGS = (LENET5, RESNET18, VIT, TINYBERT)
 
 
