@@ -28,8 +28,10 @@ class RunningAverage:
 
     def load(self, *clients: Weights) -> None:
         """Write the global weights into those of each client."""
-        targets = [weights[name] for weights in clients for name in self.current]
-        torch._foreach_copy_(targets, list(self.current.values()) * len(clients))
+        for names in (self._floats, self._counters):  # types mixed in one call would be copied one by one
+            if names:
+                targets = [weights[name] for weights in clients for name in names]
+                torch._foreach_copy_(targets, _pick(self.current, names) * len(clients))
 
     def add(self, weights: Weights, share: float) -> None:
         """Take a client's weights into the sum."""

@@ -120,13 +120,10 @@ class FeatureReader:
         counts = _wanted_in_batches(wanted, len(rows), batch_size)
         nonnegative, shape, device = self._probe(x, rows, wanted, sum(counts))
         values = torch.empty(sum(counts), math.prod(shape), device=device)
-        done = 0
-        for i, count in enumerate(counts):
-            batch = slice(i * batch_size, (i + 1) * batch_size)
-            mask = None if wanted is None or count == len(rows[batch]) else wanted[batch]
-            if count:
-                values[done : done + count] = self._read_batch(x, rows[batch], mask)
-            done += count
+        masks = [None] * len(counts) if wanted is None else wanted.split(batch_size)
+        for part, batch, mask in zip(values.split(counts), rows.split(batch_size), masks, strict=False):
+            if len(part):
+                part.copy_(self._read_batch(x, batch, None if len(part) == len(batch) else mask))
         _check_finite(values, rows if wanted is None else rows[wanted])
         return Features(values, nonnegative, shape)
 

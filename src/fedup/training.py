@@ -90,12 +90,12 @@ class Job:
     seed: int
     share: float = 1.0  # in the average
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Rows in each of its batches."""
         return self.how.batch_of(len(self.rows))
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """How many batches it trains on."""
         return self.how.steps_of(len(self.rows))

@@ -52,7 +52,10 @@ class Group:
         """The resolved configuration."""
         model = self.recipe.model if self.recipe.model.endswith(".py") else ""
         own = _own_code(data=self.recipe.data, model=model, weights=self.recipe.weights or "")
-        return {"federation": {**_plain(asdict(self.recipe)), **own}, "scenario": self.scenario.config()}
+        federation = _plain(asdict(self.recipe))
+        if federation["precision"] == "float32":  # as were all results of before there was a choice: they stay valid
+            del federation["precision"]
+        return {"federation": {**federation, **own}, "scenario": self.scenario.config()}
 
 
 @dataclass(frozen=True)

@@ -75,11 +75,11 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def speed_table(result: dict[str, Any]) -> str:
     """One machine's speed, with what it was computed from."""
-    commit = result["code"]["commit"] or "unknown"
+    commit = (result["code"]["commit"] or "unknown")[:7] + (" with local changes" if result["code"]["changed"] else "")
     return "\n\n".join(
         [
             f"## {title(result)}",
-            f"`fedup bench speed --device {result['device']}`, commit {commit[:7]}, made-up rows.",
+            f"`fedup bench speed --device {result['device']}`, commit {commit}.",
             markdown_table(["measured", "value", "goal", "met"], [cells(row) for row in result["table"]]),
             "\n".join(f"- {sentence}" for sentence in notes(result)),
         ]

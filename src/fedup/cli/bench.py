@@ -125,8 +125,8 @@ def speed(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this part: training, growth, limits, extraction, clustering, serving; repeatable. And precision, on "
-            "demand only: it trains on real data for minutes."
+            help="Only this part: training, growth, limits, extraction, clustering, serving; repeatable. Or precision, "
+            "on demand only: it trains on real data for minutes."
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:1, …")] = "auto",

@@ -10,7 +10,7 @@ from fedup.errors import SettingError
 
 TAKES = "image"
 CUTS = (*(f"block{depth + 1}" for depth in range(6)), "norm", "head")
-TRAINING = {"optimizer": "adam", "lr": 1e-4}
+TRAINING = {"optimizer": "adam", "lr": 1e-4, "precision": "auto"}
 _PATCH, _WIDTH, _DEPTH, _HEADS, _HIDDEN = 4, 512, 6, 8, 512
 
 
