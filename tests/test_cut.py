@@ -4,12 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
 from fedup import fingerprint
 from fedup.bench.models import build_model
-from fedup.cut import find_cut, logits_of, read_features, tail_of
+from fedup.cut import FEATURE_BATCH, FeatureReader, find_cut, logits_of, read_features, tail_of
 from fedup.errors import CutError, DataError
 
 IMAGES = (1, 28, 28)
@@ -265,3 +267,170 @@ def test_a_row_with_nan_features_is_named():
         _read(_net(nn.Linear(8, 6)), "head", x)
     with pytest.raises(DataError, match=r"1 of 4 rows.*row 7"):
         _read(_net(nn.Linear(8, 6)), "head", x, wanted=torch.arange(10) > 5)
+
+
+# --- one reader, up to the cut and no further
+
+
+class Calls(nn.Module):
+    """Counts the passes and the rows that come by."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {"passes": 0, "rows": 0}
+
+    def __deepcopy__(self, memo):  # a view's counts are ours
+        return self
+
+    def forward(self, x):
+        self.seen["passes"] += 1
+        self.seen["rows"] += len(x)
+        return x
+
+
+def _hooked(model, cut, x, rows, batch_size=FEATURE_BATCH):
+    """What a plain forward hook sees, over the same batches."""
+    seen = []
+    handle = model.get_submodule(cut).register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
+    with torch.no_grad():
+        for batch in rows.split(batch_size):
+            model(x[batch])
+    handle.remove()
+    return torch.cat(seen).flatten(1)
+
+
+@pytest.mark.parametrize("cut", ["conv1", "pool2", "fc1", "relu3", "head"])
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 600])
+def test_features_have_the_bits_that_a_plain_hook_sees(cut, count):
+    model, x, rows = _lenet(), torch.randn(300, *IMAGES), torch.randint(300, (count,))
+    assert torch.equal(read_features(model, cut, x, rows).values, _hooked(model, cut, x, rows))
+
+
+def test_features_of_a_model_in_half_precision_are_its_own_in_single_precision():
+    model, x = _net(nn.Sequential(nn.Linear(8, 6), nn.ReLU())).to(torch.bfloat16), torch.randn(10, 8).bfloat16()
+    found = _read(model, "head", x).values
+    assert found.dtype == torch.float32
+    assert torch.equal(found, _hooked(model, "head", x, torch.arange(10)).float())
+
+
+@pytest.mark.parametrize("behind", ["at the cut", "after it"])
+def test_nothing_behind_the_cut_runs_but_for_the_first_look_however_many_rows_there_are(behind):
+    before, after = Calls(), Calls()
+    at_cut = [nn.Sequential(after, nn.Linear(6, 3))] if behind == "at the cut" else [nn.Linear(6, 3), after]
+    model = nn.Sequential(nn.Linear(8, 6), before, *at_cut)
+    passes = []
+    for count in (1, 100, 1000):
+        before.seen.update(rows=0), after.seen.update(passes=0, rows=0)
+        _read(model, "2", torch.randn(count, 8), batch_size=64)
+        passes.append((after.seen["passes"], after.seen["rows"]))
+        assert before.seen["rows"] <= count + 3  # and nothing before it runs twice
+    assert passes[0] == passes[1] == passes[2]
+    assert passes[0][1] <= 3
+
+
+def test_a_reader_looks_at_the_model_once_for_all_clients():
+    behind = Calls()
+    reader = FeatureReader(nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 3), behind), "1")
+    x = torch.randn(50, 8)
+    reader.read(x, torch.arange(5))
+    looked = dict(behind.seen)
+    for rows in torch.arange(50).split(7):
+        reader.read(x, rows)
+    assert behind.seen == looked
+
+
+def test_one_reader_for_several_clients_gives_the_bits_of_one_each():
+    model, x = _lenet(), torch.randn(60, *IMAGES)
+    clients = [torch.arange(7), torch.arange(7, 40), torch.arange(0), torch.arange(40, 60).flip(0)]
+    shared = FeatureReader(model, "fc1")
+    for rows in [*clients, *reversed(clients)]:
+        wanted = rows % 3 != 0
+        for each in (None, wanted):
+            assert torch.equal(
+                shared.read(x, rows, wanted=each).values, read_features(model, "fc1", x, rows, wanted=each).values
+            )
+
+
+@pytest.mark.parametrize("first", ["nothing", "something"])
+def test_what_is_read_first_does_not_matter_to_what_is_read_next(first):
+    net, x = _net(nn.Sequential(nn.Linear(8, 6), nn.ReLU())), torch.randn(10, 8)
+    reader = FeatureReader(net, "head")
+    reader.read(x, torch.arange(0 if first == "nothing" else 10))
+    nothing, some = reader.read(x, torch.arange(0)), reader.read(x, torch.arange(10))
+    assert nothing.values.shape == (0, 6)
+    assert nothing.nonnegative and some.nonnegative
+    assert nothing.shape == some.shape == (6,)
+    assert torch.equal(some.values, _hooked(net, "head", x, torch.arange(10)))
+
+
+def test_features_that_were_read_stay_when_more_is_read():
+    net, x = _net(nn.Linear(8, 6)), torch.randn(10, 8)
+    reader = FeatureReader(net, "head")
+    first = reader.read(x, torch.arange(4)).values
+    kept = first.clone()
+    reader.read(x, torch.arange(4, 10))
+    assert torch.equal(first, kept)
+
+
+class Careful(nn.Module):
+    """Catches what goes wrong in its layers, and answers all the same."""
+
+    def __init__(self, catches):
+        super().__init__()
+        self.body, self.head, self.catches = nn.Linear(8, 6), nn.Linear(6, 3), catches
+
+    def forward(self, x):
+        try:
+            return self.head(self.body(x))
+        except self.catches:
+            return torch.zeros(len(x), 3)
+
+
+def test_a_model_that_catches_every_exception_does_not_swallow_the_stop_at_the_cut():
+    model, x = Careful(Exception), torch.randn(300, 8)
+    assert torch.equal(_read(model, "head", x).values, _hooked(model, "head", x, torch.arange(300)))
+
+
+def test_a_model_that_swallows_even_the_stop_at_the_cut_is_refused():
+    with pytest.raises(CutError, match="'head'"):
+        _read(Careful(BaseException), "head", torch.randn(4, 8))
+
+
+def test_a_model_that_fails_before_the_cut_fails_and_can_be_read_afterwards():
+    def picky(h):
+        if not h.isfinite().all():
+            raise ValueError("not finite")
+        return h
+
+    net, x = _net(nn.Linear(8, 6), picky), torch.randn(10, 8)
+    x[9] = torch.nan
+    reader = FeatureReader(net, "head")
+    with pytest.raises(ValueError, match="not finite"):
+        reader.read(x, torch.arange(10))
+    assert torch.equal(reader.read(x, torch.arange(9)).values, _hooked(net, "head", x, torch.arange(9)))
+    assert len(reader(x[:3])[1]) == 3  # whole passes are whole again
+
+
+def test_a_reader_follows_weights_written_in_place_and_leaves_no_hook_behind():
+    net, x = _net(nn.Linear(8, 6)), torch.randn(10, 8)
+    reader = FeatureReader(net, "head")
+    before = reader.read(x, torch.arange(10)).values
+    nn.init.normal_(net.body.weight)
+    after = reader.read(x, torch.arange(10)).values
+    assert not torch.equal(after, before)
+    assert torch.equal(after, _hooked(net, "head", x, torch.arange(10)))
+    assert not any(module._forward_pre_hooks for module in net.modules())
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(st.booleans(), max_size=20), st.integers(1, 9), st.randoms(use_true_random=False))
+def test_any_rows_and_any_of_them_wanted_give_the_bits_of_whole_batches(wanted, batch_size, random):
+    net, x = _net(nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU())).eval(), torch.randn(30, 8)
+    rows = torch.tensor(random.sample(range(30), len(wanted)), dtype=torch.long)
+    mask = torch.tensor(wanted, dtype=torch.bool)
+    whole = _hooked(net, "head", x, rows, batch_size) if len(rows) else torch.empty(0, 6)
+    poisoned = torch.full_like(x, torch.nan)
+    poisoned[rows[mask]] = x[rows[mask]]
+    some = read_features(net, "head", poisoned, rows, wanted=mask, batch_size=batch_size).values
+    assert torch.equal(some, whole[mask])
+    assert torch.equal(read_features(net, "head", x, rows, batch_size=batch_size).values, whole)

@@ -19,8 +19,12 @@ def write_tables(benchmarks: Path, experiments: Sequence[Path] = (), results: Pa
     if experiments:
         return [path for one in experiments for path in _write_experiment(one, benchmarks, results, needed=True)]
     written = []
-    speed = _read(sorted((benchmarks / "speed").glob("*.json")))
+    files = sorted((benchmarks / "speed").glob("*.json"))
+    speed = _read(files)
     if speed:
+        older = [path for path, result in zip(files, speed, strict=True) if "code" not in result]
+        if older:
+            raise DataError(f"{older[0]} was measured by an older version of `fedup bench speed`: measure again.")
         text = "\n\n".join(speed_table(result) for result in speed)
         written.append(_write(benchmarks / "tables" / "speed.md", text, "benchmarks/speed"))
     for path in sorted((benchmarks / "experiments").glob("*.toml")):

@@ -38,6 +38,14 @@ def _notes_of(row: dict[str, Any]) -> list[str]:
         return [f"{model}, {detail['rows']:,} rows, time for each: {each}."]
     if row["part"] == "limits":
         return [_limit(model, detail)]
+    if row["part"] == "precision":
+        each = (
+            f"{name}: accuracy {', '.join(format(run['accuracy'], '.3f') for run in detail[name])} in "
+            f"{', '.join(format(run['time_s'], '.1f') for run in detail[name])} s"
+            for name in ("float32", "bfloat16")
+        )
+        about = f"{detail['rows']:,} rows, {detail['rounds']} rounds, seeds {', '.join(map(str, detail['seeds']))}"
+        return [f"{detail['model']} on {detail['data']}, {about}: {'; '.join(each)}."]
     if "fit_s" in detail and "likewise" in row["name"]:
         return [
             f"The literal recipe: {detail['clustering_s']:.1f} s of clustering and {detail['fit_s']:.1f} s of fitting, "
