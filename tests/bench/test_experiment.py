@@ -322,6 +322,8 @@ CHANGES = [
             "lr = 0.04",
             "momentum = 0.8",
             'optimizer = "adam"',
+            'precision = "bfloat16"',
+            'precision = "auto"',
             "clients_per_round = 5",
             'cut = "fc2"',
             'weights = "some.safetensors"',
@@ -378,3 +380,35 @@ def test_the_configuration_of_a_cell_is_plain_data_that_says_all(read):
     assert config["method"]["use"] == "fedup"
     assert config["method"]["rank"] == 32
     assert hash_of(config) == cell.hash
+
+
+def precise(precision: str | None, model: str = "lenet5") -> str:
+    said = f'\nprecision = "{precision}"' if precision else ""
+    return ONE.replace("rounds = 2", f'rounds = 2\nmodel = "{model}"{said}')
+
+
+def test_single_precision_is_not_told_so_that_results_of_before_there_was_a_choice_stay_valid(read):
+    silent, said = (read(precise(precision)).cells()[1] for precision in (None, "float32"))
+    assert "precision" not in silent.config()["federation"]
+    assert silent.config() == said.config()
+    # of this very cell, by the code of before there was a choice
+    assert silent.hash == "HASH"
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "auto"])
+def test_another_precision_is_told_and_kept(read, precision):
+    cell = read(precise(precision)).cells()[1]
+    assert cell.config()["federation"]["precision"] == precision
+    assert cell.group.recipe.local.precision == precision
+
+
+def test_the_precision_that_suits_a_model_is_taken_and_single_precision_can_be_asked_for(read):
+    suited, single = (read(precise(precision, "vit")).cells()[1] for precision in (None, "float32"))
+    assert suited.config()["federation"]["precision"] == "auto"
+    assert "precision" not in single.config()["federation"]
+    assert suited.hash != single.hash
+
+
+def test_an_unknown_precision_is_refused_with_file_and_key(read):
+    with pytest.raises(SettingError, match=r"mine\.toml: .*precision must be .*found 'half'"):
+        read(precise("half"))

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedup import Federation, Forget
+from fedup.bench.accuracy import accuracy, predict
 from fedup.bench.case import Case, Ground, Outputs
 from fedup.bench.cost import Cost
 from fedup.bench.datasets import Dataset
@@ -18,6 +20,7 @@ from fedup.bench.probe import figures_of, reached
 from fedup.bench.scenarios import Situation, Triggered
 from fedup.bench.task import Unlearned
 from fedup.federation import Client
+from fedup.registry import names
 
 # Rows are numbered, and a row's input is its number. Three clients with 1, 2 and 3 held-out rows, classes 0, 1 and 2.
 LABELS = {
@@ -451,3 +454,85 @@ def test_a_backdoors_effect_is_over_when_its_trigger_fails_whatever_the_samples_
     assert effect([], now=remembers, request=SAMPLES, retrained=right_but_for(0, 2, 5), target=0) == 9.0
     led = saying({55: 0})
     assert effect([], now=led, request=SAMPLES, retrained=right_but_for(), target=0) is None
+
+
+# --- one pass over each set of rows
+
+
+class Counting(Table):
+    """Counts how often it is asked for each row."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table.logits.detach())
+        self.asked: Counter[int] = Counter()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.asked.update(x[:, 0].int().tolist())
+        return super().forward(x)
+
+
+CLOCKED = 13  # passes of inference_overhead over test rows, through two of the models
+
+
+@pytest.mark.parametrize("target", [None, 0], ids=["no trigger", "a trigger"])
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
+@pytest.mark.parametrize("order", [1, -1], ids=["in order", "backwards"])
+def test_all_metrics_together_ask_each_model_for_each_row_of_a_set_once(request_, target, order):
+    now, original, retrained = (Counting(right_but_for(*wrong)) for wrong in ((9, 2), (), (4, 52)))
+    back = Counting(right_but_for())
+    case = case_of(now, request_, original=original, retrained=retrained, target=target, restore=lambda: back)
+    for name in names("fedup.bench.metrics")[::order]:
+        metric(name).measure(case)
+    gone = set(FEDERATION.forgotten(request_).tolist())
+    for model, extra in ((now, CLOCKED), (original, CLOCKED), (retrained, 0), (back, 0)):
+        assert all(times <= 1 + (extra if row in TEST else 0) for row, times in model.asked.items()), model.asked
+        assert not {18, 19, 20} & model.asked.keys()  # validated on
+        assert target is not None or not TRIGGERED.keys() & model.asked.keys()
+    assert now.asked.keys() >= gone | TEST.keys() | ({*TRIGGERED} if target is not None else set())
+    assert back.asked.keys() <= TEST.keys()
+
+
+def test_a_set_is_asked_for_once_and_the_sets_of_different_models_do_not_mix():
+    models = Counting(right_but_for()), Counting(right_but_for(4))
+    of = [Outputs(model, ground(CLASS)) for model in models]
+    for _ in range(3):
+        assert [outputs.accuracy("heldout", forgotten=False) for outputs in of] == [1.0, 4 / 5]
+        assert all(set(model.asked.values()) == {1} for model in models)
+
+
+@pytest.mark.parametrize("part", ["heldout", "forgotten", "retained", "test", "triggered"])
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
+def test_logits_labels_and_marks_of_a_set_belong_to_the_same_rows(request_, part):
+    place = ground(request_, target=0)
+    x, chosen = place.inputs(part)
+    numbers = (x if chosen is None else x[chosen])[:, 0].int().tolist()
+    assert place.labels(part).tolist() == [TRUE[number] for number in numbers]
+    assert len(place.to_forget(part)) == len(numbers)
+    logits = Outputs(right_but_for(), place).logits(part)
+    assert logits.argmax(1).tolist() == [TRUE[number] for number in numbers]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 29), min_size=1, max_size=40), st.integers(1, 12))
+def test_predictions_of_chosen_rows_have_the_bits_of_those_rows_alone(chosen, batch_size):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).eval()
+        x = torch.randn(30, 7)
+    picked = rows(*chosen)
+    found = predict(model, x, picked, batch_size=batch_size)
+    assert torch.equal(found, predict(model, x[picked], batch_size=batch_size))
+    y = torch.arange(30) % 3
+    assert accuracy(model, x, y, picked) == accuracy(model, x[picked], y[picked])
+
+
+def test_predictions_need_no_second_array_of_the_data():
+    sizes = []
+    model = linear()
+    model.register_forward_pre_hook(lambda module, args: sizes.append(args[0].untyped_storage().nbytes()))
+    predict(model, torch.zeros(2000, 1), torch.arange(1500))
+    assert max(sizes) == 512 * 4  # a batch of floats
+
+
+def test_the_accuracy_on_no_row_is_no_number():
+    assert math.isnan(accuracy(linear(), torch.zeros(3, 1), torch.zeros(3, dtype=torch.long), rows()))

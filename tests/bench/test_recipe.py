@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedup import Federation, dirichlet, fingerprint, iid, pathological
+from fedup import Federation, LocalTraining, Observer, dirichlet, fingerprint, iid, pathological
 from fedup.bench.datasets import input_of, load_dataset
 from fedup.bench.recipe import Recipe
 from fedup.errors import ArtifactError, DataError, SettingError
@@ -25,10 +25,17 @@ recipes = st.builds(
     rows=st.none() | st.integers(1, 1437),
     lr=st.floats(1e-6, 1),
     optimizer=st.sampled_from(["sgd", "adam"]),
+    precision=st.sampled_from(["float32", "bfloat16", "auto"]),
     clients_per_round=st.none() | st.integers(1, 5),
     cut=st.none() | st.just("fc2"),
     seed=st.integers(0, 2**31),
 )
+
+
+@pytest.fixture(autouse=True)
+def no_wish(monkeypatch):
+    """Of whoever runs the tests."""
+    monkeypatch.delenv("FEDUP_ENGINE", raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +85,18 @@ def test_a_recipe_comes_back_from_what_the_journal_says(digits, recipe):
     assert about["input"] == input_of("digits").identity()
 
 
-@pytest.mark.parametrize("name", [name for name in asdict(RECIPE) if name != "weights"])
+@pytest.mark.parametrize("name", [name for name in asdict(RECIPE) if name not in ("weights", "precision")])
 def test_a_folder_that_does_not_say_all_of_it_is_refused_with_what_is_missing(digits, name):
     about = RECIPE.about(digits)
     del about[name]
     with pytest.raises(ArtifactError, match=rf"'{name}' is missing"):
         Recipe.from_about(about)
+
+
+def test_a_folder_of_before_there_was_a_choice_of_precision_is_in_single_precision(digits):
+    about = replace(RECIPE, precision="bfloat16").about(digits)
+    assert about.pop("precision") == "bfloat16"
+    assert Recipe.from_about(about) == replace(RECIPE, precision="float32")
 
 
 def test_defaults_are_the_data_sets_own_and_what_is_chosen_comes_first():
@@ -172,3 +185,70 @@ def test_an_unknown_optimizer_data_set_or_model_is_refused():
 def test_clients_train_as_the_recipe_says():
     local = Recipe("digits", "lenet5", 1, epochs=2, batch_size=9, lr=0.3, momentum=0.1, optimizer="adam").local
     assert (local.epochs, local.batch_size, local.lr, local.momentum, local.optimizer) == (2, 9, 0.3, 0.1, "adam")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "auto"])
+def test_precision_reaches_the_clients(precision):
+    assert replace(RECIPE, precision=precision).local.precision == precision
+    assert Recipe.suited_to("digits", precision=precision).precision == precision
+
+
+def test_precision_is_single_unless_the_model_or_the_user_says_otherwise():
+    assert Recipe("digits", "vit", 1).precision == "float32"
+    assert Recipe.suited_to("digits").precision == "float32"
+    assert Recipe.suited_to("digits", model="vit").precision == "auto"
+    assert Recipe.suited_to("digits", model="vit", precision="float32").precision == "float32"
+
+
+@pytest.mark.parametrize("precision", ["half", "float16", "FLOAT32", "", None, 16, True])
+def test_an_unknown_precision_is_refused_with_those_there_are(precision):
+    with pytest.raises(SettingError, match=rf"precision must be 'float32', 'bfloat16' or 'auto'; found {precision!r}"):
+        Recipe("digits", "lenet5", 1, precision=precision)
+
+
+SETTINGS = {
+    "as they are": {},
+    "others": {"epochs": 2, "batch_size": 9, "lr": 0.01, "momentum": 0.5, "optimizer": "adam", "seed": 8},
+    "some clients": {"clients_per_round": 2, "rounds": 3},
+    "bfloat16": {"precision": "bfloat16"},
+}
+
+
+@pytest.mark.parametrize("chosen", SETTINGS.values(), ids=SETTINGS.keys())
+def test_training_by_a_recipe_is_fedavg_with_its_settings(small_model, digits_federation, chosen):
+    recipe = replace(RECIPE, clients=5, **chosen)
+    found = recipe.train(small_model, digits_federation)
+    local = LocalTraining(
+        epochs=recipe.epochs,
+        batch_size=recipe.batch_size,
+        lr=recipe.lr,
+        momentum=recipe.momentum,
+        optimizer=recipe.optimizer,
+        precision=recipe.precision,
+    )
+    expected = federate(
+        small_model,
+        digits_federation,
+        rounds=recipe.rounds,
+        local=local,
+        clients_per_round=recipe.clients_per_round,
+        seed=recipe.seed,
+    )
+    assert fingerprint(found.model) == fingerprint(expected.model) != fingerprint(small_model)
+    assert (found.rounds, found.engine) == (recipe.rounds, "plain")
+
+
+def test_rounds_engine_observers_and_checkpoint_are_passed_on(small_model, digits_federation, tmp_path):
+    class Watch(Observer):
+        seen = 0
+
+        def on_round(self, round_index, model):
+            self.seen += 1
+
+    watch, recipe = Watch(), replace(RECIPE, clients=5)
+    found = recipe.train(small_model, digits_federation, rounds=2, observers=[watch], checkpoint=tmp_path / "rounds")
+    assert (found.rounds, watch.seen) == (2, 2)
+    assert (tmp_path / "rounds").exists()
+    with pytest.raises(SettingError, match="CUDA"):
+        recipe.train(small_model, digits_federation, engine="captured")
+    assert fingerprint(recipe.train(small_model, digits_federation, rounds=0).model) == fingerprint(small_model)

@@ -141,6 +141,7 @@ def test_other_rows_or_labels_are_trained_anew(federation, start, change):
         {"lr": 0.049},
         {"momentum": 0.8},
         {"optimizer": "adam"},
+        {"precision": "bfloat16"},
         {"clients_per_round": 2},
         {"seed": 3},
     ],

@@ -27,9 +27,10 @@ class Feed:
         if len(jobs) > len(self._cursors_sent):  # cursors are sent at most once for each job
             self._cursors_sent = torch.empty(len(jobs), len(self.cursors), dtype=torch.long, pin_memory=True)
         needed = max(sum(job.steps * job.size for job in jobs), 2 * len(self._offsets))
-        if needed <= len(self._rows):
+        if not jobs or needed <= len(self._rows):
             return False
-        self._rows = torch.zeros(needed, dtype=torch.long, device=self._rows.device)
+        some = jobs[0].batches().flatten()  # until others come: what is tried out is tried on a client's rows
+        self._rows = some.repeat(-(-needed // len(some)))[:needed].to(self._rows.device)
         self._rows_sent = torch.empty(needed, dtype=torch.long, pin_memory=True)
         return True
 

@@ -39,13 +39,13 @@ def _notes_of(row: dict[str, Any]) -> list[str]:
     if row["part"] == "limits":
         return [_limit(model, detail)]
     if row["part"] == "precision":
-        each = (
+        runs = (
             f"{name}: accuracy {', '.join(format(run['accuracy'], '.3f') for run in detail[name])} in "
             f"{', '.join(format(run['time_s'], '.1f') for run in detail[name])} s"
             for name in ("float32", "bfloat16")
         )
         about = f"{detail['rows']:,} rows, {detail['rounds']} rounds, seeds {', '.join(map(str, detail['seeds']))}"
-        return [f"{detail['model']} on {detail['data']}, {about}: {'; '.join(each)}."]
+        return [f"{detail['model']} on {detail['data']}, {about}: {'; '.join(runs)}."]
     if "fit_s" in detail and "likewise" in row["name"]:
         return [
             f"The literal recipe: {detail['clustering_s']:.1f} s of clustering and {detail['fit_s']:.1f} s of fitting, "

@@ -1,0 +1,140 @@
+"""Clients in this process: they share one look at the model for each cut, and never look at one that was replaced."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fedup import Federation, contact, iid
+from fedup.client import Summarizing, Summary, summarize
+from fedup.contact import InProcess
+from fedup.cut import FeatureReader
+
+HOW = Summarizing(1.0)
+CLASSES = frozenset(range(3))
+
+
+def make_model() -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 5), nn.Sigmoid(), nn.Linear(5, 3)
+        ).eval()
+
+
+def make_federation() -> Federation:
+    source = torch.Generator().manual_seed(1)
+    y = torch.arange(120) % 3
+    return Federation.split(torch.randn(120, 6, generator=source), y, iid(y, 4), num_classes=3)
+
+
+FEDERATION = make_federation()
+
+
+def alone(model: nn.Module, client: int, cut: str) -> Summary:
+    """What the client answers without any reader of others."""
+    rows = FEDERATION.client(client).train
+    return summarize(model, FEDERATION.x, FEDERATION.y, rows, client=client, cut=cut, how=HOW)
+
+
+def ask(clients: InProcess, client: int, cut: str = "5", **more) -> Summary:
+    return clients.summarize(client, cut=cut, how=HOW, **{"labels": CLASSES, "excluded": frozenset(), **more})
+
+
+def assert_same(one: Summary, other: Summary) -> None:
+    assert torch.equal(one.vectors, other.vectors) and torch.equal(one.counts, other.counts)
+    assert (one.labels, one.sizes, one.nonnegative, one.shape) == (
+        other.labels,
+        other.sizes,
+        other.nonnegative,
+        other.shape,
+    )
+
+
+@pytest.fixture
+def readers(monkeypatch) -> list[str]:
+    """The cut of each reader that is made."""
+    made = []
+
+    class Counted(FeatureReader):
+        def __init__(self, model, cut):
+            made.append(cut)
+            super().__init__(model, cut)
+
+    monkeypatch.setattr(contact, "FeatureReader", Counted)
+    return made
+
+
+def test_clients_that_share_a_reader_answer_as_each_does_alone(readers):
+    model = make_model()
+    clients = InProcess(FEDERATION, model)
+    for _ in range(2):
+        for client in clients.clients:
+            for cut in ("5", "3"):
+                assert_same(ask(clients, client, cut), alone(model, client, cut))
+    assert readers == ["5", "3"]  # one for each cut
+
+
+def test_each_cut_has_a_sign_and_a_shape_of_its_own():
+    clients = InProcess(FEDERATION, make_model())
+    found = {cut: ask(clients, 0, cut) for cut in ("5", "3", "1")}
+    assert {cut: (one.nonnegative, one.shape) for cut, one in found.items()} == {
+        "5": (True, (5,)),
+        "3": (True, (12,)),
+        "1": (False, (12,)),
+    }
+
+
+def _assign(model: nn.Module) -> None:
+    model.load_state_dict({name: tensor + 1 for name, tensor in model.state_dict().items()}, assign=True)
+
+
+CHANGES = {
+    "load_state_dict(assign=True)": _assign,
+    "another layer": lambda model: model.__setitem__(3, nn.Linear(12, 5)),
+    "another parameter": lambda model: setattr(model[0], "bias", nn.Parameter(torch.ones(12))),
+    "another buffer": lambda model: setattr(model[1], "running_mean", torch.ones(12)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_model_whose_tensors_are_replaced_is_looked_at_anew(readers, change):
+    model = make_model()
+    clients = InProcess(FEDERATION, model)
+    old = ask(clients, 0)
+    change(model)
+    for client in clients.clients:
+        assert_same(ask(clients, client), alone(model, client, "5"))
+    assert not torch.equal(ask(clients, 0).vectors, old.vectors)
+    assert readers == ["5", "5"]
+
+
+def test_weights_written_in_place_are_followed_without_another_look(readers):
+    model = make_model()
+    clients = InProcess(FEDERATION, model)
+    old = ask(clients, 0)
+    model.load_state_dict({name: tensor + 1 for name, tensor in model.state_dict().items()})
+    assert_same(ask(clients, 0), alone(model, 0, "5"))
+    assert not torch.equal(ask(clients, 0).vectors, old.vectors)
+    assert readers == ["5"]
+
+
+def test_a_model_replaced_again_and_again_is_never_mistaken_for_an_older_one():
+    model = make_model()
+    clients = InProcess(FEDERATION, model)
+    states = [copy.deepcopy(make_model().state_dict()) for _ in range(6)]
+    for i, state in enumerate(states):  # tensors that are gone may leave their place in memory to new ones
+        model.load_state_dict({name: tensor + i for name, tensor in state.items()}, assign=True)
+        assert_same(ask(clients, i % 4), alone(model, i % 4, "5"))
+
+
+def test_a_client_that_is_asked_for_nothing_answers_with_nothing_of_the_right_width():
+    clients = InProcess(FEDERATION, make_model())
+    rows = frozenset(FEDERATION.client(0).train.tolist())
+    for more in ({"labels": frozenset()}, {"excluded": rows}):
+        summary = ask(clients, 0, **more)
+        assert summary.vectors.shape == (0, 5)
+        assert sum(summary.sizes) == len(summary.counts) == 0
+        assert (summary.nonnegative, summary.shape) == (True, (5,))
+    assert_same(ask(clients, 1), alone(make_model(), 1, "5"))  # what was asked before does not matter
