@@ -25,6 +25,8 @@ from fedup import (
     unlearn,
 )
 from fedup.errors import FingerprintError, NotFittedError, PlugError, StaleFilterError
+from fedup.plugging import _state
+from fedup.sharing import tensors
 
 CONFIG = FilterConfig(rank=4, steps=15, batch_size=32)
 FIRST, SECOND = Forget.clients([1]), Forget.classes([2])
@@ -260,6 +262,91 @@ def test_a_base_that_changed_is_never_answered_for_silently(setting, change):
         pass
     with pytest.raises(StaleFilterError):
         plugged.serve(None)
+
+
+class Deep(nn.Module):
+    """Layers three levels down, with a place that is empty, a buffer that is not saved, and a weight used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.ModuleDict({"one": nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))}))
+        self.skip = None
+        self.body.register_module("skip", None)
+        self.body.register_parameter("none", None)
+        self.register_buffer("scale", torch.ones(8), persistent=False)
+        self.again = self.body[0]["one"][0]
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(self.again(self.body[0]["one"](x)).relu() * self.scale)
+
+
+def _deep():
+    torch.manual_seed(0)
+    deep = Deep().eval()
+    _write(deep.head.weight)  # no count of writes starts at 0 only
+    return deep
+
+
+@torch.no_grad()
+def _write(tensor):
+    tensor[:1].add_(1)
+
+
+def _write_under_another_name(deep):
+    """A parameter over the same memory, whose count of writes starts anew."""
+    written = deep.head.weight._version
+    deep.head.weight = nn.Parameter(deep.head.weight.data)
+    while deep.head.weight._version < written:
+        _write(deep.head.weight)
+
+
+DEEP_CHANGES = {
+    "submodule": lambda deep: deep.body[0].__setitem__("one", copy.deepcopy(deep.body[0]["one"])),
+    "submodule of the last level": lambda deep: deep.body[0]["one"].__setitem__(1, nn.BatchNorm1d(8)),
+    "submodule taken away": lambda deep: deep.body[0]["one"].__delitem__(1),
+    "submodule added": lambda deep: deep.body[0].update({"two": nn.Linear(1, 1)}),
+    "submodule in an empty place": lambda deep: setattr(deep.body, "skip", nn.Linear(1, 1)),
+    "parameter": lambda deep: setattr(deep.body[0]["one"][0], "bias", nn.Parameter(torch.ones(8))),
+    "parameter in an empty place": lambda deep: setattr(deep.body, "none", nn.Parameter(torch.ones(8))),
+    "parameter taken away": lambda deep: setattr(deep.body[0]["one"][0], "bias", None),
+    "parameter's data": lambda deep: setattr(deep.body[0]["one"][0].weight, "data", torch.ones(8, 8)),
+    "buffer": lambda deep: setattr(deep.body[0]["one"][1], "running_mean", torch.zeros(8)),
+    "buffer that is not saved": lambda deep: setattr(deep, "scale", torch.ones(8)),
+    "write to a parameter": lambda deep: _write(deep.body[0]["one"][0].weight),
+    "write to a buffer": lambda deep: _write(deep.body[0]["one"][1].running_var),
+    "write to a buffer that is not saved": lambda deep: _write(deep.scale),
+    "write to another parameter over the same memory": _write_under_another_name,
+    "write through a view": lambda deep: _write(deep.body[0]["one"][0].weight[3:, 2]),
+    "write through a detached alias": lambda deep: _write(deep.body[0]["one"][0].weight.detach()),
+}
+
+
+@pytest.mark.parametrize("change", DEEP_CHANGES.values(), ids=DEEP_CHANGES.keys())
+def test_what_is_replaced_or_written_deep_inside_is_noticed(change):
+    deep = _deep()
+    before = _state(deep)
+    deep(torch.randn(4, 8))
+    assert _state(deep) == before  # an answer changes nothing
+    kept = list(deep.modules()), list(deep.parameters()), list(deep.buffers())  # so that no place is used again
+    change(deep)
+    assert _state(deep) != before
+    del kept
+
+
+def test_every_tensor_of_a_base_is_looked_at():
+    deep = _deep()
+    assert {id_ for id_, _, _ in _state(deep)} == {id(tensor) for tensor in tensors(deep)}
+
+
+def test_a_base_changed_deep_inside_is_never_answered_for_silently():
+    deep = _deep()
+    plugged = plug(deep)
+    with plugged.restored():
+        plugged(torch.randn(4, 8))
+        _write(deep.body[0]["one"][1].running_var)
+        with pytest.raises(StaleFilterError):
+            plugged(torch.randn(4, 8))
 
 
 def test_a_base_written_back_to_its_old_weights_is_served_again(setting):

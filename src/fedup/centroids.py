@@ -137,7 +137,7 @@ def collect(
     with torch.inference_mode(False):  # what is stored must stay writable
         return _collect(
             model,
-            InProcess(federation, model) if isinstance(federation, Federation) else federation,
+            InProcess(federation, model, one_reader=True) if isinstance(federation, Federation) else federation,
             Summarizing(ratio, sigma, seed),
             find_cut(model, cut),
             frozenset(forget),

@@ -9,7 +9,6 @@ from fedup.client import Summarizing, Summary, summarize
 from fedup.cut import FeatureReader
 from fedup.federation import Federation, check_samples
 from fedup.request import Forget
-from fedup.sharing import tensors
 
 
 class Contact(Protocol):
@@ -49,13 +48,17 @@ class Contact(Protocol):
 
 
 class InProcess:
-    """All clients in this process."""
+    """All clients in this process.
 
-    def __init__(self, federation: Federation, model: nn.Module) -> None:
+    With `one_reader` they share a view of the model, which is faster and takes the model as it was at the first
+    question: for a contact that lives for one call.
+    """
+
+    def __init__(self, federation: Federation, model: nn.Module, *, one_reader: bool = False) -> None:
         device = next(model.parameters()).device
         self._federation = federation if federation.x.device == device else federation.to(device)
         self._model = model
-        self._readers: dict[str, tuple[list[int], FeatureReader]] = {}  # by cut, with the tensors that it reads by
+        self._readers: dict[str, FeatureReader] | None = {} if one_reader else None  # by cut
 
     @property
     def clients(self) -> Sequence[int]:
@@ -105,9 +108,9 @@ class InProcess:
             reader=self._reader(cut),
         )
 
-    def _reader(self, cut: str) -> FeatureReader:
-        """One reader for all clients, as long as the model keeps its tensors."""
-        now = [id(tensor) for tensor in tensors(self._model)]
-        if cut not in self._readers or self._readers[cut][0] != now:
-            self._readers[cut] = now, FeatureReader(self._model, cut)
-        return self._readers[cut][1]
+    def _reader(self, cut: str) -> FeatureReader | None:
+        if self._readers is None:
+            return None
+        if cut not in self._readers:
+            self._readers[cut] = FeatureReader(self._model, cut)
+        return self._readers[cut]

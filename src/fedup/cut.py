@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -108,9 +109,9 @@ class FeatureReader:
         self.cut = cut
         self.view = shared_view(model)
         self.tail = tail_of(self.view, cut)
-        self.seen: list[Tensor] = []
         self.view.get_submodule(cut).register_forward_pre_hook(self._note)
-        self._only_to_the_cut = False
+        self._passing = _Passing()
+        self._head = _before(self.view, cut)
         self._known: tuple[bool, tuple[int, ...], torch.device] | None = None
 
     def read(
@@ -135,40 +136,38 @@ class FeatureReader:
             chosen = rows if wanted is None else rows[wanted]
             first = x[chosen[:1]] if count else torch.zeros_like(x[:1])  # a blank tells the width
             nonnegative = self.is_nonnegative(first)
-            self.check_tail(first)
-            self._known = nonnegative, tuple(self.seen[0].shape[1:]), self.seen[0].device
+            features = self.check_tail(first)
+            self._known = nonnegative, tuple(features.shape[1:]), features.device
         return self._known
 
     @torch.no_grad()
     def _read_batch(self, x: Tensor, rows: Tensor, wanted: Tensor | None) -> Tensor:
         if wanted is not None:
             rows = torch.where(wanted, rows, rows[wanted][0])  # a wanted row stands in for those not to be read
-        self._only_to_the_cut = True
-        try:
-            self.view(x.index_select(0, rows))
-        except _ArrivedError as arrived:
-            return arrived.features.flatten(1) if wanted is None else arrived.features.flatten(1)[wanted]
-        finally:
-            self._only_to_the_cut = False
-        raise CutError(f"The module at the cut {self.cut!r} did not run; a filter needs one that always does.")
+        batch = x.index_select(0, rows)
+        features = self._head(batch) if self._head is not None else self(batch)[0]
+        if len(features) != len(rows):
+            raise CutError(
+                f"The module at the cut {self.cut!r} gets {len(features)} rows of a batch of {len(rows)} at a time; a "
+                "filter needs a module that sees a batch at once. Name another with cut=."
+            )
+        return features.flatten(1) if wanted is None else features.flatten(1)[wanted]
 
     def _note(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not args or not isinstance(args[0], Tensor):
             raise CutError(f"The module at the cut {self.cut!r} gets no tensor as its first argument: cut elsewhere.")
-        if self._only_to_the_cut:
-            raise _ArrivedError(args[0])
-        self.seen.append(args[0].clone())  # a module that works in place would change it
+        self._passing.seen.append(args[0].clone())  # a module that works in place would change it
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features at the cut and logits."""
-        self.seen.clear()
+        seen = self._passing.seen = []
         logits = logits_of(self.view(x))
-        if len(self.seen) != 1:
+        if len(seen) != 1:
             raise CutError(
-                f"The module at the cut {self.cut!r} ran {len(self.seen)} times in one forward pass; a filter needs "
-                "a module that runs once. Name another with cut=."
+                f"The module at the cut {self.cut!r} ran {len(seen)} times in one forward pass; a filter needs a "
+                "module that runs once. Name another with cut=."
             )
-        return self.seen[0], logits
+        return seen[0], logits
 
     def is_nonnegative(self, x: Tensor) -> bool:
         """Decided from the operations that lead to the cut, never from values."""
@@ -186,8 +185,8 @@ class FeatureReader:
             node = node.next_functions[0][0]
         return False
 
-    def check_tail(self, x: Tensor) -> None:
-        """Raise unless tail(features) gives the model's own probabilities."""
+    def check_tail(self, x: Tensor) -> Tensor:
+        """The features, if tail(features) gives the model's own probabilities; raises otherwise."""
         with torch.no_grad():
             features, logits = self(x)
             completed = logits_of(self.tail(features.clone()))
@@ -203,14 +202,25 @@ class FeatureReader:
                 f"What follows the cut {self.cut!r} is more than that module: its output is not the model's. Give the "
                 "model a method tail(features, cut), or cut before the last layer that runs."
             )
+        return features
 
 
-class _ArrivedError(BaseException):
-    """Ends a forward pass at the cut: what follows is not needed. No error, so nothing in a model may catch it."""
+class _Passing(threading.local):
+    """What a forward pass has met so far: each thread has its own."""
 
-    def __init__(self, features: Tensor) -> None:
-        super().__init__()
-        self.features = features
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+
+
+def _before(model: nn.Module, cut: str) -> nn.Module | None:
+    """What comes before the cut as a model of its own, so that nothing after it need run; None where only the whole
+    model knows the way."""
+    children = list(model._modules.items())
+    names = [name for name, _ in children]
+    own_ways = model._forward_pre_hooks or model._forward_hooks or type(model).forward is not nn.Sequential.forward
+    if own_ways or cut not in names or [module for _, module in children].count(model._modules[cut]) > 1:
+        return None
+    return nn.Sequential(*(module for _, module in children[: names.index(cut)] if module is not None)).eval()
 
 
 def _wanted_in_batches(wanted: Tensor | None, rows: int, batch_size: int) -> list[int]:

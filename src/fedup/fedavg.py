@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,14 +68,10 @@ def federate(
     started = time.perf_counter()
     target = next(model.parameters()).device if device is None else torch.device(device)
     trained = copy.deepcopy(model).to(target)
-    on_gpu = target.type == "cuda"
     store = _Checkpoint(checkpoint, model, federation, local, clients_per_round, seed)
-    with (
-        torch.random.fork_rng(devices=[target] if on_gpu else []),
-        torch.cuda.device(target) if on_gpu else nullcontext(),
-    ):
+    with torch.cuda.device(target) if target.type == "cuda" else nullcontext():
         work = make_engine(engine, trained, federation.x.to(target), federation.y.to(target), local)
-        average = RunningAverage(work.weights)
+        average, live = RunningAverage(work.weights), weights_of(trained)
         rows = _training_rows(federation)
         for round_index in range(store.resume(average, rounds), rounds):
             # 1. who takes part
@@ -85,12 +82,12 @@ def federate(
                     observer.on_update(round_index, job.client, before=average.current, after=weights, weight=job.share)
                 average.add(weights, job.share)
             average.finish()
-            average.load(weights_of(trained))
+            average.load(live)
             trained.eval()
             for observer in observers:
                 observer.on_round(round_index, trained)
             store.save(average, round_index + 1)
-        average.load(weights_of(trained))
+        average.load(live)
     if not all(bool(tensor.isfinite().all()) for tensor in average.current.values()):
         raise DataError("Training diverged: the averaged weights are not finite. Use a smaller lr, or check the data.")
     return Trained(trained.eval(), rounds, time.perf_counter() - started, work.name)
@@ -109,7 +106,7 @@ def _check(federation: Federation, rounds: int, clients_per_round: int | None) -
 
 def _training_rows(federation: Federation) -> list[Tensor]:
     """Each client's rows, on the CPU, where batches are drawn."""
-    rows = [client.train for client in federation.clients]
+    rows = [client.train.long() for client in federation.clients]
     return list(torch.cat(rows).cpu().split([len(each) for each in rows]))
 
 
@@ -157,7 +154,7 @@ class _Checkpoint:
             return
         self.settings = {
             "initial": fingerprint(model),
-            "local": asdict(local),
+            "local": _settings(local),
             "clients_per_round": clients_per_round,
             "seed": seed,
             "data": federation.digest(),
@@ -187,3 +184,8 @@ class _Checkpoint:
         if self.path is not None:
             header = {"rounds": rounds, "settings": self.settings}
             save_tensors(self.path, average.current, kind="checkpoint", header=header)
+
+
+def _settings(local: LocalTraining) -> dict[str, Any]:
+    """Precision only where it is not single: it always was, before there was a choice."""
+    return {name: value for name, value in asdict(local).items() if (name, value) != ("precision", "float32")}

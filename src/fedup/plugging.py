@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedup.cut import find_cut
 from fedup.errors import FingerprintError, NotFittedError, PlugError, StaleFilterError
@@ -31,6 +31,9 @@ class Served:
     config: FilterConfig
     base: str  # fingerprint
     cut: str
+
+
+_WALKS = ("parameters", "buffers", "named_parameters", "named_buffers", "named_modules", "modules")
 
 
 class _AtCut:
@@ -183,11 +186,19 @@ def _device(model: nn.Module) -> torch.device:
 
 def _state(model: nn.Module) -> list[tuple[int, int, int]]:
     """Which tensors a model has, where they lie, and PyTorch's own count of in-place writes to each."""
-    found, left = [], [model]
-    while left:  # at each call: nn.Module's own walk takes more than twice as long
+    return [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in _all_tensors(model)]
+
+
+def _all_tensors(model: nn.Module) -> Iterator[Tensor]:
+    """The model's tensors, walked at each call: nn.Module's own walk takes more than twice as long."""
+    if any(getattr(type(model), name) is not getattr(nn.Module, name) for name in _WALKS):
+        yield from tensors(model)  # it has a way of its own
+        return
+    left, met = [model], {id(model)}
+    while left:
         module = left.pop()
-        left += [child for child in module._modules.values() if child is not None]
-        for t in (*module._parameters.values(), *module._buffers.values()):
-            if t is not None:
-                found.append((id(t), t.data_ptr(), 0 if t.is_inference() else t._version))
-    return found
+        for child in module._modules.values():
+            if child is not None and id(child) not in met:
+                met.add(id(child))
+                left.append(child)
+        yield from (t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)

@@ -22,6 +22,9 @@ def generator(seed: int, *names: object) -> torch.Generator:
 
 def seed_default(seed: int, device: torch.device) -> None:
     """Seed the streams that models draw from while they train (dropout), on the CPU and on the device."""
+    if device.type not in ("cpu", "cuda"):
+        torch.manual_seed(seed)
+        return
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)

@@ -38,13 +38,12 @@ class LocalTraining:
         if self.precision not in ("float32", "bfloat16", "auto"):
             raise SettingError(f"precision must be 'float32', 'bfloat16' or 'auto'; found {self.precision!r}.")
 
-    def start(self, model: nn.Module) -> torch.optim.Optimizer:
-        """A fresh optimizer for the model's parameters, in one kernel for all of them where torch has that."""
+    def start(self, model: nn.Module, *, fused: bool = True) -> torch.optim.Optimizer:
+        """A fresh optimizer for the model's parameters, in one kernel for all of them where torch does that right."""
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trainable:
             raise SettingError(f"No parameter of {type(model).__name__} takes a gradient: there is nothing to train.")
-        dense = not any(getattr(module, "sparse", False) is True for module in model.modules())
-        fused = dense and all(w.is_floating_point() and w.device.type in ("cpu", "cuda") for w in trainable)
+        fused = fused and all(_can_be_fused(weight) for weight in trainable)
         if self.optimizer == "adam":
             on_gpu = any(weight.device.type == "cuda" for weight in trainable)  # the step count is kept there, too
             return torch.optim.Adam(
@@ -55,7 +54,8 @@ class LocalTraining:
         )
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """The context that a forward pass is computed in."""
+        """The context of a forward pass, whichever the caller is in: one around several steps would keep the weights of
+        the first."""
         gpu_can = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         wanted = self.precision == "bfloat16" or (self.precision == "auto" and gpu_can)
         return torch.autocast(device.type, torch.bfloat16, enabled=wanted)
@@ -67,6 +67,13 @@ class LocalTraining:
     def steps_of(self, rows: int) -> int:
         """Gradient steps that a client with so many rows makes in a round."""
         return self.epochs * -(-rows // self.batch_of(rows))
+
+
+def _can_be_fused(weight: nn.Parameter) -> bool:
+    """Fused kernels take memory to be dense, and torch 2.13's own for half types on a CPU does not move them."""
+    dense = weight.is_contiguous() or (weight.ndim == 4 and weight.is_contiguous(memory_format=torch.channels_last))
+    known = weight.dtype in (torch.float32, torch.float64) or weight.device.type == "cuda"
+    return dense and known and weight.is_floating_point() and weight.device.type in ("cpu", "cuda")
 
 
 def full_batches(n: int, size: int, order: torch.Generator) -> Tensor:

@@ -186,7 +186,7 @@ def _check_new(plugged: PluggedModel, centroids: Centroids, new: frozenset[Forge
 
 
 def _contact(clients: Federation | Contact | None, plugged: PluggedModel) -> Contact | None:
-    return InProcess(clients, plugged.base) if isinstance(clients, Federation) else clients
+    return InProcess(clients, plugged.base, one_reader=True) if isinstance(clients, Federation) else clients
 
 
 def _check_arguments(plugged: object, centroids: object, requests: Iterable[object]) -> None:

@@ -111,7 +111,7 @@ def test_on_a_cpu_the_plain_engine_is_the_one_that_is_chosen(kind):
 
 
 def test_graphs_are_refused_on_a_cpu():
-    with pytest.raises(SettingError, match=r"CUDA.*engine='auto'"):
+    with pytest.raises(SettingError, match=r"CUDA.*'auto'"):
         federate(make_model("plain"), make_federation(), rounds=1, engine="captured")
 
 
@@ -278,3 +278,107 @@ def test_training_on_no_rows_changes_no_weight():
     before = weights(model)
     train_locally(model, X, Y, ROWS[:0], how=LocalTraining(), seed=0)
     assert all(map(torch.equal, weights(model), before))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_models_in_half_types_move(dtype):
+    torch.manual_seed(0)
+    federation = make_federation((40, 40))
+    start = nn.Linear(6, 3).to(dtype)
+    local = LocalTraining(lr=0.1, batch_size=8)
+    half = federate(start, replace(federation, x=federation.x.to(dtype)), rounds=1, local=local).model
+    single = federate(copy.deepcopy(start).float(), federation, rounds=1, local=local).model
+    moved = (single.weight - start.weight.float()).norm()
+    assert (half.weight.float() - single.weight).norm() < 0.2 * moved
+
+
+def test_parameters_that_lie_apart_are_trained_and_nothing_between_them():
+    memory = torch.randn(8, 16)
+    model = nn.Linear(8, 4)
+    model.weight = nn.Parameter(memory[:4, 4:12])
+    before, whole = model.weight.detach().clone(), memory.clone()
+    federation = make_federation((40,))
+    x = torch.cat([federation.x, federation.x[:, :2]], 1)
+    train_locally(model, x, federation.y, federation.clients[0].train, how=LocalTraining(batch_size=8), seed=0)
+    assert bool((model.weight != before).all())
+    whole[:4, 4:12] = memory[:4, 4:12]
+    assert torch.equal(memory, whole)
+
+
+class Looked(nn.Module):
+    """Sparse gradients that no layer tells of."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(20, 3))
+
+    def forward(self, x):
+        return nn.functional.embedding(x, self.table, sparse=True).mean(1)
+
+
+def test_sparse_gradients_are_trained_on():
+    federation = make_federation((40, 30))
+    ids = replace(federation, x=torch.randint(20, (70, 5)))
+    local = LocalTraining(momentum=0.0, batch_size=8)
+    trained = federate(Looked(), ids, rounds=2, local=local).model
+    dense = federate(
+        nn.Sequential(nn.Embedding(20, 3, _weight=torch.ones(20, 3)), Mean()), ids, rounds=2, local=local
+    ).model
+    torch.testing.assert_close(trained.table, dense[0].weight)
+
+
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.mean(1)
+
+
+def test_observers_draw_from_the_users_own_stream():
+    drawn = []
+
+    class Draws(Observer):
+        def on_update(self, round_index, client, **about):
+            drawn.append(float(torch.rand(1)))
+
+    model, federation = make_model("dropout"), make_federation((20, 20, 20))
+    torch.manual_seed(3)
+    expected = [float(torch.rand(1)) for _ in range(6)]
+    torch.manual_seed(3)
+    federate(model, federation, rounds=2, observers=[Draws()])
+    assert drawn == expected
+
+
+def test_an_observer_that_evaluates_does_not_change_how_others_train():
+    class Evaluates(Observer):
+        model = None
+
+        def on_round(self, round_index, model):
+            self.model = model
+
+        def on_update(self, round_index, client, **about):
+            if self.model is not None:
+                self.model.eval()
+
+    federation = make_federation((40, 40, 40))
+    watched, alone = (
+        federate(make_model("all"), federation, rounds=2, observers=observers).model
+        for observers in ([Evaluates()], [])
+    )
+    assert fingerprint(watched) == fingerprint(alone)
+
+
+def test_what_an_observer_unfreezes_is_trained_from_then_on():
+    class Unfreezes(Observer):
+        def on_round(self, round_index, model):
+            model[0].requires_grad_(True)
+
+    start = make_model("plain")
+    start[0].requires_grad_(False)
+    trained = federate(start, make_federation((40,)), rounds=2, observers=[Unfreezes()]).model
+    assert not torch.equal(trained[0].weight, start[0].weight)
+
+
+def test_a_model_with_nothing_to_train_is_refused_and_left_as_it_is_without_rounds():
+    frozen, federation = make_model("plain").requires_grad_(False), make_federation((20,))
+    with pytest.raises(SettingError, match="nothing to train"):
+        federate(frozen, federation, rounds=1)
+    assert fingerprint(federate(frozen, federation, rounds=0).model) == fingerprint(frozen)

@@ -52,10 +52,7 @@ class Group:
         """The resolved configuration."""
         model = self.recipe.model if self.recipe.model.endswith(".py") else ""
         own = _own_code(data=self.recipe.data, model=model, weights=self.recipe.weights or "")
-        federation = _plain(asdict(self.recipe))
-        if federation["precision"] == "float32":  # as were all results of before there was a choice: they stay valid
-            del federation["precision"]
-        return {"federation": {**federation, **own}, "scenario": self.scenario.config()}
+        return {"federation": {**_plain(self.recipe.settings()), **own}, "scenario": self.scenario.config()}
 
 
 @dataclass(frozen=True)

@@ -79,18 +79,22 @@ class Recipe:
     def about(self, dataset: Dataset) -> dict[str, Any]:
         """For the journal: the settings, and what predictions need to know of the data set."""
         return {
-            **{name: value for name, value in asdict(self).items() if name != "weights"},
+            **{name: value for name, value in self.settings().items() if name != "weights"},
             "class_names": list(dataset.class_names),
             "input_shape": list(dataset.x.shape[1:]),
             "input": input_of(self.data).identity(),
         }
+
+    def settings(self) -> dict[str, Any]:
+        """All settings as plain data; precision only where it is not single, as it always was before there was a
+        choice: folders and results of then stay valid."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("precision", "float32")}
 
     @classmethod
     def from_about(cls, about: Mapping[str, Any]) -> "Recipe":
         """The recipe that `about` was made from."""
         known = [one.name for one in fields(cls) if one.name not in ("weights", "precision")]
         try:
-            # Folders of before there was a choice say nothing of precision: it was single.
             return cls(**{name: about[name] for name in known}, precision=about.get("precision", "float32"))
         except KeyError as error:
             raise ArtifactError(

@@ -22,10 +22,7 @@ def write_tables(benchmarks: Path, experiments: Sequence[Path] = (), results: Pa
     files = sorted((benchmarks / "speed").glob("*.json"))
     speed = _read(files)
     if speed:
-        older = [path for path, result in zip(files, speed, strict=True) if "code" not in result]
-        if older:
-            raise DataError(f"{older[0]} was measured by an older version of `fedup bench speed`: measure again.")
-        text = "\n\n".join(speed_table(result) for result in speed)
+        text = "\n\n".join(_speed_table_of(path, result) for path, result in zip(files, speed, strict=True))
         written.append(_write(benchmarks / "tables" / "speed.md", text, "benchmarks/speed"))
     for path in sorted((benchmarks / "experiments").glob("*.toml")):
         written += _write_experiment(path, benchmarks, results, needed=False)
@@ -77,12 +74,21 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def _speed_table_of(path: Path, result: Any) -> str:
+    try:
+        return speed_table(result)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise DataError(
+            f"{path} is no result of this version's `fedup bench speed` ({error!r}): measure again, or remove it."
+        ) from error
+
+
 def speed_table(result: dict[str, Any]) -> str:
     """One machine's speed, with what it was computed from."""
     commit = (result["code"]["commit"] or "unknown")[:7] + (" with local changes" if result["code"]["changed"] else "")
     return "\n\n".join(
         [
-            f"## {title(result)}",
+            f"## {title(result)}: {', '.join(dict.fromkeys(row['part'] for row in result['table']))}",
             f"`fedup bench speed --device {result['device']}`, commit {commit}.",
             markdown_table(["measured", "value", "goal", "met"], [cells(row) for row in result["table"]]),
             "\n".join(f"- {sentence}" for sentence in notes(result)),

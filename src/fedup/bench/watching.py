@@ -28,7 +28,7 @@ class ClientsShown(InProcess):
     """Clients in this process, counted as they answer."""
 
     def __init__(self, federation: Federation, model: nn.Module, show: Progress, what: str) -> None:
-        super().__init__(federation, model)
+        super().__init__(federation, model, one_reader=True)
         self._show, self._what, self._answered = show, what, 0
         show(what, 0, len(self.clients))
 

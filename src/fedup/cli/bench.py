@@ -149,6 +149,8 @@ def speed(
     from fedup.bench.speed.table import cells, title
     from fedup.cli._session import checked_device
 
+    if out.is_dir():
+        raise typer.BadParameter(f"--out: {out} is a folder; name a file.")
     console = wide_console(stderr=as_json)
     with progress_bars(console) as progress:
         result = run_speed(

@@ -65,11 +65,14 @@ def train(
 
     Example: [bold]fedup train --data mnist --rounds 10 --run runs/mnist[/]
     """
+    import torch
+
     from fedup.bench.recipe import Recipe
+    from fedup.cli._session import checked_device
     from fedup.cli._text import of
     from fedup.engines import known_engine
 
-    asked = known_engine(engine)
+    asked = known_engine(engine, torch.device(checked_device(device)))
     recipe = Recipe.suited_to(
         data,
         model=model,

@@ -40,22 +40,19 @@ def make_engine(name: EngineName, model: nn.Module, x: Tensor, y: Tensor, how: L
 
     `model` may be trained in place.
     """
-    name, on_gpu = known_engine(name), x.device.type == "cuda"
-    if name == "captured" and not on_gpu:
-        raise SettingError(
-            f"The captured engine needs a CUDA device; the model is to be trained on {x.device}. Use engine='auto', "
-            f"and no {VARIABLE}=captured."
-        )
-    if name == "plain" or not on_gpu:
+    name = known_engine(name, x.device)
+    if name == "plain" or x.device.type != "cuda":
         return PlainEngine(model, x, y, how)
     with torch.cuda.device(x.device):
         return CapturedEngine(model, x, y, how, else_plain=name == "auto")
 
 
-def known_engine(name: str) -> EngineName:
-    """The engine that is meant; raises where there is none of that name."""
+def known_engine(name: str, device: torch.device) -> EngineName:
+    """The engine that is meant; raises where there is none of that name, or none for that device."""
     told = os.environ.get(VARIABLE) if name == "auto" else None
-    meant = told or name
+    meant, asked = told or name, VARIABLE if told else "engine"
     if meant not in ("auto", "plain", "captured"):
-        raise SettingError(f"{VARIABLE if told else 'engine'} must be 'auto', 'plain' or 'captured'; found {meant!r}.")
+        raise SettingError(f"{asked} must be 'auto', 'plain' or 'captured'; found {meant!r}.")
+    if meant == "captured" and device.type != "cuda":
+        raise SettingError(f"{asked} is 'captured', which needs a CUDA device, and this is {device}. Use 'auto'.")
     return cast(EngineName, meant)

@@ -144,9 +144,9 @@ class CapturedEngine:
         self._restart(lanes, load)
         before = {name: tensor.clone() for name, tensor in lanes[0].weights.items()}
         for lane in lanes:
-            seed_default(_TRIAL_SEED, self._x.device)
             lane.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(lane.stream):
+            with torch.cuda.stream(lane.stream), torch.random.fork_rng(devices=[self._x.device]):
+                seed_default(_TRIAL_SEED, self._x.device)
                 self._step(lane, size)
             torch.cuda.current_stream().wait_stream(lane.stream)
         return before, {name: tensor.clone() for name, tensor in lanes[0].weights.items()}

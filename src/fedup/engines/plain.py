@@ -1,7 +1,6 @@
 """One client after another, one step after another, in the one model there is; other engines are checked against it."""
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -21,24 +20,37 @@ class PlainEngine:
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, how: LocalTraining) -> None:
         self.weights: Weights = weights_of(model)
         self._model, self._x, self._y, self._how = model, x, y.long(), how
-
-    @cached_property
-    def _optimizer(self) -> torch.optim.Optimizer:
-        return self._how.start(self._model)
+        self._fused = True
 
     def train(self, jobs: Sequence[Job], load: Load) -> Iterator[tuple[Job, Weights]]:
-        self._model.train()
+        optimizer = self._how.start(self._model, fused=self._fused) if jobs else None
         for job in jobs:
             load(self.weights)
-            self.run(job)
+            optimizer = self.run(job, optimizer)
             yield job, self.weights
 
-    def run(self, job: Job) -> None:
-        """Train on the job's batches, from the weights as they are."""
-        seed_default(job.dropout_seed, self._x.device)
-        self._optimizer.state.clear()  # starts anew
-        for batch in job.batches().to(self._x.device):
-            train_step(self._model, self._optimizer, self._x, self._y, batch, self._how)
+    def run(self, job: Job, optimizer: torch.optim.Optimizer | None = None) -> torch.optim.Optimizer:
+        """Train on the job's batches, from the weights as they are; the optimizer can be used again."""
+        device = self._x.device
+        optimizer = optimizer or self._how.start(self._model)
+        optimizer.state.clear()  # starts anew
+        self._model.train()
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            seed_default(job.dropout_seed, device)
+            for batch in job.batches().to(device):
+                try:
+                    train_step(self._model, optimizer, self._x, self._y, batch, self._how)
+                except RuntimeError:
+                    if not self._fused or not any(_is_sparse(weight.grad) for weight in self._model.parameters()):
+                        raise
+                    self._fused = False  # fused kernels refuse sparse gradients before they move anything
+                    optimizer = self._how.start(self._model, fused=False)
+                    optimizer.step()
+        return optimizer
+
+
+def _is_sparse(gradient: Tensor | None) -> bool:
+    return gradient is not None and gradient.is_sparse
 
 
 def train_step(
@@ -55,5 +67,4 @@ def train_step(
 
 def train_locally(model: nn.Module, x: Tensor, y: Tensor, rows: Tensor, *, how: LocalTraining, seed: int) -> None:
     """Train `model` in place on the rows: same seed, same bits, whatever ran before."""
-    with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
-        PlainEngine(model.train(), x, y, how).run(Job(0, rows.cpu(), how, seed))
+    PlainEngine(model, x, y, how).run(Job(0, rows.cpu(), how, seed))

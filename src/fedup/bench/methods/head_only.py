@@ -71,7 +71,7 @@ def _retained(centroids: Centroids, task: Task, cost: Cost) -> tuple[Tensor, Ten
     """Centroids of what is retained and their classes; touched clients cluster again, as for a filter."""
     gone, report = task.request, Report(frozenset([task.request]))
     used = [cell for cell in centroids.cells if cell.client not in gone.client_ids and cell.label not in gone.class_ids]
-    contact = InProcess(task.federation, task.model)
+    contact = InProcess(task.federation, task.model, one_reader=True)
     Refresh(centroids, contact, report, keep_sealed=False).bring_up_to_date(used, gone)
     cost.bytes_up += report.bytes_up
     cost.bytes_down += report.bytes_down
