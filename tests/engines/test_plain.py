@@ -316,10 +316,11 @@ class Looked(nn.Module):
         return nn.functional.embedding(x, self.table, sparse=True).mean(1)
 
 
-def test_sparse_gradients_are_trained_on():
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sparse_gradients_are_trained_on(momentum):
     federation = make_federation((40, 30))
     ids = replace(federation, x=torch.randint(20, (70, 5)))
-    local = LocalTraining(momentum=0.0, batch_size=8)
+    local = LocalTraining(momentum=momentum, batch_size=8)
     trained = federate(Looked(), ids, rounds=2, local=local).model
     dense = federate(
         nn.Sequential(nn.Embedding(20, 3, _weight=torch.ones(20, 3)), Mean()), ids, rounds=2, local=local

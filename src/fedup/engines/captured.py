@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from fedup.averaging import Load, Weights
 from fedup.engines.feed import Feed
-from fedup.engines.lane import Lane, drawing_from, restart_optimizers
+from fedup.engines.lane import Lane, drawing_from
 from fedup.engines.plain import PlainEngine, train_step
 from fedup.engines.schedule import Stretch, assign, stretches
 from fedup.errors import SettingError
 from fedup.rng import seed_default
-from fedup.training import Job, LocalTraining
+from fedup.training import Job, LocalTraining, restart
 
 _WIDTHS = (1, 2, 3, 4, 6, 8)  # lanes in a graph: on an H200 10 and 16 lanes were no faster than 8
 _WORTH_CAPTURING = 32  # steps of one batch size: a capture costs about as much as so many plain ones
@@ -78,7 +78,7 @@ class CapturedEngine:
         lanes = [self._lanes[lane] for lane, _ in work]
         starts = self._feed.send([job for _, job in work])
         load(*(lane.weights for lane in lanes))
-        restart_optimizers(lanes)
+        restart(*(lane.optimizer for lane in lanes))
         for lane, (_, job) in zip(lanes, work, strict=True):
             lane.generator.manual_seed(job.dropout_seed)
         return dict(zip([lane.number for lane in lanes], starts, strict=True))

@@ -1,13 +1,13 @@
 """A client's place on the device: a model, its optimizer and a stream of random numbers, used again and again."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from fedup.averaging import weights_of
-from fedup.training import LocalTraining
+from fedup.training import LocalTraining, restart
 
 
 class Lane:
@@ -23,21 +23,8 @@ class Lane:
 
     def restart(self, seed: int) -> None:
         """A fresh optimizer and stream of random numbers."""
-        restart_optimizers([self])
+        restart(self.optimizer)
         self.generator.manual_seed(seed)
-
-
-def restart_optimizers(lanes: Sequence[Lane]) -> None:
-    """Momenta and counts of all lanes to zero: with them an optimizer does what a new one does."""
-    state = [
-        value
-        for lane in lanes
-        for each in lane.optimizer.state.values()
-        for value in each.values()
-        if value is not None  # there is none without momentum
-    ]
-    if state:
-        torch._foreach_zero_(state)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from fedup.averaging import Load, Weights, weights_of
 from fedup.cut import logits_of
 from fedup.rng import seed_default
-from fedup.training import Job, LocalTraining
+from fedup.training import Job, LocalTraining, restart
 
 
 class PlainEngine:
@@ -33,7 +33,7 @@ class PlainEngine:
         """Train on the job's batches, from the weights as they are; the optimizer can be used again."""
         device = self._x.device
         optimizer = optimizer or self._how.start(self._model)
-        optimizer.state.clear()  # starts anew
+        restart(optimizer)
         self._model.train()
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             seed_default(job.dropout_seed, device)
