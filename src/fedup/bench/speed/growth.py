@@ -20,7 +20,7 @@ def measure(device: torch.device, tell: Callable[[str], None]) -> Iterator[Row]:
         rounds = Rounds(setting, _ROWS, device)
         work = {str(n): _round_of(rounds, n) for n in CLIENTS}
         # A CPU has nothing to warm up that a round would not do many times over.
-        times = in_turns(work, device, repeats=3 if on_gpu else 2, warm=2 if on_gpu else 0)
+        times = in_turns(work, device, repeats=3, warm=2 if on_gpu else 0)
         microseconds = {name: 1e6 * times.median(name) / _ROWS for name in work}
         yield Row(
             f"{setting.title}: a row's time, {CLIENTS[0]} to {CLIENTS[-1]:,} clients",

@@ -21,9 +21,9 @@ def measure(device: torch.device, tell: Callable[[str], None]) -> Iterator[Row]:
     fitted = Bottleneck(512, 32, nonnegative=True).requires_grad_(False).to(device)
     plugged.serve(Served(fitted, frozenset(), FilterConfig(), plugged.base_fingerprint, plugged.cut))
     x, _ = RESNET18.data(_BATCH, device)
-    times = in_turns({"base": _answers(base, x), "plugged": _answers(plugged, x)}, device, repeats=15, warm=2)
-    value = times.median("plugged") / times.median("base")
-    yield Row(f"ResNet-18 with a filter, batch {_BATCH}", value, "× base", 1.02)
+    times = in_turns({"base": _answers(base, x), "plugged": _answers(plugged, x)}, device, repeats=31, warm=2)
+    detail = {f"{name}_s": times.median(name) for name in times.of}
+    yield Row(f"ResNet-18 with a filter, batch {_BATCH}", times.ratio("plugged", "base"), "× base", 1.02, detail=detail)
 
 
 def _answers(model: nn.Module, x: torch.Tensor) -> Callable[[], None]:
