@@ -184,9 +184,15 @@ def _device(model: nn.Module) -> torch.device:
     return next(tensors(model)).device
 
 
-def _state(model: nn.Module) -> list[tuple[int, int, int]]:
-    """Which tensors a model has, where they lie, and PyTorch's own count of in-place writes to each."""
-    return [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in _all_tensors(model)]
+def _state(model: nn.Module) -> list[int]:
+    """Which tensors a model has, where they lie, and PyTorch's own count of in-place writes to each.
+
+    Plain numbers in one list, made at each call: nothing that Python's garbage collector would have to go through.
+    """
+    found: list[int] = []
+    for tensor in _all_tensors(model):
+        found += id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+    return found
 
 
 def _all_tensors(model: nn.Module) -> Iterator[Tensor]:
