@@ -46,7 +46,7 @@ def test_the_report_has_a_section_for_each_file_with_its_own_rows(folder):
     assert heads == ["A CPU, 2 threads, torch 9.9: serving", "A GPU, torch 9.9: serving"]
     assert "| first | 1.25 × | ≤ 1.5 | yes |" in sections[0]
     assert "second" not in sections[0] and "first" not in sections[1]
-    assert "`fedup bench speed --device cuda`, commit 0123456." in sections[1]
+    assert "`fedup bench speed --device cuda --only serving`, commit 0123456." in sections[1]
     assert sections[1].index("second") < sections[1].index("third")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedup.bench.core_figures import summary_rows
-from fedup.bench.speed.table import cells, notes, title
+from fedup.bench.speed.table import cells, command, notes, title
 from fedup.errors import DataError
 from fedup.files import write_text
 
@@ -89,7 +89,7 @@ def speed_table(result: dict[str, Any]) -> str:
     return "\n\n".join(
         [
             f"## {title(result)}: {', '.join(dict.fromkeys(row['part'] for row in result['table']))}",
-            f"`fedup bench speed --device {result['device']}`, commit {commit}.",
+            f"`{command(result)}`, commit {commit}.",
             markdown_table(["measured", "value", "goal", "met"], [cells(row) for row in result["table"]]),
             "\n".join(f"- {sentence}" for sentence in notes(result)),
         ]

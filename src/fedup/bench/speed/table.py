@@ -11,6 +11,16 @@ def title(result: dict[str, Any]) -> str:
     return f"{place}{threads}, torch {machine['torch']}"
 
 
+def command(result: dict[str, Any]) -> str:
+    """What gives these rows again."""
+    from fedup.bench.speed import PARTS  # it imports this package's parts first
+
+    parts = list(dict.fromkeys(row["part"] for row in result["table"]))
+    only = "" if set(parts) == set(PARTS) else "".join(f" --only {part}" for part in parts)
+    literal = " --literal" if any("literal" in row["name"] for row in result["table"]) else ""
+    return f"fedup bench speed --device {result['device']}{only}{literal}"
+
+
 def cells(row: dict[str, Any]) -> tuple[str, str, str, str]:
     """Name, value, goal and whether it is met."""
     value = f"{row['value']:.3g} {row['unit']}"
@@ -68,4 +78,4 @@ def _limit(model: str, detail: dict[str, Any]) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"
+    return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
