@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/speed/tried/variants.py OUT.json
 
 h200.json holds what its first, less tidy form gave on one NVIDIA H200 (torch 2.11, 2026-11-15; one run of each variant,
-nothing else on the card). docs/engine.md says which were kept.
+nothing else on the card); in this form it has not been run yet. docs/engine.md says which were kept.
 """
 
 import copy
