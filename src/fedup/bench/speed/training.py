@@ -55,13 +55,15 @@ def _measure_model(setting: Setting, device: torch.device) -> Iterator[Row]:
         "loop": lambda: plain_epoch(eager, x, y, batches, how),
     }
     on_gpu = device.type == "cuda"
-    times = in_turns(work, device, repeats=3 if on_gpu else 5)
+    turns = 3 if on_gpu else min(15, max(5, int(5 / first_s)))  # short ones scatter more
+    times = in_turns(work, device, repeats=turns)
     detail = {
         "rows": rows,
         "clients": clients,
         "batch": how.batch_size,
         "precision": how.precision,
         "engine": rounds.engine.name,
+        "turns": turns,
         **{f"{name}_s": times.median(name) for name in work},
     }
     name = f"{setting.title}: a round"
