@@ -4,9 +4,8 @@ import copy
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -154,7 +153,7 @@ class _Checkpoint:
             return
         self.settings = {
             "initial": fingerprint(model),
-            "local": _settings(local),
+            "local": local.settings(),
             "clients_per_round": clients_per_round,
             "seed": seed,
             "data": federation.digest(),
@@ -184,8 +183,3 @@ class _Checkpoint:
         if self.path is not None:
             header = {"rounds": rounds, "settings": self.settings}
             save_tensors(self.path, average.current, kind="checkpoint", header=header)
-
-
-def _settings(local: LocalTraining) -> dict[str, Any]:
-    """Precision only where it is not single: it always was, before there was a choice."""
-    return {name: value for name, value in asdict(local).items() if (name, value) != ("precision", "float32")}

@@ -1,9 +1,9 @@
 """How a client trains in a round: settings, batches, and the job that an engine is given."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -53,12 +53,19 @@ class LocalTraining:
             trainable, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=fused
         )
 
+    def settings(self) -> dict[str, Any]:
+        """Plain data; precision only where it is not single, as it always was before there was a choice."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("precision", "float32")}
+
+    def in_bfloat16(self, device: torch.device) -> bool:
+        """Whether products are computed in bfloat16 there."""
+        gpu_can = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return self.precision == "bfloat16" or (self.precision == "auto" and gpu_can)
+
     def autocast(self, device: torch.device) -> torch.autocast:
         """The context of a forward pass, whichever the caller is in: one around several steps would keep the weights of
         the first."""
-        gpu_can = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        wanted = self.precision == "bfloat16" or (self.precision == "auto" and gpu_can)
-        return torch.autocast(device.type, torch.bfloat16, enabled=wanted)
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.in_bfloat16(device))
 
     def batch_of(self, rows: int) -> int:
         """The size of the batches of a client with so many rows: all are of one size."""

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ def known_engine(name: str, device: torch.device) -> EngineName:
     """The engine that is meant; raises where there is none of that name, or none for that device."""
     told = os.environ.get(VARIABLE) if name == "auto" else None
     meant, asked = told or name, VARIABLE if told else "engine"
-    if meant not in ("auto", "plain", "captured"):
+    if meant not in get_args(EngineName):
         raise SettingError(f"{asked} must be 'auto', 'plain' or 'captured'; found {meant!r}.")
     if meant == "captured" and device.type != "cuda":
         raise SettingError(f"{asked} is 'captured', which needs a CUDA device, and this is {device}. Use 'auto'.")

@@ -47,8 +47,7 @@ def _measure_model(setting: Setting, device: torch.device, peaks: dict[str, floa
     rounds.run(jobs)
     step_s = in_turns({"round": lambda: rounds.run(jobs)}, device, repeats=3, warm=0).median("round") / steps
     flops = _flops(setting.build(device), rounds, jobs[0].size)
-    in_half = bool(rounds.how.autocast(device)._enabled)
-    floor_s = flops / peaks["bfloat16" if in_half else "float32"]
+    floor_s = flops / peaks["bfloat16" if rounds.how.in_bfloat16(device) else "float32"]
     detail = {"step_s": step_s, "floor_s": floor_s, "flops": flops, "batch": jobs[0].size, "peaks": peaks}
     if device.type == "cuda":
         detail |= _kernels(lambda: rounds.run(jobs), steps)
