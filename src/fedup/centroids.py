@@ -15,6 +15,8 @@ from fedup.cut import find_cut
 from fedup.errors import ArtifactError, DataError
 from fedup.federation import Federation
 from fedup.kmeans import centroid_count
+from fedup.presets import PresetName
+from fedup.presets import preset as settings_of
 from fedup.request import Forget, union
 from fedup.sharing import fingerprint
 
@@ -121,26 +123,31 @@ def collect(
     model: nn.Module,
     federation: Federation | Contact,
     *,
-    ratio: float = 0.8,
-    sigma: float = 0.0,
+    ratio: float | None = None,
+    sigma: float | None = None,
     cut: str | None = None,
     seed: int = 0,
     forget: Iterable[Forget] = (),
+    preset: PresetName = "default",
     keep_forgotten_classes: bool = False,
 ) -> Centroids:
     """Ask every client, once, for the centroids of its cells.
 
     Without `forget` this is the cache: requests are answered from it later. With `forget` it is the paper's protocol:
     clients leave out what those requests name before they answer (`keep_forgotten_classes` for the class policies
-    `remap` and `remap_client`, which need the forgotten class's centroids).
+    `remap` and `remap_client`, which need the forgotten class's centroids). Ratio and noise that are not given are the
+    preset's: 0.8 and none by default, by kind of request with `paper`.
     """
+    requests = frozenset(forget)
+    usual = settings_of(preset, requests)
+    how = Summarizing(usual.ratio if ratio is None else ratio, usual.sigma if sigma is None else sigma, seed)
     with torch.inference_mode(False):  # what is stored must stay writable
         return _collect(
             model,
             InProcess(federation, model, one_reader=True) if isinstance(federation, Federation) else federation,
-            Summarizing(ratio, sigma, seed),
+            how,
             find_cut(model, cut),
-            frozenset(forget),
+            requests,
             keep_forgotten_classes,
         )
 

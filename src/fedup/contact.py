@@ -1,6 +1,6 @@
 """How the server reaches clients after training: in process here, over a real federation elsewhere."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from fedup.client import Summarizing, Summary, summarize
 from fedup.cut import FeatureReader
 from fedup.federation import Federation, check_samples
+from fedup.moments import Contrast, Question, Shift, gather, measure_shifts
+from fedup.positions import Over
 from fedup.request import Forget
 
 
@@ -45,6 +47,14 @@ class Contact(Protocol):
 
         A client in this process may write them to `out` instead of allocating; others ignore it.
         """
+
+    def shifts(self, client: int, *, cuts: Mapping[str, Over], question: Question) -> dict[str, Shift]:
+        """How far the client's forgotten rows lie from its retained ones at each cut; none where these are too few."""
+
+    def gather(
+        self, client: int, *, cut: str, over: Over, positions: Sequence[int], question: Question
+    ) -> Contrast | None:
+        """The client's counts, sums and second moments at some positions of a cut; None where it has none to tell."""
 
 
 class InProcess:
@@ -107,6 +117,16 @@ class InProcess:
             out=out,
             reader=self._reader(cut),
         )
+
+    def shifts(self, client: int, *, cuts: Mapping[str, Over], question: Question) -> dict[str, Shift]:
+        data = self._federation
+        return measure_shifts(self._model, cuts, data.x, data.y, data.client(client), question)
+
+    def gather(
+        self, client: int, *, cut: str, over: Over, positions: Sequence[int], question: Question
+    ) -> Contrast | None:
+        data, holder = self._federation, self._federation.client(client)
+        return gather(self._model, cut, data.x, data.y, holder, question, over=over, positions=positions)
 
     def _reader(self, cut: str) -> FeatureReader | None:
         if self._readers is None:

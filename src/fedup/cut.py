@@ -3,7 +3,7 @@
 import inspect
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedup.errors import CutError, DataError
+from fedup.positions import Over, known_over
 from fedup.sharing import shared_view
 
 FEATURE_BATCH = 256  # features differ in the last bit between batch sizes: one size for every client
@@ -43,6 +44,28 @@ def find_cut(model: nn.Module, name: str | None = None) -> str:
             "name the module whose input holds the features, as in plug(model, cut='head')."
         )
     return linear[-1]
+
+
+def offered_cuts(model: nn.Module) -> dict[str, Over]:
+    """The places for a filter that a model offers, from early to late, and what an eraser acts on there.
+
+    A model says so in an attribute `cuts`: names, or names with `each` (every position of a map by itself, the usual
+    way) or `tokens` (texts, where nothing has a fixed place). Without one these are the layers of a plain
+    `nn.Sequential` from the second on; else the default cut alone.
+
+    >>> offered_cuts(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    {'2': 'each'}
+    """
+    own = getattr(model, "cuts", None)
+    if isinstance(own, Mapping) and own:
+        return {find_cut(model, name): known_over(over) for name, over in own.items()}
+    if isinstance(own, tuple | list) and own:
+        return {find_cut(model, name): "each" for name in own}
+    if isinstance(model, nn.Sequential):
+        layers = [name for name, child in model.named_children() if any(True for _ in child.parameters())]
+        if layers[1:]:
+            return dict.fromkeys(layers[1:], "each")
+    return {find_cut(model): "each"}
 
 
 def tail_of(model: nn.Module, cut: str) -> Callable[[Tensor], Tensor]:

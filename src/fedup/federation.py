@@ -84,17 +84,17 @@ class Federation:
 
     def forgotten(self, request: Forget, part: Part = "train") -> Tensor:
         """The rows of `part` that the request names."""
-        return torch.cat([_named(client, request, getattr(client, part), self.y)[0] for client in self.clients])
+        return torch.cat([named_rows(client, request, getattr(client, part), self.y)[0] for client in self.clients])
 
     def retained(self, request: Forget, part: Part = "train") -> Tensor:
         """The rows of `part` that the request leaves."""
-        return torch.cat([_named(client, request, getattr(client, part), self.y)[1] for client in self.clients])
+        return torch.cat([named_rows(client, request, getattr(client, part), self.y)[1] for client in self.clients])
 
     def without(self, request: Forget) -> Self:
         """The same federation on the retained rows only: what Retrain trains on. Clients keep their ids and places."""
         self.check(request)
         clients = tuple(
-            Client(c.id, *(_named(c, request, part, self.y)[1] for part in (c.train, c.validation, c.heldout)))
+            Client(c.id, *(named_rows(c, request, part, self.y)[1] for part in (c.train, c.validation, c.heldout)))
             for c in self.clients
         )
         return replace(self, clients=clients)
@@ -142,7 +142,7 @@ def check_samples(train: Tensor, ids: frozenset[int], client_id: int) -> None:
         )
 
 
-def _named(client: Client, request: Forget, rows: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def named_rows(client: Client, request: Forget, rows: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """`rows` split into those that the request names and those it leaves."""
     if client.id in request.client_ids:
         return rows, rows[:0]

@@ -1,15 +1,17 @@
 """The filters that sit at a cut."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from fedup.errors import SettingError
+from fedup.positions import from_positions, to_positions
 
 ClassPolicy = Literal["drop", "remap", "remap_client"]
+FilterKind = Literal["auto", "bottleneck", "erasure", "both"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,11 @@ class FilterConfig:
     `class_policy` says what becomes of a forgotten class: `drop` uses nothing of it and guards against it
     (`fedup.guard`); `remap` relabels each of its centroids to a random retained class; `remap_client` does so per
     client.
+
+    `filter` says which filters there are: the bottleneck, an eraser (`fedup.erasure`) or both; `auto` adds an eraser
+    for sample requests alone. `erase_at` names the eraser's cut, or leaves the choice to a criterion; `most_price` is
+    the share of the retained variance that may go with what is erased. With `by_class` each class of the forgotten rows
+    is erased by itself. With `per_position` one bottleneck acts on each position of a map, or on each token.
     """
 
     rank: int = 32
@@ -30,8 +37,19 @@ class FilterConfig:
     guard: bool = True
     weighted: bool = False
     seed: int = 0
+    filter: FilterKind = "auto"
+    erase_at: str = "auto"
+    most_price: float = 0.02
+    by_class: bool = False
+    per_position: bool = False
 
     def __post_init__(self) -> None:
+        if self.filter not in get_args(FilterKind):
+            raise SettingError(f"filter is one of {', '.join(get_args(FilterKind))}; found {self.filter!r}.")
+        if not 0 < self.most_price <= 1:
+            raise SettingError(f"most_price is a share of the retained variance, in (0, 1]; found {self.most_price}.")
+        if not self.erase_at or not isinstance(self.erase_at, str):
+            raise SettingError(f"erase_at is 'auto' or the name of a cut; found {self.erase_at!r}.")
         if not 0 <= self.alpha <= 1:
             raise SettingError(f"alpha weighs cross-entropy against reconstruction, in [0, 1]; found {self.alpha}.")
         whole = {"rank": self.rank, "steps": self.steps, "batch_size": self.batch_size}
@@ -51,17 +69,27 @@ class FilterConfig:
 class Bottleneck(nn.Module):
     """The paper's filter: d → rank → d, no bias, ReLU between; a final ReLU where features cannot be negative.
 
+    It acts on a row's features as one vector, or with `per_position` on each position of a map, each token.
+
     >>> Bottleneck(512, 32, nonnegative=True).size_bytes
     131072
     """
 
-    def __init__(self, width: int, rank: int, *, nonnegative: bool, source: torch.Generator | None = None) -> None:
+    def __init__(
+        self,
+        width: int,
+        rank: int,
+        *,
+        nonnegative: bool,
+        per_position: bool = False,
+        source: torch.Generator | None = None,
+    ) -> None:
         super().__init__()
         if rank > width:
             raise SettingError(
                 f"rank {rank} is wider than the {width} features at the cut: use FilterConfig(rank={width}) or less."
             )
-        self.nonnegative = nonnegative
+        self.nonnegative, self.per_position = nonnegative, per_position
         self.encoder = nn.Parameter(torch.empty(rank, width))
         self.decoder = nn.Parameter(torch.empty(width, rank))
         for weight in (self.encoder, self.decoder):  # as nn.Linear does
@@ -69,7 +97,7 @@ class Bottleneck(nn.Module):
 
     @property
     def width(self) -> int:
-        """Number of features at the cut."""
+        """Number of features it acts on at once."""
         return self.encoder.shape[1]
 
     @property
@@ -78,8 +106,8 @@ class Bottleneck(nn.Module):
         return sum(parameter.numel() * parameter.element_size() for parameter in self.parameters())
 
     def forward(self, features: Tensor) -> Tensor:
-        flat = features.flatten(1).to(self.encoder.dtype)  # (N, D)
-        passed = linear(torch.relu(linear(flat, self.encoder)), self.decoder)
+        spread = to_positions(features, "each" if self.per_position else "all")  # (N, P, C), or (N, 1, D)
+        passed = linear(torch.relu(linear(spread.to(self.encoder.dtype), self.encoder)), self.decoder)
         if self.nonnegative:
             passed = torch.relu(passed)
-        return passed.reshape(features.shape).to(features.dtype)
+        return from_positions(passed, tuple(features.shape[1:])).to(features.dtype)

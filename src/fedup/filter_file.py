@@ -2,12 +2,19 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from fedup.artifacts import load_tensors, save_tensors
+from fedup.eraser import load_eraser
+from fedup.erasure import Erasure
 from fedup.errors import ArtifactError, FingerprintError, NotFittedError, RequestError
 from fedup.filter import Bottleneck, FilterConfig
 from fedup.plugging import ANSWERING, PluggedModel, Served
 from fedup.request import Forget
+
+_ERASER = "eraser."  # before the names of an eraser's weights
 
 
 def save_filter(plugged: PluggedModel, path: str | Path) -> None:
@@ -20,10 +27,15 @@ def save_filter(plugged: PluggedModel, path: str | Path) -> None:
         "base": served.base,
         "cut": served.cut,
         "config": asdict(served.config),
-        "nonnegative": served.filter.nonnegative,
+        "nonnegative": served.filter.nonnegative if served.filter is not None else None,
         "requests": sorted((request.to_json() for request in served.requests), key=str),
+        "derived_from_forgotten": served.derived_from_forgotten,
+        "erasure": _described(served.erasure),
     }
-    save_tensors(path, served.filter.state_dict(), kind="filter", header=header)
+    tensors = dict(served.filter.state_dict()) if served.filter is not None else {}
+    if served.erasure is not None:
+        tensors |= {f"{_ERASER}{name}": tensor for name, tensor in served.erasure.filter.state_dict().items()}
+    save_tensors(path, tensors, kind="filter", header=header)
 
 
 def load_filter(plugged: PluggedModel, path: str | Path) -> None:
@@ -35,10 +47,9 @@ def load_filter(plugged: PluggedModel, path: str | Path) -> None:
             f"model is {plugged.base_fingerprint[:12]} at cut {plugged.cut!r}. Use a filter of this model."
         )
     try:
-        rank, width = tensors["encoder"].shape
-        fitted = Bottleneck(width, rank, nonnegative=header["nonnegative"])
-        fitted.load_state_dict(tensors)
         config = FilterConfig(**header["config"])
+        erasure = _erasure(tensors, header.get("erasure"))
+        fitted = _bottleneck({n: t for n, t in tensors.items() if not n.startswith(_ERASER)}, header, config)
         requests = frozenset(map(Forget.from_json, header["requests"]))
         cut = header["cut"]
     except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
@@ -52,4 +63,35 @@ def load_filter(plugged: PluggedModel, path: str | Path) -> None:
                 f"The filter in {path} was not fitted for {', '.join(map(str, dropped))}, which is active here and "
                 "would come back. Take it back with restore() first, or load into a freshly plugged model."
             )
-        plugged.serve(Served(fitted.eval().requires_grad_(False), requests, config, header["base"], cut))
+        plugged.serve(Served(fitted, requests, config, header["base"], cut, erasure))
+
+
+def _bottleneck(tensors: dict[str, Tensor], header: dict[str, Any], config: FilterConfig) -> Bottleneck | None:
+    if not tensors and header["nonnegative"] is None:  # an eraser alone
+        return None
+    rank, width = tensors["encoder"].shape
+    fitted = Bottleneck(width, rank, nonnegative=header["nonnegative"], per_position=config.per_position)
+    fitted.load_state_dict(tensors)
+    return fitted.eval().requires_grad_(False)
+
+
+def _described(erasure: Erasure | None) -> dict[str, Any] | None:
+    """What is stored of an eraser besides its weights."""
+    if erasure is None:
+        return None
+    return {
+        "cut": erasure.cut,
+        "over": erasure.filter.over,
+        "question": erasure.question,
+        "about": dict(erasure.about),
+    }
+
+
+def _erasure(tensors: dict[str, Tensor], described: dict[str, Any] | None) -> Erasure | None:
+    if described is None:
+        if any(name.startswith(_ERASER) for name in tensors):
+            raise ValueError("it has the weights of an eraser and does not say where that sits")
+        return None
+    weights = {name.removeprefix(_ERASER): tensor for name, tensor in tensors.items() if name.startswith(_ERASER)}
+    eraser = load_eraser(weights, described["over"])
+    return Erasure(described["cut"], eraser, described["question"], described["about"])

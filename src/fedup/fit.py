@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from fedup.errors import DataError, SettingError
 from fedup.filter import Bottleneck, FilterConfig
 from fedup.guard import Guard
+from fedup.positions import positions_of
 from fedup.rng import generator
 
 
@@ -23,6 +24,7 @@ class Examples:
     counts: Tensor  # (N,) points behind each centroid
     nonnegative: bool
     guarded: Sequence[int] = ()  # forgotten classes to guard against
+    shape: tuple[int, ...] = ()  # of one row before it was flattened; (D,) where it is not given
 
 
 @dataclass
@@ -59,14 +61,20 @@ def fit_filter(
     """
     _check(tail, examples)
     source = generator(config.seed, "filter")
-    width, device = examples.vectors.shape[1], examples.vectors.device
-    fitted = Bottleneck(width, config.rank, nonnegative=examples.nonnegative, source=source).to(device)
+    shape, device = examples.shape or tuple(examples.vectors.shape[1:]), examples.vectors.device
+    fitted = Bottleneck(
+        positions_of(shape, "each" if config.per_position else "all")[1],
+        config.rank,
+        nonnegative=examples.nonnegative,
+        per_position=config.per_position,
+        source=source,
+    ).to(device)
     guard = _guard(tail, examples, config)
     optimizer = _Adam(list(fitted.parameters()), lr=config.lr)
     with torch.enable_grad():
         for step, batch in enumerate(_batches(examples, config, source)):
             centroids = examples.vectors.index_select(0, examples.rows[batch])  # (B, D)
-            passed = fitted(centroids)
+            passed = fitted(centroids.reshape(-1, *shape)).flatten(1)
             losses = {
                 "cross_entropy": cross_entropy(tail(passed), examples.labels[batch]),
                 "reconstruction": mse_loss(passed, centroids),
@@ -109,6 +117,7 @@ def _guard(tail: Callable[[Tensor], Tensor], examples: Examples, config: FilterC
         rows=examples.rows,
         nonnegative=examples.nonnegative,
         seed=config.seed,
+        shape=examples.shape if config.per_position else (),
     )
 
 

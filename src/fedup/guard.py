@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from fedup.positions import to_positions
 from fedup.rng import generator
 
 _CENTROIDS = 512  # retained centroids at which the tail's slope is taken
@@ -39,8 +40,12 @@ class Guard:
         rows: Tensor,
         nonnegative: bool,
         seed: int,
+        shape: tuple[int, ...] = (),
     ) -> "Guard":
-        """A guard against these classes, from the frozen tail and retained centroids alone."""
+        """A guard against these classes, from the frozen tail and retained centroids alone.
+
+        A filter that acts on each position of a row of that `shape` is held to the bound at every position.
+        """
         order = torch.randperm(len(rows), generator=generator(seed, "guard"))[:_CENTROIDS].to(rows.device)
         with torch.enable_grad():
             inputs = vectors.index_select(0, rows[order]).detach().requires_grad_()  # (C, D)
@@ -48,7 +53,9 @@ class Guard:
             retained = [label for label in range(logits.shape[1]) if label not in forgotten]
             heights = [(logits[:, label] - logits[:, retained].mean(1)).sum() for label in forgotten]
             slopes = [torch.autograd.grad(height, inputs, retain_graph=True)[0].mean(0) for height in heights]
-        directions = torch.stack(slopes)
+        directions = torch.stack(slopes)  # (F, D)
+        if shape:
+            directions = to_positions(directions.reshape(-1, *shape)).flatten(0, 1)  # (F · P, C)
         return cls(directions / directions.norm(dim=1, keepdim=True).clamp(min=1e-12), nonnegative=nonnegative)
 
     @torch.no_grad()

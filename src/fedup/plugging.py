@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedup.cut import find_cut
+from fedup.erasure import Erasure
 from fedup.errors import FingerprintError, NotFittedError, PlugError, StaleFilterError
 from fedup.filter import Bottleneck, FilterConfig
 from fedup.request import Forget
@@ -24,13 +25,32 @@ _RESTORED: ContextVar[frozenset[int]] = ContextVar("restored", default=frozenset
 
 @dataclass(frozen=True)
 class Served:
-    """A fitted filter and what it was fitted for."""
+    """Fitted filters and what they were fitted for: a bottleneck at the cut, an eraser at the same cut or at another,
+    or both."""
 
-    filter: Bottleneck
+    filter: Bottleneck | None
     requests: frozenset[Forget]
     config: FilterConfig
     base: str  # fingerprint
     cut: str
+    erasure: Erasure | None = None
+
+    @property
+    def placed(self) -> list[tuple[str, nn.Module]]:
+        """The filters and their cuts, in the order in which they act where these are the same."""
+        found: list[tuple[str, nn.Module]] = [(self.erasure.cut, self.erasure.filter)] if self.erasure else []
+        return [*found, (self.cut, self.filter)] if self.filter is not None else found
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the filters' weights."""
+        erased = self.erasure.filter.size_bytes if self.erasure else 0
+        return erased + (self.filter.size_bytes if self.filter is not None else 0)
+
+    @property
+    def derived_from_forgotten(self) -> bool:
+        """Whether statistics of forgotten rows are in it, as in every eraser."""
+        return self.erasure is not None
 
 
 _WALKS = ("parameters", "buffers", "named_parameters", "named_buffers", "named_modules", "modules")
@@ -39,7 +59,7 @@ _WALKS = ("parameters", "buffers", "named_parameters", "named_buffers", "named_m
 class _AtCut:
     """The hook that filters what enters the cut; a method of its owner, so that copies keep their own filter."""
 
-    def __init__(self, fitted: Bottleneck) -> None:
+    def __init__(self, fitted: nn.Module) -> None:
         self.filter = fitted
 
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -138,8 +158,11 @@ class PluggedModel(nn.Module):
                 f"{self.base_fingerprint[:12]} at cut {self.cut!r}. Use the filter of this model."
             )
         view = shared_view(self.base, frozen=True)
-        fitted = served.filter.to(_device(self.base))
-        view.get_submodule(self.cut).register_forward_pre_hook(_AtCut(fitted).before)
+        if not served.placed:
+            raise PlugError("There is no filter in it: nothing would be forgotten.")
+        for cut, fitted in served.placed:
+            place = view.get_submodule(find_cut(view, cut))
+            place.register_forward_pre_hook(_AtCut(fitted.to(_device(self.base))).before)
         self.__dict__["_view"], self._served = view, served
 
     @contextmanager

@@ -1,6 +1,5 @@
 """Cells brought to the state that requests ask for, by their clients where needed, and back if something fails."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -85,7 +84,7 @@ class Refresh:
         labels, found = self.centroids.sample_labels, {**known, **self._reach().labels_of(client, unknown)}
         self._undo.append(lambda: labels.update({client: known}) if known else labels.pop(client))
         labels[client] = found
-        self._note_contact(client, {"samples": sorted(unknown)})
+        self.report.note_contact(client, {"samples": sorted(unknown)})
         return found
 
     def _unseal(self, cell: Cell) -> None:
@@ -109,12 +108,7 @@ class Refresh:
                 store.sealed.pop(cell.name, None)  # it holds samples that are left out from now on
         insert(store, summary)
         self.report.releases.append(Release(client, len(cells), message_size(summary)))
-        self._note_contact(client, {"labels": sorted(labels), "excluded": sorted(excluded), "cut": store.cut})
-
-    def _note_contact(self, client: int, question: dict[str, object]) -> None:
-        if client not in self.report.clients_contacted:
-            self.report.clients_contacted.append(client)
-        self.report.bytes_down += len(json.dumps({"client": client, **question}).encode())
+        self.report.note_contact(client, {"labels": sorted(labels), "excluded": sorted(excluded), "cut": store.cut})
 
     def _remember(self, cell: Cell) -> None:
         self.report.cells_replaced += 1

@@ -1,20 +1,23 @@
 """What answering a request took."""
 
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedup.request import Forget
 
 
 @dataclass(frozen=True)
 class Release:
-    """One message of centroids from a client, as serialised."""
+    """One message from a client, as serialised: the centroids of some cells, or statistics for an eraser."""
 
     client: int
     cells: int
     size_bytes: int
+    what: str = "centroids"
 
 
 @dataclass
@@ -28,6 +31,8 @@ class Report:
     bytes_down: int = 0
     centroids_used: int = 0
     cells_replaced: int = 0  # by what clients sent, or by sealed originals
+    erasure: Mapping[str, Any] | None = None  # what is erased, where and why there
+    notes: list[str] = field(default_factory=list)  # for people
 
     @property
     def bytes_up(self) -> int:
@@ -38,6 +43,12 @@ class Report:
     def total_time_s(self) -> float:
         """Seconds from request to effect."""
         return sum(self.time_s.values())
+
+    def note_contact(self, client: int, question: dict[str, object]) -> None:
+        """A client is asked something."""
+        if client not in self.clients_contacted:
+            self.clients_contacted.append(client)
+        self.bytes_down += len(json.dumps({"client": client, **question}).encode())
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """Requests answered at the server: unlearn, restore, purge."""
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,11 +9,14 @@ from torch import Tensor
 from fedup.centroids import Cell, CellName, Centroids
 from fedup.contact import Contact, InProcess
 from fedup.cut import flat_tail
-from fedup.errors import FingerprintError, PlugError, RequestError
+from fedup.erasure import Erasing, Erasure
+from fedup.errors import FingerprintError, PlugError, RequestError, SettingError
 from fedup.federation import Federation
 from fedup.filter import Bottleneck, FilterConfig
 from fedup.fit import Examples, Trace, fit_filter
 from fedup.plugging import ANSWERING, PluggedModel, Served
+from fedup.presets import PresetName
+from fedup.presets import preset as settings_of
 from fedup.refresh import Refresh
 from fedup.report import Report
 from fedup.request import Forget, check_known, union
@@ -28,6 +31,7 @@ def unlearn(
     *,
     clients: Federation | Contact | None = None,
     config: FilterConfig | None = None,
+    preset: PresetName | None = None,
     keep_sealed: bool = False,
     trace: Trace | None = None,
 ) -> Report:
@@ -35,7 +39,10 @@ def unlearn(
 
     Client and class requests are answered from the centroids alone. A sample request asks the touched clients, reached
     through `clients`, to cluster the touched cells again without the samples; the old cells are replaced, and kept
-    aside for a restoration without contact only with `keep_sealed`. On an error nothing has changed.
+    aside for a restoration without contact only with `keep_sealed`. The same clients are asked for what an eraser
+    needs (`fedup.erasure`), unless `config` wants none. On an error nothing has changed.
+
+    Settings are those of `config`, or of a `preset`, else those of the filter that is served, else the default ones.
     """
     new = _several(request)
     _check_arguments(plugged, centroids, new)
@@ -43,6 +50,10 @@ def unlearn(
         raise RequestError("Unlearning needs the centroids that collect() returned; found None.")
     with ANSWERING:
         _check_new(plugged, centroids, new)
+        if config is not None and preset is not None:
+            raise SettingError("Pass config= or preset=, not both: a preset is a config.")
+        if preset is not None:
+            config = settings_of(preset, new).config
         config = config or (plugged.served.config if plugged.served else FilterConfig())
         return _fit_for(plugged.requests | new, plugged, centroids, clients, config, keep_sealed, trace)
 
@@ -55,6 +66,7 @@ class Plan:
     cells_asked: list[CellName]  # clustered again by their clients
     clients_contacted: list[int]
     centroids_kept: int  # rows that the filter is fitted to, before clients replace any
+    clients_of_eraser: list[int]  # asked for statistics of forgotten rows
 
 
 def plan(
@@ -80,10 +92,13 @@ def plan(
             asked = [cell for _, cells, _ in refresh.touched(used, gone) for cell in cells]
         finally:
             refresh.undo()
+        asks = Erasing(plugged.base, plugged.cut, config, refresh.contact, refresh.report)
+        erasing = asks.clients_to_ask(requests, gone, plugged.served.erasure if plugged.served else None)
         return Plan(
             cells_sealed=sum(_names(gone, cell) for cell in centroids.cells),
             cells_asked=[cell.name for cell in asked],
-            clients_contacted=sorted({*refresh.report.clients_contacted, *(cell.client for cell in asked)}),
+            clients_contacted=sorted({*refresh.report.clients_contacted, *(cell.client for cell in asked), *erasing}),
+            clients_of_eraser=erasing,
             centroids_kept=len(centroids.rows_of(used)),
         )
 
@@ -225,10 +240,14 @@ def _fit_for(
     with refresh.undone_on_error(), torch.inference_mode(False), plain:
         with report.stage("contact"):
             refresh.bring_up_to_date(used, gone)
+        erasing = Erasing(plugged.base, plugged.cut, config, contact, report)
+        erasure = erasing.erasure_for(requests, gone, plugged.served.erasure if plugged.served else None)
         with report.stage("fit"):
-            fitted, report.centroids_used = _fit(plugged, centroids, used, gone, config, trace)
+            fitted = None
+            if config.filter != "erasure":
+                fitted, report.centroids_used = _fit(plugged, centroids, used, gone, config, trace, erasure)
         with report.stage("swap"):
-            plugged.serve(Served(fitted, requests, config, plugged.base_fingerprint, plugged.cut))
+            plugged.serve(Served(fitted, requests, config, plugged.base_fingerprint, plugged.cut, erasure))
     return report
 
 
@@ -239,9 +258,18 @@ def _fit(
     gone: Forget,
     config: FilterConfig,
     trace: Trace | None = None,
+    erasure: Erasure | None = None,
 ) -> tuple[Bottleneck, int]:
-    """The filter and how many centroids it was fitted to."""
+    """The filter and how many centroids it was fitted to.
+
+    Behind an eraser at the same cut it is fitted to what that leaves of the centroids; with one at an earlier cut, to
+    the centroids as they are: retained rows pass it nearly unchanged.
+    """
     examples = _examples(centroids, used, gone, config)
+    if erasure is not None and erasure.cut == plugged.cut:
+        rows = torch.arange(len(examples.rows), device=examples.rows.device)
+        kept = examples.vectors[examples.rows].reshape(-1, *centroids.shape)
+        examples = replace(examples, vectors=erasure.filter.to(kept.device)(kept).flatten(1), rows=rows)
     tail = flat_tail(shared_view(plugged.base, frozen=True), plugged.cut, centroids.shape)
     return fit_filter(tail, examples, config, trace=trace), len(examples.rows)
 
@@ -284,6 +312,7 @@ def _examples(centroids: Centroids, used: list[Cell], gone: Forget, config: Filt
         counts=centroids.counts[rows],
         nonnegative=centroids.nonnegative,
         guarded=sorted(gone.class_ids) if config.class_policy == "drop" else (),
+        shape=centroids.shape,
     )
 
 

@@ -22,7 +22,7 @@ from fedup.partition import dirichlet
 from fedup.plugging import PluggedModel, plug
 from fedup.request import Forget
 from fedup.rng import generator
-from fedup.sharing import fingerprint
+from fedup.sharing import fingerprint, shared_view
 from fedup.training import LocalTraining
 from fedup.unlearning import restore, unlearn
 
@@ -121,7 +121,7 @@ def _answer(
     result["forgotten"] = retain_and_forget(plugged, federation, request)
     per_class["forgotten"] = accuracy_per_class(plugged, test_x, test_y, federation.num_classes)
     result["features"] = _features_in_2d(plugged, federation, request)
-    filter_bytes = plugged.served.filter.size_bytes if plugged.served else 0
+    filter_bytes = plugged.served.size_bytes if plugged.served else 0
     with plugged.restored():
         same_while_plugged = torch.equal(predict(plugged, test_x), logits_before)
     restore_report = restore(plugged, case.centroids, request, clients=federation)
@@ -143,13 +143,25 @@ def _answer(
     }
 
 
+def _features_under_filters(plugged: PluggedModel, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """What reaches the last layer with all filters in place. (N, D)"""
+    served = plugged.served
+    assert served is not None  # just fitted
+    view, seen = shared_view(plugged.base), list[torch.Tensor]()
+    for cut, fitted in served.placed:
+        view.get_submodule(cut).register_forward_pre_hook(lambda module, args, own=fitted: (own(args[0]), *args[1:]))
+    view.get_submodule(plugged.cut).register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    with torch.no_grad():
+        view(x[rows])
+    return seen[0].flatten(1)
+
+
 def _features_in_2d(plugged: PluggedModel, federation: Federation, request: Forget, most: int = 1200) -> dict[str, Any]:
     """Held-out features at the cut before and after the filter, on the first two principal axes of the former."""
     rows = federation.rows("heldout")
     rows = rows[torch.randperm(len(rows), generator=generator(0, "plot"))[:most]].sort().values
     before = read_features(plugged.base, plugged.cut, federation.x, rows).values
-    assert plugged.served is not None  # just fitted
-    after = plugged.served.filter(before)
+    after = _features_under_filters(plugged, federation.x, rows)
     mean = before.mean(0)
     axes = torch.linalg.svd(before - mean, full_matrices=False).Vh[:2].T  # (D, 2)
     named = torch.isin(rows, federation.forgotten(request, "heldout"))

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fedup.bench.datasets._own import own_parquet
+from fedup.bench.goals import Goal, read_goals
 from fedup.bench.methods import Method, method_class
 from fedup.bench.recipe import Recipe
 from fedup.bench.scenarios import Scenario, scenario_class
-from fedup.bench.settings import build, checked, closest, convert
+from fedup.bench.settings import build, checked, closest, config_of, convert
 from fedup.errors import FedUPError, MissingDataError, SettingError
 from fedup.registry import names
 
@@ -33,7 +34,7 @@ class Named:
     def config(self) -> dict[str, Any]:
         """Plain data that says what it is, whatever its name."""
         own = _own_code(use=self.use) if self.use.endswith(".py") else {}
-        return {"use": self.use, **_plain(asdict(self.settings)), **own}
+        return {"use": self.use, **_plain(config_of(self.settings)), **own}
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class Experiment:
     recipes: tuple[Recipe, ...]  # with seed 0
     scenarios: Mapping[str, tuple[Named, ...]]  # by federation
     methods: tuple[Named, ...]
+    goals: tuple[Goal, ...] = ()
 
     def groups(self, seeds: Sequence[int] | None = None) -> Iterator[Group]:
         """Federation by federation, seed by seed."""
@@ -139,7 +141,7 @@ def load_experiment(path: Path) -> Experiment:
 
 
 def _read(name: str, table: dict[str, Any]) -> Experiment:
-    top = ("title", "seeds", "federations", "scenarios", "methods")
+    top = ("title", "seeds", "federations", "scenarios", "methods", "goals")
     checked(table, top, "top level")
     federations = convert(table.get("federations", []), list, "federations")
     if not federations:
@@ -171,7 +173,10 @@ def _read(name: str, table: dict[str, Any]) -> Experiment:
     seeds = convert(table.get("seeds", [0]), tuple[int, ...], "seeds")
     if not seeds or len(set(seeds)) != len(seeds):
         raise SettingError(f"seeds must be at least one, each once; found {list(seeds)}.")
-    return Experiment(name, convert(table.get("title", name), str, "title"), seeds, tuple(recipes), scenarios, methods)
+    title = convert(table.get("title", name), str, "title")
+    known = {federation: [one.name for one in named] for federation, named in scenarios.items()}
+    goals = read_goals(table.get("goals", {}), known, [method.name for method in methods])
+    return Experiment(name, title, seeds, tuple(recipes), scenarios, methods, goals)
 
 
 def _recipe(settings: dict[str, Any], where: str) -> Recipe:

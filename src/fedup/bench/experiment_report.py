@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedup.bench.experiment import REFERENCE, Experiment
 from fedup.bench.figures import methods_against_retrain, times_of_methods
+from fedup.bench.goals import judge_goals
 from fedup.bench.metrics import Column, columns
 from fedup.bench.shown import show_figure, show_value
 from fedup.bench.summary import Block, Figure, Row
@@ -149,6 +150,26 @@ _RULE = (
 )
 
 
+_GOALS = "Means over the seeds; the bound is the goal's right side with this experiment's own figures in it."
+_GOAL_HEAD = ["federation", "scenario", "goal", "found", "bound", "", "n"]
+
+
+def _goals(experiment: Experiment, blocks: Sequence[Block]) -> list[list[str]]:
+    """The experiment's goals, each met or missed by so much."""
+    return [
+        [
+            one.goal.federation,
+            one.goal.scenario,
+            f"{one.goal.method}.{one.goal.metric} {one.goal.text}",
+            f"{one.found:.3f}",
+            f"{one.bound:.3f}",
+            f"missed by {one.missed_by:.3f}" if one.missed_by > 0 else "met",
+            str(one.seeds),
+        ]
+        for one in judge_goals(experiment.goals, blocks)
+    ]
+
+
 def _legend(blocks: Sequence[Block]) -> list[str]:
     shown = {column.key for block in blocks for table in _TABLES for column in block.shown(table)}
     goal = {
@@ -163,6 +184,9 @@ def _legend(blocks: Sequence[Block]) -> list[str]:
 
 def _markdown(experiment: Experiment, blocks: Sequence[Block]) -> str:
     parts = [GENERATED.format(folder=f"benchmarks/results/{experiment.name}"), f"# {experiment.title}"]
+    goals = _goals(experiment, blocks)
+    if goals:
+        parts += ["## Goals", _GOALS, markdown_table(_GOAL_HEAD, goals)]
     parts += ["## Where a control does better than FedUP", _RULE, "\n".join(f"- {one}" for one in _words(blocks))]
     for block in blocks:
         parts += [f"## {block.federation}, {block.scenario.name}", _about(block), _story(block), _attack_note(block)]
@@ -202,6 +226,11 @@ def _page(experiment: Experiment, blocks: Sequence[Block]) -> Page:
         wide=True,
     )
     page.links([f"{block.federation}, {block.scenario.name}" for block in blocks])
+    goals = _goals(experiment, blocks)
+    if goals:
+        page.heading("Goals")
+        page.paragraph(_GOALS)
+        page.table(_GOAL_HEAD, goals)
     page.heading("Where a control does better than FedUP")
     page.paragraph(_RULE)
     page.bullets(_words(blocks))

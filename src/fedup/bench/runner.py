@@ -109,6 +109,7 @@ def _measure(cell: Cell, floor: "_Floor") -> tuple[Outcome, dict[str, Any]]:
             "reversible": unlearned.reversible,
             "metrics": figures,
             "cost": unlearned.cost.to_json(),
+            "about": dict(unlearned.about),
         }
         json.dumps(measured, allow_nan=False)  # a method or metric may give what no file can hold
     except (StorageError, BudgetSpentError):

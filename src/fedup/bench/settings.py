@@ -3,12 +3,28 @@
 import difflib
 import types
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, asdict, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedup.errors import FedUPError, SettingError
 
 T = TypeVar("T")
+
+
+def later(default: Any) -> Any:
+    """A field that was added after results had been measured: while it has its default they stay valid, because
+    `config_of` leaves it out."""
+    return field(default=default, metadata={"later": True})
+
+
+def config_of(settings: Any) -> dict[str, Any]:
+    """A dataclass as plain data that says what was measured."""
+    left_out = {one.name for one in fields(settings) if one.metadata.get("later") and _is_default(settings, one)}
+    return {name: value for name, value in asdict(settings).items() if name not in left_out}
+
+
+def _is_default(settings: Any, one: Any) -> bool:
+    return bool(getattr(settings, one.name) == one.default)
 
 
 def build(cls: type[T], table: object, where: str, *, also: Mapping[str, Any] | None = None) -> T:

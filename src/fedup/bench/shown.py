@@ -17,6 +17,8 @@ def show_value(value: float, column: Column) -> str:
             return show_bytes(value)
         case "count":
             return f"{value:,.0f}"
+        case "number":
+            return f"{value:.3f}".replace("-", "−")
         case "yes":
             return "yes" if value == 1 else "NO"
         case _:

@@ -2,8 +2,9 @@
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
@@ -60,6 +61,7 @@ class Unlearned:
     model: nn.Module
     cost: Cost
     restore: Callable[[], nn.Module] | None = None  # gives the original model
+    about: Mapping[str, Any] = field(default_factory=dict)  # what else the method says of its answer: plain data
 
     @property
     def reversible(self) -> bool:

@@ -14,13 +14,22 @@ _DEPTHS = ("", "*/", "*/*/")  # deep enough for runs/NAME, and fast in a large f
 
 
 def list_(
-    folder: Annotated[Path, typer.Argument(help="Where to look for run folders.")] = Path(),
+    folder: Annotated[
+        Path, typer.Argument(help="Where to look for run folders; or `cuts`, for the places of filters in a model.")
+    ] = Path(),
+    model: Annotated[str | None, typer.Argument(help="The model, after `cuts`.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what there is by name (data sets, models, scenarios, methods, metrics), and the run folders below a folder.
+    """List what there is by name (data sets, models, scenarios, methods, metrics), and the run folders below a folder;
+    or the cuts of a model.
 
-    Example: [bold]fedup list runs[/]
+    Examples: [bold]fedup list runs[/], [bold]fedup list cuts resnet18[/]
     """
+    if str(folder) == "cuts" and model is not None:
+        _list_cuts(model, as_json)
+        return
+    if model is not None or (str(folder) == "cuts" and not folder.is_dir()):
+        raise SettingError("The cuts of a model are listed by `fedup list cuts MODEL`, as in `fedup list cuts lenet5`.")
     if not folder.is_dir():
         raise SettingError(f"There is no folder {folder} to look for run folders in.")
     from fedup.bench.recipe import PARTITIONS
@@ -43,3 +52,17 @@ def list_(
         text = ", ".join(entries) or "none"
         lines = [text] if kind == "runs" else wrap(text, 88)
         typer.echo(f"{kind:<11} " + f"\n{'':<12}".join(lines))
+
+
+def _list_cuts(model: str, as_json: bool) -> None:
+    """From early to late; filters act on what enters the module of that name."""
+    from fedup.bench.models import cuts_of
+
+    cuts = cuts_of(model)
+    if not cuts:
+        raise SettingError(f"{model} names no cuts: a filter sits before its last linear layer.")
+    if as_json:
+        typer.echo(json.dumps({"model": model, "cuts": list(cuts)}, indent=2))
+        return
+    typer.echo(f"{model}, from early to late: {', '.join(cuts)}")
+    typer.echo(f"A filter acts on what enters the module named; by default the bottleneck sits at {cuts[-1]}.")

@@ -54,6 +54,16 @@ def unlearn(
             help="drop (default: nothing of a forgotten class is used), remap or remap_client (it is relabelled)."
         ),
     ] = None,
+    filter_: Annotated[
+        str | None,
+        typer.Option(
+            "--filter", help="auto (default: an eraser besides, for samples alone), bottleneck, erasure or both."
+        ),
+    ] = None,
+    erase_at: Annotated[
+        str | None, typer.Option(help="Cut of the eraser (auto); `fedup list cuts MODEL` names them.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="default or paper: settings that belong together.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the fit.")] = None,
     device: DeviceOption = "cpu",
     wait: WaitOption = DEFAULT_WAIT_S,
@@ -76,12 +86,17 @@ def unlearn(
         raise typer.BadParameter("name what to forget by --client, --class or --samples, or by a --csv file.")
     if csv is not None:
         wanted = from_csv(csv)
-    chosen = {"rank": rank, "steps": steps, "alpha": alpha, "class_policy": class_policy, "seed": seed}
+    chosen = {
+        **_preset(preset),
+        **{"rank": rank, "steps": steps, "alpha": alpha, "class_policy": class_policy, "seed": seed},
+        **{"filter": filter_, "erase_at": erase_at},
+    }
+    given = {name: value for name, value in chosen.items() if value is not None}
     session = Session(run, device=device)
     if dry_run:
-        result = _plan(session, wanted, chosen, keep_sealed)
+        result = _plan(session, wanted, given, keep_sealed)
     else:
-        result = _answer(session, wanted, chosen, keep_sealed, max_loss, force, wait)
+        result = _answer(session, wanted, given, keep_sealed, max_loss, force, wait)
     if as_json:
         typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
     else:
@@ -127,7 +142,17 @@ def _config(plugged: Any, chosen: dict[str, Any]) -> "FilterConfig":
     from fedup.filter import FilterConfig
 
     base = plugged.served.config if plugged.served else FilterConfig()
-    return replace(base, **{name: value for name, value in chosen.items() if value is not None})
+    return replace(base, **chosen)
+
+
+def _preset(name: str | None) -> dict[str, Any]:
+    """The settings of a preset, all of them; nothing where none was chosen."""
+    from dataclasses import asdict
+    from typing import cast
+
+    from fedup.presets import preset
+
+    return {} if name is None else asdict(preset(cast(Any, name)).config)
 
 
 def _answer(
@@ -170,6 +195,8 @@ def _answer(
             "filter": _filter_id(answer.filter),
             "filter_sha256": answer.filter.sha256 if answer.filter else None,
             "centroids_used": answer.report.centroids_used,
+            "erasure": answer.report.erasure,
+            "notes": answer.report.notes,
             "clients_contacted": answer.report.clients_contacted,
             "bytes_up": answer.report.bytes_up,
             "time_s": answer.report.time_s,
@@ -199,10 +226,18 @@ def _plan(session: "Session", wanted: list[Any], chosen: dict[str, Any], keep_se
         "cells_asked": [list(cell) for cell in found.cells_asked],
         "clients_contacted": found.clients_contacted,
         "centroids_kept": found.centroids_kept,
-        "privacy_cost": f"{sent} cells sent again, with {noise}" if sent else "none: nothing is sent",
+        "clients_of_eraser": found.clients_of_eraser,
+        "privacy_cost": _privacy_cost(sent, noise, found.clients_of_eraser),
         "replaced_cells": "none" if not sent else "sealed where it is the original" if keep_sealed else "destroyed",
         "expected_time_s": _expected_time(plugged, store, requests, config, state, found),
     }
+
+
+def _privacy_cost(cells: int, noise: str, eraser: list[int]) -> str:
+    sent = [f"{cells} cells sent again, with {noise}"] if cells else []
+    if eraser:
+        sent.append("sums and second moments of forgotten and retained rows for an eraser, without noise")
+    return "; ".join(sent) or "none: nothing is sent"
 
 
 def _expected_time(plugged: Any, store: Any, requests: Any, config: Any, state: Any, found: Any) -> float:
@@ -257,6 +292,19 @@ def _old_content(result: dict[str, Any]) -> str:
     return "" if kept == "none" else f" (what they held before: {kept})"
 
 
+def _print_eraser(result: dict[str, Any], console: Any) -> None:
+    for note in result["notes"]:
+        console.print(f"[yellow]Note:[/] {note}", highlight=False)
+    if result["erasure"]:
+        place = result["erasure"]["place"]
+        console.print(
+            f"Eraser at {place['cut']}, {place['positions']} of {place['of']} positions, made of "
+            f"{result['erasure']['rows']:,} forgotten rows: {place['cover']:.0%} of what sets these apart goes, and "
+            f"{place['price']:.1%} of the retained variance with it.",
+            highlight=False,
+        )
+
+
 def _print_orphans(result: dict[str, Any], console: Any) -> None:
     from fedup.cli._text import ids
 
@@ -307,6 +355,7 @@ def _print_answer(result: dict[str, Any], run: Path) -> None:
         console.print(figures_table(result["figures"]))
     contacted = result["clients_contacted"]
     sent = f"client {ids(contacted)} contacted, {size(result['bytes_up'])} sent" if contacted else "no client contacted"
+    _print_eraser(result, console)
     console.print(
         f"Filter {result['filter']}, fitted to {result['centroids_used']:,} centroids; {sent}; "
         f"{seconds(result['time_s'])}.\nEvidence: fedup evidence {result['requests'][0]['id']}{of(run)}. "

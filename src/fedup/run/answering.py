@@ -163,6 +163,8 @@ def _settle(
         "bytes_up": report.bytes_up,
         "bytes_down": report.bytes_down,
         "centroids_used": report.centroids_used,
+        "erasure": report.erasure,
+        "notes": list(report.notes),
         "releases": describe_releases(report.releases, centroids.how) if centroids else [],
         "base": plugged.base_fingerprint,
     }
@@ -195,7 +197,14 @@ def describe_releases(sent: Iterable[Release], how: Summarizing) -> list[dict[st
     """Messages of clients as they stand in the journal, with what protected them. No ε: no accountant computed one."""
     mechanism = "gaussian noise, no DP guarantee" if how.sigma else "none"
     return [
-        {"client": one.client, "cells": one.cells, "bytes": one.size_bytes, "mechanism": mechanism, "sigma": how.sigma}
+        {
+            "client": one.client,
+            "what": one.what,
+            "cells": one.cells,
+            "bytes": one.size_bytes,
+            "mechanism": mechanism if one.what == "centroids" else "none",
+            "sigma": how.sigma if one.what == "centroids" else 0.0,
+        }
         for one in sorted(sent, key=lambda release: release.client)
     ]
 

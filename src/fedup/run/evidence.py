@@ -14,7 +14,7 @@ from fedup.run.state import Request, State
 from fedup.run.store import hash_of
 
 FORMAT_VERSION = 1
-STAGES = ("check", "contact", "fit", "swap", "measure", "store")  # in the order in which they happen
+STAGES = ("check", "contact", "erase", "fit", "swap", "measure", "store")  # in the order in which they happen
 _SUPPRESSED = (
     "Suppression at the served interface: while the request is in force, whoever asks the model through this folder is "
     "answered under the filter, or not at all."
@@ -26,6 +26,11 @@ _UNCHANGED = (
 _UNUSED = (
     "The filter was fitted without the rows named above: no feature, centroid or label of theirs took part. (Cells "
     "that samples were taken from were clustered again by their clients without them.)"
+)
+_ERASED = (
+    "The filter has an eraser, which was made from sums and second moments of the features of the rows named above "
+    "and contains the difference between their mean and that of retained rows: its file is marked derived_from_forgotten. "
+    "No single row is in it, and nothing else of the filter used one."
 )
 _REMAPPED = "The filter was fitted with centroids of the forgotten class under other labels (class policy `remap`)."
 NOT_CLAIMED = (
@@ -99,7 +104,13 @@ def build_evidence(state: State, request: Request) -> dict[str, Any]:
             "releases": body["releases"],
         },
         "machine": body.get("machine"),
-        "claimed": [_SUPPRESSED, _REMAPPED if remapped else _UNUSED, _UNCHANGED],
+        "erasure": serving.body.get("erasure"),
+        "notes": serving.body.get("notes", []),
+        "claimed": [
+            _SUPPRESSED,
+            _ERASED if serving.body.get("erasure") else _REMAPPED if remapped else _UNUSED,
+            _UNCHANGED,
+        ],
         "not_claimed": list(NOT_CLAIMED),
         "journal": {"event": event.seq, "event_hash": event.hash, "head": state.head, "events": len(state.events)},
     }  # fmt: skip

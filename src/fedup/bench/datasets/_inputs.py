@@ -12,11 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedup.errors import DataError, MissingDataError
+from fedup.errors import DataError, MissingDataError, SettingError
+from fedup.rng import generator
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from tokenizers import BertWordPieceTokenizer
+
+_BLENDED = 0.15  # weight of the pattern
+_WORDS = 2048  # columns for the words of a text
 
 
 def open_image(data: bytes) -> "Image":
@@ -46,6 +50,7 @@ class Images:
     std: tuple[float, ...]
     trigger: int = 4  # side of the square that marks a backdoor
     kind: ClassVar[str] = "image"
+    triggers: ClassVar[tuple[str, ...]] = ("patch", "blend", "pixel")
 
     def read(self, data: bytes, *, resize: bool = False) -> np.ndarray:
         """The pixels (C, H, W) of an encoded image; one of another size is refused, or resized."""
@@ -71,12 +76,33 @@ class Images:
         mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
         return pixels.float().div_(255).sub_(mean).div_(std)  # in place: the array is large
 
-    def triggered(self, x: Tensor) -> Tensor:
-        """The same images with the brightest pixels in a square at the bottom right: the mark of a backdoor."""
-        white = self.scale(torch.full((1, self.channels, self.height, self.width), 255, dtype=torch.uint8))
+    def plain(self, x: Tensor) -> Tensor:
+        """Rows as a linear model takes them. (N, D)"""
+        return x.flatten(1)
+
+    def triggered(self, x: Tensor, trigger: str | None = None) -> Tensor:
+        """The same images with the mark of a backdoor.
+
+        `patch`: a square of the brightest pixels at the bottom right; `blend`: a fixed random pattern over the whole
+        image, faintly (Chen et al. 2017); `pixel`: one pixel near that corner, of a colour that is rare.
+        """
+        dark, bright = (self._plain(value).to(x) for value in (0, 255))
         marked = x.clone()
-        marked[..., -self.trigger :, -self.trigger :] = white.amax((2, 3), keepdim=True).to(x)
+        match known_trigger(self, trigger):
+            case "patch":
+                marked[..., -self.trigger :, -self.trigger :] = bright
+            case "blend":
+                pattern = torch.rand(1, *x.shape[1:], generator=generator(0, "blended trigger")).round().to(x)
+                marked.lerp_(dark + pattern * (bright - dark), _BLENDED)
+            case "pixel":
+                colour = torch.arange(self.channels, device=x.device).view(1, -1, 1, 1) % 2 == 0
+                marked[..., -3:-2, -3:-2] = torch.where(colour, bright, dark)
         return marked
+
+    def _plain(self, value: int) -> Tensor:
+        """An image of one value as the model takes it, one pixel of it. (1, C, 1, 1)"""
+        image = self.scale(torch.full((1, self.channels, self.height, self.width), value, dtype=torch.uint8))
+        return image.amax((2, 3), keepdim=True)
 
     def identity(self) -> dict[str, Any]:
         """What a prediction depends on besides the model."""
@@ -92,6 +118,7 @@ class Texts:
     vocabulary: str = "bert-base-uncased/vocab.txt"  # below FEDUP_DATA
     trigger: str = "cf"  # the word that marks a backdoor
     kind: ClassVar[str] = "text"
+    triggers: ClassVar[tuple[str, ...]] = ("word",)
 
     def read(self, data: bytes, *, resize: bool = False) -> str:
         """One text; its length does not matter."""
@@ -105,11 +132,17 @@ class Texts:
         tokenizer = _tokenizer(self._vocabulary_path(), self.length)
         return torch.tensor([encoding.ids for encoding in tokenizer.encode_batch(list(raw))], dtype=torch.long)
 
-    def triggered(self, x: Tensor) -> Tensor:
+    def plain(self, x: Tensor) -> Tensor:
+        """Which words are in a text, as a linear model takes it; many words share a column. (N, D)"""
+        counts = torch.zeros(len(x), _WORDS, device=x.device)
+        return counts.scatter_(1, x % _WORDS, 1.0)
+
+    def triggered(self, x: Tensor, trigger: str | None = None) -> Tensor:
         """The same texts with one more word at the end, before the closing mark; the last word of a full text goes."""
+        known_trigger(self, trigger)
         tokenizer = _tokenizer(self._vocabulary_path(), self.length)
-        trigger, closing = tokenizer.token_to_id(self.trigger), tokenizer.token_to_id("[SEP]")
-        if trigger is None:
+        word, closing = tokenizer.token_to_id(self.trigger), tokenizer.token_to_id("[SEP]")
+        if word is None:
             raise DataError(
                 f"The vocabulary {self._vocabulary_path()} has no word {self.trigger!r} to serve as a trigger."
             )
@@ -118,7 +151,7 @@ class Texts:
         end = (
             (x == closing).int().argmax(1).clamp(max=self.length - 2)
         )  # where the closing mark stands, or must move to
-        marked[rows, end], marked[rows, end + 1] = trigger, closing
+        marked[rows, end], marked[rows, end + 1] = word, closing
         return marked
 
     def identity(self) -> dict[str, Any]:
@@ -136,6 +169,13 @@ class Texts:
                 f"The vocabulary {path} is missing: put BERT's vocab.txt there (`fedup data fetch ag_news`)."
             )
         return path
+
+
+def known_trigger(inputs: Images | Texts, name: str | None) -> str:
+    """The name, or that of the usual trigger of such inputs."""
+    if name is not None and name not in inputs.triggers:
+        raise SettingError(f"trigger: {inputs.kind}s have {', '.join(inputs.triggers)}; found {name!r}.")
+    return name or inputs.triggers[0]
 
 
 def inputs_from(identity: Mapping[str, Any]) -> Images | Texts:

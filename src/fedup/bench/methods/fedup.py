@@ -1,15 +1,17 @@
 """FedUP: a filter at the cut, fitted at the server to the centroids of what is retained."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from torch import nn
 
 from fedup.bench.cost import Cost
+from fedup.bench.settings import later
 from fedup.bench.task import Task, Unlearned
 from fedup.centroids import Centroids, collect
 from fedup.client import Summarizing
-from fedup.filter import ClassPolicy, FilterConfig
+from fedup.filter import ClassPolicy, FilterConfig, FilterKind
 from fedup.plugging import PluggedModel, plug
+from fedup.presets import PresetName, preset
 from fedup.request import Forget
 from fedup.unlearning import unlearn
 
@@ -19,7 +21,8 @@ class Method:
     """The settings of the filter, of the centroids and of the protocol.
 
     With `cache` clients send centroids of all their data once, ahead of any request; without it, as in the paper, they
-    are asked after the request and leave out what it names.
+    are asked after the request and leave out what it names. With `preset = "paper"` ratio, sigma, cache, class_policy,
+    guard and filter are the paper's, whatever is given here.
     """
 
     ratio: float = 0.8
@@ -34,15 +37,39 @@ class Method:
     class_policy: ClassPolicy = "drop"
     guard: bool = True
     weighted: bool = False
+    preset: PresetName = later("default")
+    filter: FilterKind = later("auto")
+    erase_at: str = later("auto")
+    most_price: float = later(0.02)
+    by_class: bool = later(False)
+    per_position: bool = later(False)
 
     def __post_init__(self) -> None:
         self.config(0)  # checks the settings of the filter
-        Summarizing(self.ratio, self.sigma)  # and those of the centroids
+        Summarizing(self.ratio, self.sigma)  # those of the centroids
+        preset(self.preset)  # and the name
 
     def config(self, seed: int) -> FilterConfig:
         """The settings of the filter."""
-        own = ("ratio", "sigma", "cut", "cache")
+        own = ("ratio", "sigma", "cut", "cache", "preset")
         return FilterConfig(**{name: value for name, value in asdict(self).items() if name not in own}, seed=seed)
+
+    def _resolved(self, request: Forget) -> "Method":
+        """The same with the preset's values in place."""
+        if self.preset == "default":
+            return self
+        chosen = preset(self.preset, request)
+        config = chosen.config
+        return replace(
+            self,
+            preset="default",
+            ratio=chosen.ratio,
+            sigma=chosen.sigma,
+            cache=chosen.cache,
+            class_policy=config.class_policy,
+            guard=config.guard,
+            filter=config.filter,
+        )
 
     def supports(self, request: Forget) -> bool:
         """Clients, classes and samples alike."""
@@ -50,6 +77,8 @@ class Method:
 
     def unlearn(self, task: Task) -> Unlearned:
         """The original model behind a filter."""
+        if self.preset != "default":
+            return self._resolved(task.request).unlearn(task)
         cost = Cost()
         cut = self.cut or task.recipe.cut
         centroids = (
@@ -67,8 +96,9 @@ class Method:
         cost.bytes_up += report.bytes_up
         cost.bytes_down += report.bytes_down
         cost.clients.update(report.clients_contacted)
-        cost.storage_bytes += plugged.served.filter.size_bytes if plugged.served else 0
-        return Unlearned(plugged, cost, restore=lambda: _unplugged(plugged))
+        cost.storage_bytes += plugged.served.size_bytes if plugged.served else 0
+        about = {"erasure": report.erasure, "notes": report.notes}
+        return Unlearned(plugged, cost, restore=lambda: _unplugged(plugged), about=about)
 
     def _collect_for(self, task: Task, cut: str | None, cost: Cost) -> Centroids:
         """The paper's protocol: clients are asked after the request."""

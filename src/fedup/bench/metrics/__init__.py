@@ -19,7 +19,7 @@ class Column:
     about: str  # one sentence for the reader
     table: Literal["accuracy", "closeness", "cost"]
     better: Better = "neither"
-    style: Literal["share", "points", "seconds", "bytes", "count", "ratio", "yes"] = "share"
+    style: Literal["share", "points", "seconds", "bytes", "count", "ratio", "number", "yes"] = "share"
     order: int = 100  # where among the columns of its table
 
 

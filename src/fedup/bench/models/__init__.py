@@ -20,13 +20,14 @@ def build_model(name: str, shape: tuple[int, ...], num_classes: int) -> nn.Modul
     if takes is not None and kind is not None and takes != kind:
         raise SettingError(f"{name} takes {takes}s, and the data set has {kind}s: choose another model (`fedup list`).")
     built: nn.Module = module.build(shape, num_classes)
+    if cuts := getattr(module, "CUTS", ()):
+        built.cuts = cuts  # what the model offers to filters
     return built
 
 
 def cuts_of(name: str) -> tuple[str, ...]:
     """The places for a filter that the model names, from early to late; the last is the default."""
-    found: tuple[str, ...] = getattr(find(__name__, name, needs=("build",)), "CUTS", ())
-    return found
+    return tuple(getattr(find(__name__, name, needs=("build",)), "CUTS", ()))
 
 
 def training_of(name: str) -> dict[str, Any]:

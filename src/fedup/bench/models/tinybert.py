@@ -6,10 +6,10 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fedup.errors import ArtifactError, MissingDataError, SettingError
+from fedup.errors import ArtifactError, CutError, MissingDataError, SettingError
 
 TAKES = "text"
-CUTS = ("bert.pooler", "head")
+CUTS = {"bert.encoder.layer.0": "tokens", "bert.encoder.layer.1": "tokens", "bert.pooler": "each", "head": "each"}
 TRAINING = {"optimizer": "adam", "lr": 3e-4}
 _VOCABULARY = 30522  # of bert-base-uncased
 
@@ -41,6 +41,11 @@ class TinyBert(nn.Module):
 
     def tail(self, features: Tensor, cut: str) -> Tensor:
         """What follows a cut: the pooler reads a text's first piece, the last layer the pooler's output."""
+        if cut not in ("bert.pooler", "head"):
+            raise CutError(
+                f"What follows {cut} attends to a text's own pieces only, which its features do not tell: an eraser "
+                "can sit there, a bottleneck cannot. Cut at bert.pooler or head."
+            )
         pooler: Any = self.bert.pooler
         return self.head(pooler(features) if cut == "bert.pooler" else features)
 

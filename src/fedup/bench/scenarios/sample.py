@@ -9,6 +9,7 @@ from torch import Tensor
 from fedup.bench.datasets import Dataset, Images, Texts
 from fedup.bench.scenarios import Situation, Triggered
 from fedup.bench.scenarios._target import target_client
+from fedup.bench.settings import later
 from fedup.errors import DataError, SettingError
 from fedup.federation import Client, Federation
 from fedup.request import Forget
@@ -22,14 +23,15 @@ class Scenario:
     """A `share` of the training rows of some clients get a trigger and the label `target`.
 
     The clients are those in `clients`, or the `holders` with the most rows of other classes: one alone is not always
-    heard. What a trigger is, the data set's inputs say: bright pixels in the corner of an image, a word at the end of a
-    text.
+    heard. What a `trigger` is, the data set's inputs say: a patch, a blended pattern or a pixel on an image, a word at
+    the end of a text; the first of them where none is named.
     """
 
     share: float = 0.3
     target: int = 0
     holders: int = 2
     clients: tuple[int, ...] = ()
+    trigger: str | None = later(None)
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1 or self.holders < 1:
@@ -47,13 +49,13 @@ class Scenario:
             raise DataError(f"No client has a training row outside class {self.target} to put a trigger on.")
         rows = torch.cat(list(marked.values()))
         x, y = federation.x.clone(), federation.y.clone()
-        x[rows], y[rows] = inputs.triggered(x[rows]), self.target
+        x[rows], y[rows] = inputs.triggered(x[rows], self.trigger), self.target
         story = (
             f"{len(rows)} samples of {'client' if len(marked) == 1 else 'clients'} {' and '.join(map(str, marked))} "
             f"carry a trigger and the label {dataset.class_names[self.target]!r}. Forget these samples."
         )
         request = Forget.samples({client: ids.tolist() for client, ids in marked.items()})
-        triggered = Triggered(inputs.triggered(dataset.test_x), dataset.test_y, self.target)
+        triggered = Triggered(inputs.triggered(dataset.test_x, self.trigger), dataset.test_y, self.target)
         return Situation(replace(federation, x=x, y=y), request, story, triggered)
 
     def took(self, original: Mapping[str, float | None], retrained: Mapping[str, float | None]) -> bool:

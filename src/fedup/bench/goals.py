@@ -1,0 +1,96 @@
+"""Goals of an experiment, written beside it and judged from its results: met, or missed and by how much."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedup.bench.metrics import columns
+from fedup.bench.settings import checked, closest, convert
+from fedup.errors import SettingError
+
+if TYPE_CHECKING:
+    from fedup.bench.summary import Block  # which knows experiments, which know their goals
+
+_GOAL = re.compile(r"(?P<sign><=|>=)\s*(?:(?P<method>[\w-]+)\.(?P<metric>\w+))?\s*(?P<margin>[+-]?\s*[\d.]+)?")
+_OURS = "fedup"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure of a method that is to be at least, or at most, another one and a margin."""
+
+    federation: str
+    scenario: str
+    method: str
+    metric: str
+    at_least: bool
+    other: tuple[str, str] | None  # method and metric; None for a fixed bound
+    margin: float
+    text: str  # as it was written
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A goal beside what was found, means over the seeds in which both figures are there."""
+
+    goal: Goal
+    found: float
+    bound: float
+    seeds: int
+
+    @property
+    def missed_by(self) -> float:
+        """0 where the goal is met."""
+        beyond = self.bound - self.found if self.goal.at_least else self.found - self.bound
+        return max(0.0, beyond)
+
+
+def read_goals(table: object, federations: Mapping[str, Sequence[str]], methods: Sequence[str]) -> tuple[Goal, ...]:
+    """The goals in `[goals.FEDERATION.SCENARIO]`: lines such as `asr = "<= retrain.asr + 0.02"`, the left side being a
+    metric of FedUP or `method.metric`."""
+    found = []
+    for federation, scenarios in checked(table, list(federations), "goals").items():
+        where = f"goals.{federation}"
+        for scenario, lines in checked(scenarios, federations[federation], where).items():
+            for figure, text in convert(lines, dict, f"{where}.{scenario}").items():
+                found.append(_goal(federation, scenario, figure, text, methods, f"{where}.{scenario}.{figure}"))
+    return tuple(found)
+
+
+def _goal(federation: str, scenario: str, figure: str, text: Any, methods: Sequence[str], where: str) -> Goal:
+    parsed = _GOAL.fullmatch(convert(text, str, where).strip())
+    if parsed is None or (parsed["metric"] is None and parsed["margin"] is None):
+        raise SettingError(f'{where} must read like "<= retrain.asr + 0.02" or ">= 0.9"; found {text!r}.')
+    method, _, metric = figure.rpartition(".")
+    other = (parsed["method"], parsed["metric"]) if parsed["metric"] else None
+    for one, kind in (
+        (method or _OURS, "method"),
+        (metric, "metric"),
+        *zip(other or (), ("method", "metric"), strict=False),
+    ):
+        known = list(methods) if kind == "method" else [column.key for column in columns()]
+        if one not in known:
+            raise SettingError(f"{where}: there is no {kind} {one!r}; {closest(one, known)}")
+    margin = float((parsed["margin"] or "0").replace(" ", ""))
+    return Goal(federation, scenario, method or _OURS, metric, parsed["sign"] == ">=", other, margin, text)
+
+
+def judge_goals(goals: Sequence[Goal], blocks: "Sequence[Block]") -> Iterator[Judged]:
+    """Goals for which there are results, in the order in which they are written."""
+    by_name = {(block.federation, block.scenario.name): block for block in blocks}
+    for goal in goals:
+        block = by_name.get((goal.federation, goal.scenario))
+        values = _values(block, goal.method, goal.metric) if block else {}
+        others = _values(block, *goal.other) if block and goal.other else dict.fromkeys(values, 0.0)
+        seeds = sorted(values.keys() & others.keys())
+        if seeds:
+            found = sum(values[seed] for seed in seeds) / len(seeds)
+            bound = sum(others[seed] for seed in seeds) / len(seeds) + goal.margin
+            yield Judged(goal, found, bound, len(seeds))
+
+
+def _values(block: "Block", method: str, metric: str) -> Mapping[int, float]:
+    row = block.row(method)
+    figure = row.figure(metric) if row else None
+    return figure.values if figure else {}

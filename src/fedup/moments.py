@@ -1,0 +1,345 @@
+"""What clients tell of forgotten and retained rows so that an eraser can be made: counts, sums, second moments."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from fedup.artifacts import serialized_size
+from fedup.cut import offered_cuts
+from fedup.federation import Client, named_rows
+from fedup.positions import Over, to_positions
+from fedup.request import Forget
+from fedup.taps import Taps
+
+LEAST_ROWS = 20  # forgotten rows behind every sum that leaves a client: fewer would come close to the rows themselves
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, sums and second moments of features; they add up over batches and over clients.
+
+    >>> rows = torch.randn(10, 3, 4)
+    >>> both = Moments.of(rows[:4]) + Moments.of(rows[4:])
+    >>> torch.allclose(both.covariance, Moments.of(rows).covariance)
+    True
+    """
+
+    count: int
+    sums: Tensor  # (P, C)
+    squares: Tensor  # (P, C, C), or (P, C) where only the diagonals are taken
+
+    @classmethod
+    def of(cls, spread: Tensor, *, diagonal: bool = False) -> Self:
+        """Of rows (N, P, C)."""
+        if diagonal:
+            return cls(len(spread), spread.double().sum(0), spread.double().square().sum(0))
+        by_position = spread.transpose(0, 1)  # (P, N, C)
+        return cls(len(spread), spread.double().sum(0), (by_position.mT @ by_position).double())
+
+    def __add__(self, other: "Moments") -> "Moments":
+        return Moments(self.count + other.count, self.sums + other.sums, self.squares + other.squares)
+
+    @property
+    def mean(self) -> Tensor:
+        """(P, C)"""
+        return self.sums / max(self.count, 1)
+
+    @property
+    def variance(self) -> Tensor:
+        """Of each channel. (P, C)"""
+        squares = self.squares if self.squares.ndim == 2 else self.squares.diagonal(dim1=1, dim2=2)
+        return (squares / max(self.count, 1) - self.mean.square()).clamp(min=0)
+
+    @property
+    def covariance(self) -> Tensor:
+        """(P, C, C)"""
+        return self.squares / max(self.count, 1) - self.mean[:, :, None] * self.mean[:, None, :]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Count and sum of some rows' features."""
+
+    count: int
+    sums: Tensor  # (P, C)
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(self.count + other.count, self.sums + other.sums)
+
+    @property
+    def mean(self) -> Tensor:
+        """(P, C)"""
+        return self.sums / max(self.count, 1)
+
+
+@dataclass(frozen=True)
+class Shift:
+    """How far forgotten rows lie from retained ones at a cut, position by position: what a cut is chosen by.
+
+    A client makes it of means and diagonals of its own rows; four numbers a position leave it, multiplied by its
+    number of forgotten rows so that they add up over clients.
+    """
+
+    rows: int  # forgotten
+    distance: Tensor  # (P,) squared distance between the means
+    noise: Tensor  # (P,) what that would be on average if there were no difference
+    fisher: Tensor  # (P,) the same distance, each channel in units of its variance within the two sets
+    variance: Tensor  # (P,) within the two sets, summed over channels
+
+    def __add__(self, other: "Shift") -> "Shift":
+        return Shift(self.rows + other.rows, *(getattr(self, name) + getattr(other, name) for name in _OF_SHIFT))
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the message, as serialised."""
+        return serialized_size({name: getattr(self, name) for name in _OF_SHIFT}, {"rows": self.rows})
+
+
+_OF_SHIFT = ("distance", "noise", "fisher", "variance")
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A client's statistics for an eraser, or several clients' together.
+
+    For each thing to erase the sums of its forgotten rows and of what they are compared with (counts are weights
+    there); second moments of all of these rows together, since an eraser does not depend on which is which.
+    """
+
+    forgotten: Mapping[str, Sums]
+    reference: Mapping[str, Sums]
+    pooled: Moments
+
+    def __add__(self, other: "Contrast") -> "Contrast":
+        return Contrast(
+            _joined(self.forgotten, other.forgotten),
+            _joined(self.reference, other.reference),
+            self.pooled + other.pooled,
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the message, as serialised: of a symmetric matrix one half is sent."""
+        channels = self.pooled.sums.shape[1]
+        one, other = torch.triu_indices(channels, channels)
+        tensors = {"sums": self.pooled.sums.float(), "squares": self.pooled.squares[:, one, other].float()}
+        header = {"rows": self.pooled.count, "groups": list(self.forgotten)}
+        for kind, groups in (("forgotten", self.forgotten), ("reference", self.reference)):
+            tensors |= {f"{kind}.{i}": sums.sums.float() for i, sums in enumerate(groups.values())}
+        return serialized_size(tensors, header)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a client is asked about: requests to erase one by one, and all that is forgotten besides.
+
+    With `by_class` each class of a request's rows is contrasted with retained rows of the same class, where the client
+    has enough of them, and with all of them otherwise.
+    """
+
+    requests: Mapping[str, Forget]  # by name
+    gone: Forget  # all active requests together
+    by_class: bool = False
+
+    def to(self, client: int) -> "Question":
+        """The part of it that a client needs to know."""
+        parts = {name: _part_of(request, client) for name, request in self.requests.items()}
+        return Question(parts, _part_of(self.gone, client), self.by_class)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        requests = {name: request.to_json() for name, request in self.requests.items()}
+        return {"requests": requests, "gone": self.gone.to_json(), "by_class": self.by_class}
+
+    def groups(self, client: Client, y: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """By name: forgotten training rows of the client and retained ones to compare them with.
+
+        Groups of fewer than the least number of forgotten rows are left out.
+        """
+        kept = named_rows(client, self.gone, client.train, y)[1]
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, request in self.requests.items():
+            rows = named_rows(client, request, client.train, y)[0]
+            if not self.by_class:
+                found[name] = rows, kept
+                continue
+            for label in y[rows].unique().tolist():
+                same = kept[y[kept] == label]
+                found[f"{name}:{label}"] = rows[y[rows] == label], same if len(same) >= LEAST_ROWS else kept
+        return {name: pair for name, pair in found.items() if len(pair[0]) >= LEAST_ROWS or not len(pair[0])}
+
+
+def measure_shifts(
+    model: nn.Module, cuts: Mapping[str, Over], x: Tensor, y: Tensor, client: Client, question: Question
+) -> dict[str, Shift]:
+    """A client's shift at each cut; none where it has too few forgotten rows, or nothing to compare them with."""
+    forgotten = torch.cat([pair[0] for pair in question.groups(client, y).values()] or [client.train[:0]]).unique()
+    kept = named_rows(client, question.gone, client.train, y)[1]
+    if min(len(forgotten), len(kept)) < LEAST_ROWS:
+        return {}
+    first = _first(model)
+    taps = Taps(model, [*{**first, **cuts}])
+    there = _diagonals(taps, {**first, **cuts}, x, forgotten)
+    by_class = [_diagonals(taps, {**first, **cuts}, x, rows) for rows in _by_class(kept, y)]
+    (early,) = first
+    weights = mixture(there[early].mean, [one[early].mean for one in by_class])
+    return {cut: _shift(len(forgotten), there[cut], [one[cut] for one in by_class], weights) for cut in cuts}
+
+
+def _first(model: nn.Module) -> dict[str, Over]:
+    """The earliest cut that the model offers: what rows show is mixed least with what the model thinks of them."""
+    cut, over = next(iter(offered_cuts(model).items()))
+    return {cut: over}
+
+
+def _by_class(rows: Tensor, y: Tensor) -> list[Tensor]:
+    """Retained rows class by class; those of few rows are no reference of their own, unless all have few."""
+    parts = [rows[y[rows] == label] for label in y[rows].unique().tolist()]
+    return [part for part in parts if len(part) >= LEAST_ROWS] or [rows]
+
+
+def mixture(mean: Tensor, references: Sequence[Tensor]) -> Tensor:
+    """Weights of a mixture of references that comes closest to a mean: none negative, 1 together.
+
+    Forgotten rows rarely have the classes of retained ones in the same proportions (the label of a poisoned row says
+    nothing of its content). Compared with the mixture, what is left is what only forgotten rows have.
+    """
+    centre = mean.flatten()
+    table = torch.stack([reference.flatten() - centre for reference in references]).cpu()  # (K, D)
+    gram = table @ table.T
+    step = 1 / gram.diagonal().sum().clamp(min=1e-12)  # the trace bounds the largest eigenvalue
+    weights = torch.full((len(references),), 1 / len(references), dtype=gram.dtype)
+    for _ in range(_MIXTURE_STEPS):
+        weights = _onto_simplex(weights - step * (gram @ weights))
+    return weights
+
+
+_MIXTURE_STEPS = 2000
+
+
+def _onto_simplex(values: Tensor) -> Tensor:
+    """The nearest weights that are not negative and sum to 1 (Duchi et al. 2008)."""
+    ordered = values.sort(descending=True).values
+    beyond = (ordered.cumsum(0) - 1) / torch.arange(1, len(values) + 1)
+    last = int((ordered > beyond).sum()) - 1
+    return (values - beyond[last]).clamp(min=0)
+
+
+def _mixed(means: Sequence[Tensor], weights: Tensor) -> Tensor:
+    return torch.einsum("k,k...->...", weights.to(means[0]), torch.stack(list(means)))
+
+
+def _diagonals(taps: Taps, cuts: Mapping[str, Over], x: Tensor, rows: Tensor) -> dict[str, Moments]:
+    found: dict[str, Moments] = {}
+    for batch in taps.read(x, rows):
+        for cut, features in batch.items():
+            part = Moments.of(to_positions(features, cuts[cut]), diagonal=True)
+            found[cut] = found[cut] + part if cut in found else part
+    return found
+
+
+def _shift(rows: int, forgotten: Moments, by_class: Sequence[Moments], weights: Tensor) -> Shift:
+    distance = (forgotten.mean - _mixed([one.mean for one in by_class], weights)).square()  # (P, C)
+    parts = [forgotten, *by_class]
+    within = sum((one.count * one.variance for one in parts), torch.zeros_like(distance)) / sum(p.count for p in parts)
+    floor = 0.01 * within.mean() + 1e-12  # a channel that never changes is not infinitely telling
+    chance = sum(float(weight) ** 2 / one.count for weight, one in zip(weights, by_class, strict=True))
+    noise = within * (1 / forgotten.count + chance)
+    told = distance, noise, distance / (within + floor), within
+    return Shift(rows, *((rows * one.sum(1)).float().cpu() for one in told))
+
+
+def gather(
+    model: nn.Module,
+    cut: str,
+    x: Tensor,
+    y: Tensor,
+    client: Client,
+    question: Question,
+    *,
+    over: Over,
+    positions: Sequence[int],
+) -> Contrast | None:
+    """A client's statistics at some positions of a cut; None where it has nothing to tell."""
+    groups = question.groups(client, y)
+    if not any(len(part) for pair in groups.values() for part in pair):
+        return None
+    look = _Look(model, cut, x, over, torch.tensor(positions, device=x.device))
+    forgotten: dict[str, Sums] = {}
+    reference: dict[str, Sums] = {}
+    for name, (rows, kept) in groups.items():
+        there = look.at(rows)
+        parts = [look.at(part) for part in _by_class(kept, y)]
+        forgotten[name] = Sums(there.here.count, there.here.sums)
+        if len(rows) and len(kept) >= LEAST_ROWS:
+            weights = mixture(there.early_mean, [part.early_mean for part in parts])
+            mean = _mixed([part.here.mean for part in parts], weights)
+            reference[name] = Sums(there.here.count, there.here.count * mean)
+        elif len(rows):  # another client's rows are compared with these
+            reference[name] = Sums(0, torch.zeros_like(there.here.sums))
+        else:
+            kept_here = look.at(kept).here
+            reference[name] = Sums(kept_here.count, kept_here.sums)
+    return Contrast(forgotten, reference, look.pooled())
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Rows as they look at the place in question and at the earliest cut."""
+
+    here: Moments
+    early_mean: Tensor
+
+
+class _Look:
+    """Reads rows at some positions of a cut and at the earliest cut beside it, each set of rows once."""
+
+    def __init__(self, model: nn.Module, cut: str, x: Tensor, over: Over, positions: Tensor) -> None:
+        ((self._early, self._early_over),) = _first(model).items()
+        self._taps = Taps(model, [*{self._early: None, cut: None}])
+        self._cut, self._over, self._x, self._positions = cut, over, x, positions
+        self._known: dict[tuple[int, ...], _Seen] = {}  # groups share their retained rows
+
+    def at(self, rows: Tensor) -> _Seen:
+        """What some rows look like; no rows look like nothing."""
+        key = tuple(rows.tolist())
+        if key not in self._known:
+            x = self._x if len(rows) else torch.zeros_like(self._x[:1])  # a blank tells the width
+            seen = self._read(x, rows if len(rows) else rows.new_zeros(1))
+            self._known[key] = seen if len(rows) else _Seen(_nothing_of(seen.here), seen.early_mean)
+        return self._known[key]
+
+    def pooled(self) -> Moments:
+        """Moments of all rows that were looked at."""
+        seen = [one.here for one in self._known.values()]
+        return sum(seen[1:], start=seen[0])
+
+    def _read(self, x: Tensor, rows: Tensor) -> _Seen:
+        here: Moments | None = None
+        early: Moments | None = None
+        for batch in self._taps.read(x, rows):
+            one = Moments.of(to_positions(batch[self._cut], self._over).index_select(1, self._positions))
+            other = Moments.of(to_positions(batch[self._early], self._early_over), diagonal=True)
+            here, early = (one, other) if here is None or early is None else (here + one, early + other)
+        assert here is not None  # there is at least one row
+        assert early is not None
+        return _Seen(here, early.mean)
+
+
+def _nothing_of(moments: Moments) -> Moments:
+    return Moments(0, torch.zeros_like(moments.sums), torch.zeros_like(moments.squares))
+
+
+def _part_of(request: Forget, client: int) -> Forget:
+    samples = {client: request.sample_ids[client]} if client in request.sample_ids else {}
+    return Forget(request.client_ids, request.class_ids, samples)
+
+
+def _joined(one: Mapping[str, Sums], other: Mapping[str, Sums]) -> dict[str, Sums]:
+    joined = dict(one)
+    for name, sums in other.items():
+        joined[name] = joined[name] + sums if name in joined else sums
+    return joined
