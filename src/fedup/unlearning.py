@@ -1,5 +1,6 @@
 """Requests answered at the server: unlearn, restore, purge."""
 
+import statistics
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,8 @@ from fedup.report import Report
 from fedup.request import Forget, check_known, union
 from fedup.rng import generator
 from fedup.sharing import shared_view
+
+_BROKEN = 0.7  # of the usual recall
 
 
 def unlearn(
@@ -244,11 +247,44 @@ def _fit_for(
         erasure = erasing.erasure_for(requests, gone, plugged.served.erasure if plugged.served else None)
         with report.stage("fit"):
             fitted = None
-            if config.filter != "erasure":
+            if _needs_bottleneck(plugged, centroids, used, gone, config, erasure, report):
                 fitted, report.centroids_used = _fit(plugged, centroids, used, gone, config, trace, erasure)
         with report.stage("swap"):
             plugged.serve(Served(fitted, requests, config, plugged.base_fingerprint, plugged.cut, erasure))
     return report
+
+
+def _needs_bottleneck(
+    plugged: PluggedModel,
+    centroids: Centroids,
+    used: list[Cell],
+    gone: Forget,
+    config: FilterConfig,
+    erasure: Erasure | None,
+    report: Report,
+) -> bool:
+    """Whether a bottleneck is fitted: as asked for; by default always, except where samples are erased and the model
+    has every class right without it. Wrong labels may have broken one, which the bottleneck repairs."""
+    if config.filter != "auto":
+        return config.filter != "erasure"
+    if erasure is None or gone.client_ids or gone.class_ids:
+        return True
+    broken = _broken_classes(plugged, centroids, used)
+    what = f"class {', '.join(map(str, broken))} was broken" if broken else "no class was broken"
+    report.notes.append(f"The eraser works {'with a bottleneck' if broken else 'alone'}: {what} by what is forgotten.")
+    return bool(broken)
+
+
+@torch.no_grad()
+def _broken_classes(plugged: PluggedModel, centroids: Centroids, used: list[Cell]) -> list[int]:
+    """Classes whose retained centroids the original model gets right far less often than those of the others."""
+    rows = centroids.rows_of(used)
+    labels = centroids.row_labels()[rows]
+    tail = flat_tail(shared_view(plugged.base, frozen=True), plugged.cut, centroids.shape)
+    right = torch.cat([tail(centroids.vectors[part]).argmax(1) for part in rows.split(1024)]) == labels
+    recalls = {label: float(right[labels == label].float().mean()) for label in labels.unique().tolist()}
+    usual = statistics.median(recalls.values())
+    return [label for label, recall in recalls.items() if recall < _BROKEN * usual]
 
 
 def _fit(

@@ -12,7 +12,7 @@ from fedup.errors import SettingError
 if TYPE_CHECKING:
     from fedup.bench.summary import Block  # which knows experiments, which know their goals
 
-_GOAL = re.compile(r"(?P<sign><=|>=)\s*(?:(?P<method>[\w-]+)\.(?P<metric>\w+))?\s*(?P<margin>[+-]?\s*[\d.]+)?")
+_GOAL = re.compile(r"(?P<sign><=|>=)\s*(?:(?P<method>[A-Za-z][\w-]*)\.(?P<metric>\w+))?\s*(?P<margin>[+-]?\s*[\d.]+)?")
 _OURS = "fedup"
 
 

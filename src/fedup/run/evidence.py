@@ -29,8 +29,8 @@ _UNUSED = (
 )
 _ERASED = (
     "The filter has an eraser, which was made from sums and second moments of the features of the rows named above "
-    "and contains the difference between their mean and that of retained rows: its file is marked derived_from_forgotten. "
-    "No single row is in it, and nothing else of the filter used one."
+    "and contains the difference between their mean and that of retained rows: its file is marked "
+    "derived_from_forgotten. No single row is in it, and nothing else of the filter used one."
 )
 _REMAPPED = "The filter was fitted with centroids of the forgotten class under other labels (class policy `remap`)."
 NOT_CLAIMED = (
