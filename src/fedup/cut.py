@@ -27,13 +27,13 @@ _NON_NEGATIVE = {"Relu", "Sigmoid", "Softmax", "Softplus", "Hardsigmoid", "Abs",
 
 
 def find_cut(model: nn.Module, name: str | None = None) -> str:
-    """The module whose input a filter sits at: the one named, or the last linear layer.
+    """The module whose input a filter sits at: the one named, or the last linear layer (also for "auto").
 
     >>> find_cut(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
     '2'
     """
     modules = dict(model.named_modules())
-    if name is not None:
+    if name not in (None, "auto"):
         if name not in modules:
             raise CutError(f"The model has no module {name!r} to cut at; it has {', '.join(list(modules)[1:21])}.")
         return name
