@@ -22,10 +22,11 @@ class FilterConfig:
     (`fedup.guard`); `remap` relabels each of its centroids to a random retained class; `remap_client` does so per
     client.
 
-    `filter` says which filters there are: the bottleneck, an eraser (`fedup.erasure`) or both; `auto` adds an eraser
-    for sample requests alone. `erase_at` names the eraser's cut, or leaves the choice to a criterion; `most_price` is
-    the share of the retained variance that may go with what is erased. With `by_class` each class of the forgotten rows
-    is erased by itself. With `per_position` one bottleneck acts on each position of a map, or on each token.
+    `filter` says which filters there are: the bottleneck, an eraser (`fedup.erasure`) or both; `auto` takes an eraser
+    for samples, and the bottleneck for clients, classes and samples that nothing can be erased of. `erase_at` names
+    the eraser's cut, or leaves the choice to a criterion; `most_price` is the share of the retained variance that may
+    go with what is erased. With `by_class` each class of the forgotten rows is erased by itself. With `per_position`
+    one bottleneck acts on each position of a map, or on each token.
     """
 
     rank: int = 32

@@ -26,8 +26,8 @@ class Preset:
 def preset(name: PresetName = "default", forget: Forget | Iterable[Forget] = ()) -> Preset:
     """The settings of that name; those of the paper depend on what is forgotten.
 
-    `default`: centroids of everything once, ρ = 0.8, no noise; the bottleneck behind a guard for clients and classes,
-    behind an eraser for samples (docs/cuts_and_erasure.md has the figures that chose it). `paper`: one bottleneck
+    `default`: centroids of everything once, ρ = 0.8, no noise; the bottleneck with a guard for clients and classes, an
+    eraser for samples (docs/cuts_and_erasure.md has the figures that chose it). `paper`: one bottleneck
     before the last layer for all kinds, centroids collected after each request with ρ = 0.8, 0.1 and 0.5, σ = 0.001,
     forgotten classes relabelled.
 

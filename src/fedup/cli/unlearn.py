@@ -57,7 +57,7 @@ def unlearn(
     filter_: Annotated[
         str | None,
         typer.Option(
-            "--filter", help="auto (default: an eraser besides, for samples alone), bottleneck, erasure or both."
+            "--filter", help="auto (default: an eraser for samples, else a bottleneck), bottleneck, erasure or both."
         ),
     ] = None,
     erase_at: Annotated[
