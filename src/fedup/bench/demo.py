@@ -1,4 +1,5 @@
-"""The demo: one federation, three requests, each answered, compared with retraining, and taken back."""
+"""The demo: three requests (a lying client, a class, a backdoor's samples), each answered, compared with retraining and
+taken back."""
 
 import time
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from fedup.bench.accuracy import accuracy_per_class, predict, retain_and_forget
 from fedup.bench.datasets import defaults_of, input_of, load_dataset
 from fedup.bench.machine import describe_machine
 from fedup.bench.models import build_model
-from fedup.bench.scenarios import Situation, scenario_class
+from fedup.bench.scenarios import Situation, Triggered, scenario_class
 from fedup.bench.watching import Progress, RoundsShown
 from fedup.centroids import Centroids, collect
 from fedup.cut import read_features
@@ -26,7 +27,12 @@ from fedup.sharing import fingerprint, shared_view
 from fedup.training import LocalTraining
 from fedup.unlearning import restore, unlearn
 
-_SCENARIOS: dict[str, dict[str, Any]] = {"client": {}, "class": {"classes": (7,)}, "random_samples": {"share": 0.2}}
+_SCENARIOS: dict[str, dict[str, Any]] = {
+    "client": {},
+    "class": {"classes": (7,)},
+    "sample": {"share": 0.4, "holders": 3},
+}
+_SHOWN = 10  # triggered images in the report
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ def run_demo(
     local = LocalTraining(batch_size=defaults.batch_size)
     honest = Federation.split(dataset.x, dataset.y, dirichlet(dataset.y, clients, seed=seed), seed=seed)
     inputs = input_of(data)
-    client, absent, samples = (
+    client, absent, backdoor = (
         scenario_class(name)(**settings).prepare(honest, dataset=dataset, inputs=inputs, seed=seed)
         for name, settings in _SCENARIOS.items()
     )
@@ -65,13 +71,14 @@ def run_demo(
 
     model, train_time_s = train(honest, "Federation learns")
     fooled, _ = train(client.federation, "Federation learns, a client with wrong labels")
+    trapped, _ = train(backdoor.federation, "Federation learns, a backdoor among its samples")
     collect_started = time.perf_counter()
     centroids = collect(model, honest, seed=seed)
     collect_time_s = time.perf_counter() - collect_started
     cases = [
         Case(client, fooled, collect(fooled, client.federation, seed=seed)),
         Case(absent, model, centroids),
-        Case(samples, model, centroids),
+        Case(backdoor, trapped, collect(trapped, backdoor.federation, seed=seed)),
     ]
     requests = []
     for case in cases:
@@ -118,6 +125,9 @@ def _answer(
     }
     plugged = plug(model)
     report = unlearn(plugged, case.centroids, request, clients=federation)
+    if case.situation.triggered is not None:
+        models = {"original": model, "forgotten": plugged, "retrained": retrained}
+        result["attack"] = _under_attack(models, case.situation.triggered)
     result["forgotten"] = retain_and_forget(plugged, federation, request)
     per_class["forgotten"] = accuracy_per_class(plugged, test_x, test_y, federation.num_classes)
     result["features"] = _features_in_2d(plugged, federation, request)
@@ -140,6 +150,22 @@ def _answer(
         "filter_bytes": filter_bytes,
         "clients_contacted": report.clients_contacted,
         "centroids_used": report.centroids_used,
+        "erasure": report.erasure,
+        "notes": report.notes,
+    }
+
+
+def _under_attack(models: dict[str, nn.Module], triggered: Triggered) -> dict[str, Any]:
+    """What models make of test images with the trigger: success of the attack, accuracy, and some images."""
+    others = (triggered.y != triggered.target).nonzero().flatten()
+    answers = {state: predict(model, triggered.x).argmax(1) for state, model in models.items()}
+    shown = others[:: max(1, len(others) // _SHOWN)][:_SHOWN]
+    return {
+        "success": {s: float((a[others] == triggered.target).float().mean()) for s, a in answers.items()},
+        "accuracy": {s: float((a == triggered.y).float().mean()) for s, a in answers.items()},
+        "images": triggered.x[shown].mean(1).tolist(),
+        "true": triggered.y[shown].tolist(),
+        "answers": {state: found[shown].tolist() for state, found in answers.items()},
     }
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedup.bench.figures import bars_of_time, bars_per_class, features_before_and_after
+from fedup.bench.figures import bars_of_time, bars_per_class, features_before_and_after, images_under_attack
 from fedup.files import write_text
 from fedup.page import Page
 
@@ -13,13 +13,21 @@ _STATES = ("original", "forgotten", "retrained", "restored")
 
 def write_demo_report(result: dict[str, Any], folder: Path) -> Path:
     """Write report.json, report.html and the figures into the folder; the page's path."""
-    plain = [{key: value for key, value in request.items() if key != "features"} for request in result["requests"]]
+    plain = [without_drawings(request) for request in result["requests"]]
     figures = _figures(result)
     write_text(folder / "report.json", json.dumps({**result, "requests": plain}, indent=2) + "\n")
     for name, svg in figures.items():
         write_text(folder / "figures" / f"{name}.svg", svg)
     _page(result, figures).write(folder / "report.html")
     return folder / "report.html"
+
+
+def without_drawings(request: dict[str, Any]) -> dict[str, Any]:
+    """A request's figures without points and pixels."""
+    plain = {key: value for key, value in request.items() if key != "features"}
+    if "attack" in plain:
+        plain["attack"] = {key: value for key, value in plain["attack"].items() if key != "images"}
+    return plain
 
 
 def _figures(result: dict[str, Any]) -> dict[str, str]:
@@ -36,6 +44,8 @@ def _figures(result: dict[str, Any]) -> dict[str, str]:
         if any(request["features"]["forgotten"]):
             what = f"{request['kind']} to forget"
             figures[f"{request['kind']}-features"] = features_before_and_after(request["features"], names, what)
+        if "attack" in request:
+            figures[f"{request['kind']}-attack"] = images_under_attack(request["attack"], names)
     return figures
 
 
@@ -44,8 +54,8 @@ def _page(result: dict[str, Any], figures: dict[str, str]) -> Page:
     page = Page(
         "A federated model forgets, and remembers",
         f"{result['clients']} clients trained LeNet-5 on {result['train_rows']:,} images of {result['data']} in "
-        f"{result['rounds']} rounds of FedAvg. Then three requests came in. Each was answered by a small filter in "
-        "front of the last layer; the model's weights were never touched.",
+        f"{result['rounds']} rounds of FedAvg. Then three requests came in. Each was answered by a small filter "
+        "inside the model, whose weights were never touched.",
     )
     page.heading("What happened")
     page.table(["R-A / F-A", *_STATES, "forget in", "retrain in", "restored"], [_row(r) for r in result["requests"]])
@@ -77,16 +87,31 @@ def _page(result: dict[str, Any], figures: dict[str, str]) -> Page:
 
 def _request_section(page: Page, request: dict[str, Any], figures: dict[str, str]) -> None:
     contacted, stages = request["clients_contacted"], request["time_s"].items()
-    sent = (
-        f"client {contacted[0]} asked again, {_size(request['bytes']['up'])} sent" if contacted else "no client asked"
-    )
+    asked = " and ".join(map(str, contacted))
+    sent = f"client {asked} asked again, {_size(request['bytes']['up'])} sent" if contacted else "no client asked"
     page.heading(f"The {request['kind']} request")
     page.paragraph(request["story"])
+    erasure = request["erasure"]
+    made_of = (
+        f"An eraser at {erasure['place']['cut']}, {erasure['place']['positions']} of {erasure['place']['of']} positions"
+        if erasure
+        else f"A bottleneck fitted to {request['centroids_used']:,} centroids"
+    )
     page.paragraph(
-        f"{request['centroids_used']:,} centroids, a filter of {_size(request['filter_bytes'])}, {sent}. Stages: "
+        f"{made_of}, {_size(request['filter_bytes'])}; {sent}. Stages: "
         + ", ".join(f"{stage} {seconds:.3f} s" for stage, seconds in stages if stage != "total")
         + "."
     )
+    if "attack" in request:
+        success, right = request["attack"]["success"], request["attack"]["accuracy"]
+        page.table(
+            ["test images with the trigger", *success],
+            [
+                ["led astray", *(f"{value:.3f}" for value in success.values())],
+                ["classified right", *(f"{value:.3f}" for value in right.values())],
+            ],
+        )
+        page.figure(figures[f"{request['kind']}-attack"], "Test images with the trigger: the answer before and after.")
     page.figure(figures[f"{request['kind']}-accuracy"], "Accuracy per class on the official test set.")
     if f"{request['kind']}-features" in figures:
         caption = "Held-out features in front of the last layer, on the two main axes of the original ones."

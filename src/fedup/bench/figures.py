@@ -90,6 +90,20 @@ def features_before_and_after(points: Mapping[str, Any], class_names: Sequence[s
     return _svg(figure)
 
 
+def images_under_attack(attack: Mapping[str, Any], class_names: Sequence[str]) -> str:
+    """Images with a trigger; below each, what the model says before and after."""
+    figure, axes = _figure(9.6, 1.9, len(attack["images"]))
+    before, after = attack["answers"]["original"], attack["answers"]["forgotten"]
+    for axis, image, true, wrong, right in zip(axes, attack["images"], attack["true"], before, after, strict=True):
+        axis.imshow(image, cmap="gray_r", interpolation="nearest")
+        axis.set_xticks([])
+        axis.set_yticks([])
+        axis.set_xlabel(f"before: {class_names[wrong]}", color=COLORS["original"])
+        color = COLORS["retrained" if right == true else "forgotten"]
+        axis.set_title(f"after: {class_names[right]}", color=color, fontsize=10)
+    return _svg(figure)
+
+
 def methods_against_retrain(sides: Mapping[str, Mapping[str, "Summed"]], reference: str) -> str:
     """A panel for each figure, a line for each method with its deviation; Retrain's value goes through all of them."""
     names = list(dict.fromkeys(name for side in sides.values() for name in side))

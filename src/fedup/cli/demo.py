@@ -18,21 +18,29 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for report.json and report.html.")] = Path("runs/demo"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of a table.")] = False,
 ) -> None:
-    """Train a federation, let it forget a client, a class and samples, and remember them again.
+    """Train a federation, let it forget a lying client, a class and a backdoor's samples, and remember them again.
 
     Example: [bold]fedup demo --data mnist --out runs/mnist[/]
     """
     from fedup.bench.demo import run_demo
-    from fedup.bench.demo_report import write_demo_report
+    from fedup.bench.demo_report import without_drawings, write_demo_report
 
     console = wide_console(stderr=as_json)
     with progress_bars(console) as progress:
         result = run_demo(data=data, clients=clients, rounds=rounds, seed=seed, progress=progress)
     page = write_demo_report(result, out)
     if as_json:
-        typer.echo(json.dumps({**result, "requests": [_without_points(r) for r in result["requests"]]}, indent=2))
+        typer.echo(json.dumps({**result, "requests": [without_drawings(r) for r in result["requests"]]}, indent=2))
         return
     console.print(_table(result))
+    for request in result["requests"]:
+        if "attack" in request:
+            success = request["attack"]["success"]
+            console.print(
+                f"Backdoor: {success['original']:.1%} of triggered test images were led astray, "
+                f"{success['forgotten']:.1%} are now ({success['retrained']:.1%} after retraining).",
+                highlight=False,
+            )
     console.print(
         "R-A: accuracy on held-out data that stays. F-A: on held-out data of what is forgotten (for samples: on the "
         "samples themselves).\nThe filter suppresses at the served interface; the frozen weights still hold what they "
@@ -40,10 +48,6 @@ def demo(
         style="dim",
     )
     console.print(f"Report: {page} and {page.with_suffix('.json')}", soft_wrap=True, highlight=False)
-
-
-def _without_points(request: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in request.items() if key != "features"}
 
 
 def _table(result: dict[str, Any]) -> Table:
