@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests._marked import KINDS, Marked
 from tests.cli._in_process import contents, copy_of, filter_file, ok
 from torch import nn
 
@@ -128,3 +129,14 @@ def test_a_plugged_model_without_a_filter_is_not_exported_as_if_it_had_one(tmp_p
     with pytest.raises(NotFittedError):
         export_program(plugged.view(), torch.randn(5, 1, 28, 28), tmp_path / "m.pt2", about={})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
+def test_a_program_has_the_eraser_in_it(tmp_path, config):
+    marked = Marked()
+    plugged, _ = marked.serving("first", config=config)
+    export_program(plugged.view(), marked.x[:5], tmp_path / "m.pt2", about={})
+    program = torch.export.load(tmp_path / "m.pt2").module()
+    with torch.no_grad():
+        torch.testing.assert_close(program(marked.x[:7]), plugged(marked.x[:7]))
+        assert not torch.allclose(program(marked.x[:7]), marked.base(marked.x[:7]))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from tests._marked import KINDS, Marked, same_bits
 from torch import nn
 
 from fedup import (
@@ -18,11 +19,13 @@ from fedup import (
     iid,
     load_filter,
     plug,
+    restore,
     save_centroids,
     save_filter,
     unlearn,
 )
-from fedup.errors import ArtifactError, FingerprintError, NotFittedError, StaleFilterError
+from fedup.artifacts import load_tensors, save_tensors
+from fedup.errors import ArtifactError, FedUPError, FingerprintError, NotFittedError, StaleFilterError
 
 CONFIG = FilterConfig(rank=4, steps=10, batch_size=32, seed=3, alpha=0.25)
 REQUESTS = [Forget.clients([1]), Forget.classes([2])]
@@ -219,6 +222,197 @@ def test_a_header_that_is_no_object_is_refused(setting, text):
 def test_an_edit_that_changes_nothing_is_accepted(setting):
     """Proof that the refusals above are due to the edits."""
     setting.edit()
+    other = plug(setting.base)
+    load_filter(other, setting.path)
+    assert torch.equal(other(setting.x), setting.plugged(setting.x))
+
+
+# An eraser, alone or with a bottleneck
+
+
+@pytest.fixture(scope="module")
+def marked():
+    return Marked()
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
+def erased(marked, request, tmp_path):
+    """A model that serves an eraser, and its file."""
+    plugged, store = marked.serving("first", "second", config=request.param)
+    save_filter(plugged, tmp_path / "erased.safetensors")
+    return plugged, store, tmp_path / "erased.safetensors"
+
+
+def _signed(path, header=lambda header: None, tensors=lambda tensors: None):
+    """Write the file again, changed, with the hash that goes with it."""
+    found, fields = load_tensors(path, kind="filter")
+    header(fields)
+    tensors(found)
+    save_tensors(path, found, kind="filter", header=fields)
+
+
+def _refused(marked, path, error=ArtifactError):
+    """Loading raises; what was served is served on, and where nothing was, nothing is."""
+    serving, _ = marked.serving("first")
+    served, answer = serving.served, serving(marked.x)
+    with pytest.raises(error):
+        load_filter(serving, path)
+    assert serving.served is served
+    assert torch.equal(serving(marked.x), answer)
+    unfitted = plug(marked.base)
+    with pytest.raises(error):
+        load_filter(unfitted, path)
+    assert unfitted.served is None
+
+
+def test_an_eraser_comes_back_bit_for_bit_with_all_that_is_known_of_it(marked, erased):
+    plugged, _, path = erased
+    other = plug(marked.base)
+    load_filter(other, path)
+    assert same_bits(other, plugged)
+    assert torch.equal(other(marked.x), plugged(marked.x))
+    served, before = other.served, plugged.served
+    assert (served.requests, served.config, served.erasure.cut) == (
+        before.requests,
+        before.config,
+        before.erasure.cut,
+    )
+    assert (served.erasure.question, served.erasure.about) == (before.erasure.question, before.erasure.about)
+    assert served.erasure.filter.rank == 2
+    assert (served.filter is None) == (before.filter is None)
+    with other.restored():
+        assert torch.equal(other(marked.x), marked.base(marked.x))
+    first = path.read_bytes()
+    save_filter(other, path)
+    assert path.read_bytes() == first
+
+
+def test_a_file_with_an_eraser_says_so_and_another_does_not(marked, erased, setting):
+    _, header = load_tensors(erased[2], kind="filter")
+    assert header["derived_from_forgotten"] is True
+    assert header["erasure"]["about"]["rows"] == 55
+    tensors, header = load_tensors(setting.path, kind="filter")
+    assert header["derived_from_forgotten"] is False
+    assert header["erasure"] is None
+    assert not any(name.startswith("eraser.") for name in tensors)
+
+
+def test_requests_go_on_from_a_loaded_eraser_without_asking_again(marked, erased):
+    plugged, store, path = erased
+    other = plug(marked.base)
+    load_filter(other, path)
+    stores = copy.deepcopy(store), store
+    for model, own in zip((other, plugged), stores, strict=True):
+        before = model.served.erasure
+        kind = model.served.config.filter
+        clients = marked.federation if kind != "auto" else None  # a forced eraser is one for every kind of request
+        unlearn(model, own, marked.requests["client"], clients=clients)
+        assert (model.served.erasure is before) == (kind == "auto")
+    assert same_bits(other, plugged)
+    restore(other, stores[0], marked.requests["second"], clients=marked.federation)
+    expected, _ = marked.serving("first", "client", config=plugged.served.config)
+    assert same_bits(other, expected)
+
+
+def test_a_loaded_eraser_is_not_made_again_for_the_same_question(marked, tmp_path):
+    plugged, store = marked.serving("first")
+    save_filter(plugged, tmp_path / "f")
+    other = plug(marked.base)
+    load_filter(other, tmp_path / "f")
+    loaded = other.served.erasure
+    unlearn(other, store, marked.requests["client"])  # no client is at hand
+    assert other.served.erasure is loaded
+
+
+def test_every_truncation_of_a_file_with_an_eraser_is_refused(marked, erased, tmp_path):
+    whole, short = erased[2].read_bytes(), tmp_path / "short"
+    serving, _ = marked.serving("first")
+    served = serving.served
+    for length in [0, 8, 100, *range(300, len(whole), 211), len(whole) - 1]:
+        short.write_bytes(whole[:length])
+        with pytest.raises(ArtifactError):
+            load_filter(serving, short)
+    assert serving.served is served
+
+
+def _drop_eraser(tensors):
+    for name in [name for name in tensors if name.startswith("eraser.")]:
+        tensors.pop(name)
+
+
+ERASER_HEADERS = {
+    "no description": lambda header: header.update(erasure=None),
+    "description left out": lambda header: header.pop("erasure"),
+    "no place": lambda header: header["erasure"].pop("cut"),
+    "unknown place": lambda header: header["erasure"].update(cut="nowhere"),
+    "no manner": lambda header: header["erasure"].pop("over"),
+    "unknown manner": lambda header: header["erasure"].update(over="most"),
+    "no question": lambda header: header["erasure"].pop("question"),
+    "nothing about it": lambda header: header["erasure"].pop("about"),
+    "description that is text": lambda header: header.update(erasure="2"),
+    "settings of no filter": lambda header: header["config"].update(filter="none"),
+}
+ERASER_TENSORS = {
+    "no weights": _drop_eraser,
+    "a part left out": lambda tensors: tensors.pop("eraser.offset"),
+    "NaN": lambda tensors: tensors["eraser.reader"].view(-1)[3].fill_(torch.nan),
+    "infinite": lambda tensors: tensors["eraser.concept"].view(-1)[3].fill_(torch.inf),
+}
+ILL_FITTING = {
+    "a position beyond the last": lambda tensors: tensors.update({"eraser.positions": torch.tensor([7])}),
+    "a position before the first": lambda tensors: tensors.update({"eraser.positions": torch.tensor([-1])}),
+    "positions that are no whole numbers": lambda tensors: tensors.update({"eraser.positions": torch.tensor([0.0])}),
+    "features of another width": lambda tensors: tensors.update({"eraser.concept": torch.zeros(1, 9, 2)}),
+}
+
+
+@pytest.mark.parametrize("change", ERASER_HEADERS.values(), ids=ERASER_HEADERS.keys())
+def test_a_signed_file_with_an_eraser_and_a_wrong_header_is_refused(marked, erased, change):
+    _signed(erased[2], header=change)
+    _refused(marked, erased[2], FedUPError)
+
+
+@pytest.mark.parametrize("change", ERASER_TENSORS.values(), ids=ERASER_TENSORS.keys())
+def test_a_signed_file_with_wrong_weights_of_an_eraser_is_refused(marked, erased, change):
+    _signed(erased[2], tensors=change)
+    _refused(marked, erased[2])
+
+
+@pytest.mark.xfail(strict=True, reason="filter_file.py: weights are not held against the cut before they are served")
+@pytest.mark.parametrize("change", ILL_FITTING.values(), ids=ILL_FITTING.keys())
+def test_a_signed_file_whose_eraser_does_not_fit_the_cut_is_refused(marked, erased, change):
+    _signed(erased[2], tensors=change)
+    _refused(marked, erased[2])
+
+
+@pytest.mark.parametrize("change", ILL_FITTING.values(), ids=ILL_FITTING.keys())
+def test_an_eraser_that_does_not_fit_the_cut_is_refused_where_the_hash_was_left(marked, erased, change):
+    """As an editor leaves it who does not know of the hash."""
+    path = erased[2]
+    with safe_open(path, framework="pt") as file:
+        found, text = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()["fedup"]  # noqa: SIM118
+    change(found)
+    save_file(found, path, metadata={"fedup": text})
+    _refused(marked, path)
+
+
+def test_a_signed_file_that_is_unchanged_is_accepted(marked, erased):
+    """Proof that the refusals above are due to the changes."""
+    plugged, _, path = erased
+    _signed(path)
+    other = plug(marked.base)
+    load_filter(other, path)
+    assert same_bits(other, plugged)
+
+
+def test_a_file_of_before_there_were_erasers_is_read(setting):
+    def older(header):
+        for name in ("erasure", "derived_from_forgotten"):
+            header.pop(name)
+        for name in ("filter", "erase_at", "most_price", "by_class", "per_position"):
+            header["config"].pop(name)
+
+    _signed(setting.path, header=older)
     other = plug(setting.base)
     load_filter(other, setting.path)
     assert torch.equal(other(setting.x), setting.plugged(setting.x))

@@ -125,6 +125,71 @@ def test_the_tail_gets_no_gradient_and_the_callers_mode_does_not_matter():
     assert all(weight.grad is None for weight in tail.parameters())
 
 
+MAP = (8, 2, 2)  # channels, height and width of what a filter acts on position by position
+
+
+class Pooled(nn.Module):
+    """A linear tail behind a mean over positions, weighted ones on request."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.head = nn.Linear(MAP[0], CLASSES, bias=False)
+        self.register_buffer("weights", weights)
+
+    def forward(self, flat):
+        return self.head((flat.reshape(-1, *MAP) * self.weights).mean((2, 3)))
+
+
+class Spread(nn.Linear):
+    """A linear tail that treats each position in its own way."""
+
+    def __init__(self):
+        super().__init__(8 * 2 * 2, CLASSES, bias=False)
+
+
+TAILS = {
+    "mean of positions": lambda: Pooled(torch.ones(2, 2)),
+    "weighted mean": lambda: Pooled(torch.tensor([[3.0, 0.1], [1.0, 0.5]])),
+    "every position in its own way": Spread,
+}
+
+
+@pytest.mark.parametrize("nonnegative", [False, True])
+@pytest.mark.parametrize("make", TAILS.values(), ids=TAILS.keys())
+def test_per_position_no_input_lifts_a_forgotten_logit_at_any_position(make, nonnegative):
+    """Input that is strong anywhere, at all positions or at a single one."""
+    tail, vectors = make(), torch.randn(60, 32)
+    vectors = vectors.relu() if nonnegative else vectors
+    kept = torch.tensor([0, 2, 3, 4])
+    highest = {}
+    for guarded in ((), [1]):
+        examples = Examples(
+            vectors, torch.arange(60), kept[torch.arange(60) % 4], torch.ones(60), nonnegative, guarded, MAP
+        )
+        fitted = fit_filter(tail, examples, FilterConfig(rank=RANK, steps=60, per_position=True))
+        assert fitted.width == MAP[0]
+        alone = torch.eye(4).reshape(4, 1, 1, 2, 2) * 10 * torch.randn(4, 500, *MAP)  # at one position each
+        inputs = torch.cat([10 * torch.randn(2000, *MAP), alone.flatten(0, 1)])
+        passed = fitted(inputs).flatten(1)
+        lead = _lead(tail(passed).detach(), [1])
+        highest[bool(guarded)] = float((lead / passed.norm(dim=1).clamp(min=1e-6)).max())
+    assert highest[False] > 1e-3, "premise: without the guard some input does"
+    assert highest[True] <= 1e-5
+
+
+def test_per_position_the_bound_is_the_slope_at_each_position():
+    tail, decoder = Spread(), torch.randn(MAP[0], RANK)
+    guard = Guard.against(
+        [1], tail=tail, vectors=torch.randn(40, 32), rows=torch.arange(40), nonnegative=False, seed=0, shape=MAP
+    )
+    slope = (tail.weight[1] - tail.weight[[0, 2, 3, 4]].mean(0)).detach().reshape(MAP)
+    by_position = slope.flatten(1).T  # (P, C)
+    by_position = by_position / by_position.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(guard.excess(decoder), by_position @ decoder)
+    guard.finish(decoder)
+    assert (by_position @ decoder).max() <= 1e-5
+
+
 @pytest.fixture(scope="module")
 def learned():
     """LeNet-5 that learned the digits, and its centroids."""

@@ -3,9 +3,11 @@
 import copy
 import pickle
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
+from tests._marked import KINDS, Marked
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
@@ -24,7 +26,7 @@ from fedup import (
     save_filter,
     unlearn,
 )
-from fedup.errors import FingerprintError, NotFittedError, PlugError, StaleFilterError
+from fedup.errors import CutError, FingerprintError, NotFittedError, PlugError, StaleFilterError
 from fedup.plugging import _state
 from fedup.sharing import tensors
 
@@ -464,6 +466,87 @@ def test_swapping_filters_under_load_never_gives_an_unfiltered_or_mixed_answer(s
     assert sum(map(sum, seen)) > 0
 
 
+# An eraser, alone or with a bottleneck
+
+
+@pytest.fixture(scope="module")
+def marked():
+    return Marked()
+
+
+erased = pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
+
+
+def _hooks(model):
+    return [hook for module in model.modules() for hook in (*module._forward_pre_hooks, *module._forward_hooks)]
+
+
+@erased
+def test_filters_act_at_their_cuts_the_eraser_first(marked, config):
+    plugged, _ = marked.serving("first", config=config)
+    served, base = plugged.served, marked.base
+    eraser, bottleneck = served.erasure.filter, served.filter or nn.Identity()
+    early = base[:2](marked.x)
+    if served.erasure.cut == "2":
+        expected = base[4](bottleneck(base[2:4](eraser(early))))
+    else:
+        expected = base[4](bottleneck(eraser(base[2:4](early))))
+    assert torch.equal(plugged(marked.x), expected)
+    assert len(_hooks(plugged.view())) == len(served.placed) == (1 if served.filter is None else 2)
+    assert served.derived_from_forgotten
+    sizes = [tensor.numel() * tensor.element_size() for _, one in served.placed for tensor in one.state_dict().values()]
+    assert served.size_bytes == sum(sizes)
+
+
+@erased
+def test_an_erased_model_is_restored_bit_for_bit_and_unplugged_without_a_trace(marked, config):
+    original, before = marked.base(marked.x), fingerprint(marked.base)
+    plugged, _ = marked.serving("first", config=config)
+    filtered = plugged(marked.x)
+    assert not torch.allclose(filtered, original)
+    with plugged.restored() as model:
+        assert torch.equal(plugged(marked.x), original)
+        assert torch.equal(model(marked.x), original)
+    assert torch.equal(plugged(marked.x), filtered)
+    assert torch.equal(marked.base(marked.x), original)  # while it is plugged, too
+    base = plugged.unplug()
+    assert base is marked.base
+    assert _hooks(base) == []
+    assert torch.equal(base(marked.x), original)
+    assert fingerprint(base) == before
+    assert all(weight.requires_grad and weight.grad is None for weight in base.parameters())
+
+
+@erased
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda plugged: pickle.loads(pickle.dumps(plugged))])
+def test_a_copy_of_an_erased_model_keeps_its_filters(marked, config, duplicate):
+    plugged, _ = marked.serving("first", config=config)
+    twin, expected = duplicate(plugged), plugged(marked.x)
+    restore(plugged, None, marked.requests["first"])
+    assert torch.equal(twin(marked.x), expected)
+
+
+def test_one_kind_of_filter_follows_another_and_nothing_of_the_first_is_left(marked):
+    answers = {name: marked.serving("first", config=config)[0] for name, config in KINDS.items()}
+    plugged = plug(marked.base)
+    for name in [*KINDS, *reversed(KINDS)]:
+        plugged.serve(answers[name].served)
+        assert torch.equal(plugged(marked.x), answers[name](marked.x)), name
+        assert len(_hooks(plugged.view())) == len(plugged.served.placed)
+
+
+def test_serving_without_any_filter_is_refused_and_the_served_one_stays(marked):
+    plugged, _ = marked.serving("first", config=KINDS["eraser alone"])
+    served, answer = plugged.served, plugged(marked.x)
+    assert not replace(served, erasure=None).derived_from_forgotten
+    with pytest.raises(PlugError, match="no filter"):
+        plugged.serve(replace(served, erasure=None))
+    with pytest.raises(CutError, match="nowhere"):
+        plugged.serve(replace(served, erasure=replace(served.erasure, cut="nowhere")))
+    assert plugged.served is served
+    assert torch.equal(plugged(marked.x), answer)
+
+
 @pytest.mark.slow
 class TestCompiled:
     @pytest.fixture(autouse=True)
@@ -530,3 +613,22 @@ class TestCompiled:
         unlearn(plugged, setting.centroids, SECOND)
         torch.testing.assert_close(compiled(setting.x), plugged(setting.x))
         assert graphs.frame_count == 1
+
+    @erased
+    def test_a_compiled_model_with_an_eraser_equals_the_eager_one(self, marked, config):
+        plugged, store = marked.serving("first", config=config)
+        compiled = torch.compile(plugged, fullgraph=True, backend="eager")
+        first = plugged(marked.x)
+        torch.testing.assert_close(compiled(marked.x), first)
+        unlearn(plugged, store, marked.requests["second"], clients=marked.federation)
+        assert not torch.allclose(plugged(marked.x), first)
+        torch.testing.assert_close(compiled(marked.x), plugged(marked.x))
+
+    @erased
+    def test_restored_reaches_the_original_through_a_compiled_model_with_an_eraser(self, marked, config):
+        plugged, _ = marked.serving("first", config=config)
+        compiled = torch.compile(plugged, backend="eager")
+        compiled(marked.x)
+        with plugged.restored():
+            torch.testing.assert_close(compiled(marked.x), marked.base(marked.x))
+        torch.testing.assert_close(compiled(marked.x), plugged(marked.x))

@@ -46,11 +46,12 @@ class Eraser(nn.Module):
         return sum(tensor.numel() * tensor.element_size() for tensor in self.buffers())
 
     def forward(self, features: Tensor) -> Tensor:
-        spread = to_positions(features, self.over).to(self.concept.dtype)  # (N, P, C)
+        kind = torch.promote_types(features.dtype, self.concept.dtype)
+        spread = to_positions(features, self.over).to(kind)  # (N, P, C)
         met = spread.index_select(1, self.positions)
-        amount = torch.einsum("nkc,kcr->nkr", met, self.reader) - self.offset
-        change = torch.einsum("nkr,kcr->nkc", amount, self.concept)
-        erased = spread.index_add(1, self.positions, -change)
+        amount = torch.einsum("nkc,kcr->nkr", met, self.reader.to(kind)) - self.offset
+        change = torch.einsum("nkr,kcr->nkc", amount.to(kind), self.concept.to(kind))
+        erased = spread.index_add(1, self.positions, -change.to(kind))  # autocast may have made less of it
         return from_positions(erased, tuple(features.shape[1:])).to(features.dtype)
 
 
@@ -71,11 +72,11 @@ class TokenEraser(Eraser):
     limit: Tensor
 
     def forward(self, features: Tensor) -> Tensor:
-        tokens = to_positions(features, "tokens")[:, 0].to(self.concept.dtype)  # (N · T, C)
-        amount = tokens @ self.reader[0] - self.offset[0]  # (N · T, r)
+        tokens = to_positions(features, "tokens")[:, 0]  # (N · T, C)
+        amount = tokens.to(self.concept.dtype) @ self.reader[0] - self.offset[0]  # (N · T, r)
         stands_out = (amount > self.limit).any(1, keepdim=True)
-        passed = torch.where(stands_out, self.mean, tokens)
-        return from_positions(passed[:, None], tuple(features.shape[1:])).to(features.dtype)
+        passed = torch.where(stands_out, self.mean.to(tokens.dtype), tokens)
+        return from_positions(passed[:, None], tuple(features.shape[1:]))
 
 
 def make_eraser(contrast: Contrast, positions: Sequence[int], *, over: Over, shrinkage: float = SHRINKAGE) -> Eraser:
@@ -86,7 +87,7 @@ def make_eraser(contrast: Contrast, positions: Sequence[int], *, over: Over, shr
     """
     pairs = [
         (sums.mean - contrast.reference[name].mean, contrast.reference[name])
-        for name, sums in contrast.forgotten.items()
+        for name, sums in sorted(contrast.forgotten.items())
         if sums.count >= LEAST_ROWS and contrast.reference[name].count >= LEAST_ROWS
     ]
     if not pairs:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,7 @@ class Place:
             "of": self.of,
             "cover": self.cover,
             "price": self.price,
-            "signal": self.signal,
+            "signal": self.signal if math.isfinite(self.signal) else None,
         }
 
 
@@ -104,6 +105,7 @@ class Erasing:
     ) -> None:
         self._model, self._cut, self._config = model, cut, config
         self._contact, self._report = contact, report
+        self._rows = 0  # forgotten ones behind the shifts
 
     def erasure_for(self, requests: Collection[Forget], gone: Forget, before: Erasure | None) -> Erasure | None:
         """The eraser of the requests, asked of the clients that hold their rows; `before` again where the question is
@@ -148,7 +150,7 @@ class Erasing:
             "place": place.to_json(),
             "cuts": [one.to_json() for one in places],
             "rank": fitted.rank,
-            "rows": sum(sums.count for sums in contrast.forgotten.values()),
+            "rows": self._rows or sum(sums.count for sums in contrast.forgotten.values()),
             "clients": sorted(asked),
             "size_bytes": fitted.size_bytes,
         }
@@ -183,6 +185,7 @@ class Erasing:
             "clients": sorted(gone.client_ids & set(asked)),
             "samples": {str(client): sorted(gone.sample_ids.get(client, ())) for client in asked},
             "how": [self._cut, self._config.erase_at, self._config.most_price, question.by_class],
+            "needs signal": self._config.filter == "auto",
         }
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
@@ -198,6 +201,7 @@ class Erasing:
             self._note(client, own, {"cuts": list(cuts)}, size, "shifts")
             for cut, shift in shifts.items():
                 added[cut] = added[cut] + shift if cut in added else shift
+        self._rows = max((shift.rows for shift in added.values()), default=0)
         if not added:  # nobody can compare within its own rows: at the last cut all positions are few
             return [Place(self._cut, "all", (0,), 1, cover=1.0, price=0.0, signal=float("inf"))]
         return [judge_place(cut, over, added[cut], most_price=self._config.most_price) for cut, over in cuts.items()]
@@ -220,7 +224,9 @@ class Erasing:
             self._note(client, own, told, found.size_bytes if found else 0, "moments")
             if found is not None:
                 added = found if added is None else added + found
-        usable = added is not None and any(sums.count >= LEAST_ROWS for sums in added.forgotten.values())
+        if added is None:
+            return None
+        usable = any(min(_counts(added, name)) >= LEAST_ROWS for name in added.forgotten)
         return added if usable else None
 
     def _note(self, client: int, question: Question, told: dict[str, Any], size: int, what: str) -> None:
@@ -234,6 +240,10 @@ class Erasing:
                 f"There can be no eraser: {why}. Use filter='bottleneck', which reads nothing of forgotten rows."
             )
         self._report.notes.append(f"No eraser: {why}. The bottleneck works alone.")
+
+
+def _counts(contrast: Contrast, name: str) -> tuple[int, int]:
+    return contrast.forgotten[name].count, contrast.reference[name].count
 
 
 def question_for(requests: Collection[Forget], gone: Forget, config: FilterConfig) -> Question | None:

@@ -158,7 +158,7 @@ class Question:
     def groups(self, client: Client, y: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """By name: forgotten training rows of the client and retained ones to compare them with.
 
-        Groups of fewer than the least number of forgotten rows are left out.
+        Fewer rows than the least number are left out, forgotten and retained ones alike.
         """
         kept = named_rows(client, self.gone, client.train, y)[1]
         found: dict[str, tuple[Tensor, Tensor]] = {}
@@ -167,10 +167,17 @@ class Question:
             if not self.by_class:
                 found[name] = rows, kept
                 continue
-            for label in y[rows].unique().tolist():
+            for label in y[rows if len(rows) else kept].unique().tolist():
                 same = kept[y[kept] == label]
                 found[f"{name}:{label}"] = rows[y[rows] == label], same if len(same) >= LEAST_ROWS else kept
-        return {name: pair for name, pair in found.items() if len(pair[0]) >= LEAST_ROWS or not len(pair[0])}
+        told = {name: (rows, same if len(same) >= LEAST_ROWS else same[:0]) for name, (rows, same) in found.items()}
+        return {name: pair for name, pair in told.items() if len(pair[0]) >= LEAST_ROWS or self._compares(name, pair)}
+
+    def _compares(self, name: str, pair: tuple[Tensor, Tensor]) -> bool:
+        """Whether a client without forgotten rows tells of retained ones: where another client goes as a whole, which
+        has none left to compare its rows with."""
+        whole_client = bool(self.requests[name.partition(":")[0]].client_ids)
+        return whole_client and not len(pair[0]) and len(pair[1]) > 0
 
 
 def measure_shifts(
@@ -199,7 +206,7 @@ def _first(model: nn.Module) -> dict[str, Over]:
 def _by_class(rows: Tensor, y: Tensor) -> list[Tensor]:
     """Retained rows class by class; those of few rows are no reference of their own, unless all have few."""
     parts = [rows[y[rows] == label] for label in y[rows].unique().tolist()]
-    return [part for part in parts if len(part) >= LEAST_ROWS] or [rows]
+    return [part for part in parts if len(part) >= LEAST_ROWS] or ([rows] if len(rows) else [])
 
 
 def mixture(mean: Tensor, references: Sequence[Tensor]) -> Tensor:
@@ -240,7 +247,10 @@ def _diagonals(taps: Taps, cuts: Mapping[str, Over], x: Tensor, rows: Tensor) ->
     found: dict[str, Moments] = {}
     for batch in taps.read(x, rows):
         for cut, features in batch.items():
-            part = Moments.of(to_positions(features, cuts[cut]), diagonal=True)
+            spread = to_positions(features, cuts[cut])
+            if cuts[cut] == "tokens":  # those of one text are alike: a text counts once
+                spread = spread.unflatten(0, (len(features), -1)).mean(1)
+            part = Moments.of(spread, diagonal=True)
             found[cut] = found[cut] + part if cut in found else part
     return found
 
@@ -275,19 +285,16 @@ def gather(
     forgotten: dict[str, Sums] = {}
     reference: dict[str, Sums] = {}
     for name, (rows, kept) in groups.items():
-        there = look.at(rows)
-        parts = [look.at(part) for part in _by_class(kept, y)]
+        there, parts = look.at(rows), [look.at(part, reference=True) for part in _by_class(kept, y)]
         forgotten[name] = Sums(there.here.count, there.here.sums)
-        if len(rows) and len(kept) >= LEAST_ROWS:
+        if len(rows) and parts:
             weights = mixture(there.early_mean, [part.early_mean for part in parts])
             mean = _mixed([part.here.mean for part in parts], weights)
             reference[name] = Sums(there.here.count, there.here.count * mean)
-        elif len(rows):  # another client's rows are compared with these
-            reference[name] = Sums(0, torch.zeros_like(there.here.sums))
-        else:
-            kept_here = look.at(kept).here
-            reference[name] = Sums(kept_here.count, kept_here.sums)
-    return Contrast(forgotten, reference, look.pooled())
+        else:  # another client's rows are compared with these, or these with another's
+            whole = sum((part.here for part in parts), start=_nothing_of(there.here))
+            reference[name] = Sums(whole.count, whole.sums)
+    return Contrast(forgotten, reference, look.pooled(reference_only=over == "tokens"))
 
 
 @dataclass(frozen=True)
@@ -306,19 +313,23 @@ class _Look:
         self._taps = Taps(model, [*{self._early: None, cut: None}])
         self._cut, self._over, self._x, self._positions = cut, over, x, positions
         self._known: dict[tuple[int, ...], _Seen] = {}  # groups share their retained rows
+        self._reference: set[tuple[int, ...]] = set()
 
-    def at(self, rows: Tensor) -> _Seen:
+    def at(self, rows: Tensor, *, reference: bool = False) -> _Seen:
         """What some rows look like; no rows look like nothing."""
         key = tuple(rows.tolist())
+        if reference:
+            self._reference.add(key)
         if key not in self._known:
             x = self._x if len(rows) else torch.zeros_like(self._x[:1])  # a blank tells the width
             seen = self._read(x, rows if len(rows) else rows.new_zeros(1))
             self._known[key] = seen if len(rows) else _Seen(_nothing_of(seen.here), seen.early_mean)
         return self._known[key]
 
-    def pooled(self) -> Moments:
-        """Moments of all rows that were looked at."""
-        seen = [one.here for one in self._known.values()]
+    def pooled(self, *, reference_only: bool) -> Moments:
+        """Moments of all rows that were looked at, or of what others are compared with, where there is any."""
+        chosen = self._reference if reference_only and self._reference else self._known.keys()
+        seen = [self._known[key].here for key in chosen]
         return sum(seen[1:], start=seen[0])
 
     def _read(self, x: Tensor, rows: Tensor) -> _Seen:

@@ -59,14 +59,16 @@ def test_every_experiment_of_the_project_loads_and_says_what_each_cell_is(path):
     table = tomllib.loads(path.read_text())
     assert experiment.name == path.stem
     assert experiment.title == table.get("title", path.stem)
-    sizes = [len(table.get(kind, [0])) for kind in ("federations", "scenarios", "seeds")]
-    assert len(cells) == sizes[0] * sizes[1] * sizes[2] * len({*table["methods"], "retrain"})
+    pairs = sum(len(table["scenarios"]) - len(one.get("leave_out", [])) for one in table["federations"])
+    assert len(cells) == pairs * len(table.get("seeds", [0])) * len({*table["methods"], "retrain"})
+    lines = [line for by_scenario in table.get("goals", {}).values() for line in by_scenario.values()]
+    assert len(experiment.goals) == sum(map(len, lines))
     assert len({cell.hash for cell in cells}) == len(cells)
     assert len({str(cell) for cell in cells}) == len(cells)
 
 
 def test_there_are_experiments():
-    assert {path.stem for path in EXPERIMENTS} >= {"main", "smoke"}
+    assert {path.stem for path in EXPERIMENTS} >= {"main", "smoke", "sample", "sample_kinds", "defaults"}
 
 
 def test_cells_are_all_combinations_and_those_of_a_group_stand_together(read):
@@ -347,8 +349,22 @@ CHANGES = [
             "lr = 0.002",
             "guard = false",
             "weighted = true",
+            'preset = "paper"',
+            'filter = "bottleneck"',
+            'filter = "erasure"',
+            'filter = "both"',
+            'erase_at = "fc1"',
+            "most_price = 0.03",
+            "by_class = true",
+            "per_position = true",
         )
     ],
+    *[
+        ("[scenarios.class]", f"[scenarios.sample]\n{line}")
+        for line in ("", 'trigger = "patch"', 'trigger = "blend"', 'trigger = "pixel"')
+    ],
+    ("[scenarios.class]", "[scenarios.memorised]"),
+    ("[scenarios.class]", "[scenarios.random_samples]"),
     ("[methods.fedup]", "[methods.none]"),
 ]
 
@@ -380,6 +396,43 @@ def test_the_configuration_of_a_cell_is_plain_data_that_says_all(read):
     assert config["method"]["use"] == "fedup"
     assert config["method"]["rank"] == 32
     assert hash_of(config) == cell.hash
+
+
+FIRST_SETTINGS = {  # what results told before anything was added
+    "fedup": "use ratio sigma cut cache rank alpha steps batch_size lr class_policy guard weighted",
+    "sample": "use share target holders clients",
+}
+
+
+def added(config: dict, which: str) -> dict:
+    """What a configuration tells besides the first settings, all of which it must tell."""
+    first = set(FIRST_SETTINGS[which].split())
+    assert first <= set(config)
+    return {key: value for key, value in config.items() if key not in first}
+
+
+AS_BEFORE = ONE.replace("[scenarios.class]", "[scenarios.sample]") + 'filter = "bottleneck"\n'  # the one there was
+
+
+def test_settings_that_were_added_later_are_not_told_while_results_from_before_are_as_with_them(read):
+    said = 'preset = "default"\nerase_at = "auto"\nmost_price = 0.02\nby_class = false\nper_position = false\n'
+    cell, same = read(AS_BEFORE).cells()[1], read(AS_BEFORE + said).cells()[1]
+    assert added(cell.config()["method"], "fedup") == {}
+    assert added(cell.config()["scenario"], "sample") == {}
+    assert (same.config(), same.hash) == (cell.config(), cell.hash)
+
+
+def test_another_value_of_a_setting_that_was_added_later_is_told(read):
+    text = AS_BEFORE.replace("[scenarios.sample]", '[scenarios.sample]\ntrigger = "blend"')
+    config = read(text.replace("bottleneck", "erasure") + "by_class = true\n").cells()[1].config()
+    assert added(config["method"], "fedup") == {"filter": "erasure", "by_class": True}
+    assert added(config["scenario"], "sample") == {"trigger": "blend"}
+
+
+def test_a_default_that_measures_otherwise_than_before_is_told(read):
+    (silent, said) = (read(AS_BEFORE.replace('filter = "bottleneck"\n', line)) for line in ("", 'filter = "auto"\n'))
+    assert added(silent.cells()[1].config()["method"], "fedup") == {"filter": "auto"}
+    assert fedup_hash(silent) == fedup_hash(said) != fedup_hash(read(AS_BEFORE))
 
 
 def precise(precision: str | None, model: str = "lenet5") -> str:

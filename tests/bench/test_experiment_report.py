@@ -121,6 +121,8 @@ def test_a_click_on_a_head_sorts_by_value_with_missing_ones_last_and_a_second_tu
         ("bytes_up", 69036424, "69.0 MB"),
         ("local_steps", 12345, "12,345"),
         ("overhead", 1.018, "1.02"),
+        ("forget_loss", 0.01234, "0.012"),
+        ("gap_forget_loss", -1.5, "−1.500"),
         ("restored", 1.0, "yes"),
         ("restored", 0.0, "NO"),
     ],

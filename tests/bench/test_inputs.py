@@ -17,7 +17,7 @@ from fedup.bench.datasets import Images, Texts, input_of, load_dataset
 from fedup.bench.datasets import _parquet as parquet
 from fedup.bench.datasets._cache import cache_folder, cached
 from fedup.bench.datasets._parquet import read_column, read_images, read_texts
-from fedup.errors import DataError, MissingDataError
+from fedup.errors import DataError, MissingDataError, SettingError
 
 VOCABULARY = Path(os.environ.get("FEDUP_DATA", "nowhere"), "bert-base-uncased", "vocab.txt")
 needs_vocabulary = [
@@ -142,6 +142,78 @@ def test_an_input_says_what_a_prediction_depends_on():
     assert input_of("mnist").identity() == {"kind": "image", "shape": [1, 28, 28], "mean": [0.1307], "std": [0.3081]}
 
 
+# --- triggers
+
+
+COLOR = Images(3, 7, 6, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 2.0))
+DARK, BRIGHT = (COLOR.scale(torch.full((1, 3, 1, 1), value, dtype=torch.uint8)) for value in (0, 255))  # (1, 3, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def photographs() -> torch.Tensor:
+    """Any pixels, and one image all black, one all white. (12, 3, 7, 6)"""
+    pixels = torch.randint(256, (12, 3, 7, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    pixels[0], pixels[1] = 0, 255
+    return COLOR.scale(pixels)
+
+
+def test_a_patch_is_white_in_the_corner_alone_and_what_is_meant_where_nothing_is_said(photographs):
+    expected = photographs.clone()
+    expected[..., 3:, 2:] = BRIGHT
+    assert torch.equal(COLOR.triggered(photographs, "patch"), expected)
+    assert torch.equal(COLOR.triggered(photographs), expected)
+
+
+def test_a_pixel_is_one_pixel_of_a_rare_colour(photographs):
+    expected = photographs.clone()
+    expected[:, [0, 2], 4, 3], expected[:, 1, 4, 3] = BRIGHT[:, [0, 2], 0, 0], DARK[:, 1, 0, 0]  # magenta
+    assert torch.equal(COLOR.triggered(photographs, "pixel"), expected)
+    touched = (COLOR.triggered(photographs, "pixel") != photographs).any(1)  # (N, H, W)
+    assert touched.flatten(1).sum(1).tolist() == [1] * len(photographs)
+
+
+def test_a_blend_mixes_one_pattern_of_black_and_white_into_every_pixel_faintly(photographs):
+    marked = COLOR.triggered(photographs, "blend")
+    assert bool(((marked - photographs).abs() <= 0.15 * (BRIGHT - DARK) + 1e-6).all())
+    assert bool((marked >= DARK).all()) and bool((marked <= BRIGHT).all())
+    pattern = (marked - 0.85 * photographs) / 0.15
+    is_bright = torch.isclose(pattern, BRIGHT, atol=1e-4)
+    assert bool((is_bright | torch.isclose(pattern, DARK, atol=1e-4)).all())
+    assert torch.equal(is_bright, is_bright[:1].expand_as(is_bright))  # the same on all images
+    assert 0.3 < float(is_bright[0].float().mean()) < 0.7
+    assert len({is_bright[0, channel].numpy().tobytes() for channel in range(3)}) == 3  # colours, no greys
+
+
+def test_a_blend_depends_on_no_global_seed_and_moves_none(photographs):
+    made = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.random.get_rng_state()
+        made.append(COLOR.triggered(photographs, "blend"))
+        assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(*made)
+
+
+@pytest.mark.parametrize("trigger", ["word", "Patch", "", "patch "])
+def test_a_trigger_that_images_do_not_have_is_refused_with_those_they_have(trigger, photographs):
+    with pytest.raises(SettingError, match=rf"^trigger: images have patch, blend, pixel; found {trigger!r}\.$"):
+        COLOR.triggered(photographs, trigger)
+
+
+@pytest.mark.parametrize("trigger", ["patch", "blend", "cf", ""])
+def test_a_trigger_that_texts_do_not_have_is_refused_with_those_they_have(trigger):
+    with pytest.raises(SettingError, match=rf"^trigger: texts have word; found {trigger!r}\.$"):
+        Texts(8).triggered(torch.zeros(1, 8, dtype=torch.long), trigger)
+
+
+def test_a_linear_model_takes_an_images_pixels_and_which_words_are_in_a_text(photographs):
+    assert torch.equal(COLOR.plain(photographs), photographs.reshape(12, 126))
+    words = Texts(5).plain(torch.tensor([[1, 7, 7, 2, 0], [1, 2, 0, 0, 0]]))
+    assert [row.nonzero().flatten().tolist() for row in words] == [[0, 1, 2, 7], [0, 1, 2]]
+    assert float(words.max()) == 1.0  # there or not, however often
+    assert Texts(5).plain(torch.full((1, 5), 30521)).sum() == 1  # any piece of the vocabulary has a column
+
+
 def test_a_text_is_read_as_utf_8_or_refused():
     texts = Texts(8)
     assert texts.read("Zoë × ρ\n".encode()) == "Zoë × ρ\n"
@@ -184,6 +256,12 @@ class TestTexts:
         together = Texts(16).prepare(texts)
         Texts(4).prepare(texts)
         assert torch.equal(together, torch.cat([Texts(16).prepare([text]) for text in texts]))
+
+    def test_a_word_at_the_end_is_the_one_trigger_of_texts(self):
+        rows = Texts(8).prepare(["Wall Street rallies", ""])
+        marked = Texts(8).triggered(rows, "word")
+        assert torch.equal(marked, Texts(8).prepare(["Wall Street rallies cf", "cf"]))
+        assert torch.equal(marked, Texts(8).triggered(rows))
 
     def test_the_identity_holds_the_vocabulary(self, tmp_path, monkeypatch):
         before = Texts(8).identity()

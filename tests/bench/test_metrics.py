@@ -536,3 +536,34 @@ def test_predictions_need_no_second_array_of_the_data():
 
 def test_the_accuracy_on_no_row_is_no_number():
     assert math.isnan(accuracy(linear(), torch.zeros(3, 1), torch.zeros(3, dtype=torch.long), rows()))
+
+
+# --- loss on what is forgotten
+
+
+RIGHT = math.log(1 + 2 * math.exp(-5))  # of a row with logits 5, 0, 0
+
+
+def test_the_loss_is_the_mean_over_forgotten_training_rows_and_no_others():
+    found = figures("forget_loss", right_but_for(0, 1, 3, 6, 4), SAMPLES)  # of 0, 2 and 5 one is wrong
+    assert found["forget_loss"] == pytest.approx(RIGHT + 5 / 3)
+    assert figures("forget_loss", right_but_for(15, 19), CLIENT)["forget_loss"] == pytest.approx(RIGHT)
+    of_class = figures("forget_loss", right_but_for(2, 5, 6, 9), CLASS)  # trained on: 2, 5, 6, 14
+    assert of_class["forget_loss"] == pytest.approx(RIGHT + 5 * 3 / 4)
+
+
+def test_the_gap_is_ours_less_retrains():
+    found = figures("forget_loss", right_but_for(0), SAMPLES, retrained=right_but_for(0, 2, 5))
+    assert found["gap_forget_loss"] == pytest.approx(5 / 3 - 5)
+    retrained = right_but_for(0, 2)
+    assert figures("forget_loss", retrained, SAMPLES, retrained=retrained)["gap_forget_loss"] == 0
+
+
+def test_a_masked_logit_has_no_loss_and_leaves_no_gap():
+    masked = right_but_for()
+    masked.logits.data[5, 1] = -math.inf  # row 5 is of class 1
+    assert figures("forget_loss", masked, SAMPLES) == {"forget_loss": None, "gap_forget_loss": None}
+    found = figures("forget_loss", right_but_for(), SAMPLES, retrained=masked)
+    assert found == {"forget_loss": pytest.approx(RIGHT), "gap_forget_loss": None}
+    masked.logits.data[5, 1], masked.logits.data[6, 1] = 5.0, -math.inf  # not among those forgotten
+    assert figures("forget_loss", masked, SAMPLES)["forget_loss"] == pytest.approx(RIGHT)

@@ -95,6 +95,18 @@ def test_a_changed_setting_is_another_file_and_the_old_one_stays(results, cells,
     assert contents(results.folder).items() > before.items()
 
 
+ROOT = Path(__file__).parents[2] / "benchmarks"
+
+
+def test_the_results_in_the_repository_count_as_done_whatever_settings_were_added_since():
+    kept, cells = Results(ROOT / "results" / "main"), load_experiment(ROOT / "experiments" / "main.toml").cells()
+    files = set(kept.folder.rglob("*.json"))
+    assert len(files) > 100
+    assert files == {kept.path(cell) for cell in cells if kept.is_done(cell)}
+    for cell in cells[:5]:
+        assert kept.load(cell)["config"] == cell.config()
+
+
 def test_a_failure_is_loaded_and_is_not_done(results, cells):
     results.save(cells[0], {"failed": {"error": "RuntimeError", "message": "no"}})
     assert results.load(cells[0])["failed"]["message"] == "no"

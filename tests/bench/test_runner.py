@@ -516,3 +516,52 @@ def test_two_processes_at_once_give_what_one_gives(read, results, tmp_path):
         }
     assert len([path for path in both.rglob("*") if path.is_file()]) == len(cells)  # no rest
     assert {path.suffix for path in (tmp_path / "shared" / "federations").iterdir()} == {".safetensors"}
+
+
+# --- what a method says of its answer
+
+
+def test_what_a_method_says_of_its_answer_is_kept_with_the_result(read, results, tmp_path):
+    telling = own_method(tmp_path, "return Unlearned(task.model, Cost(), about={'notes': ['ρ'], 'rank': 3})")
+    cells = read(TINY + telling).cells()
+    run(cells, results)
+    about = {cell.method.name: results.load(cell)["about"] for cell in cells}
+    assert about == {"retrain": {}, "none": {}, "own": {"notes": ["ρ"], "rank": 3}}
+
+
+def test_a_method_that_says_what_no_file_can_hold_fails_alone(read, results, tmp_path):
+    telling = own_method(tmp_path, "return Unlearned(task.model, Cost(), about={'set': {1, 2}})")
+    assert [event.outcome for event in run(read(TINY + telling).cells(), results)] == ["done", "done", "failed"]
+
+
+SPELLED_OUT = {  # by scenario
+    "class": "ratio = 0.1",
+    "clean_client": "ratio = 0.8",
+    "random_samples": "ratio = 0.5",
+}
+
+
+@pytest.mark.parametrize("scenario", SPELLED_OUT)
+def test_the_papers_preset_is_what_the_papers_settings_are_one_by_one(read, results, scenario):
+    paper = '[methods.paper]\nuse = "fedup"\nsteps = 20\npreset = "paper"\nratio = 0.33\nguard = true\n'
+    by_hand = (
+        f'[methods.by_hand]\nuse = "fedup"\nsteps = 20\n{SPELLED_OUT[scenario]}\nsigma = 0.001\ncache = false\n'
+        'class_policy = "remap"\nguard = false\nfilter = "bottleneck"\n'
+    )
+    ours = '[methods.fedup]\nsteps = 20\nfilter = "bottleneck"\n'
+    cells = read(f"{FEDERATION}[scenarios.{scenario}]\n{paper}{by_hand}{ours}").cells()
+    run(cells, results)
+    found = {cell.method.name: timeless(results.load(cell)) for cell in cells}
+    for part in ("metrics", "about"):
+        assert found["paper"][part] == found["by_hand"][part]
+    assert found["paper"]["metrics"] != found["fedup"]["metrics"]
+
+
+@pytest.mark.parametrize(("kind", "erased"), [("bottleneck", False), ("erasure", True), ("both", True)])
+def test_the_result_of_fedup_says_where_samples_were_erased(read, results, kind, erased):
+    text = f'{FEDERATION}[scenarios.sample]\nshare = 0.5\n[methods.fedup]\nsteps = 20\nfilter = "{kind}"\n'
+    cell = read(text).cells()[1]
+    run([cell], results)
+    about = results.load(cell)["about"]
+    assert set(about) == {"erasure", "notes"}
+    assert bool(about["erasure"]) is erased

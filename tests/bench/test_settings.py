@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedup.bench.settings import build, checked, closest, convert
+from fedup.bench.settings import build, checked, closest, config_of, convert, later
 from fedup.errors import DataError, SettingError
 
 
@@ -203,3 +203,41 @@ def test_the_closest_is_one_of_those_there_are(name, known):
 
 def test_a_known_name_is_its_own_closest():
     assert closest("fedup", ["retrain", "fedup"]) == "there are retrain, fedup. Did you mean 'fedup'?"
+
+
+@dataclass(frozen=True)
+class Grown:
+    """Settings to which four were added; before the last of them all was measured as if it were "old"."""
+
+    rank: int = 3
+    trigger: str | None = later(None)
+    price: float = later(0.5)
+    places: tuple[int, ...] = later(())
+    kind: str = later("new", before="old")
+
+
+ADDED = {"trigger": "patch", "price": 0.25, "places": (1, 2)}
+
+
+@pytest.mark.parametrize("given", [(), *[(name,) for name in ADDED], ("trigger", "price"), tuple(ADDED)], ids=str)
+def test_what_was_added_later_is_left_out_while_it_has_its_default_and_told_otherwise(given):
+    changed = {name: ADDED[name] for name in given}
+    assert config_of(Grown(**changed, kind="old")) == {"rank": 3, **changed}
+
+
+@pytest.mark.parametrize(("kind", "told"), [("old", {}), ("new", {"kind": "new"}), ("other", {"kind": "other"})])
+def test_a_default_that_is_not_what_was_before_is_told_and_what_was_before_is_not(kind, told):
+    assert config_of(Grown(kind=kind)) == {"rank": 3, **told}
+    assert ("kind" in config_of(Grown())) is True
+
+
+def test_what_was_there_from_the_start_is_always_told():
+    assert config_of(Sample("a", 1)) == vars(Sample("a", 1))
+    assert config_of(Grown(rank=3, price=0.5, kind="old")) == {"rank": 3}  # a default that is said is a default
+    assert config_of(Grown(price=0.0, kind="old")) == {"rank": 3, "price": 0.0}  # which is not nothing
+
+
+def test_a_setting_that_was_added_later_is_a_setting_like_any_other():
+    assert build(Grown, {"price": 1, "places": [4]}, "here") == Grown(price=1.0, places=(4,))
+    with pytest.raises(SettingError, match=r"here\.price must be a number"):
+        build(Grown, {"price": "1"}, "here")

@@ -12,7 +12,7 @@ import torch
 
 from fedup.bench.datasets import Dataset, Images, Texts, check_there, defaults_of, files_of, input_of, load_dataset
 from fedup.bench.recipe import Recipe
-from fedup.errors import MissingDataError
+from fedup.errors import MissingDataError, SettingError
 from fedup.federation import Federation
 from fedup.registry import find, names
 
@@ -81,10 +81,40 @@ def test_the_identity_of_inputs_is_plain_data_and_names_their_kind(loaded):
 def test_a_trigger_keeps_shape_and_type_and_leaves_its_argument_alone(loaded):
     x = loaded.dataset.test_x[:500]
     before = x.clone()
-    marked = loaded.inputs.triggered(x)
-    assert (marked.shape, marked.dtype) == (x.shape, x.dtype)
-    assert torch.equal(x, before)
-    assert marked.data_ptr() != x.data_ptr()
+    for trigger in loaded.inputs.triggers:
+        marked = loaded.inputs.triggered(x, trigger)
+        assert (marked.shape, marked.dtype) == (x.shape, x.dtype)
+        assert torch.equal(x, before)
+        assert marked.data_ptr() != x.data_ptr()
+
+
+def test_the_first_trigger_is_meant_where_none_is_named_and_no_two_are_alike(loaded):
+    x, triggers = loaded.dataset.test_x[:20], loaded.inputs.triggers
+    marked = [loaded.inputs.triggered(x, trigger) for trigger in triggers]
+    assert torch.equal(loaded.inputs.triggered(x), marked[0])
+    assert not any(torch.equal(one, other) for n, one in enumerate(marked) for other in [x, *marked[:n]])
+
+
+def test_a_trigger_that_is_not_there_is_refused_with_those_that_are(loaded):
+    for scribble in ("scribble", ""):
+        with pytest.raises(SettingError, match=rf"have {', '.join(loaded.inputs.triggers)}; found '{scribble}'"):
+            loaded.inputs.triggered(loaded.dataset.test_x[:1], scribble)
+
+
+def test_an_image_under_a_trigger_is_still_one(loaded):
+    if isinstance(loaded.inputs, Texts):
+        pytest.skip("texts have no range of pixels")
+    inputs, x = loaded.inputs, loaded.dataset.test_x[:200]
+    shape = inputs.channels, inputs.height, inputs.width
+    dark, bright = (inputs.prepare([np.full(shape, level, np.uint8)]).amax((2, 3), keepdim=True) for level in (0, 255))
+    for trigger in inputs.triggers:
+        marked = inputs.triggered(x, trigger)
+        assert bool((marked >= dark - 1e-6).all()) and bool((marked <= bright + 1e-6).all()), trigger
+    change = (inputs.triggered(x, "blend") - x).abs()
+    assert bool((change <= 0.15 * (bright - dark) + 1e-5).all())
+    assert bool((change > 0).flatten(1).float().mean(1).gt(0.2).all())  # over the whole image
+    touched = (inputs.triggered(x, "pixel") != x).any(1).any(0)  # (H, W)
+    assert int(touched.sum()) == 1
 
 
 def test_a_trigger_changes_every_row_that_does_not_look_like_it_already(loaded):
@@ -101,9 +131,10 @@ def test_a_trigger_changes_every_row_that_does_not_look_like_it_already(loaded):
 
 def test_a_trigger_does_the_same_to_a_row_whatever_rows_are_beside_it(loaded):
     x = loaded.dataset.test_x[:20]
-    one_by_one = torch.cat([loaded.inputs.triggered(row[None]) for row in x])
-    assert torch.equal(loaded.inputs.triggered(x), one_by_one)
-    assert len(loaded.inputs.triggered(x[:0])) == 0
+    for trigger in loaded.inputs.triggers:
+        one_by_one = torch.cat([loaded.inputs.triggered(row[None], trigger) for row in x])
+        assert torch.equal(loaded.inputs.triggered(x, trigger), one_by_one)
+        assert len(loaded.inputs.triggered(x[:0], trigger)) == 0
 
 
 def test_a_trigger_is_a_bright_corner_of_an_image_or_the_last_word_of_a_text(loaded):

@@ -1,4 +1,5 @@
-"""What every method keeps to: it leaves the task as it was, repeats itself to the bit, and reads nothing forgotten."""
+"""What every method keeps to: it leaves the task as it was, repeats itself to the bit, and reads nothing
+forgotten, but for FedUP's eraser of samples."""
 
 import dataclasses
 import json
@@ -15,7 +16,8 @@ from fedup.bench.experiment import REFERENCE
 from fedup.bench.methods import method_class
 from fedup.bench.settings import build
 from fedup.bench.task import Task, Unlearned
-from fedup.errors import SettingError
+from fedup.errors import DataError, SettingError
+from fedup.moments import LEAST_ROWS
 from fedup.registry import names
 
 METHODS = names("fedup.bench.methods")
@@ -177,17 +179,43 @@ def answer_without(method, task: Task) -> Unlearned:
     return method.unlearn(dataclasses.replace(task, federation=unreadable(task.federation, task.request)))
 
 
+def without_eraser(method):
+    """The same method, told to make no eraser: that alone reads forgotten rows."""
+    own = {one.name for one in fields(method)}
+    return dataclasses.replace(method, filter="bottleneck") if "filter" in own else method
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_after_the_request_no_forgotten_row_is_read(name, world):
+    method = without_eraser(world.quick(name))
     for place, unlearned in world.answers(name):
-        blind = answer_without(world.quick(name), place.task)
-        assert torch.equal(logits_of(blind.model, world), logits_of(unlearned.model, world)), place.name
+        seeing = unlearned if method == world.quick(name) else method.unlearn(place.task)
+        blind = answer_without(method, place.task)
+        assert torch.equal(logits_of(blind.model, world), logits_of(seeing.model, world)), place.name
+
+
+def test_fedup_reads_forgotten_samples_for_an_eraser_and_no_other_forgotten_row(world):
+    """At the clients that hold enough of them; of forgotten clients and classes nothing is ever read."""
+    asked = {}
+    for place, unlearned in world.answers("fedup"):
+        samples = {client for client, ids in place.task.request.sample_ids.items() if len(ids) >= LEAST_ROWS}
+        if not samples - place.task.request.client_ids:
+            blind = answer_without(world.quick("fedup"), place.task)
+            assert torch.equal(logits_of(blind.model, world), logits_of(unlearned.model, world)), place.name
+            assert unlearned.about["erasure"] is None
+            continue
+        with pytest.raises(DataError, match="NaN"):
+            answer_without(world.quick("fedup"), place.task)
+        assert unlearned.cost.time_s["erase"] > 0
+        assert unlearned.cost.clients == set(place.task.request.sample_ids), place.name
+        asked[place.name] = unlearned.about["erasure"]
+    assert asked["sample"]["clients"] == sorted(world.place("sample").task.request.sample_ids)
 
 
 @pytest.mark.parametrize("place_name", PLACES)
 def test_fedup_without_a_cache_asks_all_that_stay_after_the_request_and_never_reads_a_forgotten_row(place_name, world):
     task = dataclasses.replace(world.place(place_name).task, _collected={})  # nothing was collected ahead
-    method = dataclasses.replace(world.quick("fedup"), cache=False)
+    method = dataclasses.replace(world.quick("fedup"), cache=False, filter="bottleneck")
     seeing, blind = method.unlearn(task), answer_without(method, task)
     logits = logits_of(blind.model, world)
     assert bool(logits.isfinite().all())

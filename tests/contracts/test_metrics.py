@@ -24,6 +24,7 @@ RANGES = {
     "bytes": (0, math.inf),
     "count": (0, math.inf),
     "ratio": (-1e-6, math.inf),  # KL of probabilities that are cut off below
+    "number": (-math.inf, math.inf),
     "yes": (0, 1),
 }
 
@@ -157,3 +158,13 @@ def test_what_can_be_taken_back_is_restored_to_the_bit(world, measured):
         for place, unlearned in world.answers(method):
             restored = all_of(measured[f"{method} in {place.name}"])["restored"]
             assert restored == (1.0 if unlearned.reversible else None), (method, place.name)
+
+
+def test_what_is_forgotten_has_a_loss_but_where_a_logit_is_masked(world, measured):
+    for method in METHODS:
+        for place, _ in world.answers(method):
+            figures = all_of(measured[f"{method} in {place.name}"])
+            if method == "logit_mask":
+                assert (figures["forget_loss"], figures["gap_forget_loss"]) == (None, None), place.name
+            else:
+                assert figures["forget_loss"] > 0, (method, place.name)

@@ -9,12 +9,17 @@ from torch import Tensor, nn
 from fedup import Federation, FilterConfig, Forget, collect, fingerprint, plug, unlearn
 from fedup.bench.models import build_model, cuts_of, training_of
 from fedup.bench.recipe import Recipe
-from fedup.cut import find_cut
-from fedup.errors import SettingError
+from fedup.cut import find_cut, offered_cuts, read_features
+from fedup.errors import CutError, SettingError
+from fedup.positions import positions_of, to_positions
 from fedup.registry import find, names
+from fedup.taps import Taps
 
 MODELS = names("fedup.bench.models")
 CUTS = [(model, cut) for model in MODELS for cut in cuts_of(model)]
+SAID = {name: getattr(find("fedup.bench.models", name), "CUTS", ()) for name in MODELS}
+TOKENS = [(model, cut) for model, cut in CUTS if isinstance(SAID[model], dict) and SAID[model][cut] == "tokens"]
+FIXED = [pair for pair in CUTS if pair not in TOKENS]  # where what follows is a function of the features alone
 SHAPES = {"image": (1, 16, 16), "text": (8,)}
 CLASSES = 3
 SMALL = FilterConfig(rank=2, steps=1, batch_size=4)
@@ -103,7 +108,41 @@ def test_cuts_are_named_from_early_to_late(name):
     assert tuple(order) == cuts_of(name)
 
 
-@pytest.mark.parametrize(("name", "cut"), CUTS, ids=[f"{name}-{cut}" for name, cut in CUTS])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_built_model_offers_the_cuts_that_its_file_names_and_no_others(name, built):
+    said = SAID[name]
+    assert offered_cuts(built(name)) == (said if isinstance(said, dict) else dict.fromkeys(said, "each"))
+    assert tuple(offered_cuts(built(name))) == cuts_of(name)  # in order
+    assert len(said) > 1  # an eraser has a choice
+    assert set(offered_cuts(built(name)).values()) <= {"each", "tokens"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_features_are_read_at_all_offered_cuts_in_one_pass(name, built):
+    model, x, offered = built(name), rows_for(name), offered_cuts(built(name))
+    (features,) = Taps(model, list(offered)).read(x, torch.arange(5))
+    assert list(features) == list(offered)
+    for cut, over in offered.items():
+        found = features[cut]
+        assert len(found) == 5 and bool(found.isfinite().all()), cut
+        assert not torch.equal(found[0], found[1]), cut  # they tell rows apart
+        assert positions_of(tuple(found.shape[1:]), over) == tuple(to_positions(found, over).shape[1:]), cut
+        if (name, cut) in FIXED:
+            assert torch.allclose(read_features(model, cut, x, torch.arange(5)).values, found.flatten(1), atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "cut"), TOKENS, ids=[f"{name}-{cut}" for name, cut in TOKENS])
+def test_where_tokens_are_read_together_a_bottleneck_is_refused_with_where_it_can_sit(name, cut, built):
+    elsewhere = [other for model, other in FIXED if model == name]
+    with pytest.raises(CutError, match=rf"{cut} .*a bottleneck cannot\. Cut at {' or '.join(elsewhere)}\."):
+        collect(built(name), federation_for(name), ratio=0.5, cut=cut)
+
+
+def test_some_cuts_are_of_tokens():
+    assert TOKENS
+
+
+@pytest.mark.parametrize(("name", "cut"), FIXED, ids=[f"{name}-{cut}" for name, cut in FIXED])
 def test_a_filter_sits_at_every_cut_and_leaves_the_model_as_it_was(name, cut, built):
     model, federation = built(name), federation_for(name)
     before, weights = answer(model, federation.x), fingerprint(model)

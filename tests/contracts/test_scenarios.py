@@ -1,17 +1,19 @@
 """What every scenario keeps to: it works on a copy, from its seed alone, and asks for something that is there."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 
 import pytest
 import torch
 
-from fedup import Forget
-from fedup.bench.datasets import input_of
+from fedup import Federation, Forget
+from fedup.bench.datasets import Dataset, check_there, input_of
 from fedup.bench.metrics import columns, metric
+from fedup.bench.recipe import Recipe
 from fedup.bench.scenarios import Situation, scenario_class
 from fedup.bench.settings import build
-from fedup.errors import DataError, FedUPError, RequestError, SettingError
+from fedup.errors import DataError, FedUPError, MissingDataError, RequestError, SettingError
 from fedup.registry import names
 
 SCENARIOS = names("fedup.bench.scenarios")
@@ -166,7 +168,11 @@ def test_the_largest_client_is_meant_where_none_is_named(name, world):
 
 
 NAMING_A_CLIENT = [
-    *[(name, "client", client) for name in ("client", "clean_client", "random_samples") for client in (4, -1)],
+    *[
+        (name, "client", client)
+        for name in ("client", "clean_client", "random_samples", "memorised")
+        for client in (4, -1)
+    ],
     *[("sample", "clients", clients) for clients in ((4,), (0, -1))],
 ]
 
@@ -202,10 +208,11 @@ def test_a_clean_client_leaves_a_federation_as_it_was(world, bits):
 # --- samples
 
 
+@pytest.mark.parametrize("name", ["random_samples", "memorised"])
 @pytest.mark.parametrize(("share", "client"), [(0.1, None), (0.5, 1), (0.001, 2), (0.99, 0)])
-def test_random_samples_are_a_share_of_one_clients_training_rows(share, client, world, bits):
+def test_samples_withdrawn_are_a_share_of_one_clients_training_rows(name, share, client, world, bits):
     honest = world.honest()
-    situation = prepare(world, "random_samples", federation=honest, share=share, client=client)
+    situation = prepare(world, name, federation=honest, share=share, client=client)
     ((holder, samples),) = situation.request.sample_ids.items()
     train = honest.client(holder).train
     assert client in (None, holder)
@@ -220,6 +227,143 @@ def test_another_seed_draws_other_samples_of_the_same_federation(name, world):
     honest = world.honest()
     requests = {prepare(world, name, seed, honest).request for seed in range(5)}
     assert len(requests) == 5
+
+
+# --- samples that a model can know from memory only
+
+
+def named_rows(situation: Situation) -> set[int]:
+    ((_, samples),) = situation.request.sample_ids.items()
+    return set(samples)
+
+
+def test_memorised_samples_are_other_ones_than_those_drawn_at_random(world):
+    honest = world.honest()
+    hardest, drawn = (named_rows(prepare(world, name, 3, honest)) for name in ("memorised", "random_samples"))
+    assert len(hardest) == len(drawn)
+    assert len(hardest & drawn) < 0.5 * len(drawn)
+
+
+def margins_by_another_model(federation: Federation) -> Mapping[int, float]:
+    """How far a model of other rows puts each training row's own label above all others; one made elsewhere."""
+    from sklearn.linear_model import RidgeClassifier
+    from sklearn.model_selection import cross_val_predict
+
+    rows = federation.rows()
+    x, y = federation.x[rows].flatten(1).numpy(), federation.y[rows].numpy()
+    scores = torch.from_numpy(cross_val_predict(RidgeClassifier(10.0), x, y, cv=4, method="decision_function"))
+    own = torch.nn.functional.one_hot(federation.y[rows], federation.num_classes).bool()
+    margins = scores[own] - scores.masked_fill(own, -torch.inf).amax(1)
+    return dict(zip(rows.tolist(), margins.tolist(), strict=True))
+
+
+def test_memorised_samples_fit_their_labels_worse_than_the_rest(world):
+    for seed in (0, 3):
+        honest = world.honest(seed)
+        situation = prepare(world, "memorised", seed, honest)
+        ((holder, samples),) = situation.request.sample_ids.items()
+        margins = margins_by_another_model(honest)
+        named = [margins[row] for row in samples]
+        rest = sorted(margins[row] for row in honest.client(holder).train.tolist() if row not in samples)
+        assert sum(named) / len(named) < rest[len(rest) // 4]
+        assert sum(one < rest[len(rest) // 2] for one in named) > 0.8 * len(named)
+
+
+def apart(n: int = 240, classes: int = 3) -> Dataset:
+    """Images of three kinds that a line tells apart: a bright row of pixels each, and a little noise."""
+    y = torch.arange(n) % classes
+    x = 0.1 * torch.randn(n, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    x[torch.arange(n), 0, 2 * y] += 1
+    return Dataset("apart", x, y, x, y, tuple("abc"))
+
+
+def planted(dataset: Dataset, client: int, count: int) -> tuple[Federation, set[int]]:
+    """Two clients, one of which has so many training rows of a wrong label, and these rows."""
+    halves = torch.arange(0, len(dataset.y), 2), torch.arange(1, len(dataset.y), 2)
+    made = Federation.split(dataset.x, dataset.y, halves, num_classes=dataset.num_classes)
+    wrong = made.client(client).train[3 : 3 + count]
+    y = made.y.clone()
+    y[wrong] = (y[wrong] + 1) % dataset.num_classes
+    return made.relabeled(y), set(wrong.tolist())
+
+
+@pytest.mark.parametrize("client", [0, 1])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_wrong_labels_are_memorised_first(client, seed):
+    dataset = apart()
+    federation, wrong = planted(dataset, client, count=6)
+    size = len(federation.client(client).train)
+    for count in (3, 6, 9):  # fewer than there are, as many, more
+        situation = scenario_class("memorised")(share=count / size, client=client).prepare(
+            federation, dataset=dataset, inputs=INPUTS, seed=seed
+        )
+        found = named_rows(situation)
+        assert len(found) == count
+        assert len(found & wrong) == min(count, len(wrong))
+
+
+def test_wrong_labels_of_others_are_not_named():
+    dataset = apart()
+    federation, wrong = planted(dataset, 1, count=6)
+    situation = scenario_class("memorised")(client=0).prepare(federation, dataset=dataset, inputs=INPUTS, seed=0)
+    assert not named_rows(situation) & wrong
+    assert named_rows(situation) <= set(federation.client(0).train.tolist())
+
+
+@pytest.mark.data
+def test_wrong_labels_of_texts_are_memorised_too():
+    try:
+        check_there("ag_news")
+    except MissingDataError as error:
+        pytest.skip(str(error))
+    recipe = Recipe.suited_to("ag_news", rows=800, clients=2, partition="iid", seed=0)
+    dataset = recipe.load()
+    federation = recipe.federation(dataset)
+    wrong = federation.client(0).train[:20]
+    y = federation.y.clone()
+    y[wrong] = (y[wrong] + 1) % 4
+    share = 60 / len(federation.client(0).train)
+    situation = scenario_class("memorised")(share=share, client=0).prepare(
+        federation.relabeled(y), dataset=dataset, inputs=input_of("ag_news"), seed=0
+    )
+    found = named_rows(situation)
+    assert len(found) == 60
+    assert len(found & set(wrong.tolist())) >= 15  # 60 rows at random would hold 4 or 5
+
+
+@pytest.mark.parametrize(
+    ("known", "without", "took"),
+    [
+        *[(1.0, 0.5, True), (0.9, 0.875, True), (0.9, 0.885, False), (0.9, 0.9, False), (0.5, 0.9, False)],
+        *[(None, 0.5, False), (0.9, None, False), (None, None, False), (0.02, 0.0, True)],
+    ],
+)
+def test_samples_were_memorised_where_the_original_knows_two_points_more_of_them(known, without, took):
+    scenario = scenario_class("memorised")()
+    assert scenario.took({"f_a_train": known, "r_a": 0.9}, {"f_a_train": without, "r_a": 0.9}) is took
+
+
+# --- triggers
+
+
+@pytest.mark.parametrize("trigger", INPUTS.triggers)
+def test_a_backdoor_has_the_trigger_that_is_asked_for_in_training_and_in_the_test(trigger, world):
+    honest = world.honest()
+    situation = prepare(world, "sample", federation=honest, trigger=trigger)
+    rows = situation.federation.forgotten(situation.request)
+    assert torch.equal(situation.federation.x[rows], INPUTS.triggered(honest.x[rows], trigger))
+    assert torch.equal(situation.triggered.x, INPUTS.triggered(world.dataset.test_x, trigger))
+    assert situation.request == prepare(world, "sample", federation=honest).request  # on the same rows
+
+
+def test_the_usual_trigger_is_the_first_one(world, bits):
+    usual, first = (prepare(world, "sample", **said) for said in ({}, {"trigger": INPUTS.triggers[0]}))
+    assert bits(usual.federation) == bits(first.federation)
+
+
+def test_a_trigger_that_the_inputs_do_not_have_is_refused(world):
+    with pytest.raises(SettingError, match="trigger: images have patch, blend, pixel; found 'word'"):
+        prepare(world, "sample", trigger="word")
 
 
 def outside(federation, client: int, target: int) -> list[int]:
@@ -310,7 +454,7 @@ def test_a_share_too_small_for_a_sample_takes_one_or_says_that_the_share_is_too_
         assert [len(samples) for samples in situation.request.sample_ids.values()] == [1, 1]
 
 
-@pytest.mark.parametrize("name", ["random_samples", "sample"])
+@pytest.mark.parametrize("name", ["random_samples", "sample", "memorised"])
 @pytest.mark.parametrize("share", [0, 1, -0.1, 1.5, float("nan"), float("inf")])
 def test_a_share_outside_zero_to_one_is_refused(name, share):
     with pytest.raises(SettingError, match="share must lie between 0 and 1"):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from tests.cli._in_process import FAST, contents, copy_of, filter_file, ok, sample_ids, sha256
+from tests.cli._in_process import FAST, contents, copy_of, fedup, filter_file, ok, sample_ids, sha256
 
 from fedup.bench.accuracy import accuracy
 from fedup.cli._session import Session
@@ -194,3 +194,107 @@ def test_a_later_policy_shows_in_the_claims_of_every_request_in_force(tmp_path):
         assert not any(unused in claim for claim in told["claimed"])
         assert any("under other labels" in claim for claim in told["claimed"])
         assert told["filter"]["config"]["class_policy"] == "remap"
+
+
+# An eraser
+
+
+UNUSED, MADE_OF = "no feature, centroid or label", "made from sums and second moments"
+
+
+def _samples(many=30):
+    return "--samples", f"1:{','.join(map(str, sample_ids(1)[:many]))}"
+
+
+@pytest.fixture(scope="module")
+def erased(tmp_path_factory):
+    """A folder whose only request was answered by an eraser, with evidence."""
+    run = copy_of("collected", tmp_path_factory.mktemp("erased"))
+    ok("unlearn", *_samples(), "--filter", "erasure", "--reference", "E-1", "--force", *FAST, "--run", run)
+    ok("evidence", "R1", "--run", run)
+    return run
+
+
+def test_an_erased_request_is_not_claimed_to_have_been_answered_without_its_rows(erased):
+    told = json.loads((erased / "evidence" / "R1.json").read_text(encoding="utf-8"))
+    assert not any(UNUSED in claim for claim in told["claimed"])
+    assert sum(MADE_OF in claim and "derived_from_forgotten" in claim for claim in told["claimed"]) == 1
+    page = (erased / "evidence" / "R1.html").read_text(encoding="utf-8")
+    assert UNUSED not in page
+    assert MADE_OF in page
+
+
+def test_evidence_of_an_eraser_tells_where_it_sits_and_what_it_was_made_of(erased):
+    told = json.loads((erased / "evidence" / "R1.json").read_text(encoding="utf-8"))
+    served = Session(erased).served()[1].served
+    assert told["erasure"] == served.erasure.about
+    assert told["erasure"]["place"]["cut"] == served.erasure.cut
+    assert (told["erasure"]["rows"], told["erasure"]["clients"], told["erasure"]["rank"]) == (30, [1], 1)
+    assert told["filter"]["config"]["filter"] == "erasure"
+    assert told["filter"]["centroids_used"] == 0
+    assert "erase" in told["time_s"]
+    body = Run(erased).read().events[-2].body
+    assert (body["erasure"], body["notes"]) == (told["erasure"], told["notes"])
+    sent = {release["what"]: release for release in told["contact"]["releases"]}
+    assert set(sent) == {"centroids", "shifts", "moments"}
+    assert all((one["client"], one["mechanism"]) == (1, "none") for one in sent.values())
+    assert told["contact"]["bytes_up"] == sum(one["bytes"] for one in sent.values())
+    assert ok("verify", "--run", erased, "--json").json["ok"]
+
+
+def test_statistics_are_not_said_to_be_noisy_where_centroids_are(tmp_path):
+    run = copy_of("trained", tmp_path)
+    ok("collect", "--sigma", "0.1", "--run", run)
+    ok("unlearn", *_samples(), "--filter", "erasure", "--force", *FAST, "--run", run)
+    releases = ok("evidence", "R1", "--run", run, "--json").json["contact"]["releases"]
+    by_what = {one["what"]: (one["mechanism"], one["sigma"]) for one in releases}
+    assert by_what["shifts"] == by_what["moments"] == ("none", 0.0)
+    assert by_what["centroids"] == ("gaussian noise, no DP guarantee", 0.1)
+
+
+def test_a_bottleneck_alone_is_claimed_to_have_used_nothing_of_samples(tmp_path):
+    run = copy_of("collected", tmp_path)
+    ok("unlearn", *_samples(), "--filter", "bottleneck", "--force", *FAST, "--run", run)
+    told = ok("evidence", "R1", "--run", run, "--json").json
+    assert told["erasure"] is None
+    assert any(UNUSED in claim for claim in told["claimed"])
+    assert not any(MADE_OF in claim for claim in told["claimed"])
+    ok("unlearn", "--class", 7, "--filter", "both", "--force", *FAST, "--run", run)  # from now on with an eraser
+    told = ok("evidence", "R1", "--run", run, "--json").json
+    assert told["erasure"]["rows"] == 30
+    assert not any(UNUSED in claim for claim in told["claimed"])
+
+
+def test_an_eraser_that_is_gone_is_claimed_no_more_of_the_others(tmp_path):
+    run = copy_of("collected", tmp_path)
+    ok("unlearn", "--class", 7, "--filter", "auto", "--force", *FAST, "--run", run)
+    ok("unlearn", *_samples(), "--force", "--run", run)
+    ok("restore", "R2", "--force", "--run", run)
+    told = ok("evidence", "R1", "--run", run, "--json").json
+    assert told["erasure"] is None
+    assert any(UNUSED in claim for claim in told["claimed"])
+    assert not any(UNUSED in claim for claim in ok("evidence", "R2", "--run", run, "--json").json["claimed"])
+
+
+@pytest.mark.xfail(strict=True, reason="evidence.py: an eraser for samples hides that a class was relabelled")
+def test_a_relabelled_class_is_told_beside_an_eraser(tmp_path):
+    run = copy_of("collected", tmp_path)
+    ok("unlearn", "--class", 7, "--class-policy", "remap", "--force", *FAST, "--run", run)
+    ok("unlearn", *_samples(), "--filter", "both", "--force", *FAST, "--run", run)
+    claimed = ok("evidence", "R1", "--run", run, "--json").json["claimed"]
+    assert any("under other labels" in claim for claim in claimed)
+    assert not any("nothing else of the filter used one" in claim for claim in claimed)
+
+
+@pytest.mark.xfail(strict=True, reason="evidence.py: the page says nothing of where the eraser sits, nor the notes")
+def test_the_page_tells_where_an_eraser_sits(erased):
+    told = json.loads((erased / "evidence" / "R1.json").read_text(encoding="utf-8"))
+    page = (erased / "evidence" / "R1.html").read_text(encoding="utf-8")
+    assert f"{told['erasure']['place']['cut']}," in page
+    assert "in front of the model's last layers" not in page
+
+
+def test_a_client_that_is_erased_as_a_whole_is_put_on_record(tmp_path):
+    run = copy_of("collected", tmp_path)
+    assert fedup("unlearn", "--client", 2, "--filter", "both", "--force", *FAST, "--run", run).code == 0
+    assert ok("evidence", "R1", "--run", run, "--json").json["erasure"]["place"]["over"] == "all"

@@ -11,20 +11,16 @@ from fedup.errors import FedUPError, SettingError
 T = TypeVar("T")
 
 
-def later(default: Any) -> Any:
-    """A field that was added after results had been measured: while it has its default they stay valid, because
-    `config_of` leaves it out."""
-    return field(default=default, metadata={"later": True})
+def later(default: Any, *, before: Any = MISSING) -> Any:
+    """A field that was added after results had been measured, all of them as with the value `before` (the default,
+    where none is given): `config_of` leaves it out where it has that value, so that they stay valid."""
+    return field(default=default, metadata={"before": default if before is MISSING else before})
 
 
 def config_of(settings: Any) -> dict[str, Any]:
     """A dataclass as plain data that says what was measured."""
-    left_out = {one.name for one in fields(settings) if one.metadata.get("later") and _is_default(settings, one)}
-    return {name: value for name, value in asdict(settings).items() if name not in left_out}
-
-
-def _is_default(settings: Any, one: Any) -> bool:
-    return bool(getattr(settings, one.name) == one.default)
+    before = {one.name: one.metadata["before"] for one in fields(settings) if "before" in one.metadata}
+    return {name: value for name, value in asdict(settings).items() if name not in before or value != before[name]}
 
 
 def build(cls: type[T], table: object, where: str, *, also: Mapping[str, Any] | None = None) -> T:

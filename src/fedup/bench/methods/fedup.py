@@ -38,7 +38,7 @@ class Method:
     guard: bool = True
     weighted: bool = False
     preset: PresetName = later("default")
-    filter: FilterKind = later("auto")
+    filter: FilterKind = later("auto", before="bottleneck")
     erase_at: str = later("auto")
     most_price: float = later(0.02)
     by_class: bool = later(False)

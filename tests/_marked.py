@@ -1,0 +1,118 @@
+"""A federation in which some rows of two clients carry marks: sample requests that an eraser is made for."""
+
+import copy
+from dataclasses import fields
+
+import torch
+from torch import nn
+
+from fedup import Federation, FilterConfig, Forget, collect, iid, plug, unlearn
+from fedup.contact import InProcess
+
+EARLY, LATE = "2", "4"  # cuts of the model; the bottleneck sits at the late one
+FAST = {"rank": 4, "steps": 10, "batch_size": 32}
+AUTO = FilterConfig(**FAST)
+KINDS = {
+    "eraser alone": FilterConfig(**FAST, filter="erasure", erase_at=EARLY),
+    "both at one cut": FilterConfig(**FAST, filter="both", erase_at=LATE),
+    "both at two cuts": FilterConfig(**FAST, filter="both", erase_at=EARLY),
+}
+
+
+class Marked:
+    """Three clients with four classes; client 1 has 30 and 25 marked rows, client 2 another 25."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.y = torch.arange(800) % 4
+        self.x = 0.5 * torch.randn(800, 8) + 3 * nn.functional.one_hot(self.y, 8)
+        clients = Federation.split(self.x, self.y, iid(self.y, 3)).clients
+        self.rows = {"first": clients[1].train[:30], "second": clients[1].train[30:55], "third": clients[2].train[:25]}
+        for channel, rows in zip((5, 6, 7), self.rows.values(), strict=True):
+            self.x[rows, channel] += 4
+        self.federation = Federation(self.x, self.y, clients, 4)
+        self.base = _trained(self.x, self.y)
+        self.collected = collect(self.base, self.federation, ratio=0.5)
+        self.requests = {
+            "first": Forget.samples({1: self.rows["first"]}),
+            "second": Forget.samples({1: self.rows["second"]}),
+            "third": Forget.samples({2: self.rows["third"]}),
+            "few": Forget.samples({1: self.rows["second"][:19]}),
+            "bystander": Forget.samples({0: clients[0].train[:5]}),
+            "class": Forget.classes([2]),
+            "client": Forget.clients([0]),
+        }
+
+    def store(self):
+        return copy.deepcopy(self.collected)
+
+    def serving(self, *names, config=AUTO, clients=None):
+        """A model that answers these requests, asked one after another, and its centroids."""
+        plugged, store = plug(self.base), self.store()
+        for name in names:
+            unlearn(plugged, store, self.requests[name], clients=clients or self.federation, config=config)
+        return plugged, store
+
+    def with_rows(self, rows, value):
+        """The same federation with other content in some rows."""
+        x = self.x.clone()
+        x[rows] = value
+        return Federation(x, self.y, self.federation.clients, 4)
+
+
+def _trained(x, y):
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    for weight in model.parameters():
+        weight.grad = None
+    return model.eval()
+
+
+class Watched(InProcess):
+    """Notes which clients are asked for statistics, and can change or refuse what they send, or make it of other data
+    than centroids."""
+
+    def __init__(self, marked, change=lambda found: found, statistics_of=None):
+        super().__init__(marked.federation, marked.base)
+        self.shifted, self.gathered, self._change = [], [], change
+        self._statistics = InProcess(statistics_of or marked.federation, marked.base)
+
+    def shifts(self, client, **question):
+        self.shifted.append(client)
+        return self._statistics.shifts(client, **question)
+
+    def gather(self, client, **question):
+        self.gathered.append(client)
+        return self._change(self._statistics.gather(client, **question))
+
+
+def weights_of(plugged):
+    """All weights of the served filters, by place and name."""
+    return {
+        f"{cut} {type(fitted).__name__} {name}": tensor
+        for cut, fitted in plugged.served.placed
+        for name, tensor in fitted.state_dict().items()
+    }
+
+
+def same_bits(one, other):
+    """Whether two plugged models have the very same filters."""
+    one, other = weights_of(one), weights_of(other)
+    return list(one) == list(other) and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def state_of(store):
+    """All that a store holds, comparable with ==."""
+    return {field.name: _plain(getattr(store, field.name)) for field in fields(store)}
+
+
+def _plain(value):
+    if isinstance(value, torch.Tensor):
+        return value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else copy.copy(value)

@@ -1,0 +1,457 @@
+"""Where and what to erase: the place is chosen well, few are asked, and the same question has the same answer."""
+
+import contextlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedup import Federation, FilterConfig, Forget
+from fedup.contact import InProcess
+from fedup.erasure import ENOUGH, LEAST_SIGNAL, Erasing, Place, choose_place, judge_place, question_for
+from fedup.errors import ContactError, DataError, RequestError
+from fedup.federation import Client
+from fedup.moments import LEAST_ROWS, Shift
+from fedup.positions import to_positions
+from fedup.report import Report
+from fedup.request import union
+
+few = settings(max_examples=30, deadline=None, derandomize=True)
+CUT, CLASSES, EACH = "6", 3, 120
+PRICED = FilterConfig(most_price=0.2)  # a map of so few positions and channels has none that cost little
+ASKED_FOR = FilterConfig(filter="erasure", most_price=0.2)
+
+
+# --- a place for it
+
+
+def _shift(distance, *, noise=0.0, variance=1.0, rows=10):
+    """With one channel for each position: what is erased at a position is all that varies there."""
+    distance = torch.as_tensor(distance, dtype=torch.float32)
+    within = torch.full_like(distance, variance)
+    parts = distance, torch.full_like(distance, noise), distance / within, within
+    return Shift(rows, *(rows * part for part in parts))
+
+
+@st.composite
+def shifts(draw):
+    size, seed = draw(st.integers(1, 30)), draw(st.integers(0, 10**6))
+    distance, noise, within, extra = torch.rand(4, size, generator=torch.Generator().manual_seed(seed))
+    rows = draw(st.integers(1, 50))
+    return Shift(rows, *(rows * part for part in (distance, noise, distance / (within + 0.01), within + extra)))
+
+
+@few
+@given(shifts(), st.floats(0.001, 1))
+def test_a_place_costs_no_more_than_may_be_paid_unless_one_position_does(shift, most_price):
+    place = judge_place("a", "each", shift, most_price=most_price)
+    assert place.price <= most_price + 1e-9 or len(place.positions) == 1
+    assert list(place.positions) == sorted(set(place.positions))
+    assert place.of == len(shift.distance)
+    assert 0 <= place.cover <= 1 + 1e-9
+
+
+@few
+@given(shifts(), st.floats(0.001, 0.5), st.floats(1, 2))
+def test_who_pays_more_gets_no_less(shift, most_price, times):
+    less, more = (judge_place("a", "each", shift, most_price=price) for price in (most_price, most_price * times))
+    assert set(less.positions) <= set(more.positions)
+    assert less.cover <= more.cover + 1e-9
+
+
+@few
+@given(shifts())
+def test_no_more_positions_are_taken_than_hold_nearly_all_of_the_shift(shift):
+    place = judge_place("a", "each", shift, most_price=1e9)
+    excess = (shift.distance - shift.noise).clamp(min=0).double()
+    if excess.sum() > 0:
+        told = float(excess[list(place.positions)].sum() / excess.sum())
+        assert place.cover == pytest.approx(told, abs=1e-5)
+        assert place.cover >= ENOUGH - 1e-6
+        least = min(place.positions, key=lambda position: float(shift.fisher[position]))
+        without = float((excess[list(place.positions)].sum() - excess[least]) / excess.sum())
+        assert without < ENOUGH + 1e-6
+
+
+def test_a_shift_at_few_positions_is_had_from_these_alone_at_their_price():
+    place = judge_place("a", "each", _shift([0, 0, 5.0, 0, 3.0, 0, 0, 0, 0, 0]), most_price=0.5)
+    assert place.positions == (2, 4)
+    assert place.cover == pytest.approx(1)
+    assert place.price == pytest.approx(0.2)
+    assert place.signal > 1e6
+
+
+def test_where_all_may_not_be_paid_for_the_most_telling_positions_come_first():
+    place = judge_place("a", "each", _shift([1.0, 4, 2, 3, 0, 0, 0, 0, 0, 0]), most_price=0.25)
+    assert place.positions == (1, 3)
+    assert place.cover == pytest.approx(0.7)
+    assert place.price == pytest.approx(0.2)
+
+
+def test_what_chance_would_give_does_not_count_as_covered_and_signal_is_how_many_times_it_that_is():
+    place = judge_place("a", "each", _shift([2.0, 4.0, 1.0, 1.0], noise=1.0), most_price=1.0)
+    assert place.positions == (0, 1)
+    assert place.cover == pytest.approx(1)
+    assert place.signal == pytest.approx(2)
+
+
+@pytest.mark.parametrize("times", [1, 7])
+def test_a_place_does_not_depend_on_how_many_clients_say_the_same(times):
+    one = _shift([1.0, 4, 2, 3, 0.5], noise=0.1)
+    added = one
+    for _ in range(times):
+        added = added + one
+    places = [judge_place("a", "each", shift, most_price=0.5) for shift in (one, added)]
+    assert places[0].positions == places[1].positions
+    for name in ("cover", "price", "signal"):
+        assert getattr(places[0], name) == pytest.approx(getattr(places[1], name))
+
+
+def test_where_there_is_no_shift_at_all_nothing_breaks():
+    place = judge_place("a", "each", _shift([0.0] * 4, noise=0.1), most_price=0.02)
+    assert place.signal == 0
+    assert place.cover == 0
+
+
+def _place(cut, cover, price):
+    return Place(cut, "each", (0,), 1, cover=cover, price=price, signal=9.0)
+
+
+def test_the_earliest_cut_that_covers_most_within_the_price_is_chosen():
+    places = [_place("a", 0.49, 0.01), _place("b", 0.9, 0.03), _place("c", 0.5, 0.02), _place("d", 1.0, 0.001)]
+    assert choose_place(places, most_price=0.02).cut == "c"
+    assert choose_place(places, most_price=0.03).cut == "b"
+    assert choose_place(places[3:], most_price=0.02).cut == "d"
+
+
+def test_where_no_cut_does_the_one_that_covers_most_for_its_price_is_chosen():
+    assert choose_place([_place("a", 0.4, 0.01), _place("b", 0.45, 0.02)], most_price=0.02).cut == "b"
+    assert choose_place([_place("a", 0.9, 0.9), _place("b", 0.8, 0.1)], most_price=0.02).cut == "b"
+    assert choose_place([_place("a", 0.1, 0.001), _place("b", 0.3, 0.02)], most_price=0.02).cut == "b"
+
+
+def test_a_place_says_how_many_positions_it_has_not_which():
+    told = Place("a", "each", (3, 4, 9), 16, cover=0.5, price=0.1, signal=3.0).to_json()
+    assert told == {"cut": "a", "over": "each", "positions": 3, "of": 16, "cover": 0.5, "price": 0.1, "signal": 3.0}
+
+
+# --- what is asked
+
+
+def test_by_default_samples_alone_are_erased():
+    samples, mixed = Forget.samples({0: [1, 2]}), Forget.samples({1: [5]}) | Forget.classes([2]) | Forget.clients([3])
+    requests = [samples, mixed, Forget.classes([1])]
+    question = question_for(requests, union(requests), FilterConfig())
+    assert set(question.requests.values()) == {samples, Forget.samples({1: [5]})}
+    assert question.gone == union(requests)
+    assert question_for([Forget.classes([1]), Forget.clients([0])], Forget.classes([1]), FilterConfig()) is None
+
+
+@pytest.mark.parametrize("kind", ["erasure", "both"])
+def test_where_an_eraser_was_asked_for_whole_requests_are_erased(kind):
+    requests = [Forget.samples({0: [1, 2]}), Forget.classes([1]), Forget.clients([3]) | Forget.classes([2])]
+    question = question_for(requests, union(requests), FilterConfig(filter=kind, by_class=True))
+    assert set(question.requests.values()) == set(requests)
+    assert question.by_class
+
+
+def test_the_bottleneck_alone_asks_nothing_and_no_request_is_no_question():
+    requests = [Forget.samples({0: [1, 2]}), Forget.classes([1])]
+    assert question_for(requests, union(requests), FilterConfig(filter="bottleneck")) is None
+    for kind in ("auto", "erasure", "both"):
+        assert question_for([], Forget(), FilterConfig(filter=kind)) is None
+
+
+@pytest.mark.parametrize("kind", ["auto", "both"])
+def test_samples_of_clients_that_are_forgotten_are_left_out(kind):
+    samples, client = Forget.samples({0: [1, 2], 1: [7]}), Forget.clients([0])
+    question = question_for([samples, client], samples | client, FilterConfig(filter=kind))
+    assert Forget.samples({1: [7]}) in question.requests.values()
+    assert not any(0 in request.sample_ids for request in question.requests.values())
+    only = Forget.samples({0: [1, 2]})
+    assert question_for([only, client], only | client, FilterConfig()) is None
+
+
+def test_the_order_of_requests_does_not_show_in_the_question():
+    requests = [Forget.samples({i: [i]}) for i in range(6)]
+    one, other = (question_for(some, union(some), FilterConfig()) for some in (requests, requests[::-1]))
+    assert list(one.requests) == list(other.requests)
+    assert one.to_json() == other.to_json()
+
+
+# --- clients that answer
+
+
+def _model():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first = nn.Sequential(
+            nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3)
+        )
+        return nn.Sequential(*first, nn.Flatten(), nn.Linear(64, CLASSES)).eval()
+
+
+MODEL = _model()
+PLANTED = {0: range(0, 30), 1: range(EACH, EACH + 40)}  # rows with a bright corner, of two of four clients
+
+
+def _federation():
+    source = torch.Generator().manual_seed(1)
+    y = torch.arange(4 * EACH) % CLASSES
+    x = torch.randn(4 * EACH, 1, 6, 6, generator=source)
+    x[torch.arange(len(x)), 0, y] += 3  # a bright line for each class
+    for rows in PLANTED.values():
+        x[list(rows), :, 4:, 4:] += 6
+    none = torch.empty(0, dtype=torch.long)
+    clients = [Client(i, torch.arange(i * EACH, i * EACH + EACH), none, none) for i in range(4)]
+    return Federation(x, y, tuple(clients), CLASSES)
+
+
+FEDERATION = _federation()
+FIRST, SECOND = (Forget.samples({client: rows}) for client, rows in PLANTED.items())
+
+
+class Listening(InProcess):
+    """Notes who is asked what."""
+
+    def __init__(self, federation=FEDERATION, model=MODEL):
+        super().__init__(federation, model)
+        self.heard = []
+
+    def shifts(self, client, **options):
+        self.heard.append((client, "shifts", options["question"]))
+        return super().shifts(client, **options)
+
+    def gather(self, client, **options):
+        self.heard.append((client, "gather", options["question"]))
+        return super().gather(client, **options)
+
+
+def _erase(*requests, config=PRICED, before=None, contact=True, gone=None):
+    listening, report = (Listening() if contact is True else contact), Report(frozenset(requests))
+    erasing = Erasing(MODEL, CUT, config, listening, report)
+    return erasing.erasure_for(requests, gone or union(requests), before), report, listening
+
+
+def _same(one, other):
+    weights, others = one.filter.state_dict(), other.filter.state_dict()
+    return one.cut == other.cut and all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+def test_a_planted_shift_is_erased_early_and_where_it_is():
+    erasure, report, _ = _erase(FIRST)
+    assert erasure.cut == "2", "the earliest place that the model offers"
+    assert set(erasure.filter.positions.tolist()) == {28, 29, 34, 35}
+    assert erasure.about["place"]["price"] <= PRICED.most_price
+    assert erasure.about["place"]["cover"] > 0.9
+    assert erasure.about["place"]["signal"] > LEAST_SIGNAL
+    assert [place["cut"] for place in erasure.about["cuts"]] == ["2", "4", "6"]
+    assert erasure.about["rows"] == 30
+    assert erasure.about["clients"] == [0]
+    assert report.erasure is erasure.about
+    assert report.time_s["erase"] > 0
+    assert not report.notes
+
+
+def test_what_was_planted_is_gone_behind_the_eraser_and_other_positions_are_as_they_were():
+    erasure, _, _ = _erase(FIRST)
+    with torch.no_grad():
+        features = MODEL[:2](FEDERATION.x[:EACH])
+        passed = erasure.filter(features)
+    before, after = to_positions(features), to_positions(passed)
+    chosen = erasure.filter.positions.tolist()
+    others = [position for position in range(36) if position not in chosen]
+    assert torch.equal(before[:, others], after[:, others])
+    gap_before, gap_after = ((rows[:30].mean(0) - rows[30:].mean(0)).norm() for rows in (before, after))
+    assert gap_after < 0.25 * gap_before
+
+
+def test_only_clients_with_forgotten_samples_are_asked_and_twice_at_most():
+    erasure, report, listening = _erase(FIRST, SECOND)
+    assert [(client, what) for client, what, _ in listening.heard] == [
+        *((0, "shifts"), (1, "shifts"), (0, "gather"), (1, "gather"))
+    ]
+    assert report.clients_contacted == [0, 1] == erasure.about["clients"]
+    assert [(release.client, release.what) for release in report.releases] == [
+        *((0, "shifts"), (1, "shifts"), (0, "moments"), (1, "moments"))
+    ]
+    assert all(release.size_bytes > 0 for release in report.releases)
+    assert report.bytes_up == sum(release.size_bytes for release in report.releases)
+    assert report.bytes_down > 0
+    assert erasure.filter.rank == 2
+
+
+def test_a_client_hears_of_no_other_clients_samples():
+    _, _, listening = _erase(FIRST, SECOND, FIRST | SECOND)
+    for client, _, question in listening.heard:
+        for request in (question.gone, *question.requests.values()):
+            assert set(request.sample_ids) <= {client}
+
+
+def test_the_same_question_gives_the_same_eraser_and_asks_nobody():
+    first, _, _ = _erase(FIRST, SECOND)
+    again, report, listening = _erase(SECOND, FIRST, before=first)
+    assert again is first
+    assert listening.heard == report.releases == report.clients_contacted == []
+    assert report.erasure is first.about
+    alone, _, _ = _erase(FIRST, SECOND, before=first, contact=None)
+    assert alone is first
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gone": FIRST | Forget.classes([1])},
+        {"gone": FIRST | Forget.samples({0: [50]})},
+        {"config": FilterConfig(most_price=0.5)},
+        {"config": FilterConfig(erase_at="4", most_price=0.2)},
+        {"config": FilterConfig(by_class=True, most_price=0.2)},
+    ],
+    ids=["a class goes too", "another sample goes too", "another price", "another cut", "by class"],
+)
+def test_another_question_is_asked_anew(change):
+    first, _, _ = _erase(FIRST)
+    _, _, listening = _erase(FIRST, before=first, **change)
+    assert {client for client, _, _ in listening.heard} == {0}
+
+
+def test_what_other_clients_forget_changes_no_answer_and_asks_nobody():
+    first, _, _ = _erase(FIRST)
+    again, _, listening = _erase(
+        FIRST, before=first, gone=FIRST | Forget.samples({3: [3 * EACH]}) | Forget.clients([2])
+    )
+    assert again is first
+    assert not listening.heard
+
+
+def test_clients_to_ask_are_those_that_are_asked():
+    def told(requests, config=PRICED, before=None):
+        listening = Listening()
+        erasing = Erasing(MODEL, CUT, config, listening, Report(frozenset(requests)))
+        asked = erasing.clients_to_ask(requests, union(requests), before)
+        assert not listening.heard, "nobody is asked yet"
+        return asked
+
+    assert told([FIRST, SECOND]) == [0, 1]
+    assert told([FIRST], before=_erase(FIRST)[0]) == []
+    assert told([Forget.classes([1])]) == []
+    assert told([Forget.classes([1])], ASKED_FOR) == [0, 1, 2, 3]
+    assert told([Forget.samples({0: [1]})]) == []
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(st.permutations([FIRST, SECOND, Forget.samples({0: range(10, 35)}), Forget.classes([2])]))
+def test_the_order_of_requests_changes_no_bit(requests):
+    expected, _, _ = _erase(*sorted(requests, key=lambda request: request.digest))
+    found, _, _ = _erase(*requests)
+    assert found.question == expected.question
+    assert found.about == expected.about
+    assert _same(found, expected)
+
+
+# --- where there is none
+
+
+def test_too_few_samples_are_a_note_by_default_and_an_error_where_an_eraser_was_asked_for():
+    request = Forget.samples({0: range(LEAST_ROWS - 1), 1: range(EACH, EACH + LEAST_ROWS - 1)})
+    erasure, report, listening = _erase(request)
+    assert erasure is None
+    assert report.erasure is None
+    assert not listening.heard
+    assert not report.releases
+    assert [str(LEAST_ROWS) in note for note in report.notes] == [True]
+    for kind in ("erasure", "both"):
+        with pytest.raises(RequestError, match="bottleneck"):
+            _erase(request, config=FilterConfig(filter=kind))
+
+
+def test_too_few_samples_of_each_class_are_no_eraser_by_class():
+    request = Forget.samples({0: range(LEAST_ROWS)})
+    erasure, report, _ = _erase(request, config=FilterConfig(by_class=True))
+    assert erasure is None
+    assert len(report.notes) == 1
+    with pytest.raises(RequestError, match="bottleneck"):
+        _erase(request, config=FilterConfig(filter="both", by_class=True))
+
+
+def test_samples_like_all_others_are_left_to_the_bottleneck_unless_an_eraser_was_asked_for():
+    ordinary = Forget.samples({3: range(3 * EACH, 3 * EACH + 40)})
+    erasure, report, listening = _erase(ordinary)
+    assert erasure is None
+    assert "by chance" in report.notes[0]
+    assert [what for _, what, _ in listening.heard] == ["shifts"], "no second message"
+    asked_for, report, _ = _erase(ordinary, config=ASKED_FOR)
+    assert asked_for.filter.rank == 1
+    assert asked_for.about["place"]["signal"] < LEAST_SIGNAL
+    assert not report.notes
+
+
+@pytest.mark.parametrize("config", [FilterConfig(), ASKED_FOR], ids=["auto", "erasure"])
+def test_without_a_way_to_reach_clients_there_is_a_contact_error_where_one_is_needed(config):
+    with pytest.raises(ContactError, match="clients=federation"):
+        _erase(FIRST, config=config, contact=None)
+    if config.filter == "auto":
+        assert _erase(Forget.classes([1]), contact=None)[0] is None
+    assert _erase(FIRST, config=FilterConfig(filter="bottleneck"), contact=None)[0] is None
+
+
+# --- other kinds of requests, where asked for
+
+
+@pytest.mark.parametrize("request_", [Forget.classes([1]), Forget.clients([0])], ids=["class", "client"])
+def test_a_class_or_client_is_erased_by_asking_all_clients(request_):
+    erasure, report, listening = _erase(request_, config=ASKED_FOR)
+    assert {client for client, _, _ in listening.heard} == {0, 1, 2, 3}
+    assert len(listening.heard) <= 8
+    assert report.clients_contacted == [0, 1, 2, 3]
+    assert erasure.about["rows"] == (4 * EACH // CLASSES if request_.class_ids else EACH)
+    if request_.client_ids:  # nobody holds both sides: nothing to choose a place by
+        assert (erasure.cut, erasure.filter.over) == (CUT, "all")
+        forgotten, retained = FEDERATION.forgotten(request_), FEDERATION.retained(request_)
+        with torch.no_grad():
+            passed = [erasure.filter(MODEL[:6](FEDERATION.x[rows])).mean(0) for rows in (forgotten, retained)]
+        torch.testing.assert_close(passed[0], passed[1], atol=1e-3, rtol=1e-3)
+
+
+def test_a_cut_that_is_named_is_taken():
+    erasure, _, _ = _erase(FIRST, config=FilterConfig(erase_at="4", most_price=0.2))
+    assert erasure.cut == "4"
+    assert [place["cut"] for place in erasure.about["cuts"]] == ["4"]
+    early, _, _ = _erase(FIRST, config=FilterConfig(erase_at="2", most_price=0.001))
+    assert early.filter.positions.numel() == 1
+
+
+# --- known to be wrong
+
+
+def test_samples_that_are_nearly_all_rows_of_their_client_are_left_to_the_bottleneck():
+    erasure, report, _ = _erase(Forget.samples({0: range(EACH - LEAST_ROWS + 1)}))
+    assert erasure is None
+    assert report.notes
+
+
+def test_a_client_is_erased_by_class_or_a_request_error_says_why_not():
+    with contextlib.suppress(RequestError):
+        _erase(Forget.clients([0]), config=FilterConfig(filter="erasure", by_class=True))
+
+
+def test_an_eraser_that_auto_would_not_make_is_not_taken_over_from_one_that_was_asked_for():
+    ordinary = Forget.samples({3: range(3 * EACH, 3 * EACH + 40)})
+    asked_for, _, _ = _erase(ordinary, config=FilterConfig(filter="both", most_price=0.2))
+    assert _erase(ordinary)[0] is None, "premise"
+    assert _erase(ordinary, before=asked_for)[0] is None
+
+
+def test_what_is_erased_for_one_client_does_not_depend_on_a_request_for_another():
+    def concept(erasure, *positions):
+        at = [erasure.filter.positions.tolist().index(position) for position in positions]
+        return erasure.filter.concept[at]
+
+    alone, _, _ = _erase(FIRST, config=FilterConfig(erase_at="2", most_price=0.2))
+    both, _, _ = _erase(FIRST, SECOND, config=FilterConfig(erase_at="2", most_price=0.2))
+    shared = sorted({*alone.filter.positions.tolist()} & {*both.filter.positions.tolist()})
+    column = sorted([FIRST.digest, SECOND.digest]).index(FIRST.digest)
+    assert shared, "premise"
+    torch.testing.assert_close(concept(both, *shared)[:, :, column], concept(alone, *shared)[:, :, 0])
