@@ -378,7 +378,6 @@ def test_a_signed_file_with_wrong_weights_of_an_eraser_is_refused(marked, erased
     _refused(marked, erased[2])
 
 
-@pytest.mark.xfail(strict=True, reason="filter_file.py: weights are not held against the cut before they are served")
 @pytest.mark.parametrize("change", ILL_FITTING.values(), ids=ILL_FITTING.keys())
 def test_a_signed_file_whose_eraser_does_not_fit_the_cut_is_refused(marked, erased, change):
     _signed(erased[2], tensors=change)

@@ -105,7 +105,6 @@ def test_a_preset_replaces_the_settings_of_the_filter_that_is_served(monkeypatch
     assert (plugged.served.config.rank, plugged.served.config.class_policy) == (4, "drop")
 
 
-@pytest.mark.xfail(strict=True, reason="centroids.py: collect(preset='paper') leaves out what `remap` relabels")
 def test_centroids_of_the_papers_preset_have_the_class_that_its_filter_relabels():
     centroids = collect(MARKED.base, MARKED.federation, forget=[CLASS], preset="paper")
     assert 2 in {cell.label for cell in centroids.cells if cell.size}

@@ -129,14 +129,14 @@ def collect(
     seed: int = 0,
     forget: Iterable[Forget] = (),
     preset: PresetName = "default",
-    keep_forgotten_classes: bool = False,
+    keep_forgotten_classes: bool | None = None,
 ) -> Centroids:
     """Ask every client, once, for the centroids of its cells.
 
     Without `forget` this is the cache: requests are answered from it later. With `forget` it is the paper's protocol:
     clients leave out what those requests name before they answer (`keep_forgotten_classes` for the class policies
-    `remap` and `remap_client`, which need the forgotten class's centroids). Ratio and noise that are not given are the
-    preset's: 0.8 and none by default, by kind of request with `paper`.
+    `remap` and `remap_client`, which need the forgotten class's centroids; as the preset has it where it is not given).
+    Ratio and noise that are not given are the preset's: 0.8 and none by default, by kind of request with `paper`.
     """
     requests = frozenset(forget)
     usual = settings_of(preset, requests)
@@ -148,7 +148,7 @@ def collect(
             how,
             find_cut(model, cut),
             requests,
-            keep_forgotten_classes,
+            usual.config.class_policy != "drop" if keep_forgotten_classes is None else keep_forgotten_classes,
         )
 
 

@@ -23,6 +23,7 @@ from fedup.request import Forget
 ENOUGH = 0.99  # of the shift: more positions would be erased for nothing
 LEAST_COVER = 0.5  # of the shift that must be within the price for a cut to be taken
 LEAST_SIGNAL = 2.5  # shift over sampling noise below which there is nothing to erase
+_TOO_FEW = f"no client has {LEAST_ROWS} or more of the forgotten samples, which an eraser needs"
 
 
 @dataclass(frozen=True)
@@ -122,13 +123,16 @@ class Erasing:
         """Those that would be asked; nobody is."""
         question = question_for(requests, gone, self._config)
         asked = self._asked(question) if question is not None else []
+        if question is not None and not asked:
+            self._say_none(_TOO_FEW)
+        self._candidates()  # refuses a cut that is not there
         same = question is not None and before is not None and before.question == self._digest(question, asked)
         return [] if same else asked
 
     def _erasure(self, question: Question, before: Erasure | None) -> Erasure | None:
         asked = self._asked(question)
         if not asked:
-            self._say_none(f"no client has {LEAST_ROWS} or more of the forgotten samples, which an eraser needs")
+            self._say_none(_TOO_FEW)
             return None
         digest = self._digest(question, asked)
         if before is not None and before.question == digest:

@@ -4,10 +4,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedup.artifacts import load_tensors, save_tensors
-from fedup.eraser import load_eraser
+from fedup.eraser import Eraser, load_eraser
 from fedup.erasure import Erasure
 from fedup.errors import ArtifactError, FingerprintError, NotFittedError, RequestError
 from fedup.filter import Bottleneck, FilterConfig
@@ -49,6 +50,8 @@ def load_filter(plugged: PluggedModel, path: str | Path) -> None:
     try:
         config = FilterConfig(**header["config"])
         erasure = _erasure(tensors, header.get("erasure"))
+        if header.get("derived_from_forgotten", False) != (erasure is not None):
+            raise ValueError("it does not say truly whether it was derived from forgotten rows")
         fitted = _bottleneck({n: t for n, t in tensors.items() if not n.startswith(_ERASER)}, header, config)
         requests = frozenset(map(Forget.from_json, header["requests"]))
         cut = header["cut"]
@@ -82,6 +85,7 @@ def _described(erasure: Erasure | None) -> dict[str, Any] | None:
     return {
         "cut": erasure.cut,
         "over": erasure.filter.over,
+        "channels": erasure.filter.concept.shape[1],
         "question": erasure.question,
         "about": dict(erasure.about),
     }
@@ -94,4 +98,26 @@ def _erasure(tensors: dict[str, Tensor], described: dict[str, Any] | None) -> Er
         return None
     weights = {name.removeprefix(_ERASER): tensor for name, tensor in tensors.items() if name.startswith(_ERASER)}
     eraser = load_eraser(weights, described["over"])
+    _check_fits(eraser, described)
     return Erasure(described["cut"], eraser, described["question"], described["about"])
+
+
+def _check_fits(eraser: Eraser, described: dict[str, Any]) -> None:
+    """Raise unless the weights fit each other and the cut that they were made for."""
+    places, channels, rank = eraser.concept.shape
+    shapes = {
+        "concept": (places, described["channels"], rank),
+        "reader": (places, channels, rank),
+        "offset": (places, rank),
+        "positions": (places,),
+        **({"mean": (channels,), "limit": (rank,)} if described["over"] == "tokens" else {}),
+    }
+    if any(tuple(getattr(eraser, name).shape) != shape for name, shape in shapes.items()):
+        raise ValueError("the weights of its eraser do not fit each other")
+    positions = eraser.positions
+    if (
+        positions.dtype != torch.long
+        or int(positions.min()) < 0
+        or int(positions.max()) >= described["about"]["place"]["of"]
+    ):
+        raise ValueError("its eraser acts on positions that the cut does not have")

@@ -1,7 +1,7 @@
 """What clients tell of forgotten and retained rows so that an eraser can be made: counts, sums, second moments."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -148,7 +148,8 @@ class Question:
     def to(self, client: int) -> "Question":
         """The part of it that a client needs to know."""
         parts = {name: _part_of(request, client) for name, request in self.requests.items()}
-        return Question(parts, _part_of(self.gone, client), self.by_class)
+        gone = _part_of(self.gone, client)
+        return Question(parts, replace(gone, client_ids=gone.client_ids & {client}), self.by_class)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

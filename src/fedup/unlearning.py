@@ -253,7 +253,7 @@ def _fit_for(
                 report.notes.append(
                     f"Class {', '.join(map(str, broken))}, as the forgotten samples were labelled, is recognised far "
                     "less often than others: their labels may have broken it. A bottleneck besides the eraser "
-                    "(filter='both') mends that."
+                    "(filter both) mends that."
                 )
         with report.stage("swap"):
             plugged.serve(Served(fitted, requests, config, plugged.base_fingerprint, plugged.cut, erasure))

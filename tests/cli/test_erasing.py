@@ -87,7 +87,6 @@ def test_wrong_settings_are_one_error_and_change_nothing(run, options, told):
     assert contents(run) == before
 
 
-@pytest.mark.xfail(strict=True, reason="cli/unlearn.py: options that were not given erase those of the preset")
 def test_a_preset_brings_all_its_settings_and_single_ones_come_before_it(run):
     ok("unlearn", "--run", run, "--class", 7, "--preset", "paper", "--force", *FAST)
     config = _served(run).config
@@ -127,7 +126,6 @@ def test_a_dry_run_of_an_eraser_contacts_whom_the_real_run_does(run):
     assert {one["client"] for one in Run(run).read().events[-1].body["releases"]} == {1}
 
 
-@pytest.mark.xfail(strict=True, reason="unlearning.py: plan() does not refuse what an eraser will refuse")
 @pytest.mark.parametrize("options", [("--filter", "both"), ("--filter", "erasure")], ids=str)
 def test_a_dry_run_refuses_an_eraser_that_the_real_run_refuses(run, options):
     assert fedup("unlearn", "--run", run, *_samples(5), *options, *FAST, "--force").code == 1

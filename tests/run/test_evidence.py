@@ -276,7 +276,6 @@ def test_an_eraser_that_is_gone_is_claimed_no_more_of_the_others(tmp_path):
     assert not any(UNUSED in claim for claim in ok("evidence", "R2", "--run", run, "--json").json["claimed"])
 
 
-@pytest.mark.xfail(strict=True, reason="evidence.py: an eraser for samples hides that a class was relabelled")
 def test_a_relabelled_class_is_told_beside_an_eraser(tmp_path):
     run = copy_of("collected", tmp_path)
     ok("unlearn", "--class", 7, "--class-policy", "remap", "--force", *FAST, "--run", run)
@@ -286,7 +285,6 @@ def test_a_relabelled_class_is_told_beside_an_eraser(tmp_path):
     assert not any("nothing else of the filter used one" in claim for claim in claimed)
 
 
-@pytest.mark.xfail(strict=True, reason="evidence.py: the page says nothing of where the eraser sits, nor the notes")
 def test_the_page_tells_where_an_eraser_sits(erased):
     told = json.loads((erased / "evidence" / "R1.json").read_text(encoding="utf-8"))
     page = (erased / "evidence" / "R1.html").read_text(encoding="utf-8")

@@ -1,6 +1,7 @@
 """Goals of an experiment, written beside it and judged from its results: met, or missed and by how much."""
 
 import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,13 @@ from fedup.errors import SettingError
 if TYPE_CHECKING:
     from fedup.bench.summary import Block  # which knows experiments, which know their goals
 
-_GOAL = re.compile(r"(?P<sign><=|>=)\s*(?:(?P<method>[A-Za-z][\w-]*)\.(?P<metric>\w+))?\s*(?P<margin>[+-]?\s*[\d.]+)?")
+_NUMBER = r"(?:\d+(?:\.\d+)?|\.\d+)"
+_GOAL = re.compile(
+    rf"(?P<sign><=|>=)\s*(?:(?P<method>[A-Za-z][\w.-]*)\.(?P<metric>\w+)(?:\s*(?P<margin>[+-]\s*{_NUMBER}))?"
+    rf"|(?P<fixed>-?{_NUMBER}))"
+)
 _OURS = "fedup"
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class Judged:
     def missed_by(self) -> float:
         """0 where the goal is met."""
         beyond = self.bound - self.found if self.goal.at_least else self.found - self.bound
-        return max(0.0, beyond)
+        return beyond if beyond > _ROUNDING else 0.0
 
 
 def read_goals(table: object, federations: Mapping[str, Sequence[str]], methods: Sequence[str]) -> tuple[Goal, ...]:
@@ -60,7 +66,7 @@ def read_goals(table: object, federations: Mapping[str, Sequence[str]], methods:
 
 def _goal(federation: str, scenario: str, figure: str, text: Any, methods: Sequence[str], where: str) -> Goal:
     parsed = _GOAL.fullmatch(convert(text, str, where).strip())
-    if parsed is None or (parsed["metric"] is None and parsed["margin"] is None):
+    if parsed is None:
         raise SettingError(f'{where} must read like "<= retrain.asr + 0.02" or ">= 0.9"; found {text!r}.')
     method, _, metric = figure.rpartition(".")
     other = (parsed["method"], parsed["metric"]) if parsed["metric"] else None
@@ -72,7 +78,7 @@ def _goal(federation: str, scenario: str, figure: str, text: Any, methods: Seque
         known = list(methods) if kind == "method" else [column.key for column in columns()]
         if one not in known:
             raise SettingError(f"{where}: there is no {kind} {one!r}; {closest(one, known)}")
-    margin = float((parsed["margin"] or "0").replace(" ", ""))
+    margin = float((parsed["margin"] or parsed["fixed"] or "0").replace(" ", ""))
     return Goal(federation, scenario, method or _OURS, metric, parsed["sign"] == ">=", other, margin, text)
 
 
@@ -85,8 +91,8 @@ def judge_goals(goals: Sequence[Goal], blocks: "Sequence[Block]") -> Iterator[Ju
         others = _values(block, *goal.other) if block and goal.other else dict.fromkeys(values, 0.0)
         seeds = sorted(values.keys() & others.keys())
         if seeds:
-            found = sum(values[seed] for seed in seeds) / len(seeds)
-            bound = sum(others[seed] for seed in seeds) / len(seeds) + goal.margin
+            found = statistics.fmean(values[seed] for seed in seeds)
+            bound = statistics.fmean(others[seed] for seed in seeds) + goal.margin
             yield Judged(goal, found, bound, len(seeds))
 
 

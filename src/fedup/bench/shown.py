@@ -36,7 +36,9 @@ def show_figure(figure: Figure | None, column: Column) -> str:
         return text
     if column.style == "seconds":
         return _seconds(figure.mean, figure.std)
-    spread = {"share": f"{figure.std:.3f}", "points": f"{100 * figure.std:.2f}"}.get(column.style, f"{figure.std:.2f}")
+    spread = {"share": f"{figure.std:.3f}", "number": f"{figure.std:.3f}", "points": f"{100 * figure.std:.2f}"}.get(
+        column.style, f"{figure.std:.2f}"
+    )
     return f"{text} ± {spread}"
 
 

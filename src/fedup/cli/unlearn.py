@@ -87,11 +87,15 @@ def unlearn(
     if csv is not None:
         wanted = from_csv(csv)
     chosen = {
-        **_preset(preset),
-        **{"rank": rank, "steps": steps, "alpha": alpha, "class_policy": class_policy, "seed": seed},
-        **{"filter": filter_, "erase_at": erase_at},
+        "rank": rank,
+        "steps": steps,
+        "alpha": alpha,
+        "class_policy": class_policy,
+        "seed": seed,
+        "filter": filter_,
+        "erase_at": erase_at,
     }
-    given = {name: value for name, value in chosen.items() if value is not None}
+    given = {**_preset(preset), **{name: value for name, value in chosen.items() if value is not None}}
     session = Session(run, device=device)
     if dry_run:
         result = _plan(session, wanted, given, keep_sealed)

@@ -30,7 +30,7 @@ _UNUSED = (
 _ERASED = (
     "The filter has an eraser, which was made from sums and second moments of the features of the rows named above "
     "and contains the difference between their mean and that of retained rows: its file is marked "
-    "derived_from_forgotten. No single row is in it, and nothing else of the filter used one."
+    "derived_from_forgotten. It holds means of at least 20 rows, no single one."
 )
 _REMAPPED = "The filter was fitted with centroids of the forgotten class under other labels (class policy `remap`)."
 NOT_CLAIMED = (
@@ -63,7 +63,10 @@ def build_evidence(state: State, request: Request) -> dict[str, Any]:
     event, serving = request.asked_in, _serving(state, request)
     asked = next(one for one in event.body["requests"] if one["id"] == request.id)
     body, figures = event.body, serving.body["figures"]
-    remapped = "class" in request.forget.kind and serving.body["config"]["class_policy"] != "drop"
+    config = serving.body["config"]
+    remapped = "class" in request.forget.kind and config["class_policy"] != "drop"
+    whole = config.get("filter", "auto") != "auto"  # not only samples are erased then
+    erased = serving.body.get("erasure") is not None and bool(request.forget.sample_ids or whole)
     return {
         "format": FORMAT_VERSION,
         "fedup": fedup.__version__,
@@ -108,7 +111,8 @@ def build_evidence(state: State, request: Request) -> dict[str, Any]:
         "notes": serving.body.get("notes", []),
         "claimed": [
             _SUPPRESSED,
-            _ERASED if serving.body.get("erasure") else _REMAPPED if remapped else _UNUSED,
+            *([_ERASED] if erased else []),
+            *([_REMAPPED] if remapped else [] if erased else [_UNUSED]),
             _UNCHANGED,
         ],
         "not_claimed": list(NOT_CLAIMED),
@@ -197,6 +201,8 @@ def _page(evidence: Mapping[str, Any]) -> Page:
             ("Sent to clients", f"{contact['bytes_down']:,} bytes"),
             ("Protection of what was sent", ", ".join(sorted({r["mechanism"] for r in contact["releases"]})) or "–"),
             ("Centroids that the filter was fitted to", f"{filtered['centroids_used']:,}"),
+            *([("Eraser", _eraser(evidence["erasure"]))] if evidence["erasure"] else []),
+            *(("Note", note) for note in evidence["notes"]),
             ("Settings of the filter", ", ".join(f"{key} {value}" for key, value in filtered["config"].items())),
         ]
     )
@@ -228,6 +234,14 @@ def _page(evidence: Mapping[str, Any]) -> Page:
     return page
 
 
+def _eraser(erasure: Mapping[str, Any]) -> str:
+    place = erasure["place"]
+    return (
+        f"at {place['cut']}, {place['positions']} of {place['of']} positions; made of {erasure['rows']:,} forgotten "
+        f"rows; {place['cover']:.0%} of what sets them apart goes, {place['price']:.1%} of the retained variance with it"
+    )
+
+
 def _lead(evidence: Mapping[str, Any]) -> str:
     federation, request = evidence["federation"], evidence["request"]
     origin = (
@@ -236,8 +250,10 @@ def _lead(evidence: Mapping[str, Any]) -> str:
         else ""
     )
     took = f"{sum(evidence['time_s'].values()):.1f} s"
-    lead = f"{origin}The request was answered on {_moment(request['asked_at'])} in {took} by a filter in front of the "
-    return lead + "model's last layers; the model's weights were not touched."
+    lead = (
+        f"{origin}The request was answered on {_moment(request['asked_at'])} in {took} by a filter inside the model; "
+    )
+    return lead + "the model's weights were not touched."
 
 
 def _accuracies(page: Page, evidence: Mapping[str, Any]) -> None:
