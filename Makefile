@@ -40,7 +40,7 @@ test-slow: $(READY)
 figures: $(READY)
 	$(BIN)/fedup demo --out runs/demo
 	mkdir -p docs/figures
-	cp runs/demo/figures/class-accuracy.svg runs/demo/figures/class-features.svg docs/figures/
+	cp runs/demo/figures/class-accuracy.svg runs/demo/figures/class-features.svg runs/demo/figures/sample-attack.svg docs/figures/
 
 operator: $(READY)
 	$(BIN)/python docs/transcript.py docs/operator.md

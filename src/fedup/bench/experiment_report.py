@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedup.bench.experiment import REFERENCE, Experiment
-from fedup.bench.figures import methods_against_retrain, times_of_methods
+from fedup.bench.figures import accuracy_under_attack, methods_against_retrain, times_of_methods
 from fedup.bench.goals import judge_goals
 from fedup.bench.metrics import Column, columns
 from fedup.bench.shown import show_figure, show_value
@@ -27,15 +27,33 @@ _MARK = " †"
 def write_report(experiment: Experiment, blocks: Sequence[Block], *, tables: Path, pages: Path) -> list[Path]:
     """Write NAME.md and NAME.csv into one folder and NAME.html into another; their paths."""
     name = experiment.name
-    texts = {
+    texts: dict[Path, str] = {
         tables / f"{name}.md": _markdown(experiment, blocks),
         tables / f"{name}.csv": _csv(blocks),
     }
+    attacks = _under_attack(blocks)
+    if attacks:
+        texts[tables / f"{name}.svg"] = accuracy_under_attack(attacks) + "\n"
     page = _page(experiment, blocks)  # all of it is made before any of it is written
     for path, text in texts.items():
         write_text(path, text)
     page.write(pages / f"{name}.html")
     return [*texts, pages / f"{name}.html"]
+
+
+def _under_attack(blocks: Sequence[Block]) -> dict[str, dict[str, tuple[float, float]]]:
+    """Accuracy on triggered and on clean test rows, by federation (and scenario, where it has several) and method."""
+    attacked = [block for block in blocks if any(row.figure("triggered") for row in block.rows)]
+    several = len({block.scenario.name for block in attacked}) > 1
+    found = {}
+    for block in attacked:
+        name = f"{block.federation}\n{block.scenario.name}" if several else block.federation
+        found[name] = {
+            row.method.name: (triggered.mean, clean.mean)
+            for row in block.rows
+            if (triggered := row.figure("triggered")) and (clean := row.figure("test")) and len(row.seeds) > 1
+        }
+    return {name: methods for name, methods in found.items() if methods}
 
 
 def _head(block: Block, table: str) -> list[tuple[Column, bool]]:

@@ -125,6 +125,30 @@ def methods_against_retrain(sides: Mapping[str, Mapping[str, "Summed"]], referen
     return _svg(figure)
 
 
+def accuracy_under_attack(pairs: Mapping[str, Mapping[str, tuple[float, float]]]) -> str:
+    """Accuracy on triggered test rows as bars and on clean ones as lines: `{pair: {method: (triggered, clean)}}`.
+
+    Methods that every pair has.
+    """
+    methods = [method for method in next(iter(pairs.values())) if all(method in found for found in pairs.values())]
+    shades = ["#4c9f70", "#9aa4b2", "#e4572e", "#f2a65a", "#c9d1dc", "#2e86ab", "#7d5ba6", "#b08968"]
+    figure, (axes,) = _figure(9.6, 3.4)
+    width = 0.8 / max(len(methods), 1)
+    for i, method in enumerate(methods):
+        triggered, clean = zip(*(found[method] for found in pairs.values()), strict=True)
+        left = [at + (i - len(methods) / 2) * width for at in range(len(pairs))]
+        right = [place + width for place in left]
+        axes.bar(left, triggered, width * 0.94, label=method, color=shades[i % len(shades)], align="edge")
+        axes.hlines(clean, left, right, color="#333")
+    axes.set_xticks(range(len(pairs)), list(pairs))
+    axes.set_ylabel("accuracy, triggered (line: clean)")
+    axes.set_ylim(0, 1.05)
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    _plain(axes)
+    return _svg(figure)
+
+
 def times_of_methods(seconds: Mapping[str, float]) -> str:
     """Seconds by method, on a logarithmic axis."""
     figure, (axes,) = _figure(9.6, 0.8 + 0.36 * len(seconds))

@@ -238,7 +238,7 @@ def _eraser(erasure: Mapping[str, Any]) -> str:
     place = erasure["place"]
     return (
         f"at {place['cut']}, {place['positions']} of {place['of']} positions; made of {erasure['rows']:,} forgotten "
-        f"rows; {place['cover']:.0%} of what sets them apart goes, {place['price']:.1%} of the retained variance with it"
+        f"rows; {place['cover']:.0%} of what sets them apart goes, and {place['price']:.1%} of the retained variance"
     )
 
 
