@@ -88,7 +88,8 @@ def _page(result: dict[str, Any], figures: dict[str, str]) -> Page:
 def _request_section(page: Page, request: dict[str, Any], figures: dict[str, str]) -> None:
     contacted, stages = request["clients_contacted"], request["time_s"].items()
     asked = " and ".join(map(str, contacted))
-    sent = f"client {asked} asked again, {_size(request['bytes']['up'])} sent" if contacted else "no client asked"
+    who = "client" if len(contacted) == 1 else "clients"
+    sent = f"{who} {asked} asked again, {_size(request['bytes']['up'])} sent" if contacted else "no client asked"
     page.heading(f"The {request['kind']} request")
     page.paragraph(request["story"])
     erasure = request["erasure"]
