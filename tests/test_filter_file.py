@@ -277,7 +277,7 @@ def test_an_eraser_comes_back_bit_for_bit_with_all_that_is_known_of_it(marked, e
         before.config,
         before.erasure.cut,
     )
-    assert (served.erasure.question, served.erasure.about) == (before.erasure.question, before.erasure.about)
+    assert (served.question, served.erasure.about) == (before.question, before.erasure.about)
     assert served.erasure.filter.rank == 2
     assert (served.filter is None) == (before.filter is None)
     with other.restored():
@@ -347,7 +347,8 @@ ERASER_HEADERS = {
     "unknown place": lambda header: header["erasure"].update(cut="nowhere"),
     "no manner": lambda header: header["erasure"].pop("over"),
     "unknown manner": lambda header: header["erasure"].update(over="most"),
-    "no question": lambda header: header["erasure"].pop("question"),
+    "no width": lambda header: header["erasure"].pop("channels"),
+    "not marked": lambda header: header.update(derived_from_forgotten=False),
     "nothing about it": lambda header: header["erasure"].pop("about"),
     "description that is text": lambda header: header.update(erasure="2"),
     "settings of no filter": lambda header: header["config"].update(filter="none"),

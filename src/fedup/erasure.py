@@ -3,8 +3,8 @@
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,16 +23,14 @@ from fedup.request import Forget
 ENOUGH = 0.99  # of the shift: more positions would be erased for nothing
 LEAST_COVER = 0.5  # of the shift that must be within the price for a cut to be taken
 LEAST_SIGNAL = 2.5  # shift over sampling noise below which there is nothing to erase
-_TOO_FEW = f"no client has {LEAST_ROWS} or more of the forgotten samples, which an eraser needs"
 
 
 @dataclass(frozen=True)
 class Erasure:
-    """An eraser, its cut, what clients were asked for it and why it sits where it does."""
+    """An eraser, its cut, and why it sits there."""
 
     cut: str
     filter: Eraser
-    question: str  # digest: the same question gives the same eraser
     about: Mapping[str, Any]  # plain data for reports
 
 
@@ -99,116 +97,148 @@ def choose_place(places: Sequence[Place], *, most_price: float) -> Place:
 
 
 class Erasing:
-    """Makes the eraser for a set of requests, or says why there is none."""
+    """Makes the eraser for a set of requests, and says of which of them nothing could be erased."""
 
     def __init__(
         self, model: nn.Module, cut: str, config: FilterConfig, contact: Contact | None, report: Report
     ) -> None:
         self._model, self._cut, self._config = model, cut, config
         self._contact, self._report = contact, report
-        self._rows = 0  # forgotten ones behind the shifts
+        self.question: str | None = None  # digest of all that decides what the clients answer
+        self.complete = False  # whether all is erased that is to be
 
-    def erasure_for(self, requests: Collection[Forget], gone: Forget, before: Erasure | None) -> Erasure | None:
-        """The eraser of the requests, asked of the clients that hold their rows; `before` again where the question is
-        the same."""
-        question = question_for(requests, gone, self._config)
-        if question is None:
+    def erasure_for(
+        self, requests: Collection[Forget], gone: Forget, question: str | None, before: Erasure | None
+    ) -> Erasure | None:
+        """The eraser of the requests, asked of the clients that hold their rows; what there was `before` where the
+        question is the same as then."""
+        asking = question_for(requests, gone, self._config)
+        if asking is None:
             return None
-        with self._report.stage("erase"):
-            erasure = self._erasure(question, before)
+        self.question = self._digest(asking)
+        if self.question == question:
+            erasure = before
+        else:
+            with self._report.stage("erase"):
+                erasure = self._erasure(asking, requests)
         self._report.erasure = erasure.about if erasure else None
+        self.complete = erasure is not None and set(asking.requests) <= set(erasure.about["parts"])
         return erasure
 
-    def clients_to_ask(self, requests: Collection[Forget], gone: Forget, before: Erasure | None) -> list[int]:
-        """Those that would be asked; nobody is."""
-        question = question_for(requests, gone, self._config)
-        asked = self._asked(question) if question is not None else []
-        if question is not None and not asked:
-            self._say_none(_TOO_FEW)
-        self._candidates()  # refuses a cut that is not there
-        same = question is not None and before is not None and before.question == self._digest(question, asked)
-        return [] if same else asked
+    def clients_to_ask(self, requests: Collection[Forget], gone: Forget, question: str | None) -> list[int]:
+        """Those that would be asked; nobody is. Refuses what the answer itself would refuse before asking."""
+        self._candidates()
+        asking = question_for(requests, gone, self._config)
+        if asking is None or self._digest(asking) == question:
+            return []
+        return sorted({client for clients in self._holders(asking).values() for client in clients})
 
-    def _erasure(self, question: Question, before: Erasure | None) -> Erasure | None:
-        asked = self._asked(question)
-        if not asked:
-            self._say_none(_TOO_FEW)
+    def _erasure(self, question: Question, requests: Collection[Forget]) -> Erasure | None:
+        holders = self._holders(question)
+        shifts = {name: self._shifts(question, name, clients) for name, clients in holders.items()}
+        self._note_shifts(question, holders, shifts)
+        added = {name: _sum_by_cut(found.values()) for name, found in shifts.items()}
+        told = [name for name in holders if self._stands_out(added[name])]
+        if not told:
             return None
-        digest = self._digest(question, asked)
-        if before is not None and before.question == digest:
-            return before
-        places = self._places(question, asked)
+        places = self._places(_sum_by_cut([added[name] for name in told]))
         place = choose_place(places, most_price=self._config.most_price)
-        if self._config.filter == "auto" and place.signal < LEAST_SIGNAL:
-            self._say_none(
-                f"forgotten and retained rows differ no more than by chance ({place.signal:.1f} times), so there is "
-                "nothing to erase"
+        if place.price > self._config.most_price:
+            self._report.notes.append(
+                f"The eraser takes {place.price:.1%} of the variance at {place.cut} with it: nowhere is it less."
             )
-            return None
-        contrast = self._contrast(question, asked, place)
+        asked = sorted({client for name in told for client in holders[name]})
+        contrast = self._contrast(
+            replace(question, requests={name: question.requests[name] for name in told}), asked, place
+        )
         if contrast is None:
-            self._say_none(f"no client has {LEAST_ROWS} or more forgotten rows of one kind, which an eraser needs")
+            self._leave(f"no client has {LEAST_ROWS} or more forgotten and retained rows, which an eraser needs")
             return None
         fitted = make_eraser(contrast, place.positions, over=place.over)
+        rows = sum(max((shift.rows for shift in added[name].values()), default=0) for name in told)
         about = {
             "place": place.to_json(),
             "cuts": [one.to_json() for one in places],
             "rank": fitted.rank,
-            "rows": self._rows or sum(sums.count for sums in contrast.forgotten.values()),
-            "clients": sorted(asked),
+            "rows": rows or sum(sums.count for sums in contrast.forgotten.values()),
+            "clients": asked,
             "size_bytes": fitted.size_bytes,
+            "parts": told,
+            "requests": sorted(r.digest for r in requests if _part(r, question.gone, self._config).digest in told),
         }
-        return Erasure(place.cut, fitted, digest, about)
+        return Erasure(place.cut, fitted, about)
 
     def _reach(self) -> Contact:
         if self._contact is None:
             raise ContactError(
                 "An eraser is made of statistics that the clients holding the forgotten rows must send, and there is "
-                "no way to reach them: pass clients=federation, or use filter='bottleneck'."
+                "no way to reach them: pass clients=federation (on the command line, have the data set here), or use "
+                "filter='bottleneck'."
             )
         return self._contact
 
-    def _asked(self, question: Question) -> list[int]:
-        """The clients that hold enough of the rows, and those they must be compared with."""
-        samples = {
-            client
-            for request in question.requests.values()
-            for client, ids in request.sample_ids.items()
-            if len(ids) >= LEAST_ROWS
-        }
-        if any(request.client_ids or request.class_ids for request in question.requests.values()):
-            return sorted(self._reach().clients)
-        return sorted(samples)
+    def _holders(self, question: Question) -> dict[str, list[int]]:
+        """By request the clients that hold enough of its rows, and those they must be compared with."""
+        found = {}
+        for name, request in question.requests.items():
+            enough = {client for client, ids in request.sample_ids.items() if len(ids) >= LEAST_ROWS}
+            whole = bool(request.client_ids or request.class_ids)
+            clients = sorted(self._reach().clients if whole else enough)
+            few = sum(len(ids) for client, ids in request.sample_ids.items() if client not in clients)
+            if not clients:
+                self._leave(f"no client has {LEAST_ROWS} or more of the forgotten samples, which an eraser needs")
+                continue
+            if few:
+                self._report.notes.append(
+                    f"The eraser is made without {few} samples of clients that have fewer than {LEAST_ROWS} each."
+                )
+            found[name] = clients
+        return found
 
-    def _digest(self, question: Question, asked: Sequence[int]) -> str:
-        """Of all that decides what the clients answer."""
+    def _digest(self, question: Question) -> str:
         gone = question.gone
+        held = sorted({client for request in question.requests.values() for client in request.sample_ids})
+        whole = any(request.client_ids or request.class_ids for request in question.requests.values())
         told = {
             "requests": sorted(question.requests),
             "classes": sorted(gone.class_ids),
-            "clients": sorted(gone.client_ids & set(asked)),
-            "samples": {str(client): sorted(gone.sample_ids.get(client, ())) for client in asked},
+            "clients": sorted(gone.client_ids if whole else gone.client_ids & set(held)),
+            "samples": {str(client): sorted(ids) for client, ids in gone.sample_ids.items() if whole or client in held},
             "how": [self._cut, self._config.erase_at, self._config.most_price, question.by_class],
             "needs signal": self._config.filter == "auto",
         }
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
-    def _places(self, question: Question, asked: Sequence[int]) -> list[Place]:
-        """The first message: shifts at each cut that may be taken."""
-        contact = self._reach()
-        cuts = self._candidates()
-        added: dict[str, Shift] = {}
-        for client in asked:
-            own = question.to(client)
-            shifts = contact.shifts(client, cuts=cuts, question=own)
-            size = sum(shift.size_bytes for shift in shifts.values())
-            self._note(client, own, {"cuts": list(cuts)}, size, "shifts")
-            for cut, shift in shifts.items():
-                added[cut] = added[cut] + shift if cut in added else shift
-        self._rows = max((shift.rows for shift in added.values()), default=0)
-        if not added:  # nobody can compare within its own rows: at the last cut all positions are few
-            return [Place(self._cut, "all", (0,), 1, cover=1.0, price=0.0, signal=float("inf"))]
-        return [judge_place(cut, over, added[cut], most_price=self._config.most_price) for cut, over in cuts.items()]
+    def _shifts(self, question: Question, name: str, clients: Sequence[int]) -> dict[int, dict[str, Shift]]:
+        """Of one request: what each client tells at each cut that may be taken."""
+        one = replace(question, requests={name: question.requests[name]})
+        cuts, contact = self._candidates(), self._reach()
+        return {client: contact.shifts(client, cuts=cuts, question=one.to(client)) for client in clients}
+
+    def _note_shifts(
+        self, question: Question, holders: Mapping[str, list[int]], shifts: Mapping[str, dict[int, dict[str, Shift]]]
+    ) -> None:
+        """The first message: a client tells of all requests at once."""
+        for client in sorted({client for clients in holders.values() for client in clients}):
+            sent = [shift for found in shifts.values() for shift in found.get(client, {}).values()]
+            size = sum(shift.size_bytes for shift in sent)
+            self._note(client, question.to(client), {"cuts": list(self._candidates())}, size, "shifts")
+
+    def _stands_out(self, shifts: Mapping[str, Shift]) -> bool:
+        """Whether a request's rows differ from retained ones by more than chance; not asked where an eraser is."""
+        if self._config.filter != "auto":
+            return True
+        signal = choose_place(self._places(shifts), most_price=self._config.most_price).signal
+        if signal < LEAST_SIGNAL:
+            self._leave(f"these samples differ from retained ones no more than by chance ({signal:.1f} times)")
+        return signal >= LEAST_SIGNAL
+
+    def _places(self, shifts: Mapping[str, Shift]) -> list[Place]:
+        cuts, most_price = self._candidates(), self._config.most_price
+        if not shifts:  # nobody can compare within its own rows: a row as one vector, at the cut named or the last one
+            cut = self._cut if self._config.erase_at == "auto" else next(iter(cuts))
+            return [Place(cut, "all", (0,), 1, cover=1.0, price=0.0, signal=float("inf"))]
+        return [judge_place(cut, over, shifts[cut], most_price=most_price) for cut, over in cuts.items()]
 
     def _candidates(self) -> dict[str, Over]:
         """The cuts that may be taken: the one named, or all that the model offers up to that of the bottleneck."""
@@ -237,13 +267,21 @@ class Erasing:
         self._report.note_contact(client, question.to_json() | told)
         self._report.releases.append(Release(client, 0, size, what))
 
-    def _say_none(self, why: str) -> None:
-        """No eraser: a note where that was left to us, an error where one was asked for."""
+    def _leave(self, why: str) -> None:
+        """Nothing is erased of a request: a note where that was left to us, an error where an eraser was asked for."""
         if self._config.filter != "auto":
             raise RequestError(
                 f"There can be no eraser: {why}. Use filter='bottleneck', which reads nothing of forgotten rows."
             )
-        self._report.notes.append(f"No eraser: {why}. The bottleneck works alone.")
+        self._report.notes.append(f"No eraser: {why}. These samples are left to the bottleneck.")
+
+
+def _sum_by_cut(found: Iterable[Mapping[str, Shift]]) -> dict[str, Shift]:
+    added: dict[str, Shift] = {}
+    for shifts in found:
+        for cut, shift in shifts.items():
+            added[cut] = added[cut] + shift if cut in added else shift
+    return added
 
 
 def _counts(contrast: Contrast, name: str) -> tuple[int, int]:
@@ -251,15 +289,17 @@ def _counts(contrast: Contrast, name: str) -> tuple[int, int]:
 
 
 def question_for(requests: Collection[Forget], gone: Forget, config: FilterConfig) -> Question | None:
-    """What is to be erased: samples by default, whole requests where an eraser was asked for; not what a request for
-    the whole client covers. None where that is nothing."""
+    """What clients are asked about for an eraser; None where nothing is to be erased."""
     if config.filter == "bottleneck":
         return None
-    whole = config.filter != "auto"
-    named = {}
-    for request in sorted(requests, key=lambda request: request.digest):
-        samples = {client: ids for client, ids in request.sample_ids.items() if client not in gone.client_ids}
-        one = Forget(request.client_ids if whole else frozenset(), request.class_ids if whole else frozenset(), samples)
-        if one.kind:
-            named[one.digest] = one
+    parts = [_part(request, gone, config) for request in requests]
+    named = {part.digest: part for part in sorted(parts, key=lambda part: part.digest) if part.kind}
     return Question(named, gone, config.by_class) if named else None
+
+
+def _part(request: Forget, gone: Forget, config: FilterConfig) -> Forget:
+    """What is to be erased of a request: samples by default, all of it where an eraser was asked for; not what a
+    request for the whole client covers."""
+    samples = {client: ids for client, ids in request.sample_ids.items() if client not in gone.client_ids}
+    whole = config.filter != "auto"
+    return Forget(request.client_ids if whole else frozenset(), request.class_ids if whole else frozenset(), samples)

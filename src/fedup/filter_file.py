@@ -32,6 +32,7 @@ def save_filter(plugged: PluggedModel, path: str | Path) -> None:
         "requests": sorted((request.to_json() for request in served.requests), key=str),
         "derived_from_forgotten": served.derived_from_forgotten,
         "erasure": _described(served.erasure),
+        "question": served.question,
     }
     tensors = dict(served.filter.state_dict()) if served.filter is not None else {}
     if served.erasure is not None:
@@ -48,7 +49,7 @@ def load_filter(plugged: PluggedModel, path: str | Path) -> None:
             f"model is {plugged.base_fingerprint[:12]} at cut {plugged.cut!r}. Use a filter of this model."
         )
     try:
-        config = FilterConfig(**header["config"])
+        config = FilterConfig(**{"filter": "bottleneck", **header["config"]})  # older files have no other
         erasure = _erasure(tensors, header.get("erasure"))
         if header.get("derived_from_forgotten", False) != (erasure is not None):
             raise ValueError("it does not say truly whether it was derived from forgotten rows")
@@ -66,7 +67,7 @@ def load_filter(plugged: PluggedModel, path: str | Path) -> None:
                 f"The filter in {path} was not fitted for {', '.join(map(str, dropped))}, which is active here and "
                 "would come back. Take it back with restore() first, or load into a freshly plugged model."
             )
-        plugged.serve(Served(fitted, requests, config, header["base"], cut, erasure))
+        plugged.serve(Served(fitted, requests, config, header["base"], cut, erasure, header.get("question")))
 
 
 def _bottleneck(tensors: dict[str, Tensor], header: dict[str, Any], config: FilterConfig) -> Bottleneck | None:
@@ -86,7 +87,6 @@ def _described(erasure: Erasure | None) -> dict[str, Any] | None:
         "cut": erasure.cut,
         "over": erasure.filter.over,
         "channels": erasure.filter.concept.shape[1],
-        "question": erasure.question,
         "about": dict(erasure.about),
     }
 
@@ -99,7 +99,7 @@ def _erasure(tensors: dict[str, Tensor], described: dict[str, Any] | None) -> Er
     weights = {name.removeprefix(_ERASER): tensor for name, tensor in tensors.items() if name.startswith(_ERASER)}
     eraser = load_eraser(weights, described["over"])
     _check_fits(eraser, described)
-    return Erasure(described["cut"], eraser, described["question"], described["about"])
+    return Erasure(described["cut"], eraser, described["about"])
 
 
 def _check_fits(eraser: Eraser, described: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ class Served:
     base: str  # fingerprint
     cut: str
     erasure: Erasure | None = None
+    question: str | None = None  # digest of what clients were asked for an eraser: not asked twice
 
     @property
     def placed(self) -> list[tuple[str, nn.Module]]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedup.centroids import Cell, CellName, Centroids
 from fedup.contact import Contact, InProcess
-from fedup.cut import flat_tail
+from fedup.cut import find_cut, flat_tail
 from fedup.erasure import Erasing, Erasure
 from fedup.errors import FingerprintError, PlugError, RequestError, SettingError
 from fedup.federation import Federation
@@ -42,8 +42,8 @@ def unlearn(
 
     Client and class requests are answered from the centroids alone. A sample request asks the touched clients, reached
     through `clients`, to cluster the touched cells again without the samples; the old cells are replaced, and kept
-    aside for a restoration without contact only with `keep_sealed`. The same clients are asked for what an eraser
-    needs (`fedup.erasure`), unless `config` wants none. On an error nothing has changed.
+    aside only with `keep_sealed`: restoring then asks nobody, unless other samples stay erased. The same clients are
+    asked for what an eraser needs (`fedup.erasure`), unless `config` wants none. On an error nothing has changed.
 
     Settings are those of `config`, or of a `preset`, else those of the filter that is served, else the default ones.
     """
@@ -70,6 +70,7 @@ class Plan:
     clients_contacted: list[int]
     centroids_kept: int  # rows that the filter is fitted to, before clients replace any
     clients_of_eraser: list[int]  # asked for statistics of forgotten rows
+    notes: list[str]  # for people
 
 
 def plan(
@@ -96,12 +97,13 @@ def plan(
         finally:
             refresh.undo()
         asks = Erasing(plugged.base, plugged.cut, config, refresh.contact, refresh.report)
-        erasing = asks.clients_to_ask(requests, gone, plugged.served.erasure if plugged.served else None)
+        erasing = asks.clients_to_ask(requests, gone, plugged.served.question if plugged.served else None)
         return Plan(
             cells_sealed=sum(_names(gone, cell) for cell in centroids.cells),
             cells_asked=[cell.name for cell in asked],
             clients_contacted=sorted({*refresh.report.clients_contacted, *(cell.client for cell in asked), *erasing}),
             clients_of_eraser=erasing,
+            notes=refresh.report.notes,
             centroids_kept=len(centroids.rows_of(used)),
         )
 
@@ -234,6 +236,8 @@ def _fit_for(
         _check_belongs(plugged, centroids, requests)
         gone = union(requests)
         check_known(gone, clients=centroids.clients, num_classes=centroids.num_classes)
+        if config.erase_at != "auto":
+            find_cut(plugged.base, config.erase_at)  # a wrong name is not kept for a later request
         contact = _contact(clients, plugged)
         used = _used_cells(centroids, gone, config)
         if not used:
@@ -244,10 +248,13 @@ def _fit_for(
         with report.stage("contact"):
             refresh.bring_up_to_date(used, gone)
         erasing = Erasing(plugged.base, plugged.cut, config, contact, report)
-        erasure = erasing.erasure_for(requests, gone, plugged.served.erasure if plugged.served else None)
+        served = plugged.served
+        erasure = erasing.erasure_for(
+            requests, gone, served.question if served else None, served.erasure if served else None
+        )
         with report.stage("fit"):
             fitted = None
-            if _needs_bottleneck(gone, config, erasure):
+            if _needs_bottleneck(gone, config, all_erased=erasing.complete):
                 fitted, report.centroids_used = _fit(plugged, centroids, used, gone, config, trace, erasure)
             elif config.filter == "auto" and (broken := _broken_classes(plugged, centroids, used, gone)):
                 report.notes.append(
@@ -256,16 +263,17 @@ def _fit_for(
                     "(filter both) mends that."
                 )
         with report.stage("swap"):
-            plugged.serve(Served(fitted, requests, config, plugged.base_fingerprint, plugged.cut, erasure))
+            base, cut = plugged.base_fingerprint, plugged.cut
+            plugged.serve(Served(fitted, requests, config, base, cut, erasure, erasing.question))
     return report
 
 
-def _needs_bottleneck(gone: Forget, config: FilterConfig, erasure: Erasure | None) -> bool:
+def _needs_bottleneck(gone: Forget, config: FilterConfig, *, all_erased: bool) -> bool:
     """Whether a bottleneck is fitted: as asked for; by default for clients and classes, and for samples that nothing is
-    erased of. Behind an eraser it gains nothing on average (docs/cuts_and_erasure.md)."""
+    erased of (docs/cuts_and_erasure.md has the figures)."""
     if config.filter != "auto":
         return config.filter != "erasure"
-    return erasure is None or bool(gone.client_ids or gone.class_ids)
+    return not all_erased or bool(gone.client_ids or gone.class_ids)
 
 
 @torch.no_grad()

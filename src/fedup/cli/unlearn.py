@@ -41,7 +41,7 @@ def unlearn(
     max_loss: MaxLossOption = 3.0,
     force: ForceOption = False,
     keep_sealed: Annotated[
-        bool, typer.Option("--keep-sealed", help="Keep replaced cells, so that taking back needs no client.")
+        bool, typer.Option("--keep-sealed", help="Keep replaced cells, so that taking back needs no client for them.")
     ] = False,
     rank: Annotated[int | None, typer.Option(help="Width of the filter's bottleneck (32).", min=1)] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of the fit (300).", min=1)] = None,
@@ -231,6 +231,7 @@ def _plan(session: "Session", wanted: list[Any], chosen: dict[str, Any], keep_se
         "clients_contacted": found.clients_contacted,
         "centroids_kept": found.centroids_kept,
         "clients_of_eraser": found.clients_of_eraser,
+        "notes": found.notes,
         "privacy_cost": _privacy_cost(sent, noise, found.clients_of_eraser),
         "replaced_cells": "none" if not sent else "sealed where it is the original" if keep_sealed else "destroyed",
         "expected_time_s": _expected_time(plugged, store, requests, config, state, found),
@@ -275,8 +276,11 @@ def _print_plan(result: dict[str, Any]) -> None:
         where = _of_rows(rows, one["rows"]["clients"]) if rows is not None else ""
         console.print(f"Would {one['what']}{where}.", highlight=False, markup=False)
     if result["requests"]:
+        for note in result["notes"]:
+            console.print(f"[yellow]Note:[/] {note}", highlight=False)
+        fitted = "A bottleneck, where one is needed," if result["clients_of_eraser"] else "The filter"
         console.print(
-            f"The filter would be fitted to about {result['centroids_kept']:,} centroids; {result['cells_sealed']} "
+            f"{fitted} would be fitted to about {result['centroids_kept']:,} centroids; {result['cells_sealed']} "
             f"cells left out and sealed.\nClients contacted: {ids(result['clients_contacted']) or 'none'}; cells "
             f"clustered again: {len(result['cells_asked'])}{_old_content(result)}.\n"
             f"Privacy cost: {result['privacy_cost']}.\nExpected time: {result['expected_time_s']:.1f} s, besides "
@@ -360,8 +364,9 @@ def _print_answer(result: dict[str, Any], run: Path) -> None:
     contacted = result["clients_contacted"]
     sent = f"client {ids(contacted)} contacted, {size(result['bytes_up'])} sent" if contacted else "no client contacted"
     _print_eraser(result, console)
+    fitted = f", fitted to {result['centroids_used']:,} centroids" if result["centroids_used"] else ""
     console.print(
-        f"Filter {result['filter']}, fitted to {result['centroids_used']:,} centroids; {sent}; "
+        f"Filter {result['filter']}{fitted}; {sent}; "
         f"{seconds(result['time_s'])}.\nEvidence: fedup evidence {result['requests'][0]['id']}{of(run)}. "
         f"Take it back: fedup restore {result['requests'][0]['id']}{of(run)}",
         highlight=False,

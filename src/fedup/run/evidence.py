@@ -65,8 +65,7 @@ def build_evidence(state: State, request: Request) -> dict[str, Any]:
     body, figures = event.body, serving.body["figures"]
     config = serving.body["config"]
     remapped = "class" in request.forget.kind and config["class_policy"] != "drop"
-    whole = config.get("filter", "auto") != "auto"  # not only samples are erased then
-    erased = serving.body.get("erasure") is not None and bool(request.forget.sample_ids or whole)
+    erased = request.forget.digest in (serving.body.get("erasure") or {}).get("requests", ())
     return {
         "format": FORMAT_VERSION,
         "fedup": fedup.__version__,
@@ -200,7 +199,10 @@ def _page(evidence: Mapping[str, Any]) -> Page:
             ("Sent by clients", f"{contact['bytes_up']:,} bytes in {_count(len(contact['releases']), 'message')}"),
             ("Sent to clients", f"{contact['bytes_down']:,} bytes"),
             ("Protection of what was sent", ", ".join(sorted({r["mechanism"] for r in contact["releases"]})) or "–"),
-            ("Centroids that the filter was fitted to", f"{filtered['centroids_used']:,}"),
+            (
+                "Centroids that the filter was fitted to",
+                f"{filtered['centroids_used']:,}" if filtered["centroids_used"] else "none",
+            ),
             *([("Eraser", _eraser(evidence["erasure"]))] if evidence["erasure"] else []),
             *(("Note", note) for note in evidence["notes"]),
             ("Settings of the filter", ", ".join(f"{key} {value}" for key, value in filtered["config"].items())),

@@ -9,7 +9,7 @@ COLUMNS = (
     Column(
         "forget_loss",
         "loss, forgotten",
-        "Mean cross-entropy on the forgotten training rows, as labelled. Best where Retrain's is.",
+        "Mean cross-entropy on the forgotten training rows, as labelled.",
         "closeness",
         "retrain",
         "number",
