@@ -10,10 +10,11 @@ from torch import nn
 
 from fedup import Federation, FilterConfig, Forget
 from fedup.contact import InProcess
-from fedup.erasure import ENOUGH, LEAST_SIGNAL, Erasing, Place, choose_place, judge_place, question_for
+from fedup.erasure import LEAST_SIGNAL, Erasing, question_for
 from fedup.errors import ContactError, RequestError
 from fedup.federation import Client
 from fedup.moments import LEAST_ROWS, Shift
+from fedup.place import ENOUGH, Place, choose_place, judge_place
 from fedup.positions import to_positions
 from fedup.report import Report
 from fedup.request import union

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedup import Forget
+from fedup.contrast import Question, gather, measure_shifts, mixture
 from fedup.cut import read_features
 from fedup.federation import Client
-from fedup.moments import LEAST_ROWS, Contrast, Moments, Question, Shift, Sums, gather, measure_shifts, mixture
+from fedup.moments import LEAST_ROWS, Contrast, Moments, Shift, Sums
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 seeds = st.integers(0, 10**6)

@@ -6,9 +6,10 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from fedup.client import Summarizing, Summary, summarize
+from fedup.contrast import Question, gather, measure_shifts
 from fedup.cut import FeatureReader
 from fedup.federation import Federation, check_samples
-from fedup.moments import Contrast, Question, Shift, gather, measure_shifts
+from fedup.moments import Contrast, Shift
 from fedup.positions import Over
 from fedup.request import Forget
 
