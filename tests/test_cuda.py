@@ -1,7 +1,10 @@
 """The four phases on a GPU; skipped where there is none (CI has none)."""
 
+import copy
+
 import pytest
 import torch
+from tests._marked import KINDS, Marked
 from torch import nn
 
 from fedup import Federation, Forget, collect, dirichlet, federate, plug, restore, unlearn
@@ -85,3 +88,18 @@ def _fedup(*arguments):
     from fedup.cli._app import app
 
     assert app(list(arguments), standalone_mode=False) in (None, 0)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_an_eraser_on_cuda_does_what_one_on_cpu_does(kind):
+    marked = Marked()
+    answers = []
+    for device in ("cpu", "cuda"):
+        model, federation = copy.deepcopy(marked.base).to(device), marked.federation.to(device)
+        plugged = plug(model)
+        store = collect(model, federation, ratio=0.5)
+        unlearn(plugged, store, marked.requests["first"], clients=federation, config=KINDS[kind])
+        answers.append(plugged(marked.x.to(device)).cpu())
+        with plugged.restored():
+            assert torch.equal(plugged(marked.x.to(device)), model(marked.x.to(device)))
+    torch.testing.assert_close(answers[1], answers[0], atol=0.1, rtol=0.1)
