@@ -42,8 +42,20 @@ def test_the_demo_answers_three_requests_and_takes_them_back(demo):
     assert of_class["forgotten"]["forget"] == 0
     assert client["clients_contacted"] == of_class["clients_contacted"] == []
     assert client["bytes"] == of_class["bytes"] == {"up": 0, "down": 0}
-    assert len(sample["clients_contacted"]) == 1
+    assert len(sample["clients_contacted"]) == 3
     assert sample["bytes"]["up"] > 0
+
+
+def test_the_demos_backdoor_works_before_and_not_after(demo):
+    process, folder = demo
+    sample = json.loads((folder / "report.json").read_text())["requests"][2]
+    attack = sample["attack"]
+    assert attack["success"]["original"] > 0.9
+    assert attack["success"]["forgotten"] < 0.05
+    assert attack["accuracy"]["forgotten"] > attack["accuracy"]["original"] + 0.5
+    assert sample["erasure"]["clients"] == sorted(sample["clients_contacted"])
+    assert "images" not in attack  # no pixels in a report for programs
+    assert "Backdoor: " in process.stdout
 
 
 def test_the_demos_table_fits_a_hundred_columns_and_names_the_report(demo):
@@ -57,7 +69,7 @@ def test_the_demos_table_fits_a_hundred_columns_and_names_the_report(demo):
 def test_the_demos_page_is_self_contained(demo):
     _, folder = demo
     page = (folder / "report.html").read_text()
-    assert page.count("<svg") == 6  # three times per class, twice features, once time
+    assert page.count("<svg") == 7  # three times per class, twice features, once the images attacked, once time
     assert "<script" not in page
     assert not any(f'{attribute}="http' in page for attribute in ("src", "href"))
     assert "still hold what they learned" in page
