@@ -24,7 +24,7 @@ class FilterConfig:
 
     `filter` says which filters there are: the bottleneck, an eraser (`fedup.erasure`) or both; `auto` takes an eraser
     for samples, and the bottleneck for clients, classes and samples that nothing can be erased of. `erase_at` names
-    the eraser's cut, or leaves the choice to a criterion; `most_price` is the share of the retained variance that may
+    the eraser's cut, or leaves the choice to a criterion; `most_price` is the share of the variance that may
     go with what is erased. With `by_class` each class of the forgotten rows is erased by itself. With `per_position`
     one bottleneck acts on each position of a map, or on each token.
     """
@@ -48,7 +48,7 @@ class FilterConfig:
         if self.filter not in get_args(FilterKind):
             raise SettingError(f"filter is one of {', '.join(get_args(FilterKind))}; found {self.filter!r}.")
         if not 0 < self.most_price <= 1:
-            raise SettingError(f"most_price is a share of the retained variance, in (0, 1]; found {self.most_price}.")
+            raise SettingError(f"most_price is a share of the variance, in (0, 1]; found {self.most_price}.")
         if not self.erase_at or not isinstance(self.erase_at, str):
             raise SettingError(f"erase_at is 'auto' or the name of a cut; found {self.erase_at!r}.")
         if not 0 <= self.alpha <= 1:

@@ -23,7 +23,8 @@ from fedup.partition import dirichlet
 from fedup.plugging import PluggedModel, plug
 from fedup.request import Forget
 from fedup.rng import generator
-from fedup.sharing import fingerprint, shared_view
+from fedup.sharing import fingerprint
+from fedup.taps import Taps
 from fedup.training import LocalTraining
 from fedup.unlearning import restore, unlearn
 
@@ -169,25 +170,13 @@ def _under_attack(models: dict[str, nn.Module], triggered: Triggered) -> dict[st
     }
 
 
-def _features_under_filters(plugged: PluggedModel, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """What reaches the last layer with all filters in place. (N, D)"""
-    served = plugged.served
-    assert served is not None  # just fitted
-    view, seen = shared_view(plugged.base), list[torch.Tensor]()
-    for cut, fitted in served.placed:
-        view.get_submodule(cut).register_forward_pre_hook(lambda module, args, own=fitted: (own(args[0]), *args[1:]))
-    view.get_submodule(plugged.cut).register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    with torch.no_grad():
-        view(x[rows])
-    return seen[0].flatten(1)
-
-
 def _features_in_2d(plugged: PluggedModel, federation: Federation, request: Forget, most: int = 1200) -> dict[str, Any]:
     """Held-out features at the cut before and after the filter, on the first two principal axes of the former."""
     rows = federation.rows("heldout")
     rows = rows[torch.randperm(len(rows), generator=generator(0, "plot"))[:most]].sort().values
     before = read_features(plugged.base, plugged.cut, federation.x, rows).values
-    after = _features_under_filters(plugged, federation.x, rows)
+    (seen,) = Taps(plugged.view(), [plugged.cut]).read(federation.x, rows, len(rows))  # what the last layer gets
+    after = seen[plugged.cut].flatten(1)
     mean = before.mean(0)
     axes = torch.linalg.svd(before - mean, full_matrices=False).Vh[:2].T  # (D, 2)
     named = torch.isin(rows, federation.forgotten(request, "heldout"))

@@ -308,7 +308,7 @@ def _print_eraser(result: dict[str, Any], console: Any) -> None:
         console.print(
             f"Eraser at {place['cut']}, {place['positions']} of {place['of']} positions, made of "
             f"{result['erasure']['rows']:,} forgotten rows: {place['cover']:.0%} of what sets these apart goes, and "
-            f"{place['price']:.1%} of the retained variance with it.",
+            f"{place['price']:.1%} of the variance with it.",
             highlight=False,
         )
 

@@ -240,7 +240,7 @@ def _eraser(erasure: Mapping[str, Any]) -> str:
     place = erasure["place"]
     return (
         f"at {place['cut']}, {place['positions']} of {place['of']} positions; made of {erasure['rows']:,} forgotten "
-        f"rows; {place['cover']:.0%} of what sets them apart goes, and {place['price']:.1%} of the retained variance"
+        f"rows; {place['cover']:.0%} of what sets them apart goes, and {place['price']:.1%} of the variance"
     )
 
 

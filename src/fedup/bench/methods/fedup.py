@@ -56,8 +56,6 @@ class Method:
 
     def _resolved(self, request: Forget) -> "Method":
         """The same with the preset's values in place."""
-        if self.preset == "default":
-            return self
         chosen = preset(self.preset, request)
         config = chosen.config
         return replace(

@@ -9,8 +9,7 @@ from torch.nn.functional import one_hot
 
 from fedup.bench.datasets import Dataset, Images, Texts
 from fedup.bench.scenarios import Situation
-from fedup.bench.scenarios._target import target_client
-from fedup.errors import SettingError
+from fedup.bench.scenarios._target import check_share, share_of, target_client
 from fedup.federation import Federation
 from fedup.request import Forget
 from fedup.rng import generator
@@ -31,8 +30,7 @@ class Scenario:
     client: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise SettingError(f"share must lie between 0 and 1; found {self.share}.")
+        check_share(self.share)
 
     def prepare(self, federation: Federation, *, dataset: Dataset, inputs: Images | Texts, seed: int) -> Situation:
         """The honest federation, which is to forget the samples."""
@@ -40,7 +38,7 @@ class Scenario:
         rows = federation.rows()
         margins = _margins(inputs.plain(federation.x[rows]), federation.y[rows], federation.num_classes, seed)
         own = torch.isin(rows, holder.train).nonzero().flatten()
-        count = max(1, round(self.share * len(holder.train)))
+        count = share_of(holder, self.share)
         hardest = own[margins[own].argsort(stable=True)[:count]]
         request = Forget.samples({holder.id: rows[hardest].tolist()})
         story = f"{count} samples of client {holder.id} that fit their label least were withdrawn."

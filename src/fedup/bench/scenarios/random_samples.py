@@ -7,8 +7,7 @@ import torch
 
 from fedup.bench.datasets import Dataset, Images, Texts
 from fedup.bench.scenarios import Situation
-from fedup.bench.scenarios._target import target_client
-from fedup.errors import SettingError
+from fedup.bench.scenarios._target import check_share, share_of, target_client
 from fedup.federation import Federation
 from fedup.request import Forget
 from fedup.rng import generator
@@ -22,13 +21,12 @@ class Scenario:
     client: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise SettingError(f"share must lie between 0 and 1; found {self.share}.")
+        check_share(self.share)
 
     def prepare(self, federation: Federation, *, dataset: Dataset, inputs: Images | Texts, seed: int) -> Situation:
         """The honest federation, which is to forget the samples."""
         holder = target_client(federation, self.client)
-        count = max(1, round(self.share * len(holder.train)))
+        count = share_of(holder, self.share)
         order = torch.randperm(len(holder.train), generator=generator(seed, "random samples"))
         request = Forget.samples({holder.id: holder.train[order[:count]].tolist()})
         return Situation(federation, request, f"{count} random samples of client {holder.id} were withdrawn.")
