@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,14 @@ from fedup.artifacts import load_tensors, save_tensors, serialized_size
 from fedup.client import Summarizing, Summary
 from fedup.contact import Contact, InProcess
 from fedup.cut import find_cut
-from fedup.errors import ArtifactError, DataError
+from fedup.errors import ArtifactError, DataError, SettingError
 from fedup.federation import Federation
 from fedup.kmeans import centroid_count
 from fedup.presets import PresetName
 from fedup.presets import preset as settings_of
+from fedup.privacy import paper
+from fedup.privacy.dp import DP
+from fedup.privacy.ledger import Ledger
 from fedup.request import Forget, union
 from fedup.sharing import fingerprint
 
@@ -43,18 +46,20 @@ class Cell:
 
 @dataclass(eq=False)
 class Centroids:
-    """All centroids at the server. A row whose count is 0 is empty: its centroid was replaced by none, or purged.
+    """All centroids at the server, or under DP the noisy statistics in their place.
+
+    A row whose count is 0 is empty: its centroid was replaced by none, or purged.
 
     The store changes in one way only: `put` replaces the content of a slot. A replaced cell is not kept beside the new
     one (their difference would reveal what was forgotten), unless it is put into `sealed`.
     """
 
-    vectors: Tensor  # (M, D)
-    counts: Tensor  # (M,) points behind each centroid
+    vectors: Tensor  # (M, D); under DP (M, numbers of a class's statistics)
+    counts: Tensor  # (M,) points behind each centroid; under DP 1 for a message
     cells: tuple[Cell, ...]  # sorted by (client, class)
     clients: tuple[int, ...]
     num_classes: int
-    how: Summarizing
+    how: Summarizing | DP
     cut: str
     base: str  # fingerprint of the model that made the features
     nonnegative: bool
@@ -65,6 +70,8 @@ class Centroids:
     purged: set[CellName] = field(default_factory=set)
     sealed: dict[CellName, tuple[Tensor, Tensor]] = field(default_factory=dict)  # originals kept for restoration
     bytes_up: dict[int, int] = field(default_factory=dict)  # by client, as serialised
+    paper_epsilons: dict[CellName, float] = field(default_factory=dict)  # where counted; not a DP guarantee
+    ledger: Ledger = field(default_factory=Ledger)  # what the clients have spent under DP
 
     def __post_init__(self) -> None:
         self._by_name = {cell.name: cell for cell in self.cells}
@@ -130,6 +137,8 @@ def collect(
     forget: Iterable[Forget] = (),
     preset: PresetName = "default",
     keep_forgotten_classes: bool | None = None,
+    privacy: DP | Literal["paper"] | None = None,
+    ledger: Ledger | None = None,
 ) -> Centroids:
     """Ask every client, once, for the centroids of its cells.
 
@@ -137,14 +146,22 @@ def collect(
     clients leave out what those requests name before they answer (`keep_forgotten_classes` for the class policies
     `remap` and `remap_client`, which need the forgotten class's centroids; as the preset has it where it is not given).
     Ratio and noise that are not given are the preset's: 0.8 and none by default, by kind of request with `paper`.
+
+    `privacy` is a `DP` guarantee, under which clients send noisy statistics and each release is charged to the `ledger`
+    (one without limits where none is given); or "paper": its noise, σ = 0.001 where none is given, and its
+    ε counted for each cell, which is noise only and not a DP guarantee.
     """
     requests = frozenset(forget)
     usual = settings_of(preset, requests)
-    how = Summarizing(usual.ratio if ratio is None else ratio, usual.sigma if sigma is None else sigma, seed)
+    how = _how(privacy, ratio, sigma, seed, Summarizing(usual.ratio, usual.sigma))
+    if ledger is not None and not isinstance(federation, Federation):
+        raise SettingError("A way to reach clients has a ledger of its own: pass ledger= where that is made.")
     with torch.inference_mode(False):  # what is stored must stay writable
         return _collect(
             model,
-            InProcess(federation, model, one_reader=True) if isinstance(federation, Federation) else federation,
+            InProcess(federation, model, one_reader=True, ledger=ledger)
+            if isinstance(federation, Federation)
+            else federation,
             how,
             find_cut(model, cut),
             requests,
@@ -152,10 +169,26 @@ def collect(
         )
 
 
+def _how(privacy: object, ratio: float | None, sigma: float | None, seed: int, usual: Summarizing) -> Summarizing | DP:
+    if isinstance(privacy, DP):
+        if sigma or ratio is not None:
+            raise SettingError("Under DP there are no centroids of a ratio and no noise of a given sigma: pass neither")
+        return privacy
+    if privacy is not None and privacy != "paper":
+        raise SettingError(f'privacy is a DP(epsilon, delta, clip), "paper" or None; found {privacy!r}.')
+    noise = usual.sigma or (paper.SIGMA if privacy else 0.0)
+    return Summarizing(
+        usual.ratio if ratio is None else ratio,
+        noise if sigma is None else sigma,
+        seed,
+        paper_accounting=privacy is not None,
+    )
+
+
 def _collect(
     model: nn.Module,
     contact: Contact,
-    how: Summarizing,
+    how: Summarizing | DP,
     place: str,
     requests: frozenset[Forget],
     keep_forgotten_classes: bool,
@@ -165,8 +198,12 @@ def _collect(
         contact.check(request)
     left_out_classes = frozenset() if keep_forgotten_classes else gone.class_ids
     asked = [client for client in contact.clients if client not in gone.client_ids]
-    sizes = contact.cell_sizes(asked)
-    layout = _lay_out(sizes, how.ratio, left_out_classes)
+    if isinstance(how, DP):  # every client tells of every class: which ones it holds is not to be seen
+        contact.ledger.check(asked, how)
+        sizes = {client: dict.fromkeys(range(contact.num_classes), 1) for client in asked}
+        layout = _lay_out(sizes, 1.0, left_out_classes)
+    else:
+        layout = _lay_out(contact.cell_sizes(asked), how.ratio, left_out_classes)
     cells = [cell for own in layout.values() for cell in own]
     store: Centroids | None = None
     for client, own in layout.items():
@@ -192,7 +229,10 @@ def _collect(
                 nonnegative=summary.nonnegative,
                 shape=summary.shape,
                 collected_for=requests,
-                sample_labels={client: contact.labels_of(client, ids) for client, ids in gone.sample_ids.items()},
+                sample_labels={}
+                if isinstance(how, DP)
+                else {client: contact.labels_of(client, ids) for client, ids in gone.sample_ids.items()},
+                ledger=contact.ledger,
             )
         insert(store, summary)
     if store is None:
@@ -226,6 +266,9 @@ def insert(store: Centroids, summary: Summary) -> None:
             store.excluded[cell.name] = excluded
         store.purged.discard(cell.name)
         start += size
+    store.paper_epsilons |= {
+        (summary.client, label): epsilon for label, epsilon in zip(summary.labels, summary.paper_epsilons, strict=False)
+    }
     store.bytes_up[summary.client] = store.bytes_up.get(summary.client, 0) + message_size(summary)
 
 
@@ -256,6 +299,8 @@ def save_centroids(store: Centroids, path: str | Path) -> None:
         "purged": sorted(map(list, store.purged)),
         "sealed": list(map(list, sealed)),
         "bytes_up": {str(client): size for client, size in store.bytes_up.items()},
+        "paper_epsilons": [[*name, epsilon] for name, epsilon in sorted(store.paper_epsilons.items())],
+        "ledger": store.ledger.to_json(),
     }
     save_tensors(path, tensors, kind="centroids", header=header)
 
@@ -271,7 +316,7 @@ def load_centroids(path: str | Path) -> Centroids:
             cells=cells,
             clients=tuple(header["clients"]),
             num_classes=header["num_classes"],
-            how=Summarizing(**header["how"]),
+            how=how_from(header["how"]),
             cut=header["cut"],
             base=header["base"],
             nonnegative=header["nonnegative"],
@@ -285,6 +330,8 @@ def load_centroids(path: str | Path) -> Centroids:
                 for i, (client, label) in enumerate(header["sealed"])
             },
             bytes_up={int(client): size for client, size in header["bytes_up"].items()},
+            paper_epsilons={(client, label): value for client, label, value in header.get("paper_epsilons", ())},
+            ledger=Ledger.from_json(header["ledger"]) if "ledger" in header else Ledger(),  # older files have none
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"{path} lacks a part of a centroid store ({error!r}). Take a good copy of it.") from error
@@ -292,6 +339,11 @@ def load_centroids(path: str | Path) -> Centroids:
     if store.vectors.ndim != 2 or len(store.vectors) != rows or store.counts.shape != (rows,):
         raise ArtifactError(f"{path} has {tuple(store.vectors.shape)} vectors for {rows} rows of cells: it is damaged.")
     return store
+
+
+def how_from(told: dict[str, Any]) -> Summarizing | DP:
+    """How clients summarized, from plain data."""
+    return DP(**told) if "epsilon" in told else Summarizing(**told)
 
 
 def _by_client(triples: list[list[int]]) -> dict[int, dict[int, int]]:

@@ -1,6 +1,6 @@
 """What a client answers after training, as pure functions: the same code in process and on a real node."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,9 @@ from fedup.cut import FeatureReader
 from fedup.errors import SettingError
 from fedup.federation import check_samples
 from fedup.kmeans import centroid_count, cluster_cells
-from fedup.privacy import add_noise
+from fedup.privacy.dp import DP, joint_vector, release
+from fedup.privacy.paper import DISCLAIMER, add_noise, paper_epsilon
+from fedup.privacy.projection import basis_of
 from fedup.rng import generator, seed_for
 
 _GROUP_ROWS = 4096
@@ -18,7 +20,10 @@ _GROUP_ROWS = 4096
 
 @dataclass(frozen=True)
 class Summary:
-    """One client's message: the centroids of some of its (client, class) cells."""
+    """One client's message: the centroids of some of its (client, class) cells.
+
+    Under `DP` it has one vector for every class, held or not: noisy statistics (`fedup.privacy.dp`).
+    """
 
     client: int
     labels: tuple[int, ...]  # one per cell
@@ -28,21 +33,30 @@ class Summary:
     counts: Tensor  # (sum of sizes,) points behind each centroid
     nonnegative: bool
     shape: tuple[int, ...]  # of one row's features at the cut, D in all
+    paper_epsilons: tuple[float, ...] = ()  # one per cell, where they are counted: noise only, not a DP guarantee
 
 
 @dataclass(frozen=True)
 class Summarizing:
-    """How features become centroids: ratio ρ, noise σ, the run's seed."""
+    """How features become centroids: ratio ρ, noise σ, the run's seed; whether the paper's ε is counted."""
 
     ratio: float = 0.8
     sigma: float = 0.0
     seed: int = 0
+    paper_accounting: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
             raise SettingError(f"ratio must be in (0, 1]; found {self.ratio}. The paper uses 0.8, 0.1 and 0.5.")
         if not 0 <= self.sigma < float("inf"):
             raise SettingError(f"sigma must be 0 or a positive number; found {self.sigma}. The paper uses 0.001.")
+        if self.paper_accounting and not self.sigma:
+            raise SettingError("The paper's ε is that of its noise: without noise (sigma 0) there is none to count.")
+
+    @property
+    def mechanism(self) -> str:
+        """What protects a message, in words."""
+        return f"gaussian noise, σ = {self.sigma:g} ({DISCLAIMER})" if self.sigma else "none"
 
 
 def summarize(
@@ -75,6 +89,49 @@ def summarize(
         return _summarize_cells(reader, x, rows, classes, left_out, held, client=client, how=how, out=out)
 
 
+def summarize_privately(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    rows: Tensor,
+    *,
+    client: int,
+    cut: str,
+    dp: DP,
+    num_classes: int,
+    labels: frozenset[int],
+    excluded: frozenset[int],
+    subjects: Tensor | None,
+    spend: Callable[[], None],
+    reader: FeatureReader | None = None,
+) -> Summary:
+    """A client's noisy statistics of these classes, all others' left out, without the excluded samples.
+
+    `spend` charges the client's budget; it is called once everything is computed, right before the noise is drawn.
+    """
+    check_samples(rows, excluded, client)
+    kept = rows[~torch.isin(rows, torch.tensor(sorted(excluded), dtype=rows.dtype, device=rows.device))]
+    with torch.autocast(x.device.type, enabled=False):
+        features = (reader or FeatureReader(model, cut)).read(x, kept)
+    width = features.values.shape[1]
+    basis = basis_of(model, cut, width, how=dp.projection, dims=dp.dims, num_classes=num_classes)
+    points = features.values @ basis.to(features.values)
+    exact = joint_vector(dp, points, y[kept], None if subjects is None else subjects[kept], num_classes)
+    told = sorted(labels)
+    spend()
+    vectors = release(dp, exact[told], name=("cells", client, *sorted(excluded)))
+    return Summary(
+        client,
+        labels=tuple(told),
+        sizes=(1,) * len(told),
+        excluded=(excluded,) * len(told),
+        vectors=vectors.to(features.values),
+        counts=torch.ones(len(told), dtype=torch.int32, device=rows.device),  # messages, not rows
+        nonnegative=False,  # noise is of either sign
+        shape=features.shape,
+    )
+
+
 def _summarize_cells(
     reader: FeatureReader,
     x: Tensor,
@@ -94,6 +151,7 @@ def _summarize_cells(
     sizes = [centroid_count(count, how.ratio) for count in rows_of]
     vectors, done = out, 0
     counts = torch.empty(sum(sizes), dtype=torch.int32, device=rows.device)
+    epsilons: list[float] = []
     for group in _groups(rows_of):
         wanted = sum((retained[i] for i in group), start=torch.zeros_like(left_out))
         features = reader.read(x, rows, wanted=wanted)
@@ -109,6 +167,8 @@ def _summarize_cells(
             counts=counts[done : done + size],
         )
         done += size
+        if how.paper_accounting:
+            epsilons += [paper_epsilon(features.values[retained[i][wanted]], how.sigma) for i in group]
     assert vectors is not None  # there is at least one group, if an empty one
     for cell, name in zip(vectors.split(sizes), names, strict=True):
         add_noise(cell, how.sigma, generator(how.seed, "noise", *name))
@@ -121,6 +181,7 @@ def _summarize_cells(
         counts=counts,
         nonnegative=features.nonnegative,
         shape=features.shape,
+        paper_epsilons=tuple(epsilons),
     )
 
 

@@ -5,12 +5,14 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from fedup.client import Summarizing, Summary, summarize
+from fedup.client import Summarizing, Summary, summarize, summarize_privately
 from fedup.contrast import Question, gather, measure_shifts
 from fedup.cut import FeatureReader
 from fedup.federation import Federation, check_samples
 from fedup.moments import Contrast, Shift
 from fedup.positions import Over
+from fedup.privacy.dp import DP
+from fedup.privacy.ledger import Ledger
 from fedup.request import Forget
 
 
@@ -24,6 +26,10 @@ class Contact(Protocol):
     @property
     def num_classes(self) -> int:
         """The number of classes."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """What the clients have spent of their privacy budgets."""
 
     def check(self, request: Forget) -> None:
         """Raise unless the request names known clients, classes and samples, and something stays."""
@@ -39,12 +45,13 @@ class Contact(Protocol):
         client: int,
         *,
         cut: str,
-        how: Summarizing,
+        how: Summarizing | DP,
         labels: frozenset[int],
         excluded: frozenset[int],
         out: Tensor | None = None,
     ) -> Summary:
-        """The centroids of the client's cells of these classes, without the excluded samples.
+        """The centroids of the client's cells of these classes, without the excluded samples; under DP charged to its
+        ledger.
 
         A client in this process may write them to `out` instead of allocating; others ignore it.
         """
@@ -65,10 +72,13 @@ class InProcess:
     question: for a contact that lives for one call.
     """
 
-    def __init__(self, federation: Federation, model: nn.Module, *, one_reader: bool = False) -> None:
+    def __init__(
+        self, federation: Federation, model: nn.Module, *, one_reader: bool = False, ledger: Ledger | None = None
+    ) -> None:
         device = next(model.parameters()).device
         self._federation = federation if federation.x.device == device else federation.to(device)
         self._model = model
+        self._ledger = Ledger() if ledger is None else ledger
         self._readers: dict[str, FeatureReader] | None = {} if one_reader else None  # by cut
 
     @property
@@ -78,6 +88,10 @@ class InProcess:
     @property
     def num_classes(self) -> int:
         return self._federation.num_classes
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._ledger
 
     def check(self, request: Forget) -> None:
         self._federation.check(request)
@@ -98,13 +112,29 @@ class InProcess:
         client: int,
         *,
         cut: str,
-        how: Summarizing,
+        how: Summarizing | DP,
         labels: frozenset[int],
         excluded: frozenset[int],
         out: Tensor | None = None,
     ) -> Summary:
         rows = self._federation.client(client).train
         data = self._federation
+        if isinstance(how, DP):
+            return summarize_privately(
+                self._model,
+                data.x,
+                data.y,
+                rows,
+                client=client,
+                cut=cut,
+                dp=how,
+                num_classes=data.num_classes,
+                labels=labels,
+                excluded=excluded,
+                subjects=data.subjects,
+                spend=lambda: self.ledger.spend(client, how, "centroids"),
+                reader=self._reader(cut),
+            )
         return summarize(
             self._model,
             data.x,

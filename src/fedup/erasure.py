@@ -17,6 +17,7 @@ from fedup.filter import FilterConfig
 from fedup.moments import LEAST_ROWS, Contrast, Shift
 from fedup.place import Place, choose_place, judge_place
 from fedup.positions import Over
+from fedup.privacy.dp import DP
 from fedup.report import Release, Report
 from fedup.request import Forget
 
@@ -36,8 +37,16 @@ class Erasing:
     """Makes the eraser for a set of requests, and says of which of them nothing could be erased."""
 
     def __init__(
-        self, model: nn.Module, cut: str, config: FilterConfig, contact: Contact | None, report: Report
+        self,
+        model: nn.Module,
+        cut: str,
+        config: FilterConfig,
+        contact: Contact | None,
+        report: Report,
+        *,
+        dp: DP | None = None,
     ) -> None:
+        self._dp = dp
         self._model, self._cut, self._config = model, cut, config
         self._contact, self._report = contact, report
         self.question: str | None = None  # digest of all that decides what the clients answer
@@ -49,6 +58,9 @@ class Erasing:
         """The eraser of the requests, asked of the clients that hold their rows; what there was `before` where the
         question is the same as then."""
         asking = question_for(requests, gone, self._config)
+        if asking is not None and self._dp is not None:
+            self._leave(f"what clients send is under {self._dp}, and statistics for an eraser are exact")
+            return None
         if asking is None:
             return None
         self.question = self._digest(asking)
@@ -65,7 +77,7 @@ class Erasing:
         """Those that would be asked; nobody is. Refuses what the answer itself would refuse before asking."""
         self._candidates()
         asking = question_for(requests, gone, self._config)
-        if asking is None or self._digest(asking) == question:
+        if asking is None or self._dp is not None or self._digest(asking) == question:
             return []
         return sorted({client for clients in self._holders(asking).values() for client in clients})
 

@@ -25,6 +25,10 @@ class ContactError(RequestError):
     """The request needs an answer from clients, and no way to reach them was given."""
 
 
+class BudgetError(RequestError):
+    """A client's privacy budget does not allow the release."""
+
+
 class CutError(FedUPError, ValueError):
     """The model has no such place for a filter."""
 

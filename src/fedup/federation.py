@@ -29,6 +29,8 @@ class Client:
 class Federation:
     """Clients over one pair of arrays; a sample's id is its row number.
 
+    `subjects` says whose each row is, for guarantees that protect a person and not one record; below 0 is unknown.
+
     >>> x, y = torch.randn(100, 8), torch.arange(100) % 5
     >>> federation = Federation.split(x, y, [torch.arange(i, 100, 4) for i in range(4)])
     >>> [len(client.train) for client in federation.clients]
@@ -39,6 +41,7 @@ class Federation:
     y: Tensor
     clients: tuple[Client, ...]
     num_classes: int
+    subjects: Tensor | None = None  # (N,)
 
     @classmethod
     def split(
@@ -51,10 +54,13 @@ class Federation:
         heldout: float = 0.2,
         validation: float = 0.1,
         num_classes: int | None = None,
+        subjects: Tensor | None = None,
     ) -> Self:
         """A federation in which client i holds the rows `parts[i]` and keeps a part of them apart."""
         classes = _check_arrays(x, y, num_classes)
         _check_parts(parts, len(x))
+        if subjects is not None and (subjects.shape != (len(x),) or subjects.is_floating_point()):
+            raise DataError(f"subjects must be one whole number per row; found {tuple(subjects.shape)} for {len(x)}.")
         if not (min(heldout, validation) >= 0 and heldout + validation < 1):
             raise SettingError(f"heldout and validation must leave rows to train on; found {heldout} and {validation}.")
         clients = []
@@ -63,7 +69,7 @@ class Federation:
             first, second = int(len(rows) * heldout), int(len(rows) * (heldout + validation))
             pieces = [piece.sort().values for piece in shuffled.tensor_split([first, second])]
             clients.append(Client(i, train=pieces[2], validation=pieces[1], heldout=pieces[0]))
-        return cls(x, y, tuple(clients), classes)
+        return cls(x, y, tuple(clients), classes, subjects)
 
     @property
     def ids(self) -> list[int]:
@@ -109,7 +115,8 @@ class Federation:
         clients = tuple(
             Client(c.id, c.train.to(device), c.validation.to(device), c.heldout.to(device)) for c in self.clients
         )
-        return replace(self, x=self.x.to(device), y=self.y.to(device), clients=clients)
+        subjects = None if self.subjects is None else self.subjects.to(device)
+        return replace(self, x=self.x.to(device), y=self.y.to(device), clients=clients, subjects=subjects)
 
     def digest(self) -> str:
         """sha256 of who trains on which rows with which labels."""

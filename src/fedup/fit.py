@@ -1,5 +1,6 @@
 """Phase 3, the one-shot fit of a filter at the server: frozen tail, centroids in, a filter out."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ class Examples:
     nonnegative: bool
     guarded: Sequence[int] = ()  # forgotten classes to guard against
     shape: tuple[int, ...] = ()  # of one row before it was flattened; (D,) where it is not given
+    basis: Tensor | None = None  # (D, d) orthonormal: what is known of features lies in it, and no more passes
 
 
 @dataclass
@@ -84,12 +86,21 @@ def fit_filter(
             if guard is not None:
                 guard.enforce(fitted.decoder.data)
             if trace is not None:
-                trace.record(step + 1, {**losses, "total": total}, fitted)
+                trace.record(step + 1, {**losses, "total": total}, _within(fitted, examples.basis))
     if guard is not None:
         guard.finish(fitted.decoder.data)
     if not all(bool(weight.isfinite().all()) for weight in fitted.parameters()):
         raise DataError("The fit diverged: the filter is not finite. Use a smaller lr, or check the centroids' scale.")
-    return fitted.eval().requires_grad_(False)
+    return _within(fitted, examples.basis).eval().requires_grad_(False)
+
+
+def _within(fitted: Bottleneck, basis: Tensor | None) -> Bottleneck:
+    """The filter that sees of its input only what lies in the basis: the rest was never part of an example."""
+    if basis is None:
+        return fitted
+    narrowed = copy.deepcopy(fitted)
+    narrowed.encoder.data = (fitted.encoder.data @ basis) @ basis.T
+    return narrowed
 
 
 def _check(tail: Callable[[Tensor], Tensor], examples: Examples) -> None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from fedup.centroids import Cell, Centroids, insert, message_size
 from fedup.contact import Contact
 from fedup.errors import ContactError
+from fedup.privacy.dp import DP
 from fedup.report import Release, Report
 from fedup.request import Forget
 
@@ -36,7 +37,10 @@ class Refresh:
 
     def bring_up_to_date(self, used: list[Cell], gone: Forget) -> None:
         """Put sealed originals back where nothing is left out any more; ask the clients for the other touched cells."""
-        for client, asked, unsealed in self.touched(used, gone):
+        touched = self.touched(used, gone)
+        if isinstance(self.centroids.how, DP) and any(asked for _, asked, _ in touched):
+            self._reach().ledger.check([client for client, asked, _ in touched if asked], self.centroids.how)
+        for client, asked, unsealed in touched:
             for cell in unsealed:
                 self._unseal(cell)
             if asked:
@@ -58,6 +62,8 @@ class Refresh:
 
     def _touched_of(self, client: int, used: list[Cell], wanted: frozenset[int]) -> tuple[list[Cell], list[Cell]]:
         store = self.centroids
+        if isinstance(store.how, DP):
+            return self._touched_under_dp(client, wanted)
         labels = self._labels_of(client, wanted)
         should = {(client, label): frozenset(i for i in wanted if labels[i] == label) for label in labels.values()}
         touched = [
@@ -71,6 +77,16 @@ class Refresh:
                 touched.append(cell)
         unsealed = [cell for cell in touched if not should.get(cell.name) and cell.name in store.sealed]
         return [cell for cell in touched if cell not in unsealed], unsealed
+
+    def _touched_under_dp(self, client: int, wanted: frozenset[int]) -> tuple[list[Cell], list[Cell]]:
+        """All cells of the client or none: asking for some would tell of which classes the samples are."""
+        store = self.centroids
+        own = [cell for cell in store.cells if cell.client == client]
+        if all(self._left_out(cell) == wanted and cell.name not in store.purged for cell in own):
+            return [], []
+        if not wanted and all(cell.name in store.sealed for cell in own):
+            return [], own
+        return own, []
 
     def _left_out(self, cell: Cell) -> frozenset[int]:
         return self.centroids.excluded.get(cell.name, frozenset())
@@ -96,7 +112,6 @@ class Refresh:
 
     def _ask(self, client: int, cells: list[Cell], excluded: frozenset[int]) -> None:
         store = self.centroids
-        labels_of = store.sample_labels.get(client, {})
         labels = frozenset(cell.label for cell in cells)
         summary = self._reach().summarize(client, cut=store.cut, how=store.how, labels=labels, excluded=excluded)
         for cell in cells:
@@ -104,11 +119,18 @@ class Refresh:
             untouched = cell.name not in store.excluded and cell.name not in store.purged
             if self.keep_sealed and untouched:
                 store.sealed[cell.name] = store.take(cell)
-            elif not self.keep_sealed and {i for i in excluded if labels_of[i] == cell.label} - self._left_out(cell):
+            elif not self.keep_sealed and self._leaves_out(cell, excluded) - self._left_out(cell):
                 store.sealed.pop(cell.name, None)  # it holds samples that are left out from now on
         insert(store, summary)
         self.report.releases.append(Release(client, len(cells), message_size(summary)))
         self.report.note_contact(client, {"labels": sorted(labels), "excluded": sorted(excluded), "cut": store.cut})
+
+    def _leaves_out(self, cell: Cell, excluded: frozenset[int]) -> frozenset[int]:
+        """Which of these samples may be in the cell."""
+        if isinstance(self.centroids.how, DP):
+            return excluded
+        labels = self.centroids.sample_labels.get(cell.client, {})
+        return frozenset(i for i in excluded if labels[i] == cell.label)
 
     def _remember(self, cell: Cell) -> None:
         self.report.cells_replaced += 1

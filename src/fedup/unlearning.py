@@ -1,7 +1,8 @@
 """Requests answered at the server: unlearn, restore, purge."""
 
+import math
 import statistics
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +19,9 @@ from fedup.fit import Examples, Trace, fit_filter
 from fedup.plugging import ANSWERING, PluggedModel, Served
 from fedup.presets import PresetName
 from fedup.presets import preset as settings_of
+from fedup.privacy.dp import DP
+from fedup.privacy.projection import basis_of
+from fedup.privacy.resample import resample
 from fedup.refresh import Refresh
 from fedup.report import Report
 from fedup.request import Forget, check_known, union
@@ -91,12 +95,12 @@ def plan(
         gone, config = union(requests), config or FilterConfig()
         check_known(gone, clients=centroids.clients, num_classes=centroids.num_classes)
         used = _used_cells(centroids, gone, config)
-        refresh = Refresh(centroids, _contact(clients, plugged), Report(requests), keep_sealed=False)
+        refresh = Refresh(centroids, _contact(clients, plugged, centroids), Report(requests), keep_sealed=False)
         try:
             asked = [cell for _, cells, _ in refresh.touched(used, gone) for cell in cells]
         finally:
             refresh.undo()
-        asks = Erasing(plugged.base, plugged.cut, config, refresh.contact, refresh.report)
+        asks = Erasing(plugged.base, plugged.cut, config, refresh.contact, refresh.report, dp=_dp_of(centroids))
         erasing = asks.clients_to_ask(requests, gone, plugged.served.question if plugged.served else None)
         return Plan(
             cells_sealed=sum(_names(gone, cell) for cell in centroids.cells),
@@ -205,8 +209,14 @@ def _check_new(plugged: PluggedModel, centroids: Centroids, new: frozenset[Forge
             raise RequestError(f"To {request} changes nothing: no client was trained on such a row.")
 
 
-def _contact(clients: Federation | Contact | None, plugged: PluggedModel) -> Contact | None:
-    return InProcess(clients, plugged.base, one_reader=True) if isinstance(clients, Federation) else clients
+def _dp_of(centroids: Centroids) -> DP | None:
+    return centroids.how if isinstance(centroids.how, DP) else None
+
+
+def _contact(clients: Federation | Contact | None, plugged: PluggedModel, centroids: Centroids) -> Contact | None:
+    if not isinstance(clients, Federation):
+        return clients
+    return InProcess(clients, plugged.base, one_reader=True, ledger=centroids.ledger)
 
 
 def _check_arguments(plugged: object, centroids: object, requests: Iterable[object]) -> None:
@@ -238,7 +248,7 @@ def _fit_for(
         check_known(gone, clients=centroids.clients, num_classes=centroids.num_classes)
         if config.erase_at != "auto":
             find_cut(plugged.base, config.erase_at)  # a wrong name is not kept for a later request
-        contact = _contact(clients, plugged)
+        contact = _contact(clients, plugged, centroids)
         used = _used_cells(centroids, gone, config)
         if not used:
             raise RequestError(f"To {gone} leaves no centroid to keep. Take the model out of service instead.")
@@ -247,7 +257,7 @@ def _fit_for(
     with refresh.undone_on_error(), torch.inference_mode(False), plain:
         with report.stage("contact"):
             refresh.bring_up_to_date(used, gone)
-        erasing = Erasing(plugged.base, plugged.cut, config, contact, report)
+        erasing = Erasing(plugged.base, plugged.cut, config, contact, report, dp=_dp_of(centroids))
         served = plugged.served
         erasure = erasing.erasure_for(
             requests, gone, served.question if served else None, served.erasure if served else None
@@ -304,13 +314,16 @@ def _fit(
     Behind an eraser at the same cut it is fitted to what that leaves of the centroids; with one at an earlier cut, to
     the centroids as they are: retained rows pass it nearly unchanged.
     """
-    examples = _examples(centroids, used, gone, config)
+    tail = flat_tail(shared_view(plugged.base, frozen=True), plugged.cut, centroids.shape)
+    if isinstance(centroids.how, DP):
+        examples = _resampled(plugged, centroids, used, gone, config, tail)
+    else:
+        examples = _examples(centroids, used, gone, config)
     if erasure is not None and erasure.cut == plugged.cut:
         rows = torch.arange(len(examples.rows), device=examples.rows.device)
         kept = examples.vectors[examples.rows].reshape(-1, *centroids.shape)
         examples = replace(examples, vectors=erasure.filter.to(kept.device)(kept).flatten(1), rows=rows)
-    tail = flat_tail(shared_view(plugged.base, frozen=True), plugged.cut, centroids.shape)
-    return fit_filter(tail, examples, config, trace=trace), len(examples.rows)
+    return fit_filter(tail, examples, config, trace=trace), len(centroids.rows_of(used))
 
 
 def _check_belongs(plugged: PluggedModel, centroids: Centroids, requests: frozenset[Forget]) -> None:
@@ -352,6 +365,48 @@ def _examples(centroids: Centroids, used: list[Cell], gone: Forget, config: Filt
         nonnegative=centroids.nonnegative,
         guarded=sorted(gone.class_ids) if config.class_policy == "drop" else (),
         shape=centroids.shape,
+    )
+
+
+def _resampled(
+    plugged: PluggedModel,
+    centroids: Centroids,
+    used: list[Cell],
+    gone: Forget,
+    config: FilterConfig,
+    tail: Callable[[Tensor], Tensor],
+) -> Examples:
+    """Under DP: features drawn from what clients released, as many whatever the number of clients."""
+    dp, width, rows = centroids.how, math.prod(centroids.shape), centroids.rows_of(used)
+    assert isinstance(dp, DP)
+    if config.per_position:
+        raise SettingError("Under DP a filter acts on a row's features as one vector: per_position has to be off.")
+    basis = basis_of(
+        plugged.base, plugged.cut, width, how=dp.projection, dims=dp.dims, num_classes=centroids.num_classes
+    ).to(centroids.vectors)
+    drawn = resample(
+        dp,
+        centroids.vectors[rows],
+        centroids.row_labels()[rows],
+        basis=basis,
+        num_classes=centroids.num_classes,
+        tail=tail,
+        seed=config.seed,
+    )
+    labels = drawn.labels
+    retained = torch.tensor([label for label in range(centroids.num_classes) if label not in gone.class_ids])
+    for label in sorted(gone.class_ids & set(labels.unique().tolist())):
+        relabelled = torch.randint(len(retained), labels.shape, generator=generator(config.seed, "remap", label))
+        labels = torch.where(labels == label, retained[relabelled].to(labels), labels)
+    return Examples(
+        vectors=drawn.vectors,
+        rows=torch.arange(len(labels), device=labels.device),
+        labels=labels,
+        counts=torch.ones_like(labels),
+        nonnegative=False,
+        guarded=sorted(gone.class_ids) if config.class_policy == "drop" else (),
+        shape=centroids.shape,
+        basis=None if basis.shape[0] == basis.shape[1] else basis,
     )
 
 

@@ -249,7 +249,7 @@ def test_statistics_are_not_said_to_be_noisy_where_centroids_are(tmp_path):
     releases = ok("evidence", "R1", "--run", run, "--json").json["contact"]["releases"]
     by_what = {one["what"]: (one["mechanism"], one["sigma"]) for one in releases}
     assert by_what["shifts"] == by_what["moments"] == ("none", 0.0)
-    assert by_what["centroids"] == ("gaussian noise, no DP guarantee", 0.1)
+    assert by_what["centroids"] == ("gaussian noise, σ = 0.1 (noise only, not a DP guarantee)", 0.1)
 
 
 def test_a_bottleneck_alone_is_claimed_to_have_used_nothing_of_samples(tmp_path):

@@ -21,6 +21,7 @@ from fedup.fedavg import federate
 from fedup.federation import Federation
 from fedup.partition import dirichlet
 from fedup.plugging import PluggedModel, plug
+from fedup.presets import preset
 from fedup.request import Forget
 from fedup.rng import generator
 from fedup.sharing import fingerprint
@@ -102,7 +103,7 @@ def run_demo(
             "bytes_up": centroids.size_bytes,
             "clients_contacted": len(centroids.bytes_up),
             "centroids": len(centroids.vectors),
-            "ratio": centroids.how.ratio,
+            "ratio": preset().ratio,
         },
         "requests": requests,
         "machine": describe_machine(),

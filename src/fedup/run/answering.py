@@ -12,6 +12,7 @@ from fedup.federation import Federation
 from fedup.filter import FilterConfig
 from fedup.filter_file import save_filter
 from fedup.plugging import PluggedModel
+from fedup.privacy.dp import DP
 from fedup.report import Release, Report
 from fedup.request import Forget
 from fedup.run.folder import Writer
@@ -193,16 +194,16 @@ def _settle(
     return Answer(ids, stored, report, figures)
 
 
-def describe_releases(sent: Iterable[Release], how: Summarizing) -> list[dict[str, Any]]:
-    """Messages of clients as they stand in the journal, with what protected them. No ε: no accountant computed one."""
-    mechanism = "gaussian noise, no DP guarantee" if how.sigma else "none"
+def describe_releases(sent: Iterable[Release], how: Summarizing | DP) -> list[dict[str, Any]]:
+    """Messages of clients as they stand in the journal, with what protected them; an ε only where an accountant
+    computed it."""
     return [
         {
             "client": one.client,
             "what": one.what,
             "cells": one.cells,
             "bytes": one.size_bytes,
-            "mechanism": mechanism if one.what == "centroids" else "none",
+            "mechanism": how.mechanism if one.what == "centroids" else "none",
             "sigma": how.sigma if one.what == "centroids" else 0.0,
         }
         for one in sorted(sent, key=lambda release: release.client)

@@ -1,0 +1,126 @@
+"""Every release charged to its client, and a refusal before one that would pass its budget."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedup.errors import ArtifactError, BudgetError
+from fedup.privacy.accountant import epsilon_of, mu_of
+from fedup.privacy.dp import DP
+
+_ROUNDING = 1e-9  # of a budget: a sum of floats may pass by so much what its parts were planned for
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The (ε, δ) that all of a client's releases together may reach."""
+
+    epsilon: float
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        _ = self.mu  # checks both
+
+    @property
+    def mu(self) -> float:
+        """The same in μ-GDP."""
+        return mu_of(self.epsilon, self.delta)
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One release of one client."""
+
+    client: int
+    mu: float
+    what: str
+    mechanism: str
+
+
+class Ledger:
+    """What each client has spent: for Gaussian releases μ² adds up.
+
+    The budget under None is that of every client without one of its own. Without any, releases are charged and never
+    refused. What is not under the guarantee (σ of the paper, exact statistics) is no business of the ledger.
+
+    >>> ledger = Ledger(budgets={None: Budget(2.0)})
+    >>> ledger.spend(0, DP(1.0, clip="unit"), "centroids")
+    >>> round(ledger.epsilon(0, 1e-5), 6)
+    1.0
+    """
+
+    def __init__(self, charges: Iterable[Charge] = (), budgets: Mapping[int | None, Budget] | None = None) -> None:
+        self.charges = list(charges)
+        self.budgets = dict(budgets or {})
+        self._squares: dict[int, float] = {}
+        for charge in self.charges:
+            self._squares[charge.client] = self._squares.get(charge.client, 0.0) + charge.mu**2
+
+    @property
+    def clients(self) -> list[int]:
+        """Those that released something or have a budget of their own."""
+        return sorted({*self._squares, *(client for client in self.budgets if client is not None)})
+
+    def budget(self, client: int) -> Budget | None:
+        """What the client may spend in all; None where nobody set a limit."""
+        return self.budgets.get(client, self.budgets.get(None))
+
+    def mu(self, client: int) -> float:
+        """What the client has spent, in μ-GDP."""
+        return math.sqrt(self._squares.get(client, 0.0))
+
+    def epsilon(self, client: int, delta: float) -> float:
+        """What the client has spent, as the ε at that δ."""
+        return epsilon_of(self.mu(client), delta)
+
+    def left(self, client: int) -> float:
+        """The ε of the largest single release that the client still allows, at its budget's δ."""
+        budget = self.budget(client)
+        if budget is None:
+            return math.inf
+        return epsilon_of(math.sqrt(max(0.0, budget.mu**2 - self._squares.get(client, 0.0))), budget.delta)
+
+    def check(self, clients: Iterable[int], dp: DP) -> None:
+        """Raise unless each of these clients can afford such a release; nothing is charged."""
+        for client in clients:
+            budget = self.budget(client)
+            after = self._squares.get(client, 0.0) + dp.mu**2
+            if budget is None or after <= budget.mu**2 * (1 + _ROUNDING):
+                continue
+            raise BudgetError(
+                f"Client {client} has spent ε = {self.epsilon(client, budget.delta):.4g} of its ε = {budget.epsilon:g} "
+                f"at δ = {budget.delta:g}. A release with {dp} would bring it to "
+                f"{epsilon_of(math.sqrt(after), budget.delta):.4g}; one with ε = {self.left(client):.4g} at that δ is "
+                "left. Nothing was computed or released."
+            )
+
+    def spend(self, client: int, dp: DP, what: str) -> None:
+        """Charge a release; it is recorded before the noise is drawn, so that no release goes uncharged."""
+        self.check([client], dp)
+        charge = Charge(client, dp.mu, what, str(dp))
+        self._record(charge)
+        self.charges.append(charge)
+        self._squares[client] = self._squares.get(client, 0.0) + charge.mu**2
+
+    def _record(self, charge: Charge) -> None:
+        """Where a ledger is kept elsewhere, a charge is written there first; if that fails nothing is released."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "charges": [asdict(charge) for charge in self.charges],
+            "budgets": [[client, asdict(budget)] for client, budget in self.budgets.items()],
+        }
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "Ledger":
+        """The opposite of `to_json`."""
+        try:
+            charges = [Charge(**charge) for charge in told["charges"]]
+            ledger = Ledger(charges, {client: Budget(**budget) for client, budget in told["budgets"]})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ArtifactError(f"A ledger lacks a part ({error!r}). Take a good copy of it.") from error
+        if not all(charge.mu >= 0 for charge in ledger.charges):
+            raise ArtifactError("A ledger has a charge that is no number or negative: it was edited.")
+        return ledger

@@ -1,0 +1,122 @@
+"""From noisy statistics to features to fit a filter to: post-processing, of releases alone, at the server."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedup.errors import DataError
+from fedup.privacy.dp import DP, Layout
+from fedup.rng import generator
+
+ROWS = 8000  # features drawn in all
+_CLEAR = 4.0  # deviations that a noisy count must stand out by
+_FLOOR = 1e-3  # of the mean variance: what no direction's variance is below
+_SHORTER = 0.25  # docs/privacy.md has the figures of others
+_LENGTHS = tuple(2.0 ** (half / 2) for half in range(-4, 17))  # of unit vectors: 1/4 … 256
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """Features drawn from the released statistics, with their classes."""
+
+    vectors: Tensor  # (N, D)
+    labels: Tensor  # (N,)
+
+
+def resample(
+    dp: DP,
+    released: Tensor,
+    labels: Tensor,
+    *,
+    basis: Tensor,
+    num_classes: int,
+    tail: Callable[[Tensor], Tensor],
+    seed: int,
+) -> Resampled:
+    """Features drawn around the classes' noisy means with their noisy covariances, at the cut's own width.
+
+    `released` are the vectors (M, layout.size) of some clients' classes, `labels` (M,) their classes: what retained
+    clients sent is added up, so that noise averages out. Classes too small to stand out of it are left out.
+    """
+    layout = Layout.of(dp, basis.shape[1], num_classes)
+    source = generator(seed, "resample")
+    classes = _classes(dp, layout, released.double().cpu(), labels.cpu())
+    if not classes:
+        raise DataError(
+            f"No class stands out of the noise of {dp}: there are too few rows for so small an ε. Use a larger one."
+        )
+    total = sum(one.count for one in classes)
+    drawn = [one.draw(round(ROWS * one.count / total), source) for one in classes]
+    points = torch.cat(drawn)
+    owners = torch.cat([torch.full((len(part),), one.label) for part, one in zip(drawn, classes, strict=True)])
+    vectors = (points * dp.scale).to(basis) @ basis.T
+    owners = owners.to(basis.device)
+    if dp.clip == "unit":
+        vectors *= _length(vectors, owners, tail)
+    return Resampled(vectors, owners)
+
+
+@dataclass(frozen=True)
+class _Class:
+    """What the releases say of a class: how large it is, and a Gaussian for each of its cells."""
+
+    label: int
+    count: float
+    weights: Tensor  # (H,) of its cells
+    means: Tensor  # (H, d)
+    root: Tensor  # (d, d) of the covariance
+
+    def draw(self, rows: int, source: torch.Generator) -> Tensor:
+        cell = torch.multinomial(self.weights, max(rows, 1), replacement=True, generator=source)
+        noise = torch.randn(len(cell), self.root.shape[0], generator=source, dtype=torch.float64)
+        return self.means[cell] + noise @ self.root.T
+
+
+def _classes(dp: DP, layout: Layout, released: Tensor, labels: Tensor) -> list[_Class]:
+    found = []
+    for label in labels.unique().tolist():
+        own = released[labels == label]
+        sums, counts, spread = layout.split(own.sum(0))
+        sigma = dp.sigma * len(own) ** 0.5  # of each number of the sum
+        sizes = counts / dp.count_weight
+        clear = sizes > _CLEAR * sigma / dp.count_weight
+        if bool(clear.any()):
+            found.append((label, sums[clear], sizes[clear], layout.matrix(spread) / dp.spread_weight, sigma))
+    within = _within([(sums, sizes, squares) for _, sums, sizes, squares, _ in found]) if found else None
+    made = []
+    for label, sums, sizes, squares, sigma in found:
+        assert within is not None
+        count = float(sizes.sum())
+        means = sums / sizes[:, None]
+        own = squares / count - torch.einsum("h,hi,hj->ij", sizes / count, means, means)
+        # The noise of a covariance is a matrix of about this size; the more of it, the more of all classes' instead.
+        noise = sigma / dp.spread_weight * layout.dims**0.5 / count
+        share = noise / (noise + float(within.trace()) / layout.dims)
+        made.append(_Class(label, count, sizes / count, means, _root((1 - share) * own + share * within)))
+    return made
+
+
+def _within(found: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """The covariance within classes and cells, all together, made positive."""
+    around = [squares - torch.einsum("h,hi,hj->ij", 1 / sizes, sums, sums) for sums, sizes, squares in found]
+    root = _root(sum(around[1:], start=around[0]) / sum(float(sizes.sum()) for _, sizes, _ in found))
+    return root @ root.T
+
+
+def _root(matrix: Tensor) -> Tensor:
+    """A root of the nearest covariance: noise makes some eigenvalues negative."""
+    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    floor = max(float(values.clamp(min=0).mean()) * _FLOOR, 1e-12)
+    return vectors * values.clamp(min=floor).sqrt()
+
+
+@torch.no_grad()
+def _length(vectors: Tensor, labels: Tensor, tail: Callable[[Tensor], Tensor]) -> float:
+    """A length for features whose directions alone are known, from the one at which the frozen classifier fits them
+    best; shorter, because what saturates the cross-entropy teaches a filter little."""
+    some = slice(None, None, max(1, len(vectors) // 2000))
+    losses = [float(cross_entropy(tail(vectors[some] * length), labels[some])) for length in _LENGTHS]
+    return _SHORTER * _LENGTHS[losses.index(min(losses))]
