@@ -18,7 +18,7 @@ from fedup.kmeans import centroid_count
 from fedup.presets import PresetName
 from fedup.presets import preset as settings_of
 from fedup.privacy import paper
-from fedup.privacy.dp import DP
+from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget, union
 from fedup.sharing import fingerprint

@@ -10,7 +10,8 @@ from fedup.cut import FeatureReader
 from fedup.errors import SettingError
 from fedup.federation import check_samples
 from fedup.kmeans import centroid_count, cluster_cells
-from fedup.privacy.dp import DP, joint_vector, release
+from fedup.privacy.dp import joint_vector, release
+from fedup.privacy.guarantee import DP
 from fedup.privacy.paper import DISCLAIMER, add_noise, paper_epsilon
 from fedup.privacy.projection import basis_of
 from fedup.rng import generator, seed_for

@@ -11,7 +11,7 @@ from fedup.cut import FeatureReader
 from fedup.federation import Federation, check_samples
 from fedup.moments import Contrast, Shift
 from fedup.positions import Over
-from fedup.privacy.dp import DP
+from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget
 

@@ -17,7 +17,7 @@ from fedup.filter import FilterConfig
 from fedup.moments import LEAST_ROWS, Contrast, Shift
 from fedup.place import Place, choose_place, judge_place
 from fedup.positions import Over
-from fedup.privacy.dp import DP
+from fedup.privacy.guarantee import DP
 from fedup.report import Release, Report
 from fedup.request import Forget
 

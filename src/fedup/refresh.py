@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from fedup.centroids import Cell, Centroids, insert, message_size
 from fedup.contact import Contact
 from fedup.errors import ContactError
-from fedup.privacy.dp import DP
+from fedup.privacy.guarantee import DP
 from fedup.report import Release, Report
 from fedup.request import Forget
 

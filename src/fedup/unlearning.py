@@ -19,7 +19,7 @@ from fedup.fit import Examples, Trace, fit_filter
 from fedup.plugging import ANSWERING, PluggedModel, Served
 from fedup.presets import PresetName
 from fedup.presets import preset as settings_of
-from fedup.privacy.dp import DP
+from fedup.privacy.guarantee import DP
 from fedup.privacy.projection import basis_of
 from fedup.privacy.resample import resample
 from fedup.refresh import Refresh

@@ -4,7 +4,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -14,6 +14,7 @@ from fedup.bench.watching import Progress, RoundsShown
 from fedup.centroids import Centroids, collect
 from fedup.fedavg import Observer
 from fedup.federation import Federation
+from fedup.privacy.guarantee import DP
 from fedup.request import Forget
 
 
@@ -28,7 +29,7 @@ class Task:
     recipe: Recipe  # how it learned
     probe: Probe  # figures of a model on the way, for `Cost.path`
     progress: Progress
-    _collected: dict[tuple[float, float, str | None], tuple[Centroids, float]] = field(default_factory=dict)
+    _collected: dict[tuple[Any, ...], tuple[Centroids, float]] = field(default_factory=dict)
 
     def train(self, model: nn.Module, federation: Federation, *, rounds: int, cost: Cost, what: str) -> nn.Module:
         """FedAvg as the federation did it: same cohorts and batches, other rows or other first weights."""
@@ -40,12 +41,28 @@ class Task:
         with cost.stage("train"):
             return recipe.train(model, federation, rounds=rounds, observers=watchers).model
 
-    def collect(self, *, ratio: float, sigma: float = 0.0, cut: str | None = None, cost: Cost) -> Centroids:
+    def collect(
+        self,
+        *,
+        ratio: float | None = None,
+        sigma: float | None = None,
+        privacy: DP | Literal["paper"] | None = None,
+        cut: str | None = None,
+        cost: Cost,
+    ) -> Centroids:
         """The centroids of everything, as clients send them once, ahead of any request; the caller's own copy."""
-        key = ratio, sigma, cut
+        key = ratio, sigma or 0.0, privacy, cut
         if key not in self._collected:
             started = time.perf_counter()
-            made = collect(self.model, self.federation, ratio=ratio, sigma=sigma, cut=cut, seed=self.recipe.seed)
+            made = collect(
+                self.model,
+                self.federation,
+                ratio=ratio,
+                sigma=sigma,
+                privacy=privacy,
+                cut=cut,
+                seed=self.recipe.seed,
+            )
             self._collected[key] = made, time.perf_counter() - started
         centroids, seconds = self._collected[key]
         cost.ahead_time_s += seconds

@@ -9,6 +9,7 @@ from fedup.client import Summary
 from fedup.contact import InProcess
 from fedup.fedavg import Observer
 from fedup.federation import Federation
+from fedup.privacy.ledger import Ledger
 
 Progress = Callable[[str, int, int], None]  # what is going on, steps done, steps in all
 
@@ -27,8 +28,10 @@ class RoundsShown(Observer):
 class ClientsShown(InProcess):
     """Clients in this process, counted as they answer."""
 
-    def __init__(self, federation: Federation, model: nn.Module, show: Progress, what: str) -> None:
-        super().__init__(federation, model, one_reader=True)
+    def __init__(
+        self, federation: Federation, model: nn.Module, show: Progress, what: str, *, ledger: Ledger | None = None
+    ) -> None:
+        super().__init__(federation, model, one_reader=True, ledger=ledger)
         self._show, self._what, self._answered = show, what, 0
         show(what, 0, len(self.clients))
 

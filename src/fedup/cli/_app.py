@@ -3,6 +3,7 @@ import typer
 from fedup import __version__
 from fedup.cli import (
     bench,
+    budget,
     collect,
     data,
     demo,
@@ -29,6 +30,7 @@ app = typer.Typer(
 _LEARN, _REQUESTS, _SERVE, _MORE = "Learn", "Requests", "Serve", "More"
 app.command("train", rich_help_panel=_LEARN)(train.train)
 app.command("collect", rich_help_panel=_LEARN)(collect.collect)
+app.command("budget", rich_help_panel=_LEARN)(budget.budget)
 app.command("unlearn", rich_help_panel=_REQUESTS)(unlearn.unlearn)
 app.command("restore", rich_help_panel=_REQUESTS)(restore.restore)
 app.command("purge", rich_help_panel=_REQUESTS)(purge.purge)

@@ -21,6 +21,7 @@ from fedup.federation import Federation
 from fedup.plugging import PluggedModel
 from fedup.rng import generator
 from fedup.run.folder import Run, Writer
+from fedup.run.ledger import RunLedger, ledger_of
 from fedup.run.serving import load_plugged, load_store, read_served
 from fedup.run.state import State
 
@@ -85,9 +86,12 @@ class Session:
         """The model under the filter in force, for a writer."""
         return load_plugged(self.run, state, self.blank(state))
 
-    def store(self, state: State) -> Centroids:
-        """The centroids, where the model computes."""
-        return load_store(self.run, state).to(self.device)
+    def store(self, state: State, writer: Writer | None = None) -> Centroids:
+        """The centroids, where the model computes; for a writer with the folder's ledger, which releases are charged
+        to."""
+        store = load_store(self.run, state).to(self.device)
+        store.ledger = RunLedger(writer) if writer else ledger_of(state)
+        return store
 
     def served(self) -> tuple[State, PluggedModel]:
         """The same for a reader, who holds no lock."""

@@ -11,7 +11,21 @@ from fedup.cli._options import DEFAULT_RUN, DEFAULT_WAIT_S, DeviceOption, JsonOp
 def collect(
     run: RunOption = DEFAULT_RUN,
     ratio: Annotated[float, typer.Option(help="Centroids per row of a cell, ρ in (0, 1].")] = 0.8,
-    sigma: Annotated[float, typer.Option(help="Gaussian noise on each centroid (no DP guarantee), σ.")] = 0.0,
+    sigma: Annotated[
+        float, typer.Option(help="The paper's Gaussian noise on each centroid, σ: noise only, not a DP guarantee.")
+    ] = 0.0,
+    paper_accounting: Annotated[
+        bool, typer.Option("--paper-accounting", help="Count the paper's ε of that noise: not a DP guarantee either.")
+    ] = False,
+    epsilon: Annotated[
+        float | None, typer.Option(help="ε of a differential-privacy guarantee: noisy statistics, no centroids.")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Its δ.")] = 1e-5,
+    clip: Annotated[
+        str | None,
+        typer.Option(help="Under DP: the norm of a feature vector, a public number, or 'unit' to scale each to 1."),
+    ] = None,
+    allow_delta: Annotated[bool, typer.Option("--allow-delta", help="Allow a δ above 1e-5.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the clustering and the noise.")] = 0,
     again: Annotated[
         bool, typer.Option("--again", help="Ask all clients anew; only while no request is in force.")
@@ -23,12 +37,25 @@ def collect(
     """Ask every client, once, for the centroids of its classes; requests are answered from them later.
 
     Example: [bold]fedup collect --run runs/mnist --ratio 0.8[/]
+
+    Example: [bold]fedup collect --run runs/mnist --epsilon 2 --clip unit[/]
     """
     from fedup.cli._session import Session
     from fedup.cli._text import of, size
     from fedup.client import Summarizing
+    from fedup.errors import SettingError
+    from fedup.privacy.guarantee import DP
+    from fedup.privacy.paper import DISCLAIMER
 
-    how = Summarizing(ratio, sigma, seed)
+    how: Summarizing | DP
+    if epsilon is None:
+        if clip is not None or allow_delta:
+            raise SettingError("--clip and --allow-delta belong to a guarantee: pass --epsilon as well.")
+        how = Summarizing(ratio, sigma, seed, paper_accounting)
+    elif sigma or paper_accounting:
+        raise SettingError("--epsilon is a guarantee with its own noise: pass neither --sigma nor --paper-accounting.")
+    else:
+        how = DP(epsilon, delta, _clip(clip), allow_delta=allow_delta)
     session = Session(run, device=device)
     with session.writing("collect", wait) as writer:
         known = writer.state.collected
@@ -38,19 +65,31 @@ def collect(
     elif result["already"]:
         typer.echo(f"The centroids are in {run} already; nothing was changed. Next: fedup unlearn --class 0{of(run)}")
     else:
+        counted = result["paper_epsilon"]
+        told = f" The paper's ε, mean over cells: {counted:.2f} ({DISCLAIMER})." if counted is not None else ""
+        kind = "vectors of noisy statistics" if epsilon is not None else "centroids"
         typer.echo(
-            f"{result['centroids']:,} centroids of {result['cells']} cells from {result['clients']} clients, "
+            f"{result['centroids']:,} {kind} of {result['cells']} cells from {result['clients']} clients, "
             f"{size(result['bytes_up'])} sent, in {result['time_s']:.1f} s.\n"
-            f"Protection: {result['mechanism']}. Next: fedup unlearn --class 0{of(run)}"
+            f"Protection: {result['mechanism']}.{told} Next: fedup unlearn --class 0{of(run)}"
         )
+
+
+def _clip(text: str | None) -> Any:
+    """A number where it is one; what it may be is said by the settings."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
 
 
 def _already(body: Any, how: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
+    from fedup.centroids import how_from
     from fedup.errors import SettingError
 
-    if body["how"] != asdict(how):
+    if how_from(body["how"]) != how:
         raise SettingError(
             f"Centroids were collected with {body['how']} before, and {asdict(how)} was asked for. Use those settings, "
             "or ask all clients anew with --again."
@@ -59,6 +98,7 @@ def _already(body: Any, how: Any) -> dict[str, Any]:
 
 
 def _collect(session: Any, writer: Any, how: Any) -> dict[str, Any]:
+    import statistics
     import time
     from dataclasses import asdict
 
@@ -67,8 +107,10 @@ def _collect(session: Any, writer: Any, how: Any) -> dict[str, Any]:
     from fedup.centroids import save_centroids
     from fedup.cli._progress import progress_bars
     from fedup.errors import RequestError
+    from fedup.privacy.guarantee import DP
     from fedup.report import Release
     from fedup.run.answering import describe_releases
+    from fedup.run.ledger import RunLedger
     from fedup.run.serving import load_base
 
     state = writer.state
@@ -80,8 +122,18 @@ def _collect(session: Any, writer: Any, how: Any) -> dict[str, Any]:
     model = load_base(session.run, state, session.blank(state))
     with progress_bars(session.console) as show:
         started = time.perf_counter()
-        contact = ClientsShown(session.federation, model, show, "Collecting centroids")
-        store = ask_clients(model, contact, ratio=how.ratio, sigma=how.sigma, seed=how.seed, cut=state.about["cut"])
+        contact = ClientsShown(session.federation, model, show, "Collecting centroids", ledger=RunLedger(writer))
+        asked = (
+            {"privacy": how}
+            if isinstance(how, DP)
+            else {
+                "ratio": how.ratio,
+                "sigma": how.sigma,
+                "seed": how.seed,
+                "privacy": "paper" if how.paper_accounting else None,
+            }
+        )
+        store = ask_clients(model, contact, cut=state.about["cut"], **asked)
         time_s = time.perf_counter() - started
     cells = {client: sum(cell.client == client for cell in store.cells) for client in store.bytes_up}
     sent = [Release(client, cells[client], size) for client, size in store.bytes_up.items()]
@@ -92,6 +144,7 @@ def _collect(session: Any, writer: Any, how: Any) -> dict[str, Any]:
         "width": store.vectors.shape[1],
         "cells": len(store.cells),
         "releases": describe_releases(sent, how),
+        "paper_epsilon": statistics.fmean(store.paper_epsilons.values()) if store.paper_epsilons else None,
         "time_s": time_s,
         **session.facts,
     }
@@ -108,5 +161,6 @@ def _told(body: Any) -> dict[str, Any]:
         "bytes_up": sum(release["bytes"] for release in body["releases"]),
         "mechanism": body["releases"][0]["mechanism"] if body["releases"] else "none",
         "how": body["how"],
+        "paper_epsilon": body.get("paper_epsilon"),
         "time_s": body["time_s"],
     }

@@ -34,7 +34,7 @@ def purge(
         return
     session = Session(run)
     with session.writing("purge", wait) as writer:
-        store = session.store(writer.state)
+        store = session.store(writer.state, writer)
         cells = sealed_cells(store, writer.state.forgets)
         if cells:
             answering.purge(writer, session.plugged(writer.state), store)

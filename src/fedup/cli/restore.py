@@ -73,7 +73,7 @@ def _restore(session: "Session", names: list[str], max_loss: float, force: bool,
         answer = answering.restore(
             writer,
             session.plugged(state),
-            None if last else session.store(state),  # the last one needs neither centroids nor clients
+            None if last else session.store(state, writer),  # the last one needs neither centroids nor clients
             back,
             clients=None if last else session.federation_if_here,
             judge=None if last else session.judge(),

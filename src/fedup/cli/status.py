@@ -43,6 +43,8 @@ def _print(found: dict[str, Any], state: Any, sent: dict[int, dict[str, int]]) -
         console.print(_requests(state, found))
     else:
         console.print("No request has come in.")
+    if found["ledger"]:
+        console.print(_ledger(found["ledger"]), highlight=False)
     storage = ", ".join(f"{name} {size(count)}" for name, count in sorted(found["storage_bytes"].items()))
     console.print(f"[dim]Storage[/] {storage}", highlight=False)
     console.print(
@@ -73,7 +75,7 @@ def _facts(found: dict[str, Any], sent: dict[int, dict[str, int]]) -> dict[str, 
     if collected:
         clients = f"{len(sent)} clients sent {size(sum(own['bytes'] for own in sent.values()))} in all"
         facts["Collected"] = (
-            f"{collected['rows']:,} centroids of {collected['cells']} cells, ρ {collected['how']['ratio']}; {clients}"
+            f"{collected['rows']:,} vectors of {collected['cells']} cells, {_how(collected)}; {clients}"
         )
     sealed = found["sealed"]
     facts["Sealed"] = (
@@ -85,6 +87,26 @@ def _facts(found: dict[str, Any], sent: dict[int, dict[str, int]]) -> dict[str, 
     if found["written_by"]:
         facts["In use by"] = found["written_by"]
     return facts
+
+
+def _how(collected: dict[str, Any]) -> str:
+    ratio = collected["how"].get("ratio")
+    return (
+        f"protection: {collected['mechanism']}" if ratio is None else f"ρ {ratio}, protection: {collected['mechanism']}"
+    )
+
+
+def _ledger(told: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table(title="Privacy spent by client", title_justify="left")
+    for column in ("client", "releases", "ε spent", "ε allowed", "ε left", "at δ"):
+        table.add_column(column, justify="right")
+    for one in told:
+        spent = f"{one['epsilon']:.3g}" + (" TEST MODE: no privacy" if one["test_mode"] else "")
+        limits = ["no limit", ""] if one["budget"] is None else [f"{one['budget']:g}", f"{one['left']:.3g}"]
+        table.add_row(str(one["client"]), str(one["releases"]), spent, *limits, f"{one['delta']:g}")
+    return table
 
 
 def _requests(state: Any, found: dict[str, Any]) -> Any:

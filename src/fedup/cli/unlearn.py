@@ -175,7 +175,7 @@ def _answer(
         known, new = _new(session, writer.state, wanted)
         if not new:
             return {"requests": [], "already": known, "filter": _filter_id(writer.state.filter)}
-        plugged, store = session.plugged(writer.state), session.store(writer.state)
+        plugged, store = session.plugged(writer.state), session.store(writer.state, writer)
         answer = answering.unlearn(
             writer,
             plugged,
@@ -219,7 +219,6 @@ def _plan(session: "Session", wanted: list[Any], chosen: dict[str, Any], keep_se
     store, config = session.store(state), _config(plugged, chosen)
     requests = state.forgets | {one.forget for one in new}
     found = plan(plugged, store, requests, clients=session.federation_if_here, config=config)
-    noise = f"noise of σ = {store.how.sigma:g} on each centroid, no DP guarantee" if store.how.sigma else "no noise"
     sent = len(found.cells_asked)
     return result | {
         "requests": [{"reference": one.reference, "what": str(one.forget), "rows": one.rows} for one in new],
@@ -232,14 +231,14 @@ def _plan(session: "Session", wanted: list[Any], chosen: dict[str, Any], keep_se
         "centroids_kept": found.centroids_kept,
         "clients_of_eraser": found.clients_of_eraser,
         "notes": found.notes,
-        "privacy_cost": _privacy_cost(sent, noise, found.clients_of_eraser),
+        "privacy_cost": _privacy_cost(sent, store.how.mechanism, found.clients_of_eraser),
         "replaced_cells": "none" if not sent else "sealed where it is the original" if keep_sealed else "destroyed",
         "expected_time_s": _expected_time(plugged, store, requests, config, state, found),
     }
 
 
-def _privacy_cost(cells: int, noise: str, eraser: list[int]) -> str:
-    sent = [f"{cells} cells sent again, with {noise}"] if cells else []
+def _privacy_cost(cells: int, mechanism: str, eraser: list[int]) -> str:
+    sent = [f"{cells} cells sent again, protection: {mechanism}"] if cells else []
     if eraser:
         sent.append("sums and second moments of forgotten and retained rows for an eraser, without noise")
     return "; ".join(sent) or "none: nothing is sent"

@@ -6,114 +6,18 @@ noise is calibrated to that distance exactly. docs/privacy.md has the statement 
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedup.errors import DataError, SettingError
-from fedup.privacy.accountant import LARGEST_EPSILON, mu_of
+from fedup.errors import DataError
+from fedup.privacy.guarantee import DP
 from fedup.privacy.noise import normal
-from fedup.privacy.projection import PROJECTIONS, ProjectionName
 from fedup.rng import generator
 
-Unit = Literal["record", "subject"]
-LARGEST_DELTA = 1e-5
 _LARGEST_SPREAD = 200_000  # numbers of second moments a message: above that only the diagonals are sent
 _ROWS_AT_ONCE = 4096
-
-
-@dataclass(frozen=True)
-class DP:
-    """(ε, δ)-differential privacy of each client's message, for one record, or all records of one subject.
-
-    `clip` is the l2 norm that a projected feature vector may have: a public number, or "unit", which scales
-    each vector to norm 1 and so needs no look at the data. `cells` splits each class by fixed random directions.
-    `count_weight` and `spread_weight` say how precise counts and second moments are against sums.
-
-    `replay_seed` makes the noise replayable, for tests: nothing is protected then, and every report says so.
-
-    >>> round(DP(1.0, clip="unit").sigma, 2)  # of noise on sums of vectors of norm 1
-    5.6
-    """
-
-    epsilon: float
-    delta: float = 1e-5
-    clip: float | Literal["unit"] | None = None
-    unit: Unit = "record"
-    projection: ProjectionName = "auto"
-    dims: int = 128
-    cells: int = 1
-    count_weight: float = 0.5
-    spread_weight: float = 1.0
-    allow_delta: bool = False
-    replay_seed: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in {"epsilon": self.epsilon, "delta": self.delta}.items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise SettingError(f"{name} must be a number; found {value!r}.")
-        if not 0 < self.epsilon <= LARGEST_EPSILON:
-            raise SettingError(f"epsilon must be above 0 and at most {LARGEST_EPSILON:.0f}; found {self.epsilon}.")
-        if not 0 < self.delta < 1:
-            raise SettingError(f"delta must lie strictly between 0 and 1; found {self.delta}.")
-        if self.delta > LARGEST_DELTA and not self.allow_delta:
-            raise SettingError(
-                f"delta {self.delta:g} is above {LARGEST_DELTA:g}: with so much, records may be published outright. "
-                "Use a smaller one, or say that you mean it (allow_delta=True, --allow-delta)."
-            )
-        if self.clip is None:
-            raise SettingError(
-                "clip is missing: pass the l2 norm that feature vectors are clipped to, a public number that was not "
-                "read off the data, or clip='unit', which scales each vector to norm 1 and needs none."
-            )
-        if self.clip != "unit" and not (isinstance(self.clip, int | float) and 0 < self.clip < math.inf):
-            raise SettingError(f"clip must be 'unit' or a number above 0; found {self.clip!r}.")
-        if self.unit not in ("record", "subject"):
-            raise SettingError(f"unit is 'record' or 'subject'; found {self.unit!r}.")
-        if self.projection not in PROJECTIONS:
-            raise SettingError(f"projection is one of {', '.join(PROJECTIONS)}; found {self.projection!r}.")
-        for name, number in {"dims": self.dims, "cells": self.cells}.items():
-            if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= 4096:
-                raise SettingError(f"{name} must be a whole number from 1 to 4096; found {number!r}.")
-        if not (0 < self.count_weight < math.inf and 0 < self.spread_weight < math.inf):
-            raise SettingError(
-                f"count_weight and spread_weight must be above 0; found {self.count_weight} and {self.spread_weight}."
-            )
-
-    @property
-    def mu(self) -> float:
-        """What a release costs, in μ-GDP."""
-        return mu_of(self.epsilon, self.delta)
-
-    @property
-    def sensitivity(self) -> float:
-        """The largest l2 distance by which one record, or subject, changes the joint vector (in units of the clip)."""
-        return math.hypot(1.0, self.count_weight, self.spread_weight)
-
-    @property
-    def sigma(self) -> float:
-        """Deviation of the noise on every number of the joint vector."""
-        return self.sensitivity / self.mu
-
-    @property
-    def is_replayable(self) -> bool:
-        """Whether the noise can be replayed, so that nothing is protected: for tests alone."""
-        return self.replay_seed is not None
-
-    @property
-    def mechanism(self) -> str:
-        """What protects a message, in words."""
-        return str(self)
-
-    def __str__(self) -> str:
-        told = f"(ε = {self.epsilon:g}, δ = {self.delta:g})-DP for one {self.unit}"
-        return f"TEST MODE, replayable noise, NO PRIVACY: {told} in form only" if self.is_replayable else told
-
-    @property
-    def scale(self) -> float:
-        """The norm that joint vectors are measured in."""
-        return 1.0 if self.clip == "unit" or self.clip is None else float(self.clip)
 
 
 @dataclass(frozen=True)

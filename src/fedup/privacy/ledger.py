@@ -7,7 +7,7 @@ from typing import Any
 
 from fedup.errors import ArtifactError, BudgetError
 from fedup.privacy.accountant import epsilon_of, mu_of
-from fedup.privacy.dp import DP
+from fedup.privacy.guarantee import DP
 
 _ROUNDING = 1e-9  # of a budget: a sum of floats may pass by so much what its parts were planned for
 

@@ -1,14 +1,10 @@
 """Fewer dimensions before noise, by a public matrix: noise grows with them, and most carry nothing that is used."""
 
-from typing import Literal, get_args
-
 import torch
 from torch import Tensor, nn
 
+from fedup.privacy.guarantee import ProjectionName
 from fedup.rng import generator
-
-ProjectionName = Literal["auto", "tail", "random", "none"]
-PROJECTIONS = get_args(ProjectionName)
 
 
 def basis_of(model: nn.Module, cut: str, width: int, *, how: ProjectionName, dims: int, num_classes: int) -> Tensor:

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedup.errors import DataError
-from fedup.privacy.dp import DP, Layout
+from fedup.privacy.dp import Layout
+from fedup.privacy.guarantee import DP
 from fedup.rng import generator
 
 ROWS = 8000  # features drawn in all

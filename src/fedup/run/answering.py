@@ -12,7 +12,7 @@ from fedup.federation import Federation
 from fedup.filter import FilterConfig
 from fedup.filter_file import save_filter
 from fedup.plugging import PluggedModel
-from fedup.privacy.dp import DP
+from fedup.privacy.guarantee import DP
 from fedup.report import Release, Report
 from fedup.request import Forget
 from fedup.run.folder import Writer

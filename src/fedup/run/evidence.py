@@ -40,7 +40,8 @@ NOT_CLAIMED = (
     "this folder.",
     "That a low accuracy on forgotten data is always the goal: for clients and samples the goal is the accuracy that "
     "retraining without them would give, not zero.",
-    "Differential privacy: noise on centroids, where there is any, comes with no (ε, δ) guarantee here.",
+    "Differential privacy beyond what is said under Protection: the trained model and the sizes of clients are outside "
+    "any guarantee on messages, and the paper's noise is none.",
     "That the journal cannot be forged: its hashes show edits, but whoever can write the whole folder can write a new "
     "chain. Keep the head hash elsewhere.",
 )

@@ -158,5 +158,7 @@ _APPLY = {
     "declined": _unchanged,  # a filter that was not activated
     "evaluated": _unchanged,  # figures of Retrain, for evidence
     "evidenced": _unchanged,  # pages written, with their hashes
+    "charged": _unchanged,  # a client's release under DP, before it is made
+    "budgeted": _unchanged,  # what clients may spend
     "migrated": _unchanged,
 }

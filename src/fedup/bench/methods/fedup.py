@@ -1,6 +1,8 @@
 """FedUP: a filter at the cut, fitted at the server to the centroids of what is retained."""
 
+import statistics
 from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from torch import nn
 
@@ -12,6 +14,7 @@ from fedup.client import Summarizing
 from fedup.filter import ClassPolicy, FilterConfig, FilterKind
 from fedup.plugging import PluggedModel, plug
 from fedup.presets import PresetName, preset
+from fedup.privacy.guarantee import DP
 from fedup.request import Forget
 from fedup.unlearning import unlearn
 
@@ -23,6 +26,9 @@ class Method:
     With `cache` clients send centroids of all their data once, ahead of any request; without it, as in the paper, they
     are asked after the request and leave out what it names. With `preset = "paper"` ratio, sigma, cache, class_policy,
     guard and filter are the paper's, whatever is given here.
+
+    With an `epsilon` clients send noisy statistics under differential privacy instead; the noise is replayable here, so
+    that results can be reproduced: no privacy, of public data. `paper_accounting` counts the paper's ε of `sigma`.
     """
 
     ratio: float = 0.8
@@ -43,16 +49,33 @@ class Method:
     most_price: float = later(0.02)
     by_class: bool = later(False)
     per_position: bool = later(False)
+    epsilon: float = later(0.0)  # none
+    delta: float = later(1e-5)
+    clip: str = later("unit")  # or a number
+    cells: int = later(1)
+    paper_accounting: bool = later(False)
 
     def __post_init__(self) -> None:
         self.config(0)  # checks the settings of the filter
+        self.privacy(0)  # of the guarantee
         Summarizing(self.ratio, self.sigma)  # those of the centroids
         preset(self.preset)  # and the name
 
     def config(self, seed: int) -> FilterConfig:
         """The settings of the filter."""
-        own = ("ratio", "sigma", "cut", "cache", "preset")
+        own = ("ratio", "sigma", "cut", "cache", "preset", "epsilon", "delta", "clip", "cells", "paper_accounting")
         return FilterConfig(**{name: value for name, value in asdict(self).items() if name not in own}, seed=seed)
+
+    def privacy(self, seed: int) -> DP | Literal["paper"] | None:
+        """What protects messages."""
+        if not self.epsilon:
+            return "paper" if self.paper_accounting else None
+        clip: Any = self.clip if self.clip == "unit" else float(self.clip)
+        return DP(self.epsilon, self.delta, clip, cells=self.cells, replay_seed=seed)
+
+    def _about_messages(self) -> dict[str, Any]:
+        """How centroids are made, as `collect` takes it."""
+        return {} if self.epsilon else {"ratio": self.ratio, "sigma": self.sigma}
 
     def _resolved(self, request: Forget) -> "Method":
         """The same with the preset's values in place."""
@@ -80,7 +103,7 @@ class Method:
         cost = Cost()
         cut = self.cut or task.recipe.cut
         centroids = (
-            task.collect(ratio=self.ratio, sigma=self.sigma, cut=cut, cost=cost)
+            task.collect(**self._about_messages(), privacy=self.privacy(task.recipe.seed), cut=cut, cost=cost)
             if self.cache
             else self._collect_for(task, cut, cost)
         )
@@ -95,7 +118,7 @@ class Method:
         cost.bytes_down += report.bytes_down
         cost.clients.update(report.clients_contacted)
         cost.storage_bytes += plugged.served.size_bytes if plugged.served else 0
-        about = {"erasure": report.erasure, "notes": report.notes}
+        about = {"erasure": report.erasure, "notes": report.notes, "privacy": _privacy_of(centroids)}
         return Unlearned(plugged, cost, restore=lambda: _unplugged(plugged), about=about)
 
     def _collect_for(self, task: Task, cut: str | None, cost: Cost) -> Centroids:
@@ -104,8 +127,8 @@ class Method:
             centroids = collect(
                 task.model,
                 task.federation,
-                ratio=self.ratio,
-                sigma=self.sigma,
+                **self._about_messages(),
+                privacy=self.privacy(task.recipe.seed),
                 cut=cut,
                 seed=task.recipe.seed,
                 forget=[task.request],
@@ -114,6 +137,17 @@ class Method:
         cost.bytes_up += centroids.size_bytes
         cost.clients.update(centroids.bytes_up)
         return centroids
+
+
+def _privacy_of(centroids: Centroids) -> dict[str, Any]:
+    """What the messages cost by account."""
+    counted, ledger = centroids.paper_epsilons, centroids.ledger
+    return {
+        "mechanism": centroids.how.mechanism,
+        "epsilon": max((ledger.epsilon(client, 1e-5) for client in ledger.clients), default=None),
+        "paper_epsilon": statistics.fmean(counted.values()) if counted else None,
+        "largest_upload": max(centroids.bytes_up.values()),
+    }
 
 
 def _unplugged(plugged: PluggedModel) -> nn.Module:

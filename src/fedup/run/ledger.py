@@ -1,0 +1,70 @@
+"""The ledger of a run folder: charges and budgets are events of its journal, whose chain shows every edit."""
+
+from collections.abc import Collection
+from dataclasses import asdict
+from typing import Any
+
+from fedup.errors import RequestError
+from fedup.privacy.ledger import Budget, Charge, Ledger
+from fedup.run.folder import Writer
+from fedup.run.state import State
+
+
+def ledger_of(state: State) -> Ledger:
+    """What the folder's clients have spent and may spend, for readers."""
+    return Ledger(_charges(state), _budgets(state))
+
+
+class RunLedger(Ledger):
+    """The same for the one writer: a charge is on disk before its release is made."""
+
+    def __init__(self, writer: Writer) -> None:
+        super().__init__(_charges(writer.state), _budgets(writer.state))
+        self._writer = writer
+
+    def _record(self, charge: Charge) -> None:
+        self._writer.commit("charged", asdict(charge))
+
+
+def set_budget(writer: Writer, budget: Budget, clients: Collection[int]) -> None:
+    """What these clients, or with none named all that have no budget of their own, may spend from now on."""
+    known = range(int(writer.state.about.get("clients", 0)))
+    unknown = sorted(set(clients) - set(known))
+    if unknown:
+        raise RequestError(f"Unknown client {unknown[0]}; this federation has clients 0 to {len(known) - 1}.")
+    writer.commit("budgeted", {"clients": sorted(clients), "budget": asdict(budget)})
+
+
+def describe_ledger(state: State) -> list[dict[str, Any]]:
+    """By client: releases, ε spent, allowed and left, each at the δ named (the budget's, else 1e-5)."""
+    ledger = ledger_of(state)
+    told = []
+    for client in ledger.clients:
+        budget = ledger.budget(client)
+        delta = budget.delta if budget else Budget.delta
+        told.append(
+            {
+                "client": client,
+                "releases": sum(charge.client == client for charge in ledger.charges),
+                "mu": ledger.mu(client),
+                "delta": delta,
+                "epsilon": ledger.epsilon(client, delta),
+                "budget": budget.epsilon if budget else None,
+                "left": ledger.left(client) if budget else None,
+                "test_mode": any("TEST MODE" in c.mechanism for c in ledger.charges if c.client == client),
+            }
+        )
+    return told
+
+
+def _charges(state: State) -> list[Charge]:
+    return [Charge(**event.body) for event in state.events if event.kind == "charged"]
+
+
+def _budgets(state: State) -> dict[int | None, Budget]:
+    budgets: dict[int | None, Budget] = {}
+    for event in state.events:
+        if event.kind == "budgeted":
+            for client in event.body["clients"] or [None]:
+                budgets[client] = Budget(**event.body["budget"])
+    return budgets
