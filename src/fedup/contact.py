@@ -13,6 +13,7 @@ from fedup.moments import Contrast, Shift
 from fedup.positions import Over
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
+from fedup.private_erasure import NoisyStatistics, gather_privately
 from fedup.request import Forget
 
 
@@ -63,6 +64,9 @@ class Contact(Protocol):
         self, client: int, *, cut: str, over: Over, positions: Sequence[int], question: Question
     ) -> Contrast | None:
         """The client's counts, sums and second moments at some positions of a cut; None where it has none to tell."""
+
+    def gather_privately(self, client: int, *, cut: str, dp: DP, question: Question) -> NoisyStatistics:
+        """The client's noisy statistics for an eraser at all positions of a cut, charged to its ledger."""
 
 
 class InProcess:
@@ -158,6 +162,20 @@ class InProcess:
     ) -> Contrast | None:
         data, holder = self._federation, self._federation.client(client)
         return gather(self._model, cut, data.x, data.y, holder, question, over=over, positions=positions)
+
+    def gather_privately(self, client: int, *, cut: str, dp: DP, question: Question) -> NoisyStatistics:
+        data, holder = self._federation, self._federation.client(client)
+        return gather_privately(
+            self._model,
+            cut,
+            data.x,
+            data.y,
+            holder,
+            question,
+            dp=dp,
+            num_classes=data.num_classes,
+            spend=lambda: self.ledger.spend(client, dp, "eraser"),
+        )
 
     def _reader(self, cut: str) -> FeatureReader | None:
         if self._readers is None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -18,6 +18,7 @@ from fedup.moments import LEAST_ROWS, Contrast, Shift
 from fedup.place import Place, choose_place, judge_place
 from fedup.positions import Over
 from fedup.privacy.guarantee import DP
+from fedup.private_erasure import NoisyContrast, fixed_place
 from fedup.report import Release, Report
 from fedup.request import Forget
 
@@ -58,17 +59,18 @@ class Erasing:
         """The eraser of the requests, asked of the clients that hold their rows; what there was `before` where the
         question is the same as then."""
         asking = question_for(requests, gone, self._config)
-        if asking is not None and self._dp is not None:
-            self._leave(f"what clients send is under {self._dp}, and statistics for an eraser are exact")
-            return None
-        if asking is None:
+        if asking is None or (self._dp is not None and not self._possible_under_dp(asking)):
             return None
         self.question = self._digest(asking)
         if self.question == question:
             erasure = before
         else:
             with self._report.stage("erase"):
-                erasure = self._erasure(asking, requests)
+                erasure = (
+                    self._erasure(asking, requests)
+                    if self._dp is None
+                    else self._private_erasure(asking, requests, self._dp)
+                )
         self._report.erasure = erasure.about if erasure else None
         self.complete = erasure is not None and set(asking.requests) <= set(erasure.about["parts"])
         return erasure
@@ -77,8 +79,12 @@ class Erasing:
         """Those that would be asked; nobody is. Refuses what the answer itself would refuse before asking."""
         self._candidates()
         asking = question_for(requests, gone, self._config)
-        if asking is None or self._dp is not None or self._digest(asking) == question:
+        if asking is None or (self._dp is not None and not self._possible_under_dp(asking)):
             return []
+        if self._digest(asking) == question:
+            return []
+        if self._dp is not None:
+            return _holding_samples(asking)
         return sorted({client for clients in self._holders(asking).values() for client in clients})
 
     def _erasure(self, question: Question, requests: Collection[Forget]) -> Erasure | None:
@@ -115,6 +121,49 @@ class Erasing:
             "requests": sorted(r.digest for r in requests if _part(r, question.gone, self._config).digest in told),
         }
         return Erasure(place.cut, fitted, about)
+
+    def _possible_under_dp(self, question: Question) -> bool:
+        """Whether an eraser can be had from releases under DP; says why where it cannot."""
+        assert self._dp is not None
+        offered = offered_cuts(self._model)
+        if self._dp.erase_clip is None:
+            self._leave(f"what clients send is under {self._dp}, which has no erase_clip, the norm of rows at its cut")
+        elif any(request.client_ids or request.class_ids for request in question.requests.values()):
+            self._leave("under differential privacy only samples are erased")
+        elif self._config.erase_at not in ("auto", *offered) or not offered:
+            self._leave("under differential privacy an eraser sits at a cut that the model offers by name")
+        elif fixed_place(offered, self._config.erase_at)[1] != "each":
+            self._leave("under differential privacy there is no eraser for tokens or whole rows")
+        else:
+            return True
+        return False
+
+    def _private_erasure(self, question: Question, requests: Collection[Forget], dp: DP) -> Erasure | None:
+        cut, over = fixed_place(offered_cuts(self._model), self._config.erase_at)
+        contact, asked = self._reach(), _holding_samples(question)
+        contact.ledger.check(asked, dp)
+        sent = []
+        for client in asked:
+            sent.append(contact.gather_privately(client, cut=cut, dp=dp, question=question.to(client)))
+            self._note(client, question.to(client), {"cut": cut}, sent[-1].size_bytes, "statistics under DP")
+        noisy = NoisyContrast.of(dp, sent)
+        place = None if noisy is None else judge_place(cut, over, noisy.shift(), most_price=self._config.most_price)
+        if noisy is None or place is None or not place.cover > 0:
+            self._leave(f"these samples differ from retained ones by no more than the noise of {dp}")
+            return None
+        fitted = make_eraser(noisy.contrast(place.positions), place.positions, over=over)
+        about = {
+            "place": place.to_json(),
+            "cuts": [place.to_json()],
+            "rank": fitted.rank,
+            "rows": sum(len(ids) for request in question.requests.values() for ids in request.sample_ids.values()),
+            "clients": asked,
+            "size_bytes": fitted.size_bytes,
+            "parts": sorted(question.requests),
+            "requests": sorted(r.digest for r in requests if r.sample_ids),
+            "mechanism": str(dp),
+        }
+        return Erasure(cut, fitted, about)
 
     def _reach(self) -> Contact:
         if self._contact is None:
@@ -154,6 +203,7 @@ class Erasing:
             "samples": {str(client): sorted(ids) for client, ids in gone.sample_ids.items() if whole or client in held},
             "how": [self._cut, self._config.erase_at, self._config.most_price, question.by_class],
             "needs signal": self._config.filter == "auto",
+            **({"dp": asdict(self._dp)} if self._dp is not None else {}),
         }
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
@@ -222,6 +272,10 @@ class Erasing:
                 f"There can be no eraser: {why}. Use filter='bottleneck', which reads nothing of forgotten rows."
             )
         self._report.notes.append(f"No eraser: {why}. These samples are left to the bottleneck.")
+
+
+def _holding_samples(question: Question) -> list[int]:
+    return sorted({client for request in question.requests.values() for client in request.sample_ids})
 
 
 def _sum_by_cut(found: Iterable[Mapping[str, Shift]]) -> dict[str, Shift]:

@@ -266,7 +266,11 @@ def _fit_for(
             fitted = None
             if _needs_bottleneck(gone, config, all_erased=erasing.complete):
                 fitted, report.centroids_used = _fit(plugged, centroids, used, gone, config, trace, erasure)
-            elif config.filter == "auto" and (broken := _broken_classes(plugged, centroids, used, gone)):
+            elif (
+                config.filter == "auto"
+                and not _dp_of(centroids)
+                and (broken := _broken_classes(plugged, centroids, used, gone))
+            ):
                 report.notes.append(
                     f"Class {', '.join(map(str, broken))}, as the forgotten samples were labelled, is recognised far "
                     "less often than others: their labels may have broken it. A bottleneck besides the eraser "

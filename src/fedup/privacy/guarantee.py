@@ -17,7 +17,9 @@ class DP:
     """(ε, δ)-differential privacy of each client's message, for one record, or all records of one subject.
 
     `clip` is the l2 norm that a projected feature vector may have: a public number, or "unit", which scales
-    each vector to norm 1 and so needs no look at the data. `cells` splits each class by fixed random directions.
+    each vector to norm 1 and so needs no look at the data. `erase_clip` is the same for all features of a row at the
+    cut of an eraser, and always a number, since an eraser must know how long features are; without it there is none.
+    `cells` splits each class by fixed random directions.
     `count_weight` and `spread_weight` say how precise counts and second moments are against sums.
 
     `replay_seed` makes the noise replayable, for tests: nothing is protected then, and every report says so.
@@ -37,6 +39,7 @@ class DP:
     spread_weight: float = 1.0
     allow_delta: bool = False
     replay_seed: int | None = None
+    erase_clip: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in {"epsilon": self.epsilon, "delta": self.delta}.items():
@@ -58,6 +61,10 @@ class DP:
             )
         if self.clip != "unit" and not (isinstance(self.clip, int | float) and 0 < self.clip < math.inf):
             raise SettingError(f"clip must be 'unit' or a number above 0; found {self.clip!r}.")
+        if self.erase_clip is not None and not 0 < self.erase_clip < math.inf:
+            raise SettingError(f"erase_clip must be a number above 0; found {self.erase_clip!r}.")
+        if self.erase_clip is not None and self.unit != "record":
+            raise SettingError("Statistics of an eraser protect records, not subjects: leave erase_clip out.")
         if self.unit not in ("record", "subject"):
             raise SettingError(f"unit is 'record' or 'subject'; found {self.unit!r}.")
         if self.projection not in get_args(ProjectionName):

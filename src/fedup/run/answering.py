@@ -22,6 +22,7 @@ from fedup.unlearning import restore as take_back
 from fedup.unlearning import unlearn as fit_and_serve
 
 _LONGEST_REFERENCE = 200
+_PROTECTED = ("centroids", "statistics under DP")  # other messages are exact
 
 # Accuracies by state of the model (original, forgotten, restored), part of the data and side (retain, forget).
 Figures = Mapping[str, Any]
@@ -203,8 +204,8 @@ def describe_releases(sent: Iterable[Release], how: Summarizing | DP) -> list[di
             "what": one.what,
             "cells": one.cells,
             "bytes": one.size_bytes,
-            "mechanism": how.mechanism if one.what == "centroids" else "none",
-            "sigma": how.sigma if one.what == "centroids" else 0.0,
+            "mechanism": how.mechanism if one.what in _PROTECTED else "none",
+            "sigma": how.sigma if one.what in _PROTECTED else 0.0,
         }
         for one in sorted(sent, key=lambda release: release.client)
     ]

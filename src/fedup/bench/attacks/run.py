@@ -1,0 +1,148 @@
+"""All attacks on one federation, as a result file, and the tables made of such files."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedup.bench.attacks import Ground, Result
+from fedup.bench.attacks.canary import audit_guarantees, audit_paper
+from fedup.bench.attacks.membership import membership
+from fedup.bench.attacks.reidentify import reidentify
+from fedup.bench.datasets import check_there
+from fedup.bench.machine import describe_code, describe_machine
+from fedup.bench.recipe import Recipe
+from fedup.bench.tables import GENERATED, markdown_table
+from fedup.bench.trained import trained
+from fedup.bench.watching import Progress
+from fedup.cut import find_cut
+from fedup.errors import DataError
+from fedup.files import write_text
+
+HEAD = ("attack", "protection", "measure", "figure", "95 % interval", "chance", "bound", "kept", "n")
+NOTES = (
+    "Bound: what the protection claims to allow at most. Kept: `no` where the whole interval lies above it.",
+    "Canary audit: the bound is the ε that is claimed, the figure a lower bound on the true one at 99.99 % confidence. "
+    "Counted: of counts alone. As Gaussian: of the same counts, where noise is known to be Gaussian. Noise's tail: "
+    "true positives counted, false positives from the noise's known tail. What so many trials can show at most "
+    "stands at n.",
+    "none, paper: centroids at ρ = 0.8; the attack knows nothing else, and takes what is nearest. DP: δ = 1e-5, clip = "
+    "unit; re-identification and the second membership attack know the mechanism and all other records of the client, "
+    "and are the best there can be.",
+    "Guarantees are about messages: the model itself was trained without one; the control is what it tells by itself.",
+    "Noise is replayed from seeds, so that figures can be made again, but for the audit `as deployed`.",
+)
+
+
+def run_attacks(
+    data: str,
+    *,
+    model: str | None = None,
+    rounds: int | None = None,
+    trials: int = 2000,
+    seed: int = 0,
+    candidates: int = 100,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Train the federation, or take it from the cache, attack what its clients send, and tell as plain data."""
+    check_there(data)
+    recipe = Recipe.suited_to(data, model=model, rounds=rounds, seed=seed)
+    dataset = recipe.load()
+    federation = recipe.federation(dataset)
+    start = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes)
+    network = trained(start, federation, recipe, progress=progress)
+    ground = Ground.of(network, federation, find_cut(network, recipe.cut))
+    results = attack(ground, trials=trials, seed=seed, candidates=candidates, progress=progress)
+    return {
+        "recipe": recipe.settings(),
+        "trials": trials,
+        "candidates": candidates,
+        "results": [result.to_json() for result in results],
+        "machine": describe_machine(),
+        "code": describe_code(),
+    }
+
+
+def attack(ground: Ground, *, trials: int, seed: int, candidates: int, progress: Progress) -> list[Result]:
+    """All attacks, with that many trials each; ten times as many for the audit of a guarantee."""
+    return [
+        *reidentify(ground, trials=trials, seed=seed, candidates=candidates, progress=progress),
+        *membership(ground, trials=trials, seed=seed, progress=progress),
+        *audit_guarantees(ground, trials=trials, seed=seed, progress=progress),
+        *audit_paper(ground, trials=trials, seed=seed, progress=progress),
+    ]
+
+
+def results_of(told: dict[str, Any]) -> list[Result]:
+    """The results in a file's content."""
+    return [Result(**one) for one in told["results"]]
+
+
+def title(told: dict[str, Any]) -> str:
+    """What was attacked, in one line."""
+    recipe = told["recipe"]
+    return (
+        f"{recipe['data']}, {recipe['model']}, {recipe['clients']} clients, {recipe['partition']}, "
+        f"{recipe['rounds']} rounds, seed {recipe['seed']}"
+    )
+
+
+def cells(result: Result) -> list[str]:
+    """One line of a table, in the order of `HEAD`."""
+    interval = "–" if result.low is None or result.high is None else f"{_n(result.low)} … {_n(result.high)}"
+    chance, bound = ("–" if value is None else _n(value) for value in (result.chance, result.bound))
+    kept = "–" if result.bound is None else "no" if result.exceeds else "yes"
+    return [result.name, result.protection, result.measure, _n(result.figure), interval, chance, bound, kept, result.n]
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """Files' contents as Markdown, a section each."""
+    return "\n\n".join([*(_section(told) for told in results), "\n".join(f"- {note}" for note in NOTES)])
+
+
+def write_attack_table(folder: Path) -> list[Path]:
+    """Make tables/attacks.md of all result files below `folder`/results/attacks; nothing where there are none."""
+    results = [_read(path) for path in sorted((folder / "results" / "attacks").glob("*.json"))]
+    if not results:
+        return []
+    path = folder / "tables" / "attacks.md"
+    write_text(path, GENERATED.format(folder="benchmarks/results/attacks") + "\n" + table(results) + "\n")
+    return [path]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        _section(told)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{path} is no result of this version's `fedup bench attack` ({error!r}): measure again, or remove it."
+        ) from error
+    return told
+
+
+def _section(told: dict[str, Any]) -> str:
+    results = results_of(told)
+    machine, code = told["machine"], told["code"]
+    commit = (code["commit"] or "unknown")[:7] + (" with local changes" if code["changed"] else "")
+    recipe = told["recipe"]
+    command = (
+        f"fedup bench attack --data {recipe['data']} --model {recipe['model']} --rounds {recipe['rounds']} "
+        f"--trials {told['trials']} --seed {recipe['seed']}"
+    )
+    remarks: dict[str, list[str]] = {}
+    for result in results:
+        if result.note:
+            remarks.setdefault(result.note, []).append(result.protection)
+    return "\n\n".join(
+        [
+            f"## {title(told)}",
+            f"`{command}`, commit {commit}, torch {machine['torch']}.",
+            markdown_table(HEAD, [cells(result) for result in results]),
+            "\n".join(f"- {'; '.join(dict.fromkeys(of))}: {note}." for note, of in remarks.items()),
+        ]
+    )
+
+
+def _n(value: float) -> str:
+    return f"{value:.3g}" if value >= 1e4 else f"{value:.1f}" if value >= 100 else f"{value:.3f}"

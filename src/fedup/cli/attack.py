@@ -1,0 +1,74 @@
+"""`fedup bench attack`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fedup.cli._progress import progress_bars, wide_console
+from fedup.files import write_text
+
+
+def attack(
+    data: Annotated[str, typer.Option(help="Data set: digits (built in), or mnist below FEDUP_DATA.")] = "mnist",
+    model: Annotated[str | None, typer.Option(help="Model; by default the data set's own.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of FedAvg; by default what the data set needs.", min=0)
+    ] = None,
+    trials: Annotated[
+        int, typer.Option(help="Trials of each attack; the audit of a guarantee takes ten times as many.", min=20)
+    ] = 2000,
+    seed: Annotated[int, typer.Option(help="Same seed, same federation, records and noise.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Result file; by default DATA.json in benchmarks/results/attacks.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Attack what clients send: find a record among 100, tell members from others, and audit the ε that is claimed.
+
+    Each against centroids as they are, the paper's noise, and guarantees from ε = 8 to 0.5; with intervals and bounds.
+
+    Example: [bold]fedup bench attack --data digits --trials 500 --out attacks.json[/]
+
+    Example: [bold]fedup bench attack --data mnist --rounds 10[/]
+    """
+    from fedup.bench.attacks.run import run_attacks
+
+    path = out or Path("benchmarks/results/attacks") / f"{Path(data).stem}.json"
+    if path.is_dir():
+        raise typer.BadParameter(f"--out: {path} is a folder; name a file.")
+    console = wide_console(stderr=as_json)
+    with progress_bars(console) as progress:
+        told = run_attacks(data, model=model, rounds=rounds, trials=trials, seed=seed, progress=progress)
+    write_text(path, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+    if as_json:
+        typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
+        return
+    console.print(_table(told))
+    console.print(
+        "Bound: what the protection claims to allow; for the audit ε, and the figure is a lower bound on the true one.",
+        style="dim",
+    )
+    console.print(f"Result: {path}. Next: fedup bench report", highlight=False, soft_wrap=True)
+
+
+def _table(told: dict[str, Any]) -> Table:
+    from fedup.bench.attacks.run import cells, results_of, title
+
+    shown = Table(title=title(told), title_justify="left")
+    shown.add_column("attack", min_width=17)
+    shown.add_column("protection")
+    shown.add_column("measure")
+    for column in ("figure", "95 % interval", "chance", "bound"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    before = None
+    for result in results_of(told):
+        name, protection, measure, figure, interval, chance, bound, kept, _ = cells(result)
+        if before not in (None, name):
+            shown.add_section()
+        told_bound = f"[red]{bound}\npassed" if kept == "no" else bound
+        shown.add_row("" if name == before else name, protection, measure, figure, interval, chance, told_bound)
+        before = name
+    return shown

@@ -1,0 +1,150 @@
+"""An eraser from statistics under differential privacy: one noisy release of each client that holds the samples.
+
+Exact statistics choose among all cuts and positions at the clients. Here a client releases, at one cut that is fixed
+beforehand, sums of its forgotten rows, of its retained rows class by class, and squares of all, at every position; what
+to compare with, and where the two stand apart by more than noise, is found at the server.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedup.artifacts import serialized_size
+from fedup.contrast import Question, mixture
+from fedup.errors import DataError
+from fedup.federation import Client, named_rows
+from fedup.moments import LEAST_ROWS, Contrast, Moments, Shift, Sums
+from fedup.positions import Over, to_positions
+from fedup.privacy.dp import release
+from fedup.privacy.guarantee import DP
+from fedup.request import union
+from fedup.taps import Taps
+
+_LARGEST_MESSAGE = 250_000  # numbers, 1 MB
+_CLEAR = 6.0  # deviations by which a position's distance must exceed that of noise alone
+
+
+@dataclass(frozen=True)
+class NoisyStatistics:
+    """A client's message."""
+
+    sums: Tensor  # (2 + G, P, C) of forgotten rows, of retained ones in G groups, and of squares of all
+    counts: Tensor  # (1 + G,) of forgotten and of retained rows, in units of the guarantee's weight
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the message, as serialised."""
+        return serialized_size({"sums": self.sums, "counts": self.counts}, {})
+
+
+def gather_privately(
+    model: nn.Module,
+    cut: str,
+    x: Tensor,
+    y: Tensor,
+    client: Client,
+    question: Question,
+    *,
+    dp: DP,
+    num_classes: int,
+    spend: Callable[[], None],
+) -> NoisyStatistics:
+    """A client's noisy statistics at every position of a cut.
+
+    A row's features there, all together, are clipped to one norm. One record more or less is in one of the sums and in
+    the squares, and so moves the whole by at most `dp.sensitivity`. Retained rows are told class by class, held or not,
+    where that stays below the largest message, and all together otherwise.
+    """
+    forgotten = named_rows(client, union(question.requests.values()), client.train, y)[0]
+    kept = named_rows(client, question.gone, client.train, y)[1]
+    taps = Taps(model, [cut])
+    blank = next(taps.read(torch.zeros_like(x[:1]), client.train.new_zeros(1)))[cut]  # tells the shape
+    spread = to_positions(blank)[0]
+    groups = num_classes if (num_classes + 2) * spread.numel() <= _LARGEST_MESSAGE else 1
+    exact = torch.zeros((2 + groups) * spread.numel() + 1 + groups, dtype=torch.float64)
+    sums, counts = exact[: -(1 + groups)].view(2 + groups, -1), exact[-(1 + groups) :]  # views of it
+    by_group = [kept[y[kept] == label] for label in range(groups)] if groups > 1 else [kept]
+    for place, rows in enumerate([forgotten, *by_group]):
+        for batch in taps.read(x, rows) if len(rows) else ():
+            points = _clipped(to_positions(batch[cut]).flatten(1).double().cpu(), dp)
+            sums[place] += points.sum(0)
+            sums[-1] += dp.spread_weight * points.square().sum(0)
+            counts[place] += dp.count_weight * len(points)
+    spend()
+    noisy = release(dp, exact, name=("eraser", client.id, cut))
+    return NoisyStatistics(noisy[: -len(counts)].view(-1, *spread.shape), noisy[-len(counts) :])
+
+
+def _clipped(points: Tensor, dp: DP) -> Tensor:
+    if not bool(points.isfinite().all()):
+        raise DataError("Some features are NaN or infinite: nothing was released. Check the model and the inputs.")
+    assert dp.erase_clip is not None
+    return points / points.norm(dim=1, keepdim=True).clamp(min=dp.erase_clip)
+
+
+@dataclass(frozen=True)
+class NoisyContrast:
+    """What the releases of some clients say together."""
+
+    forgotten: Sums  # (P, C)
+    reference: Sums
+    variance: Tensor  # (P, C) within the two
+    noise: float  # variance of each number of the difference of means that is the mechanism's alone
+
+    @classmethod
+    def of(cls, dp: DP, releases: Sequence[NoisyStatistics]) -> "NoisyContrast | None":
+        """None where there are too few rows for an eraser, by their noisy counts."""
+        scale = dp.erase_clip or 1.0
+        added = scale * torch.stack([one.sums.double().cpu() for one in releases]).sum(0)
+        counts = torch.stack([one.counts.double().cpu() for one in releases]).sum(0) / dp.count_weight
+        doubt = len(releases) ** 0.5 * dp.sigma
+        least = max(LEAST_ROWS, _CLEAR * doubt / dp.count_weight)
+        groups = [group for group in range(1, len(counts)) if counts[group] >= least]
+        if counts[0] < least or not groups:
+            return None
+        means = [added[group] / counts[group] for group in (0, *groups)]
+        weights = mixture(means[0], means[1:])
+        total = float(counts[0] + counts[groups].sum())
+        mean = (added[0] + added[groups].sum(0)) / total
+        variance = scale * added[-1] / dp.spread_weight / float(counts.clamp(min=0).sum()) - mean.square()
+        usual = max(float(variance.mean()), 1e-12)
+        shares = 1 / counts[0] ** 2 + (weights / counts[groups]).square().sum()
+        many = round(float(counts[0]))
+        mixed = sum((weight * one for weight, one in zip(weights, means[1:], strict=True)), torch.zeros_like(mean))
+        return cls(
+            Sums(many, many * means[0]),
+            Sums(many, many * mixed),
+            variance=variance.clamp(min=0.01 * usual),
+            noise=float((doubt * scale) ** 2 * shares),
+        )
+
+    def shift(self) -> Shift:
+        """For the choice of positions: nothing where the two stand apart by no more than noise."""
+        difference = self.forgotten.mean - self.reference.mean
+        chance = self.variance * (1 / self.forgotten.count + 1 / self.reference.count) + self.noise
+        expected, deviation = chance.sum(1), (2 * chance.square().sum(1)).sqrt()
+        distance = difference.square().sum(1)
+        clear = distance > expected + _CLEAR * deviation
+        told = (
+            torch.where(clear, distance, 0),
+            torch.where(clear, expected, 0),
+            torch.where(clear, (difference.square() / self.variance).sum(1), 0),
+            self.variance.sum(1),
+        )
+        return Shift(self.forgotten.count, *((self.forgotten.count * one).float() for one in told))
+
+    def contrast(self, positions: Sequence[int]) -> Contrast:
+        """At some positions, with the channels' variances for a covariance."""
+        at = torch.tensor(positions)
+        forgotten, reference = (Sums(one.count, one.sums[at]) for one in (self.forgotten, self.reference))
+        count, mean = forgotten.count + reference.count, (forgotten + reference).mean
+        second = torch.diag_embed(self.variance[at]) + mean[:, :, None] * mean[:, None, :]
+        return Contrast({"samples": forgotten}, {"samples": reference}, Moments(count, count * mean, count * second))
+
+
+def fixed_place(offered: dict[str, Over], named: str) -> tuple[str, Over]:
+    """The cut of an eraser under DP: the one named, or the earliest; no look at data chooses it."""
+    cut = next(iter(offered)) if named == "auto" else named
+    return cut, offered[cut]
