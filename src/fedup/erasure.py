@@ -126,8 +126,8 @@ class Erasing:
         """Whether an eraser can be had from releases under DP; says why where it cannot."""
         assert self._dp is not None
         offered = offered_cuts(self._model)
-        if self._dp.erase_clip is None:
-            self._leave(f"what clients send is under {self._dp}, which has no erase_clip, the norm of rows at its cut")
+        if self._dp.unit != "record":
+            self._leave("statistics of an eraser protect records, and the guarantee is for subjects")
         elif any(request.client_ids or request.class_ids for request in question.requests.values()):
             self._leave("under differential privacy only samples are erased")
         elif self._config.erase_at not in ("auto", *offered) or not offered:

@@ -20,9 +20,12 @@ from fedup.positions import Over, to_positions
 from fedup.privacy.dp import release
 from fedup.privacy.guarantee import DP
 from fedup.request import union
+from fedup.rng import generator
 from fedup.taps import Taps
 
+_NOISE_INPUTS = 128
 _LARGEST_MESSAGE = 250_000  # numbers, 1 MB
+_FLOOR = 2.0  # deviations of a variance's own noise: no channel counts as quieter than that
 _CLEAR = 6.0  # deviations by which a position's distance must exceed that of noise alone
 
 
@@ -32,11 +35,12 @@ class NoisyStatistics:
 
     sums: Tensor  # (2 + G, P, C) of forgotten rows, of retained ones in G groups, and of squares of all
     counts: Tensor  # (1 + G,) of forgotten and of retained rows, in units of the guarantee's weight
+    clip: float  # the norm of a row, which sums are measured in
 
     @property
     def size_bytes(self) -> int:
         """Of the message, as serialised."""
-        return serialized_size({"sums": self.sums, "counts": self.counts}, {})
+        return serialized_size({"sums": self.sums, "counts": self.counts}, {"clip": self.clip})
 
 
 def gather_privately(
@@ -62,26 +66,35 @@ def gather_privately(
     taps = Taps(model, [cut])
     blank = next(taps.read(torch.zeros_like(x[:1]), client.train.new_zeros(1)))[cut]  # tells the shape
     spread = to_positions(blank)[0]
+    clip = dp.erase_clip or _public_norm(taps, cut, x)
     groups = num_classes if (num_classes + 2) * spread.numel() <= _LARGEST_MESSAGE else 1
     exact = torch.zeros((2 + groups) * spread.numel() + 1 + groups, dtype=torch.float64)
     sums, counts = exact[: -(1 + groups)].view(2 + groups, -1), exact[-(1 + groups) :]  # views of it
     by_group = [kept[y[kept] == label] for label in range(groups)] if groups > 1 else [kept]
     for place, rows in enumerate([forgotten, *by_group]):
         for batch in taps.read(x, rows) if len(rows) else ():
-            points = _clipped(to_positions(batch[cut]).flatten(1).double().cpu(), dp)
+            points = _clipped(to_positions(batch[cut]).flatten(1).double().cpu(), clip)
             sums[place] += points.sum(0)
             sums[-1] += dp.spread_weight * points.square().sum(0)
             counts[place] += dp.count_weight * len(points)
     spend()
     noisy = release(dp, exact, name=("eraser", client.id, cut))
-    return NoisyStatistics(noisy[: -len(counts)].view(-1, *spread.shape), noisy[-len(counts) :])
+    return NoisyStatistics(noisy[: -len(counts)].view(-1, *spread.shape), noisy[-len(counts) :], clip)
 
 
-def _clipped(points: Tensor, dp: DP) -> Tensor:
-    if not bool(points.isfinite().all()):
-        raise DataError("Some features are NaN or infinite: nothing was released. Check the model and the inputs.")
-    assert dp.erase_clip is not None
-    return points / points.norm(dim=1, keepdim=True).clamp(min=dp.erase_clip)
+def _public_norm(taps: Taps, cut: str, x: Tensor) -> float:
+    """The median norm of the model's features of standard normal inputs: about that of normalised data at an early cut,
+    and made without any."""
+    if not x.is_floating_point():
+        raise DataError("Inputs are no numbers: there is no public norm for their features. Pass erase_clip.")
+    inputs = torch.randn(_NOISE_INPUTS, *x.shape[1:], generator=generator(0, "public norm")).to(x)
+    (features,) = taps.read(inputs, torch.arange(len(inputs), device=x.device))
+    return max(float(features[cut].flatten(1).norm(dim=1).median()), 1e-6)
+
+
+def _clipped(points: Tensor, clip: float) -> Tensor:
+    """Points in units of the clip: none is longer than 1."""
+    return points / points.norm(dim=1, keepdim=True).clamp(min=clip)
 
 
 @dataclass(frozen=True)
@@ -96,8 +109,8 @@ class NoisyContrast:
     @classmethod
     def of(cls, dp: DP, releases: Sequence[NoisyStatistics]) -> "NoisyContrast | None":
         """None where there are too few rows for an eraser, by their noisy counts."""
-        scale = dp.erase_clip or 1.0
-        added = scale * torch.stack([one.sums.double().cpu() for one in releases]).sum(0)
+        added = torch.stack([one.clip * one.sums.double().cpu() for one in releases]).sum(0)
+        spread = sum((one.clip**2 * one.sums[-1].double().cpu() for one in releases), torch.zeros_like(added[-1]))
         counts = torch.stack([one.counts.double().cpu() for one in releases]).sum(0) / dp.count_weight
         doubt = len(releases) ** 0.5 * dp.sigma
         least = max(LEAST_ROWS, _CLEAR * doubt / dp.count_weight)
@@ -108,16 +121,17 @@ class NoisyContrast:
         weights = mixture(means[0], means[1:])
         total = float(counts[0] + counts[groups].sum())
         mean = (added[0] + added[groups].sum(0)) / total
-        variance = scale * added[-1] / dp.spread_weight / float(counts.clamp(min=0).sum()) - mean.square()
-        usual = max(float(variance.mean()), 1e-12)
+        variance = spread / dp.spread_weight / float(counts.clamp(min=0).sum()) - mean.square()
+        unsure = dp.sigma * sum(one.clip**4 for one in releases) ** 0.5 / dp.spread_weight / total
+        floor = max(0.01 * float(variance.mean()), _FLOOR * unsure, 1e-12)
         shares = 1 / counts[0] ** 2 + (weights / counts[groups]).square().sum()
         many = round(float(counts[0]))
         mixed = sum((weight * one for weight, one in zip(weights, means[1:], strict=True)), torch.zeros_like(mean))
         return cls(
             Sums(many, many * means[0]),
             Sums(many, many * mixed),
-            variance=variance.clamp(min=0.01 * usual),
-            noise=float((doubt * scale) ** 2 * shares),
+            variance=variance.clamp(min=floor),
+            noise=float(sum((one.clip * dp.sigma) ** 2 for one in releases) * shares),
         )
 
     def shift(self) -> Shift:

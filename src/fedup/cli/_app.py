@@ -2,6 +2,7 @@ import typer
 
 from fedup import __version__
 from fedup.cli import (
+    attack,
     bench,
     budget,
     collect,
@@ -43,6 +44,7 @@ app.command("export", rich_help_panel=_SERVE)(export.export)
 app.add_typer(data.app, name="data", rich_help_panel=_MORE)
 app.command("list", rich_help_panel=_MORE)(list.list_)
 app.command("demo", rich_help_panel=_MORE)(demo.demo)
+bench.app.command("attack")(attack.attack)
 app.add_typer(bench.app, name="bench", rich_help_panel=_MORE)
 
 

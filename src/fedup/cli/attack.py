@@ -1,6 +1,7 @@
 """`fedup bench attack`."""
 
 import json
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,17 +59,15 @@ def _table(told: dict[str, Any]) -> Table:
     from fedup.bench.attacks.run import cells, results_of, title
 
     shown = Table(title=title(told), title_justify="left")
-    shown.add_column("attack", min_width=17)
-    shown.add_column("protection")
-    shown.add_column("measure")
+    shown.add_column("attack, protection")
+    shown.add_column("measure", no_wrap=True)
     for column in ("figure", "95 % interval", "chance", "bound"):
         shown.add_column(column, justify="right", no_wrap=True)
-    before = None
-    for result in results_of(told):
-        name, protection, measure, figure, interval, chance, bound, kept, _ = cells(result)
-        if before not in (None, name):
-            shown.add_section()
-        told_bound = f"[red]{bound}\npassed" if kept == "no" else bound
-        shown.add_row("" if name == before else name, protection, measure, figure, interval, chance, told_bound)
-        before = name
+    for name, results in groupby(results_of(told), key=lambda result: result.name):
+        shown.add_row(f"[bold]{name}")
+        for result in results:
+            _, protection, measure, figure, interval, chance, bound, kept, _ = cells(result)
+            told_bound = f"[red]{bound}\npassed" if kept == "no" else bound
+            shown.add_row(f"  {protection}", measure, figure, interval, chance, told_bound)
+        shown.add_section()
     return shown

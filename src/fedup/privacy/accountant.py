@@ -5,6 +5,7 @@ of them depended on those before. μ-GDP is (ε, δ)-DP exactly where δ ≥ Φ(
 """
 
 import math
+from functools import cache
 
 from fedup.errors import SettingError
 
@@ -50,6 +51,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     return high
 
 
+@cache
 def mu_of(epsilon: float, delta: float) -> float:
     """The largest μ that is (ε, δ)-DP: the least noise that a Gaussian release may have is its sensitivity over μ.
 

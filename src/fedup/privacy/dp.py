@@ -143,5 +143,5 @@ def _chunks(owner: Tensor) -> list[Tensor]:
 
 def release(dp: DP, exact: Tensor, *, name: tuple[Any, ...]) -> Tensor:
     """The message: every number with its noise. `name` is used in test mode alone."""
-    replay = (dp.replay_seed, *name) if dp.is_replayable else None
+    replay = (dp.replay_seed, f"{dp.sigma:g}", *name) if dp.is_replayable else None
     return (exact + dp.sigma * normal(exact.numel(), replay=replay).view_as(exact)).float()

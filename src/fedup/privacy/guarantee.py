@@ -18,7 +18,7 @@ class DP:
 
     `clip` is the l2 norm that a projected feature vector may have: a public number, or "unit", which scales
     each vector to norm 1 and so needs no look at the data. `erase_clip` is the same for all features of a row at the
-    cut of an eraser, and always a number, since an eraser must know how long features are; without it there is none.
+    cut of an eraser; where it is not given, that of the model's features of standard normal inputs is taken.
     `cells` splits each class by fixed random directions.
     `count_weight` and `spread_weight` say how precise counts and second moments are against sums.
 

@@ -20,10 +20,10 @@ from fedup.bench.attacks.intervals import NORMAL, clopper_pearson
 from fedup.bench.watching import Progress
 from fedup.errors import DataError
 from fedup.privacy import DP
-from fedup.privacy.dp import release
+from fedup.privacy.dp import Layout, release
 from fedup.rng import generator, seed_for
 
-NAME = "re-identification"
+NEAREST, INFORMED = "re-identification, message only", "re-identification, knowing all other records"
 _SHOWN = 50  # trials between two signs of progress
 
 
@@ -51,11 +51,12 @@ def reidentify(
 ) -> list[Result]:
     """How often the attack names the right candidate, for each protection; a fresh message in every trial.
 
-    Of centroids it knows nothing else, and names the candidate nearest to any of them. Under a guarantee it knows all
-    of the client's other records and the mechanism, and names the likeliest: no attack does better.
+    `message only`: it names the candidate nearest to any centroid, or to the released mean of the class. `knowing all
+    other records` of the client, and the mechanism, it names the likeliest under a guarantee: no attack does better.
     """
     protected = guarantees()
-    found = dict.fromkeys([*CENTROIDS, *protected], 0)
+    found = dict.fromkeys([(NEAREST, name) for name in (*CENTROIDS, *protected)], 0)
+    found |= dict.fromkeys([(INFORMED, name) for name in protected], 0)
     some = next(iter(protected.values()))  # statistics before noise do not depend on ε
     points = ground.points(some)
     exact = ground.exact(some, points)
@@ -64,19 +65,31 @@ def reidentify(
             progress("Re-identification", trial.number, trials)
         own = ground.contributions(some, points[trial.rows])
         for name, sigma in CENTROIDS.items():
-            found[name] += _leads(_nearness(ground, trial, sigma, seed_for(seed, "reidentify", trial.number)))
+            near = _nearness(ground, trial, sigma, seed_for(seed, "reidentify", trial.number))
+            found[NEAREST, name] += _leads(near)
+        held = exact[trial.client][trial.label]
         for name, dp in protected.items():
-            noisy = fresh(dp, seed, "reidentify", trial.number)
-            found[name] += _leads(likelihoods(noisy, exact[trial.client][trial.label], own, name=(trial.client,)))
+            message = release(fresh(dp, seed, "reidentify", trial.number), held[None], name=(trial.client,))[0].double()
+            found[NEAREST, name] += _leads(_nearness_to_mean(dp, message, own, points.shape[1], ground.num_classes))
+            found[INFORMED, name] += _leads(likelihoods(message, held, own))
     progress("Re-identification", trials, trials)
-    return [_result(name, hits, trials, candidates, protected.get(name)) for name, hits in found.items()]
+    return [
+        _result(attack, name, hits, trials, candidates, protected.get(name)) for (attack, name), hits in found.items()
+    ]
 
 
-def likelihoods(dp: DP, exact: Tensor, contributions: Tensor, *, name: tuple[int, ...]) -> Tensor:
-    """log P_i/Q of one message for each candidate, times σ²: `exact` holds the first, and all other records. (m,)"""
+def likelihoods(message: Tensor, exact: Tensor, contributions: Tensor) -> Tensor:
+    """log P_i/Q of a message for each candidate, times σ²: `exact` holds the first, and all other records. (m,)"""
     known = exact - contributions[0]
-    message = release(dp, exact[None], name=name)[0].double()
     return contributions @ (message - known) - contributions.square().sum(1) / 2
+
+
+def _nearness_to_mean(dp: DP, message: Tensor, contributions: Tensor, dims: int, num_classes: int) -> Tensor:
+    """How close each candidate is to the mean that the message tells of the class."""
+    layout = Layout.of(dp, dims, num_classes)
+    sums, counts, _ = layout.split(message)
+    mean = sums.sum(0) / (counts.sum() / dp.count_weight).clamp(min=1)
+    return -(layout.split(contributions)[0].sum(1) - mean).norm(dim=1)
 
 
 def _nearness(ground: Ground, trial: _Trial, sigma: float, seed: int) -> Tensor:
@@ -107,10 +120,10 @@ def _draw(ground: Ground, trials: int, candidates: int, seed: int) -> Iterator[_
         yield _Trial(number, client, label, torch.cat([target[None], decoys]))
 
 
-def _result(protection: str, hits: int, trials: int, candidates: int, dp: DP | None) -> Result:
+def _result(attack: str, protection: str, hits: int, trials: int, candidates: int, dp: DP | None) -> Result:
     low, high = clopper_pearson(hits, trials)
     return Result(
-        NAME,
+        attack,
         f"found among {candidates}",
         protection,
         hits / trials,
