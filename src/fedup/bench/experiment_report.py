@@ -6,9 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedup.bench.experiment import REFERENCE, Experiment
-from fedup.bench.figures import accuracy_under_attack, methods_against_retrain, times_of_methods
+from fedup.bench.figures import (
+    accuracy_against_epsilon,
+    accuracy_under_attack,
+    methods_against_retrain,
+    times_of_methods,
+)
 from fedup.bench.goals import judge_goals
 from fedup.bench.metrics import Column, columns
+from fedup.bench.privacy_report import BUDGET_ABOUT, BUDGET_TITLE, budget_table, curves
 from fedup.bench.shown import show_figure, show_value
 from fedup.bench.summary import Block, Figure, Row
 from fedup.bench.tables import GENERATED, markdown_table
@@ -34,6 +40,8 @@ def write_report(experiment: Experiment, blocks: Sequence[Block], *, tables: Pat
     attacks = _under_attack(blocks)
     if attacks:
         texts[tables / f"{name}.svg"] = accuracy_under_attack(attacks) + "\n"
+    elif guarded := curves(blocks):
+        texts[tables / f"{name}.svg"] = accuracy_against_epsilon(guarded) + "\n"
     page = _page(experiment, blocks)  # all of it is made before any of it is written
     for path, text in texts.items():
         write_text(path, text)
@@ -205,6 +213,9 @@ def _markdown(experiment: Experiment, blocks: Sequence[Block]) -> str:
     goals = _goals(experiment, blocks)
     if goals:
         parts += ["## Goals", _GOALS, markdown_table(_GOAL_HEAD, goals)]
+    sigmas, budgets = budget_table(blocks)
+    if budgets:
+        parts += [f"## {BUDGET_TITLE}", BUDGET_ABOUT, markdown_table(sigmas, budgets)]
     parts += ["## Where a control does better than FedUP", _RULE, "\n".join(f"- {one}" for one in _words(blocks))]
     for block in blocks:
         parts += [f"## {block.federation}, {block.scenario.name}", _about(block), _story(block), _attack_note(block)]
@@ -249,6 +260,17 @@ def _page(experiment: Experiment, blocks: Sequence[Block]) -> Page:
         page.heading("Goals")
         page.paragraph(_GOALS)
         page.table(_GOAL_HEAD, goals)
+    if guarded := curves(blocks):
+        page.heading("Accuracy against ε")
+        page.figure(
+            accuracy_against_epsilon(guarded),
+            "Retained accuracy (R-A) under differential privacy, mean and deviation over seeds.",
+        )
+    sigmas, budgets = budget_table(blocks)
+    if budgets:
+        page.heading(BUDGET_TITLE)
+        page.paragraph(BUDGET_ABOUT)
+        page.table(sigmas, budgets)
     page.heading("Where a control does better than FedUP")
     page.paragraph(_RULE)
     page.bullets(_words(blocks))

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
@@ -146,6 +147,46 @@ def accuracy_under_attack(pairs: Mapping[str, Mapping[str, tuple[float, float]]]
     axes.grid(axis="y", alpha=0.3)
     axes.legend(ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     _plain(axes)
+    return _svg(figure)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Accuracy by ε, and what it is compared with."""
+
+    points: Sequence[tuple[float, float, float]]  # ε, mean, deviation
+    lines: Mapping[str, float]  # heights by what they are of
+
+
+_LEAST_SPAN = 0.05
+
+
+def accuracy_against_epsilon(curves: Mapping[str, Curve]) -> str:
+    """Retained accuracy by the ε of the guarantee, a panel for each federation and scenario."""
+    columns = min(3, len(curves))
+    rows = -(-len(curves) // columns)
+    figure = Figure(figsize=(9.6, 2.9 * rows), layout="constrained")
+    panels = [axes for line in figure.subplots(rows, columns, squeeze=False) for axes in line]
+    colors = {"no noise": COLORS["forgotten"], "original": COLORS["original"], "retrained": COLORS["retrained"]}
+    for axes, (title, curve) in zip(panels, curves.items(), strict=False):
+        epsilons, means, deviations = zip(*curve.points, strict=True)
+        for label, height in curve.lines.items():
+            axes.axhline(height, color=colors[label], label=label, linewidth=1.4)
+        axes.errorbar(epsilons, means, deviations, marker="o", color=COLORS["restored"], label="under DP", capsize=3)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+        low, high = axes.get_ylim()
+        room = max(0.0, _LEAST_SPAN - (high - low)) / 2  # a hair's breadth should not fill a panel
+        axes.set_ylim(low - room, high + room)
+        axes.set_title(title, fontsize=9)
+        axes.set_xlabel("ε (δ = 1e-5)")
+        axes.grid(alpha=0.3)
+        _plain(axes)
+    for axes in panels[len(curves) :]:
+        axes.set_visible(False)
+    panels[0].set_ylabel("R-A")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, ncols=len(labels), loc="outside upper center", frameon=False)
     return _svg(figure)
 
 

@@ -151,12 +151,18 @@ def _block(found: Sequence[tuple[Cell, Mapping[str, Any]]]) -> Block:
 def printed(cell: Cell) -> dict[str, float]:
     """What the paper printed for such a cell; nothing where it has none, or where a part is the user's own."""
     recipe, known = cell.group.recipe, names("fedup.bench.datasets") + names("fedup.bench.models")
-    if recipe.data not in known or recipe.model not in known or cell.method.use != cell.method.name:
+    if recipe.data not in known or recipe.model not in known or not _is_of_the_paper(cell.method):
         return {}
     found: dict[str, float] = (
         _paper().get(cell.group.federation, {}).get(cell.group.scenario.use, {}).get(cell.method.name, {})
     )
     return found
+
+
+def _is_of_the_paper(method: Named) -> bool:
+    """Whether it is what the paper's figures of that name are about: a method as it is, or FedUP with a named noise."""
+    noise = getattr(method.settings, "sigma", None)
+    return method.name in (method.use, f"paper-{noise:g}" if noise else None)
 
 
 @cache
