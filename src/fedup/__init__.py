@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedup.fit import Trace
     from fedup.partition import dirichlet, iid, pathological
     from fedup.plugging import PluggedModel, plug
+    from fedup.privacy import DP, Budget, Ledger
     from fedup.report import Report
     from fedup.request import Forget
     from fedup.sharing import fingerprint
@@ -38,11 +39,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "DP",
+    "Budget",
     "Centroids",
     "FedUPError",
     "Federation",
     "FilterConfig",
     "Forget",
+    "Ledger",
     "LocalTraining",
     "Observer",
     "Plan",
@@ -68,6 +72,9 @@ __all__ = [
 
 # Where each name lives. Loaded on first use, so that a command that needs no torch starts at once.
 _HOME = {
+    "Budget": "fedup.privacy",
+    "DP": "fedup.privacy",
+    "Ledger": "fedup.privacy",
     "Centroids": "fedup.centroids",
     "FedUPError": "fedup.errors",
     "Federation": "fedup.federation",
