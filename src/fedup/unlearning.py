@@ -254,6 +254,7 @@ def _fit_for(
             raise RequestError(f"To {gone} leaves no centroid to keep. Take the model out of service instead.")
     refresh = Refresh(centroids, contact, report, keep_sealed=keep_sealed)
     plain = torch.autocast(centroids.vectors.device.type, enabled=False)  # its cached casts would hide the fit's steps
+    _check_budgets(requests, gone, plugged, centroids, used, contact, config)
     with refresh.undone_on_error(), torch.inference_mode(False), plain:
         with report.stage("contact"):
             refresh.bring_up_to_date(used, gone)
@@ -280,6 +281,26 @@ def _fit_for(
             base, cut = plugged.base_fingerprint, plugged.cut
             plugged.serve(Served(fitted, requests, config, base, cut, erasure, erasing.question))
     return report
+
+
+def _check_budgets(
+    requests: frozenset[Forget],
+    gone: Forget,
+    plugged: PluggedModel,
+    centroids: Centroids,
+    used: list[Cell],
+    contact: Contact | None,
+    config: FilterConfig,
+) -> None:
+    """Under DP: refuse unless the clients can afford all releases of the answer, before the first of them."""
+    dp, aside = _dp_of(centroids), Report(requests)
+    if dp is None or contact is None:
+        return
+    touched = Refresh(centroids, contact, aside, keep_sealed=False).touched(used, gone)
+    erasing = Erasing(plugged.base, plugged.cut, config, contact, aside, dp=dp)
+    served = plugged.served
+    asked = [client for client, cells, _ in touched if cells]
+    contact.ledger.check(asked + erasing.clients_to_ask(requests, gone, served.question if served else None), dp)
 
 
 def _needs_bottleneck(gone: Forget, config: FilterConfig, *, all_erased: bool) -> bool:

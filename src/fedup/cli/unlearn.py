@@ -209,6 +209,7 @@ def _answer(
 
 
 def _plan(session: "Session", wanted: list[Any], chosen: dict[str, Any], keep_sealed: bool) -> dict[str, Any]:
+    from fedup.privacy.guarantee import DP
     from fedup.unlearning import classes_left_without_holder, plan
 
     state, plugged = session.served()
@@ -231,13 +232,19 @@ def _plan(session: "Session", wanted: list[Any], chosen: dict[str, Any], keep_se
         "centroids_kept": found.centroids_kept,
         "clients_of_eraser": found.clients_of_eraser,
         "notes": found.notes,
-        "privacy_cost": _privacy_cost(sent, store.how.mechanism, found.clients_of_eraser),
+        "privacy_cost": _privacy_cost(
+            sent, store.how.mechanism, found.clients_of_eraser, guaranteed=isinstance(store.how, DP)
+        ),
         "replaced_cells": "none" if not sent else "sealed where it is the original" if keep_sealed else "destroyed",
         "expected_time_s": _expected_time(plugged, store, requests, config, state, found),
     }
 
 
-def _privacy_cost(cells: int, mechanism: str, eraser: list[int]) -> str:
+def _privacy_cost(cells: int, mechanism: str, eraser: list[int], *, guaranteed: bool) -> str:
+    if guaranteed and (cells or eraser):
+        releases = [f"{cells} cells sent again"] if cells else []
+        releases += ["statistics for an eraser"] if eraser else []
+        return f"{' and '.join(releases)}, each a release with {mechanism}, charged to its client"
     sent = [f"{cells} cells sent again, protection: {mechanism}"] if cells else []
     if eraser:
         sent.append("sums and second moments of forgotten and retained rows for an eraser, without noise")

@@ -1,6 +1,7 @@
 """Every release charged to its client, and a refusal before one that would pass its budget."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -36,6 +37,10 @@ class Charge:
     mu: float
     what: str
     mechanism: str
+
+
+def _many(releases: int) -> str:
+    return "A release" if releases == 1 else f"{releases} releases, each"
 
 
 class Ledger:
@@ -82,15 +87,15 @@ class Ledger:
         return epsilon_of(math.sqrt(max(0.0, budget.mu**2 - self._squares.get(client, 0.0))), budget.delta)
 
     def check(self, clients: Iterable[int], dp: DP) -> None:
-        """Raise unless each of these clients can afford such a release; nothing is charged."""
-        for client in clients:
+        """Raise unless these clients can afford such a release, one named twice two of them; nothing is charged."""
+        for client, releases in Counter(clients).items():
             budget = self.budget(client)
-            after = self._squares.get(client, 0.0) + dp.mu**2
+            after = self._squares.get(client, 0.0) + releases * dp.mu**2
             if budget is None or after <= budget.mu**2 * (1 + _ROUNDING):
                 continue
             raise BudgetError(
                 f"Client {client} has spent ε = {self.epsilon(client, budget.delta):.4g} of its ε = {budget.epsilon:g} "
-                f"at δ = {budget.delta:g}. A release with {dp} would bring it to "
+                f"at δ = {budget.delta:g}. {_many(releases)} with {dp} would bring it to "
                 f"{epsilon_of(math.sqrt(after), budget.delta):.4g}; one with ε = {self.left(client):.4g} at that δ is "
                 "left. Nothing was computed or released."
             )

@@ -1,5 +1,6 @@
 """The whole folder checked: chain, files, what fits what, and that restoring gives the original model, bit for bit."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from fedup.errors import FedUPError, MissingRunError
 from fedup.plugging import PluggedModel
 from fedup.run.evidence import evidence_files
 from fedup.run.folder import Run
+from fedup.run.ledger import describe_ledger
 from fedup.run.serving import load_base, load_plugged, load_store
 from fedup.run.state import State
 from fedup.run.store import hash_of
@@ -68,6 +70,8 @@ def _checks(
         yield _attempt(record.name, lambda record=record: f"sha256 {run.files.checked(record).sha256}")  # type: ignore[misc]
     if state.model is not None:
         yield from _model_checks(run, state, blank, probe)
+    if any(event.kind == "charged" for event in state.events):
+        yield _attempt("ledger", lambda: _check_ledger(state))
     yield from _evidence_checks(run, state)
     leftovers = run.files.leftovers(state.files, training=state.trained is None)
     if leftovers:
@@ -91,6 +95,22 @@ def _model_checks(
     yield _attempt("filter", lambda: _describe_filter(load_plugged(run, state, blank(state))))
     if state.filter is not None:
         yield _attempt("restore", lambda: _check_restore(run, state, blank, probe))
+
+
+def _check_ledger(state: State) -> str:
+    """Every release under a guarantee must have been charged to its client before it was made."""
+    charged: Counter[int] = Counter()
+    for event in state.events:
+        if event.kind == "charged":
+            charged[event.body["client"]] += 1
+        for sent in event.body.get("releases", ()):
+            if "-DP" in sent["mechanism"]:
+                charged[sent["client"]] -= 1
+            if charged[sent["client"]] < 0:
+                raise FedUPError(f"Client {sent['client']} released something under DP that was not charged.")
+    spent = describe_ledger(state)
+    most = max(spent, key=lambda one: one["mu"])
+    return f"every release charged; the most is ε = {most['epsilon']:.4g} at δ = {most['delta']:g}"
 
 
 def _describe_filter(plugged: PluggedModel) -> str:
