@@ -156,6 +156,8 @@ def collect(
     how = _how(privacy, ratio, sigma, seed, Summarizing(usual.ratio, usual.sigma))
     if ledger is not None and not isinstance(federation, Federation):
         raise SettingError("A way to reach clients has a ledger of its own: pass ledger= where that is made.")
+    if isinstance(how, DP) and how.unit == "subject" and isinstance(federation, Federation):
+        federation.check_subjects()
     with torch.inference_mode(False):  # what is stored must stay writable
         return _collect(
             model,
@@ -203,6 +205,7 @@ def _collect(
         sizes = {client: dict.fromkeys(range(contact.num_classes), 1) for client in asked}
         layout = _lay_out(sizes, 1.0, left_out_classes)
     else:
+        contact.ledger.check_exact(asked)
         layout = _lay_out(contact.cell_sizes(asked), how.ratio, left_out_classes)
     cells = [cell for own in layout.values() for cell in own]
     store: Centroids | None = None

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -18,9 +19,9 @@ from fedup.moments import LEAST_ROWS, Contrast, Shift
 from fedup.place import Place, choose_place, judge_place
 from fedup.positions import Over
 from fedup.privacy.guarantee import DP
-from fedup.private_erasure import NoisyContrast, fixed_place
+from fedup.private_erasure import NoisyContrast, fixed_place, least_rows
 from fedup.report import Release, Report
-from fedup.request import Forget
+from fedup.request import Forget, union
 
 LEAST_SIGNAL = 2.5  # shift over sampling noise below which there is nothing to erase
 
@@ -84,7 +85,7 @@ class Erasing:
         if self._digest(asking) == question:
             return []
         if self._dp is not None:
-            return _holding_samples(asking)
+            return sorted(_samples(asking))
         return sorted({client for clients in self._holders(asking).values() for client in clients})
 
     def _erasure(self, question: Question, requests: Collection[Forget]) -> Erasure | None:
@@ -130,6 +131,9 @@ class Erasing:
             self._leave("statistics of an eraser protect records, and the guarantee is for subjects")
         elif any(request.client_ids or request.class_ids for request in question.requests.values()):
             self._leave("under differential privacy only samples are erased")
+        elif sum(len(ids) for ids in _samples(question).values()) < least_rows(self._dp, len(_samples(question))):
+            least = least_rows(self._dp, len(_samples(question)))
+            self._leave(f"under {self._dp} an eraser needs {math.ceil(least)} of the forgotten samples or more")
         elif self._config.erase_at not in ("auto", *offered) or not offered:
             self._leave("under differential privacy an eraser sits at a cut that the model offers by name")
         elif fixed_place(offered, self._config.erase_at)[1] != "each":
@@ -140,7 +144,7 @@ class Erasing:
 
     def _private_erasure(self, question: Question, requests: Collection[Forget], dp: DP) -> Erasure | None:
         cut, over = fixed_place(offered_cuts(self._model), self._config.erase_at)
-        contact, asked = self._reach(), _holding_samples(question)
+        contact, asked = self._reach(), sorted(_samples(question))
         contact.ledger.check(asked, dp)
         sent = []
         for client in asked:
@@ -198,7 +202,7 @@ class Erasing:
         whole = any(request.client_ids or request.class_ids for request in question.requests.values())
         told = {
             "requests": sorted(question.requests),
-            "classes": sorted(gone.class_ids),
+            "classes": [] if self._dp is not None else sorted(gone.class_ids),  # a new release would cost
             "clients": sorted(gone.client_ids if whole else gone.client_ids & set(held)),
             "samples": {str(client): sorted(ids) for client, ids in gone.sample_ids.items() if whole or client in held},
             "how": [self._cut, self._config.erase_at, self._config.most_price, question.by_class],
@@ -274,8 +278,10 @@ class Erasing:
         self._report.notes.append(f"No eraser: {why}. These samples are left to the bottleneck.")
 
 
-def _holding_samples(question: Question) -> list[int]:
-    return sorted({client for request in question.requests.values() for client in request.sample_ids})
+def _samples(question: Question) -> Mapping[int, frozenset[int]]:
+    """All samples in question, by client; of clients with few of them, which tell nothing, none."""
+    named = union(question.requests.values()).sample_ids
+    return {client: ids for client, ids in named.items() if len(ids) >= LEAST_ROWS}
 
 
 def _sum_by_cut(found: Iterable[Mapping[str, Shift]]) -> dict[str, Shift]:

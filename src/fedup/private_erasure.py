@@ -62,7 +62,8 @@ def gather_privately(
     where that stays below the largest message, and all together otherwise.
     """
     forgotten = named_rows(client, union(question.requests.values()), client.train, y)[0]
-    kept = named_rows(client, question.gone, client.train, y)[1]
+    named = union([question.gone, *question.requests.values()])  # whatever is asked, no row is in two sums
+    kept = named_rows(client, named, client.train, y)[1]
     taps = Taps(model, [cut])
     blank = next(taps.read(torch.zeros_like(x[:1]), client.train.new_zeros(1)))[cut]  # tells the shape
     spread = to_positions(blank)[0]
@@ -112,8 +113,7 @@ class NoisyContrast:
         added = torch.stack([one.clip * one.sums.double().cpu() for one in releases]).sum(0)
         spread = sum((one.clip**2 * one.sums[-1].double().cpu() for one in releases), torch.zeros_like(added[-1]))
         counts = torch.stack([one.counts.double().cpu() for one in releases]).sum(0) / dp.count_weight
-        doubt = len(releases) ** 0.5 * dp.sigma
-        least = max(LEAST_ROWS, _CLEAR * doubt / dp.count_weight)
+        least = least_rows(dp, len(releases))
         groups = [group for group in range(1, len(counts)) if counts[group] >= least]
         if counts[0] < least or not groups:
             return None
@@ -156,6 +156,11 @@ class NoisyContrast:
         count, mean = forgotten.count + reference.count, (forgotten + reference).mean
         second = torch.diag_embed(self.variance[at]) + mean[:, :, None] * mean[:, None, :]
         return Contrast({"samples": forgotten}, {"samples": reference}, Moments(count, count * mean, count * second))
+
+
+def least_rows(dp: DP, clients: int) -> float:
+    """Forgotten rows that stand out of the noise of so many clients' counts."""
+    return max(LEAST_ROWS, _CLEAR * clients**0.5 * dp.sigma / dp.count_weight)
 
 
 def fixed_place(offered: dict[str, Over], named: str) -> tuple[str, Over]:

@@ -60,7 +60,7 @@ class Refresh:
     def _touched_of(self, client: int, used: list[Cell], wanted: frozenset[int]) -> tuple[list[Cell], list[Cell]]:
         store = self.centroids
         if isinstance(store.how, DP):
-            return self._touched_under_dp(client, wanted)
+            return self._touched_under_dp(client, used, wanted)
         labels = self._labels_of(client, wanted)
         should = {(client, label): frozenset(i for i in wanted if labels[i] == label) for label in labels.values()}
         touched = [
@@ -75,15 +75,17 @@ class Refresh:
         unsealed = [cell for cell in touched if not should.get(cell.name) and cell.name in store.sealed]
         return [cell for cell in touched if cell not in unsealed], unsealed
 
-    def _touched_under_dp(self, client: int, wanted: frozenset[int]) -> tuple[list[Cell], list[Cell]]:
-        """All cells of the client or none: asking for some would tell of which classes the samples are."""
+    def _touched_under_dp(self, client: int, used: list[Cell], wanted: frozenset[int]) -> tuple[list[Cell], list[Cell]]:
+        """All cells of the client or none: asking for some would tell of which classes the samples are. What was
+        purged and is not in use stays away; which cells these are is known from requests."""
         store = self.centroids
         own = [cell for cell in store.cells if cell.client == client]
-        if all(self._left_out(cell) == wanted and cell.name not in store.purged for cell in own):
+        live = [cell for cell in own if cell.name not in store.purged or cell in used]
+        if all(self._left_out(cell) == wanted and cell.name not in store.purged for cell in live):
             return [], []
-        if not wanted and all(cell.name in store.sealed for cell in own):
-            return [], own
-        return own, []
+        if not wanted and all(cell.name in store.sealed for cell in live):
+            return [], live
+        return live, []
 
     def _left_out(self, cell: Cell) -> frozenset[int]:
         return self.centroids.excluded.get(cell.name, frozenset())

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from fedup.federation import Federation
 from fedup.filter import Bottleneck, FilterConfig
 from fedup.fit import Examples, Trace, fit_filter
 from fedup.plugging import ANSWERING, PluggedModel, Served
+from fedup.positions import positions_of
 from fedup.presets import PresetName
 from fedup.presets import preset as settings_of
 from fedup.privacy.guarantee import DP
@@ -100,6 +102,8 @@ def plan(
             asked = [cell for _, cells, _ in refresh.touched(used, gone) for cell in cells]
         finally:
             refresh.undo()
+        _check_shape(centroids, config)
+        _check_budgets(requests, gone, plugged, centroids, used, refresh.contact, config)
         asks = Erasing(plugged.base, plugged.cut, config, refresh.contact, refresh.report, dp=_dp_of(centroids))
         erasing = asks.clients_to_ask(requests, gone, plugged.served.question if plugged.served else None)
         return Plan(
@@ -215,6 +219,12 @@ def _dp_of(centroids: Centroids) -> DP | None:
 
 def _contact(clients: Federation | Contact | None, plugged: PluggedModel, centroids: Centroids) -> Contact | None:
     if not isinstance(clients, Federation):
+        spent = Counter(centroids.ledger.charges)
+        if clients is not None and spent and spent - Counter(clients.ledger.charges):
+            raise SettingError(
+                "The way to reach clients has a ledger that does not know what these centroids cost: make it with "
+                "ledger=centroids.ledger."
+            )
         return clients
     return InProcess(clients, plugged.base, one_reader=True, ledger=centroids.ledger)
 
@@ -246,6 +256,7 @@ def _fit_for(
         _check_belongs(plugged, centroids, requests)
         gone = union(requests)
         check_known(gone, clients=centroids.clients, num_classes=centroids.num_classes)
+        _check_shape(centroids, config)
         if config.erase_at != "auto":
             find_cut(plugged.base, config.erase_at)  # a wrong name is not kept for a later request
         contact = _contact(clients, plugged, centroids)
@@ -266,7 +277,9 @@ def _fit_for(
         with report.stage("fit"):
             fitted = None
             if _needs_bottleneck(gone, config, all_erased=erasing.complete):
-                fitted, report.centroids_used = _fit(plugged, centroids, used, gone, config, trace, erasure)
+                fitted, report.centroids_used = _fit(
+                    plugged, centroids, used, gone, config, trace, erasure, report.notes
+                )
             elif (
                 config.filter == "auto"
                 and not _dp_of(centroids)
@@ -283,6 +296,22 @@ def _fit_for(
     return report
 
 
+def _check_shape(centroids: Centroids, config: FilterConfig) -> None:
+    """Refuse a bottleneck that does not fit before any client is asked, and charged."""
+    dp = _dp_of(centroids)
+    if config.filter == "erasure" or (dp is None and config.filter == "auto"):  # there may be no bottleneck at all
+        return
+    if config.class_policy == "remap_client" and dp is not None:
+        raise SettingError("Under DP clients are added up before they are relabelled: use class_policy='remap'.")
+    if config.per_position and dp is not None:
+        raise SettingError("Under DP a filter acts on a row's features as one vector: per_position has to be off.")
+    width = positions_of(centroids.shape, "each" if config.per_position else "all")[1]
+    if config.rank > width:
+        raise SettingError(
+            f"rank {config.rank} is wider than the {width} features at the cut: use FilterConfig(rank={width}) or less."
+        )
+
+
 def _check_budgets(
     requests: frozenset[Forget],
     gone: Forget,
@@ -292,15 +321,19 @@ def _check_budgets(
     contact: Contact | None,
     config: FilterConfig,
 ) -> None:
-    """Under DP: refuse unless the clients can afford all releases of the answer, before the first of them."""
+    """Refuse unless the clients' budgets allow all releases of the answer, before the first of them."""
     dp, aside = _dp_of(centroids), Report(requests)
-    if dp is None or contact is None:
+    if contact is None or (dp is None and not centroids.ledger.budgets):
         return
     touched = Refresh(centroids, contact, aside, keep_sealed=False).touched(used, gone)
     erasing = Erasing(plugged.base, plugged.cut, config, contact, aside, dp=dp)
     served = plugged.served
     asked = [client for client, cells, _ in touched if cells]
-    contact.ledger.check(asked + erasing.clients_to_ask(requests, gone, served.question if served else None), dp)
+    asked += erasing.clients_to_ask(requests, gone, served.question if served else None)
+    if dp is None:
+        contact.ledger.check_exact(asked)
+    else:
+        contact.ledger.check(asked, dp)
 
 
 def _needs_bottleneck(gone: Forget, config: FilterConfig, *, all_erased: bool) -> bool:
@@ -333,6 +366,7 @@ def _fit(
     config: FilterConfig,
     trace: Trace | None = None,
     erasure: Erasure | None = None,
+    notes: list[str] | None = None,
 ) -> tuple[Bottleneck, int]:
     """The filter and how many centroids it was fitted to.
 
@@ -341,7 +375,7 @@ def _fit(
     """
     tail = flat_tail(shared_view(plugged.base, frozen=True), plugged.cut, centroids.shape)
     if isinstance(centroids.how, DP):
-        examples = _resampled(plugged, centroids, used, gone, config, tail)
+        examples = _resampled(plugged, centroids, used, gone, config, tail, notes)
     else:
         examples = _examples(centroids, used, gone, config)
     if erasure is not None and erasure.cut == plugged.cut:
@@ -400,12 +434,11 @@ def _resampled(
     gone: Forget,
     config: FilterConfig,
     tail: Callable[[Tensor], Tensor],
+    notes: list[str] | None,
 ) -> Examples:
     """Under DP: features drawn from what clients released, as many whatever the number of clients."""
     dp, width, rows = centroids.how, math.prod(centroids.shape), centroids.rows_of(used)
     assert isinstance(dp, DP)
-    if config.per_position:
-        raise SettingError("Under DP a filter acts on a row's features as one vector: per_position has to be off.")
     basis = basis_of(
         plugged.base, plugged.cut, width, how=dp.projection, dims=dp.dims, num_classes=centroids.num_classes
     ).to(centroids.vectors)
@@ -419,6 +452,9 @@ def _resampled(
         seed=config.seed,
     )
     labels = drawn.labels
+    if drawn.dropped and notes is not None:
+        named = ", ".join(map(str, drawn.dropped))
+        notes.append(f"Class {named} does not stand out of the noise: the filter will not let it pass.")
     retained = torch.tensor([label for label in range(centroids.num_classes) if label not in gone.class_ids])
     for label in sorted(gone.class_ids & set(labels.unique().tolist())):
         relabelled = torch.randint(len(retained), labels.shape, generator=generator(config.seed, "remap", label))

@@ -42,7 +42,17 @@ def test_every_scenario_and_method_is_in_it_and_no_cell_fails(report):
     scenarios = {block.scenario.name for block in blocks}
     methods = {method.name for method in experiment.methods}
     assert scenarios == {"class", "client", "sample", "clean_client", "random_samples"}
-    assert methods == {"retrain", "none", "fedup", "logit_mask", "head_only", "random_filter", "finetune"}
+    assert methods == {
+        "retrain",
+        "none",
+        "fedup",
+        "logit_mask",
+        "head_only",
+        "random_filter",
+        "finetune",
+        "dp",
+        "paper_noise",
+    }
     assert {event.outcome for event in events} == {"done", "not supported"}
 
 

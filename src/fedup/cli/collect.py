@@ -10,7 +10,9 @@ from fedup.cli._options import DEFAULT_RUN, DEFAULT_WAIT_S, DeviceOption, JsonOp
 
 def collect(
     run: RunOption = DEFAULT_RUN,
-    ratio: Annotated[float, typer.Option(help="Centroids per row of a cell, ρ in (0, 1].")] = 0.8,
+    ratio: Annotated[
+        float | None, typer.Option(help="Centroids per row of a cell, ρ in (0, 1]; 0.8 where it is not given.")
+    ] = None,
     sigma: Annotated[
         float, typer.Option(help="The paper's Gaussian noise on each centroid, σ: noise only, not a DP guarantee.")
     ] = 0.0,
@@ -20,13 +22,13 @@ def collect(
     epsilon: Annotated[
         float | None, typer.Option(help="ε of a differential-privacy guarantee: noisy statistics, no centroids.")
     ] = None,
-    delta: Annotated[float, typer.Option(help="Its δ.")] = 1e-5,
+    delta: Annotated[float | None, typer.Option(help="Its δ; 1e-5 where it is not given.")] = None,
     clip: Annotated[
         str | None,
         typer.Option(help="Under DP: the norm of a feature vector, a public number, or 'unit' to scale each to 1."),
     ] = None,
     allow_delta: Annotated[bool, typer.Option("--allow-delta", help="Allow a δ above 1e-5.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the clustering and the noise.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the clustering and of --sigma's noise.")] = 0,
     again: Annotated[
         bool, typer.Option("--again", help="Ask all clients anew; only while no request is in force.")
     ] = False,
@@ -49,13 +51,15 @@ def collect(
 
     how: Summarizing | DP
     if epsilon is None:
-        if clip is not None or allow_delta:
-            raise SettingError("--clip and --allow-delta belong to a guarantee: pass --epsilon as well.")
-        how = Summarizing(ratio, sigma, seed, paper_accounting)
+        if clip is not None or delta is not None or allow_delta:
+            raise SettingError("--clip, --delta and --allow-delta belong to a guarantee: pass --epsilon as well.")
+        how = Summarizing(0.8 if ratio is None else ratio, sigma, seed, paper_accounting)
+    elif ratio is not None:
+        raise SettingError("Under --epsilon there are no centroids, and so no --ratio of them: leave it out.")
     elif sigma or paper_accounting:
         raise SettingError("--epsilon is a guarantee with its own noise: pass neither --sigma nor --paper-accounting.")
     else:
-        how = DP(epsilon, delta, _clip(clip), allow_delta=allow_delta)
+        how = DP(epsilon, DP.delta if delta is None else delta, _clip(clip), allow_delta=allow_delta)
     session = Session(run, device=device)
     with session.writing("collect", wait) as writer:
         known = writer.state.collected

@@ -56,6 +56,7 @@ def restore(
 
 def _restore(session: "Session", names: list[str], max_loss: float, force: bool, wait_s: float) -> dict[str, Any]:
     from fedup.run import answering
+    from fedup.run.ledger import is_guarantee
 
     with session.writing("restore", wait_s) as writer:
         state = writer.state
@@ -83,6 +84,7 @@ def _restore(session: "Session", names: list[str], max_loss: float, force: bool,
         return result | {
             "remaining": [request.id for request in writer.state.active],
             "declined": answer.declined,
+            "charged": bool(answer.report.releases) and is_guarantee(state.protection),
             "filter": answer.filter.id if answer.filter else None,
             "base": writer.state.base,
             "clients_contacted": answer.report.clients_contacted,
@@ -108,7 +110,8 @@ def _print(result: dict[str, Any], run: Path) -> None:
         console.print(
             f"[bold red]Not taken back:[/] a filter for the remaining requests was fitted, but {result['declined']}.\n"
             "The folder serves what it served before. To take it back all the same, pass --force"
-            + (" or raise --max-loss." if result["figures"] else "."),
+            + (" or raise --max-loss." if result["figures"] else ".")
+            + (" What clients released for it is spent all the same (ε: fedup status)." if result["charged"] else ""),
             highlight=False,
         )
         return

@@ -74,9 +74,8 @@ def _facts(found: dict[str, Any], sent: dict[int, dict[str, int]]) -> dict[str, 
         facts["Model"] = f"{trained['fingerprint'][:16]}, trained {when(trained['at'])}, accuracy {measured}"
     if collected:
         clients = f"{len(sent)} clients sent {size(sum(own['bytes'] for own in sent.values()))} in all"
-        facts["Collected"] = (
-            f"{collected['rows']:,} vectors of {collected['cells']} cells, {_how(collected)}; {clients}"
-        )
+        how = _how(collected["how"], found["protection"])
+        facts["Collected"] = f"{collected['rows']:,} vectors of {collected['cells']} cells, {how}; {clients}"
     sealed = found["sealed"]
     facts["Sealed"] = (
         f"{sealed['cells']} cells, {sealed['originals']} replaced originals; {sealed['purged']} cells purged"
@@ -84,16 +83,15 @@ def _facts(found: dict[str, Any], sent: dict[int, dict[str, int]]) -> dict[str, 
     facts["Filter"] = "none: the original model answers"
     if filtered:
         facts["Filter"] = f"{filtered['id']} for {', '.join(found['in_force'])}"
+    if found["budget"]:
+        facts["Budget"] = f"ε = {found['budget']['epsilon']:g} at δ = {found['budget']['delta']:g} for each client"
     if found["written_by"]:
         facts["In use by"] = found["written_by"]
     return facts
 
 
-def _how(collected: dict[str, Any]) -> str:
-    ratio = collected["how"].get("ratio")
-    return (
-        f"protection: {collected['mechanism']}" if ratio is None else f"ρ {ratio}, protection: {collected['mechanism']}"
-    )
+def _how(how: dict[str, Any], protection: str) -> str:
+    return ", ".join([*([f"ρ {how['ratio']}"] if "ratio" in how else []), f"protection: {protection}"])
 
 
 def _ledger(told: list[dict[str, Any]]) -> Any:
@@ -104,6 +102,8 @@ def _ledger(told: list[dict[str, Any]]) -> Any:
         table.add_column(column, justify="right")
     for one in told:
         spent = f"{one['epsilon']:.3g}" + (" TEST MODE: no privacy" if one["test_mode"] else "")
+        if one["unprotected"]:
+            spent = f"∞: {one['unprotected']} without guarantee, besides {spent}"
         limits = ["no limit", ""] if one["budget"] is None else [f"{one['budget']:g}", f"{one['left']:.3g}"]
         table.add_row(str(one["client"]), str(one["releases"]), spent, *limits, f"{one['delta']:g}")
     return table

@@ -113,6 +113,7 @@ def _new(session: "Session", state: Any, wanted: list[Any]) -> tuple[list[dict[s
     """Requests in force already, and those to be answered, each checked."""
     from fedup.bench.judge import describe_rows
     from fedup.run.answering import Asked
+    from fedup.run.ledger import is_guarantee
 
     in_force = {request.forget: request for request in state.active}
     known, new = [], {}
@@ -125,7 +126,8 @@ def _new(session: "Session", state: Any, wanted: list[Any]) -> tuple[list[dict[s
             federation = session.federation_if_here
             if federation is not None:
                 _check(federation, forget, reference)
-            rows = describe_rows(federation, forget) if federation is not None else {}
+            told = forget.kind == "sample" or not is_guarantee(state.protection)  # else counts are what DP hides
+            rows = describe_rows(federation, forget) if federation is not None and told else {}
             new[forget] = Asked(forget, reference, rows)
     return known, list(new.values())
 
@@ -168,6 +170,7 @@ def _answer(
     force: bool,
     wait_s: float,
 ) -> dict[str, Any]:
+    from fedup.privacy.guarantee import DP
     from fedup.run import answering
     from fedup.unlearning import classes_left_without_holder
 
@@ -195,6 +198,7 @@ def _answer(
             ],
             "already": known,
             "declined": answer.declined,
+            "charged": bool(answer.report.releases) and isinstance(store.how, DP),
             "classes_left_without_holder": classes_left_without_holder(store, answer.report.requests),
             "filter": _filter_id(answer.filter),
             "filter_sha256": answer.filter.sha256 if answer.filter else None,
@@ -356,7 +360,8 @@ def _print_answer(result: dict[str, Any], run: Path) -> None:
         console.print(
             f"[bold red]Not put in force:[/] a filter was fitted, but {result['declined']}.\nThe folder serves what it "
             "served before. To put it in force all the same, pass --force"
-            + (" or raise --max-loss." if result["figures"] else "."),
+            + (" or raise --max-loss." if result["figures"] else ".")
+            + (" What clients released for it is spent all the same (ε: fedup status)." if result["charged"] else ""),
             highlight=False,
         )
         return

@@ -17,7 +17,7 @@ from fedup.privacy.noise import normal
 from fedup.rng import generator
 
 _LARGEST_SPREAD = 200_000  # numbers of second moments a message: above that only the diagonals are sent
-_ROWS_AT_ONCE = 4096
+_ROWS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,13 @@ class Layout:
         made[..., one, other] = made[..., other, one] = spread / weights.to(spread)
         return made
 
+    def known(self, matrix: Tensor) -> Tensor:
+        """Of a matrix (d, d) what the second moments tell of: all, or its diagonal."""
+        return matrix if self.full else torch.diag(matrix.diagonal())
+
     def _half(self) -> tuple[Tensor, Tensor, Tensor]:
         one, other = torch.triu_indices(self.dims, self.dims)
-        return one, other, torch.where(one == other, 1.0, math.sqrt(2)).double()
+        return one, other, torch.where(one == other, 1.0, torch.tensor(math.sqrt(2), dtype=torch.float64))
 
 
 def joint_vector(dp: DP, points: Tensor, labels: Tensor, subjects: Tensor | None, num_classes: int) -> Tensor:
@@ -83,29 +87,29 @@ def joint_vector(dp: DP, points: Tensor, labels: Tensor, subjects: Tensor | None
     points = _clipped(points.double().cpu(), dp)
     labels = labels.cpu()
     cell = (points @ _directions(layout.dims, layout.cells)).argmax(1)
-    owner = torch.arange(len(points)) if dp.unit == "record" else _checked_subjects(subjects, len(points))
+    if dp.unit == "record":  # each is within the bound by itself
+        return _added_up(dp, layout, points, cell, labels.long(), num_classes)
+    owner = _checked_subjects(subjects, len(points))
     total = torch.zeros(num_classes, layout.size, dtype=torch.float64)
     for rows in _chunks(owner):
-        parts, who, label = _contributions(dp, layout, points[rows], cell[rows], labels[rows], owner[rows])
-        if dp.unit == "subject":  # of all classes together, one norm
-            norms = torch.zeros(int(who.max()) + 1, dtype=torch.float64).index_add_(0, who, parts.square().sum(1))
-            parts = parts * (dp.sensitivity / norms.sqrt().clamp(min=1e-300)).clamp(max=1)[who][:, None]
-        total.index_add_(0, label, parts)
+        pairs, place = torch.stack([owner[rows], labels[rows].long()]).unique(dim=1, return_inverse=True)
+        parts = _added_up(dp, layout, points[rows], cell[rows], place, pairs.shape[1])
+        who = pairs[0].unique(return_inverse=True)[1]
+        norms = torch.zeros(int(who.max()) + 1, dtype=torch.float64).index_add_(0, who, parts.square().sum(1))
+        shorter = (dp.sensitivity / norms.sqrt().clamp(min=1e-300)).clamp(max=1)  # of all classes together, one norm
+        total.index_add_(0, pairs[1], parts * shorter[who][:, None])
     return total
 
 
-def _contributions(
-    dp: DP, layout: Layout, points: Tensor, cell: Tensor, labels: Tensor, owner: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What each owner adds to each class: vectors, whose, to which class."""
-    pairs, place = torch.stack([owner, labels]).unique(dim=1, return_inverse=True)
-    sums = torch.zeros(pairs.shape[1] * layout.cells, layout.dims, dtype=torch.float64)
-    sums.index_add_(0, place * layout.cells + cell, points)
-    counts = torch.bincount(place * layout.cells + cell, minlength=len(sums)).double() * dp.count_weight
-    spread = torch.zeros(pairs.shape[1], layout.spread, dtype=torch.float64)
-    spread.index_add_(0, place, layout.squares(points) * dp.spread_weight)
-    parts = layout.join(sums.unflatten(0, (-1, layout.cells)), counts.unflatten(0, (-1, layout.cells)), spread)
-    return parts, pairs[0].unique(return_inverse=True)[1], pairs[1]
+def _added_up(dp: DP, layout: Layout, points: Tensor, cell: Tensor, place: Tensor, places: int) -> Tensor:
+    """Sums, counts and second moments of the points that belong to each place. (places, layout.size)"""
+    at = place * layout.cells + cell
+    sums = torch.zeros(places * layout.cells, layout.dims, dtype=torch.float64).index_add_(0, at, points)
+    counts = torch.bincount(at, minlength=len(sums)).double() * dp.count_weight
+    spread = torch.zeros(places, layout.spread, dtype=torch.float64)
+    for rows in torch.arange(len(points)).split(_ROWS_AT_ONCE):
+        spread.index_add_(0, place[rows], layout.squares(points[rows]) * dp.spread_weight)
+    return layout.join(sums.unflatten(0, (-1, layout.cells)), counts.unflatten(0, (-1, layout.cells)), spread)
 
 
 def _clipped(points: Tensor, dp: DP) -> Tensor:

@@ -38,6 +38,10 @@ class Charge:
     what: str
     mechanism: str
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.mu < math.inf:
+            raise ValueError(f"a charge of {self.mu}")
+
 
 def _many(releases: int) -> str:
     return "A release" if releases == 1 else f"{releases} releases, each"
@@ -97,7 +101,16 @@ class Ledger:
                 f"Client {client} has spent ε = {self.epsilon(client, budget.delta):.4g} of its ε = {budget.epsilon:g} "
                 f"at δ = {budget.delta:g}. {_many(releases)} with {dp} would bring it to "
                 f"{epsilon_of(math.sqrt(after), budget.delta):.4g}; one with ε = {self.left(client):.4g} at that δ is "
-                "left. Nothing was computed or released."
+                "left. Nothing was released."
+            )
+
+    def check_exact(self, clients: Iterable[int]) -> None:
+        """Raise if one of these clients has a budget: a message without a guarantee would pass any."""
+        limited = [client for client in clients if self.budget(client) is not None]
+        if limited:
+            raise BudgetError(
+                f"Client {limited[0]} has a privacy budget, and these messages are under no guarantee: no budget "
+                "allows them. Collect under DP (epsilon and clip). Nothing was released."
             )
 
     def spend(self, client: int, dp: DP, what: str) -> None:
@@ -125,7 +138,13 @@ class Ledger:
             charges = [Charge(**charge) for charge in told["charges"]]
             ledger = Ledger(charges, {client: Budget(**budget) for client, budget in told["budgets"]})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ArtifactError(f"A ledger lacks a part ({error!r}). Take a good copy of it.") from error
-        if not all(charge.mu >= 0 for charge in ledger.charges):
-            raise ArtifactError("A ledger has a charge that is no number or negative: it was edited.")
+            raise ArtifactError(f"A ledger is damaged ({error!r}). Take a good copy of it.") from error
+        named = [charge.client for charge in charges] + [client for client in ledger.budgets if client is not None]
+        if any(type(client) is not int for client in named) or len(ledger.budgets) != len(told["budgets"]):
+            raise ArtifactError("A ledger names something that is no client, or one twice: it was edited.")
         return ledger
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ledger) and self.to_json() == other.to_json()
+
+    __hash__ = None  # type: ignore[assignment]  # it changes

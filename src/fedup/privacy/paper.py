@@ -31,5 +31,7 @@ def paper_epsilon(features: Tensor, sigma: float) -> float:
     if n == 0:
         return 0.0
     parts = features.split(_ROWS)
-    widest = max(float(torch.cdist(one, other).max()) for i, one in enumerate(parts) for other in parts[i:])
+    exactly = "donot_use_mm_for_euclid_dist"  # products of large numbers would drown small distances
+    pairs = ((one, other) for i, one in enumerate(parts) for other in parts[i:])
+    widest = max(float(torch.cdist(one, other, compute_mode=exactly).max()) for one, other in pairs)
     return math.sqrt(2 * math.log(1.25 * n)) * widest / n / sigma

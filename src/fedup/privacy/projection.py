@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from fedup.cut import find_cut
+from fedup.errors import CutError
 from fedup.privacy.guarantee import ProjectionName
 from fedup.rng import generator
 
@@ -14,7 +16,7 @@ def basis_of(model: nn.Module, cut: str, width: int, *, how: ProjectionName, dim
     a softmax is blind to the rest: d is the number of classes less one. `random`: that many random directions. `auto`:
     the tail's where there are at most `dims`, else all features if there are so few, else random ones.
     """
-    reads = _read_by_tail(model.get_submodule(cut), num_classes) if how in ("auto", "tail") else None
+    reads = _read_by_tail(model, cut, width, num_classes) if how in ("auto", "tail") else None
     if reads is not None and (reads.shape[1] <= dims or how == "tail"):
         return reads
     if how == "none" or (how != "random" and width <= dims):
@@ -23,12 +25,17 @@ def basis_of(model: nn.Module, cut: str, width: int, *, how: ProjectionName, dim
     return torch.linalg.qr(draws)[0].float()
 
 
-def _read_by_tail(layer: nn.Module, num_classes: int) -> Tensor | None:
+def _read_by_tail(model: nn.Module, cut: str, width: int, num_classes: int) -> Tensor | None:
     """An orthonormal basis of the inputs that change what a linear layer says. (D, d)"""
-    if not isinstance(layer, nn.Linear):
+    layer = model.get_submodule(cut)
+    if not isinstance(layer, nn.Linear) or layer.in_features != width:  # else it acts on positions or tokens
         return None
     weights = layer.weight.detach().double().cpu()
-    if layer.out_features == num_classes:
+    if layer.out_features == num_classes and cut == find_cut(model):
         weights = weights - weights.mean(0)
     _, sizes, directions = torch.linalg.svd(weights, full_matrices=False)
-    return directions[sizes > 1e-6 * sizes[:1]].T.float().contiguous()
+    kept = directions[sizes > 1e-6 * sizes[:1].clamp(min=1e-300)]  # (d, D)
+    if not len(kept):
+        raise CutError("The layer at the cut says the same of every input: there is nothing to release or to filter.")
+    largest = kept.gather(1, kept.abs().argmax(1, keepdim=True))
+    return (kept * largest.sign()).T.float().contiguous()  # one of the two signs, whatever the library's choice

@@ -1,6 +1,6 @@
 """From noisy statistics to features to fit a filter to: post-processing, of releases alone, at the server."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,7 @@ class Resampled:
 
     vectors: Tensor  # (N, D)
     labels: Tensor  # (N,)
+    dropped: Sequence[int]  # classes that do not stand out of the noise
 
 
 def resample(
@@ -57,7 +58,8 @@ def resample(
     owners = owners.to(basis.device)
     if dp.clip == "unit":
         vectors *= _length(vectors, owners, tail)
-    return Resampled(vectors, owners)
+    found = {one.label for one in classes}
+    return Resampled(vectors, owners, [label for label in labels.unique().tolist() if label not in found])
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,13 @@ def _classes(dp: DP, layout: Layout, released: Tensor, labels: Tensor) -> list[_
         clear = sizes > _CLEAR * sigma / dp.count_weight
         if bool(clear.any()):
             found.append((label, sums[clear], sizes[clear], layout.matrix(spread) / dp.spread_weight, sigma))
-    within = _within([(sums, sizes, squares) for _, sums, sizes, squares, _ in found]) if found else None
+    within = _within(layout, [(sums, sizes, squares) for _, sums, sizes, squares, _ in found]) if found else None
     made = []
     for label, sums, sizes, squares, sigma in found:
         assert within is not None
         count = float(sizes.sum())
         means = sums / sizes[:, None]
-        own = squares / count - torch.einsum("h,hi,hj->ij", sizes / count, means, means)
+        own = layout.known(squares / count - torch.einsum("h,hi,hj->ij", sizes / count, means, means))
         # The noise of a covariance is a matrix of about this size; the more of it, the more of all classes' instead.
         noise = sigma / dp.spread_weight * layout.dims**0.5 / count
         share = noise / (noise + float(within.trace()) / layout.dims)
@@ -100,9 +102,11 @@ def _classes(dp: DP, layout: Layout, released: Tensor, labels: Tensor) -> list[_
     return made
 
 
-def _within(found: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+def _within(layout: Layout, found: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
     """The covariance within classes and cells, all together, made positive."""
-    around = [squares - torch.einsum("h,hi,hj->ij", 1 / sizes, sums, sums) for sums, sizes, squares in found]
+    around = [
+        layout.known(squares - torch.einsum("h,hi,hj->ij", 1 / sizes, sums, sums)) for sums, sizes, squares in found
+    ]
     root = _root(sum(around[1:], start=around[0]) / sum(float(sizes.sum()) for _, sizes, _ in found))
     return root @ root.T
 

@@ -105,6 +105,7 @@ def build_evidence(state: State, request: Request) -> dict[str, Any]:
             "bytes_up": body["bytes_up"],
             "bytes_down": body["bytes_down"],
             "releases": body["releases"],
+            "protection_of_the_cache": state.protection,
         },
         "machine": body.get("machine"),
         "erasure": serving.body.get("erasure"),
@@ -200,6 +201,7 @@ def _page(evidence: Mapping[str, Any]) -> Page:
             ("Sent by clients", f"{contact['bytes_up']:,} bytes in {_count(len(contact['releases']), 'message')}"),
             ("Sent to clients", f"{contact['bytes_down']:,} bytes"),
             ("Protection of what was sent", ", ".join(sorted({r["mechanism"] for r in contact["releases"]})) or "–"),
+            ("Protection of what was sent before", contact["protection_of_the_cache"]),
             (
                 "Centroids that the filter was fitted to",
                 f"{filtered['centroids_used']:,}" if filtered["centroids_used"] else "none",

@@ -1,5 +1,6 @@
 """The ledger of a run folder: charges and budgets are events of its journal, whose chain shows every edit."""
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
@@ -8,6 +9,11 @@ from fedup.errors import RequestError
 from fedup.privacy.ledger import Budget, Charge, Ledger
 from fedup.run.folder import Writer
 from fedup.run.state import State
+
+
+def is_guarantee(mechanism: str) -> bool:
+    """Whether what protected a message was differential privacy, by its words in the journal."""
+    return "-DP for one" in mechanism
 
 
 def ledger_of(state: State) -> Ledger:
@@ -37,8 +43,9 @@ def set_budget(writer: Writer, budget: Budget, clients: Collection[int]) -> None
 
 def describe_ledger(state: State) -> list[dict[str, Any]]:
     """By client: releases, ε spent, allowed and left, each at the δ named (the budget's, else 1e-5)."""
-    ledger = ledger_of(state)
-    told = []
+    ledger, told = ledger_of(state), []
+    sent = [one for event in state.events for one in event.body.get("releases", ())]
+    exact = Counter(one["client"] for one in sent if not is_guarantee(one["mechanism"]))
     for client in ledger.clients:
         budget = ledger.budget(client)
         delta = budget.delta if budget else Budget.delta
@@ -51,10 +58,16 @@ def describe_ledger(state: State) -> list[dict[str, Any]]:
                 "epsilon": ledger.epsilon(client, delta),
                 "budget": budget.epsilon if budget else None,
                 "left": ledger.left(client) if budget else None,
+                "unprotected": exact[client],  # messages outside any guarantee: what was spent does not bound them
                 "test_mode": any("TEST MODE" in c.mechanism for c in ledger.charges if c.client == client),
             }
         )
     return told
+
+
+def default_budget(state: State) -> Budget | None:
+    """That of clients without one of their own."""
+    return _budgets(state).get(None)
 
 
 def _charges(state: State) -> list[Charge]:

@@ -2,11 +2,12 @@
 
 import json
 import struct
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fedup.run.folder import Run
-from fedup.run.ledger import describe_ledger
+from fedup.run.ledger import default_budget, describe_ledger
 from fedup.run.state import Request, State
 
 _LENGTH = struct.Struct("<Q")  # a safetensors file begins with the length of its header
@@ -21,7 +22,8 @@ def overview(run: Run, state: State) -> dict[str, Any]:
         "about": dict(state.about),
         "trained": _event(state.trained, "fingerprint", "accuracy", "time_s", "rows"),
         "rounds_done": _rounds_done(run, state),
-        "collected": _collected(state),
+        "collected": _event(state.collected, "rows", "cells", "how", "time_s"),
+        "protection": state.protection,
         "filter": None if state.filter is None else {"id": state.filter.id, **state.filter.to_json()},
         "in_force": [request.id for request in state.active],
         "requests": [_request(request) for request in state.requests],
@@ -31,6 +33,7 @@ def overview(run: Run, state: State) -> dict[str, Any]:
             if event.kind == "declined"
         ],
         "ledger": describe_ledger(state),
+        "budget": asdict(budget) if (budget := default_budget(state)) else None,
         "sealed": _sealed(run, state),
         "storage_bytes": _storage(run),
         "leftovers": [path.name for path in leftovers],
@@ -66,13 +69,6 @@ def _request(request: Request) -> dict[str, Any]:
         "time_s": sum(body["time_s"].values()),
         "clients_contacted": body["clients_contacted"],
     }
-
-
-def _collected(state: State) -> dict[str, Any] | None:
-    told = _event(state.collected, "rows", "cells", "how", "releases", "time_s")
-    if told is not None:
-        told["mechanism"] = next((sent["mechanism"] for sent in told.pop("releases")), "none")
-    return told
 
 
 def _event(event: Any, *names: str) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fedup.errors import ArtifactError, RequestError
+from fedup.privacy.ledger import Budget, Charge
 from fedup.request import Forget
 from fedup.run.journal import GENESIS, Event
 
@@ -80,6 +81,12 @@ class State:
         """All files that the folder needs."""
         return tuple(file for file in (self.model, self.centroids, self.filter) if file is not None)
 
+    @property
+    def protection(self) -> str:
+        """What protected the messages of the collection, in words."""
+        sent = self.collected.body["releases"] if self.collected else []
+        return sent[0]["mechanism"] if sent else "none"
+
     def request(self, request_id: str) -> Request:
         """The request of that id (R1, R2, …, in any case) or reference."""
         wanted = request_id.casefold()
@@ -148,6 +155,19 @@ def _unchanged(state: State, event: Event) -> State:
     return state
 
 
+def _charged(state: State, event: Event) -> State:
+    """A client's release under DP, before it is made; `fedup.run.ledger` adds them up."""
+    Charge(**event.body)
+    return state
+
+
+def _budgeted(state: State, event: Event) -> State:
+    """What clients may spend."""
+    Budget(**event.body["budget"])
+    _ = [int(client) for client in event.body["clients"]]
+    return state
+
+
 _APPLY = {
     "created": _created,
     "trained": _trained,
@@ -158,7 +178,7 @@ _APPLY = {
     "declined": _unchanged,  # a filter that was not activated
     "evaluated": _unchanged,  # figures of Retrain, for evidence
     "evidenced": _unchanged,  # pages written, with their hashes
-    "charged": _unchanged,  # a client's release under DP, before it is made
-    "budgeted": _unchanged,  # what clients may spend
+    "charged": _charged,
+    "budgeted": _budgeted,
     "migrated": _unchanged,
 }

@@ -13,7 +13,8 @@ from fedup.errors import FedUPError, MissingRunError
 from fedup.plugging import PluggedModel
 from fedup.run.evidence import evidence_files
 from fedup.run.folder import Run
-from fedup.run.ledger import describe_ledger
+from fedup.run.journal import Event
+from fedup.run.ledger import describe_ledger, is_guarantee
 from fedup.run.serving import load_base, load_plugged, load_store
 from fedup.run.state import State
 from fedup.run.store import hash_of
@@ -70,7 +71,7 @@ def _checks(
         yield _attempt(record.name, lambda record=record: f"sha256 {run.files.checked(record).sha256}")  # type: ignore[misc]
     if state.model is not None:
         yield from _model_checks(run, state, blank, probe)
-    if any(event.kind == "charged" for event in state.events):
+    if any(event.kind == "charged" or _under_dp(event) for event in state.events):
         yield _attempt("ledger", lambda: _check_ledger(state))
     yield from _evidence_checks(run, state)
     leftovers = run.files.leftovers(state.files, training=state.trained is None)
@@ -97,20 +98,26 @@ def _model_checks(
         yield _attempt("restore", lambda: _check_restore(run, state, blank, probe))
 
 
+def _under_dp(event: Event) -> bool:
+    return any(is_guarantee(sent["mechanism"]) for sent in event.body.get("releases", ()))
+
+
 def _check_ledger(state: State) -> str:
     """Every release under a guarantee must have been charged to its client before it was made."""
-    charged: Counter[int] = Counter()
+    charged: Counter[tuple[int, str]] = Counter()
     for event in state.events:
         if event.kind == "charged":
-            charged[event.body["client"]] += 1
+            charged[event.body["client"], event.body["mechanism"]] += 1
         for sent in event.body.get("releases", ()):
-            if "-DP" in sent["mechanism"]:
-                charged[sent["client"]] -= 1
-            if charged[sent["client"]] < 0:
+            release = sent["client"], sent["mechanism"]
+            charged[release] -= is_guarantee(sent["mechanism"])
+            if charged[release] < 0:
                 raise FedUPError(f"Client {sent['client']} released something under DP that was not charged.")
-    spent = describe_ledger(state)
+    spent = [one for one in describe_ledger(state) if one["releases"]]
     most = max(spent, key=lambda one: one["mu"])
-    return f"every release charged; the most is ε = {most['epsilon']:.4g} at δ = {most['delta']:g}"
+    exact = sum(one["unprotected"] for one in spent)
+    besides = f"; besides, {exact} messages were sent without any guarantee" if exact else ""
+    return f"every release charged; the most is ε = {most['epsilon']:.4g} at δ = {most['delta']:g}{besides}"
 
 
 def _describe_filter(plugged: PluggedModel) -> str:

@@ -1,6 +1,7 @@
 """FedUP: a filter at the cut, fitted at the server to the centroids of what is retained."""
 
 import statistics
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -11,10 +12,12 @@ from fedup.bench.settings import later
 from fedup.bench.task import Task, Unlearned
 from fedup.centroids import Centroids, collect
 from fedup.client import Summarizing
+from fedup.errors import SettingError
 from fedup.filter import ClassPolicy, FilterConfig, FilterKind
 from fedup.plugging import PluggedModel, plug
 from fedup.presets import PresetName, preset
 from fedup.privacy.guarantee import DP
+from fedup.report import Report
 from fedup.request import Forget
 from fedup.unlearning import unlearn
 
@@ -58,7 +61,9 @@ class Method:
     def __post_init__(self) -> None:
         self.config(0)  # checks the settings of the filter
         self.privacy(0)  # of the guarantee
-        Summarizing(self.ratio, self.sigma)  # those of the centroids
+        if self.epsilon and (self.sigma or self.paper_accounting):
+            raise SettingError("epsilon is a guarantee with its own noise: leave sigma and paper_accounting out.")
+        Summarizing(self.ratio, self.sigma, paper_accounting=self.paper_accounting)  # those of the centroids
         preset(self.preset)  # and the name
 
     def config(self, seed: int) -> FilterConfig:
@@ -118,7 +123,7 @@ class Method:
         cost.bytes_down += report.bytes_down
         cost.clients.update(report.clients_contacted)
         cost.storage_bytes += plugged.served.size_bytes if plugged.served else 0
-        about = {"erasure": report.erasure, "notes": report.notes, "privacy": _privacy_of(centroids)}
+        about = {"erasure": report.erasure, "notes": report.notes, "privacy": _privacy_of(centroids, report)}
         return Unlearned(plugged, cost, restore=lambda: _unplugged(plugged), about=about)
 
     def _collect_for(self, task: Task, cut: str | None, cost: Cost) -> Centroids:
@@ -139,14 +144,18 @@ class Method:
         return centroids
 
 
-def _privacy_of(centroids: Centroids) -> dict[str, Any]:
+def _privacy_of(centroids: Centroids, report: Report) -> dict[str, Any]:
     """What the messages cost by account."""
+    sent = Counter(centroids.bytes_up)
+    for release in report.releases:
+        if release.what != "centroids":  # those are counted at the store
+            sent[release.client] += release.size_bytes
     counted, ledger = centroids.paper_epsilons, centroids.ledger
     return {
         "mechanism": centroids.how.mechanism,
         "epsilon": max((ledger.epsilon(client, 1e-5) for client in ledger.clients), default=None),
         "paper_epsilon": statistics.fmean(counted.values()) if counted else None,
-        "largest_upload": max(centroids.bytes_up.values()),
+        "largest_upload": max(sent.values()),
     }
 
 

@@ -1,0 +1,76 @@
+"""All attacks together: a result file holds what the table shows, and no number is typed."""
+
+import copy
+import json
+
+import pytest
+
+from fedup.bench.attacks import CENTROIDS, Ground, Result, guarantees
+from fedup.bench.attacks.run import HEAD, attack, cells, results_of, table, write_attack_table
+from fedup.errors import DataError
+
+
+@pytest.fixture(scope="module")
+def told(small_model, digits_federation):
+    seen = []
+    ground = Ground.of(small_model, digits_federation, "4")
+    results = attack(
+        ground, trials=20, seed=0, candidates=20, progress=lambda what, done, total: seen.append((done, total))
+    )
+    assert {(0, 20), (20, 20)} <= set(seen)
+    return {
+        "recipe": {"data": "digits", "model": "m", "clients": 5, "partition": "iid", "rounds": 0, "seed": 0},
+        "trials": 20,
+        "candidates": 20,
+        "results": [result.to_json() for result in results],
+        "machine": {"torch": "2"},
+        "code": {"commit": None, "changed": None},
+    }
+
+
+def test_every_attack_meets_every_protection(told):
+    results = results_of(json.loads(json.dumps(told, allow_nan=False)))
+    met = {(result.name, result.protection) for result in results}
+    for name in ("re-identification, message only", "membership, message only", "canary audit"):
+        protections = {*CENTROIDS, *guarantees()} - ({"none"} if name == "canary audit" else set())
+        assert {(name, protection) for protection in protections} <= met
+    assert [result.to_json() for result in results] == told["results"]
+
+
+def test_the_table_is_made_of_the_file(told, tmp_path):
+    assert write_attack_table(tmp_path) == []
+    folder = tmp_path / "results" / "attacks"
+    folder.mkdir(parents=True)
+    (folder / "digits.json").write_text(json.dumps(told))
+    (path,) = write_attack_table(tmp_path)
+    text = path.read_text()
+    assert path == tmp_path / "tables" / "attacks.md"
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len(lines) == 2 + len(told["results"])
+    assert all(line.count("|") == len(HEAD) + 1 for line in lines)
+    assert text.startswith("<!-- Generated")
+    changed = copy.deepcopy(told)
+    changed["results"][0]["figure"] = 0.12345
+    assert "| 0.123 |" not in table([told])
+    assert "| 0.123 |" in table([changed])
+
+
+def test_a_bound_is_passed_only_by_the_whole_interval():
+    result = Result("a", "b", "c", 0.5, 0.4, 0.6, 0.1, 0.45, "n")
+    assert not result.exceeds
+    assert cells(result)[-2] == "yes"
+    passed = Result("a", "b", "c", 0.5, 0.4, 0.6, 0.1, 0.39, "n")
+    assert passed.exceeds
+    assert cells(passed)[-2] == "no"
+    audited = Result("a", "b", "c", 1.2, None, None, None, 1.0, "n")
+    assert audited.exceeds
+    assert cells(audited)[3:8] == ["1.200", "–", "–", "1.000", "no"]
+    assert cells(Result("a", "b", "c", 2e7, None, None, None, None, "n"))[3:8] == ["2e+07", "–", "–", "–", "–"]
+
+
+def test_a_file_of_something_else_is_named(tmp_path):
+    folder = tmp_path / "results" / "attacks"
+    folder.mkdir(parents=True)
+    (folder / "odd.json").write_text('{"results": [{"x": 1}]}')
+    with pytest.raises(DataError, match=r"odd\.json"):
+        write_attack_table(tmp_path)

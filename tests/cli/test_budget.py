@@ -1,0 +1,178 @@
+"""`fedup budget` as a user runs it: who may spend how much, and what is refused after it."""
+
+import shutil
+
+import pytest
+from tests.cli._in_process import FAST, contents, copy_of, fedup, ok, sample_ids
+
+from fedup.run.folder import Run
+
+COLLECT = ("collect", "--epsilon", 8, "--clip", "unit")
+EVERYONE = "every client without a budget of its own"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A folder whose four clients spent ε = 8; nobody changes it."""
+    run = copy_of("trained", tmp_path_factory.mktemp("private"))
+    ok(*COLLECT, "--run", run)
+    return run
+
+
+@pytest.fixture
+def run(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "run")
+
+
+def ledger(run):
+    return {one["client"]: one for one in ok("status", "--run", run, "--json").json["ledger"]}
+
+
+def budgets(run):
+    return {client: one["budget"] for client, one in ledger(run).items()}
+
+
+# --- set
+
+
+def test_a_budget_holds_for_everyone_or_for_those_named_and_the_last_word_counts(run):
+    assert budgets(run) == dict.fromkeys(range(4))
+    told = ok("budget", "--epsilon", 12, "--run", run)
+    assert told.out == f"From now on ε = 12 at δ = 1e-05 is the limit of {EVERYONE}.\n"
+    assert budgets(run) == dict.fromkeys(range(4), 12)
+    told = ok("budget", "--epsilon", 20.5, "--client", 1, "--client", 3, "--run", run)
+    assert told.out == "From now on ε = 20.5 at δ = 1e-05 is the limit of client 1, 3.\n"
+    assert budgets(run) == {0: 12, 1: 20.5, 2: 12, 3: 20.5}
+    ok("budget", "--epsilon", 30, "--run", run)
+    assert budgets(run) == {0: 30, 1: 20.5, 2: 30, 3: 20.5}
+    ok("budget", "--epsilon", 9, "--client", 1, "--run", run)
+    assert budgets(run) == {0: 30, 1: 9, 2: 30, 3: 20.5}
+    assert [one["releases"] for one in ledger(run).values()] == [1] * 4
+
+
+def test_it_is_told_as_json_with_the_ledger_after_it(run):
+    told = ok("budget", "--epsilon", 12, "--delta", 1e-6, "--client", 2, "--run", run, "--json").json
+    assert (told["epsilon"], told["delta"], told["clients"]) == (12, 1e-6, [2])
+    assert told["ledger"] == list(ledger(run).values())
+    assert (told["ledger"][2]["budget"], told["ledger"][2]["delta"]) == (12, 1e-6)
+    assert 8 < told["ledger"][2]["epsilon"] < 12  # at a smaller δ the same releases count for more
+    assert 0 < told["ledger"][2]["left"] < 12
+
+
+def test_a_budget_may_be_set_before_anything_is_spent(tmp_path):
+    run = copy_of("trained", tmp_path)
+    ok("budget", "--epsilon", 7, "--run", run)
+    ran = fedup(*COLLECT, "--run", run)
+    assert (ran.code, ran.out) == (1, "")
+    assert "Client 0 has spent ε = 0 of its ε = 7" in ran.told
+    assert Run(run).read().collected is None
+    ok("budget", "--epsilon", 8, "--run", run)
+    ok(*COLLECT, "--run", run)
+    assert ledger(run)[3]["left"] == pytest.approx(0, abs=1e-3)
+
+
+def test_a_clients_own_budget_is_shown_before_it_spent_anything(tmp_path):
+    run = copy_of("trained", tmp_path)
+    ok("budget", "--epsilon", 7, "--client", 2, "--run", run)
+    (only,) = ledger(run).values()
+    assert (only["client"], only["releases"], only["epsilon"], only["budget"]) == (2, 0, 0, 7)
+    assert only["left"] == pytest.approx(7)
+
+
+def test_a_budget_for_everyone_is_shown_before_anything_is_spent(tmp_path):
+    run = copy_of("trained", tmp_path)
+    ok("budget", "--epsilon", 7.25, "--run", run)
+    assert "7.25" in ok("status", "--run", run).out
+
+
+def test_lowering_it_below_what_was_spent_says_that_all_is_refused(run):
+    told = ok("budget", "--epsilon", 5, "--client", 2, "--run", run).out
+    assert told.splitlines()[1:] == ["Client 2 has spent ε = 8 already: it will refuse everything."]
+    assert ledger(run)[2]["epsilon"] == pytest.approx(8)  # what was spent stays spent
+    assert ledger(run)[2]["left"] == 0
+    ok("unlearn", "--class", 7, "--run", run, "--force", *FAST)  # asks nobody
+    samples = ("--samples", f"2:{sample_ids(2)[0]}", "--filter", "bottleneck", "--force", *FAST)
+    before = contents(run)
+    ran = fedup("unlearn", *samples, "--run", run)
+    assert (ran.code, ran.out) == (1, "")
+    assert "Client 2 has spent ε = 8 of its ε = 5" in ran.told
+    assert contents(run) == before
+    ok("budget", "--epsilon", 50, "--client", 2, "--run", run)
+    ok("unlearn", *samples, "--run", run)
+    assert [one["releases"] for one in ledger(run).values()] == [1, 1, 2, 1]
+
+
+def test_a_refusal_says_what_is_left_and_that_much_is_accepted(run):
+    ok("budget", "--epsilon", 12, "--run", run)
+    told = fedup("collect", "--epsilon", 8, "--clip", "unit", "--again", "--run", run).told
+    left = float(told.split("one with ε = ")[1].split()[0])
+    assert left == pytest.approx(ledger(run)[0]["left"], rel=1e-3)
+    ok("collect", "--epsilon", left * 0.999, "--clip", "unit", "--again", "--run", run)
+    assert ledger(run)[0]["epsilon"] == pytest.approx(12, rel=1e-3)
+
+
+def test_status_shows_spent_allowed_and_left_in_a_table_that_fits(run):
+    ok("budget", "--epsilon", 12, "--run", run)
+    ok("budget", "--epsilon", 30, "--delta", 1e-6, "--client", 1, "--run", run)
+    out = ok("status", "--run", run).out
+    assert max(map(len, out.splitlines())) <= 100
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    told = {int(row[0]): row[1:] for row in rows if row[0].isdigit()}
+    assert told[0] == told[2] == told[3] == ["1", "8", "12", "7.68", "1e-05"]
+    assert told[1] == ["1", f"{ledger(run)[1]['epsilon']:.3g}", "30", f"{ledger(run)[1]['left']:.3g}", "1e-06"]
+
+
+# --- refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("--epsilon 3 --client 4", "Unknown client 4; this federation has clients 0 to 3."),
+        ("--epsilon 3 --client 0 --client 99", "Unknown client 99"),
+        ("--epsilon 3 --client -1", "Unknown client -1"),
+        ("--epsilon 0", "ε must be above 0"),
+        ("--epsilon -1", "ε must be above 0"),
+        ("--epsilon nan", "ε must be above 0"),
+        ("--epsilon inf", "ε must be above 0"),
+        ("--epsilon 1e7", "at most 1000000"),
+        ("--epsilon 3 --delta 0", "δ must lie strictly between 0 and 1"),
+        ("--epsilon 3 --delta 1", "δ must lie strictly between 0 and 1"),
+        ("--epsilon 3 --delta -1e-5", "δ must lie strictly between 0 and 1"),
+        ("--epsilon 3 --delta nan", "δ must lie strictly between 0 and 1"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_one_error_and_changes_nothing(original, arguments, told):
+    before = contents(original)
+    ran = fedup("budget", *arguments.split(), "--run", original)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("Error: ")
+    assert ran.err.count("\n") == 1
+    assert told in ran.told
+    assert contents(original) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [("", "--epsilon"), ("--epsilon much", "much"), ("--epsilon 3 --client one", "one"), ("--epsilon 3 3", "3")],
+)
+def test_wrong_usage_exits_2(original, arguments, told):
+    before = contents(original)
+    ran = fedup("budget", *arguments.split(), "--run", original)
+    assert (ran.code, ran.out) == (2, "")
+    assert told in ran.told
+    assert contents(original) == before
+
+
+def test_without_a_folder_there_is_no_budget(tmp_path):
+    ran = fedup("budget", "--epsilon", 3, "--run", tmp_path / "nowhere")
+    assert ran.code == 1
+    assert "no run folder" in ran.told
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_budget_written_to_the_journal_keeps_the_folder_sound(run):
+    ok("budget", "--epsilon", 12, "--run", run)
+    event = Run(run).read().events[-1]
+    assert (event.kind, event.body) == ("budgeted", {"clients": [], "budget": {"epsilon": 12.0, "delta": 1e-5}})
+    assert ok("verify", "--run", run, "--json").json["ok"] is True

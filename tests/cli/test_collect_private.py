@@ -1,0 +1,506 @@
+"""A run folder whose clients send noisy statistics: what is refused, what people are told, and that all verbs work."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from tests.cli._in_process import FAST, contents, copy_of, fedup, filter_file, ok, sample_ids, sha256
+
+from fedup.cli._session import Session
+from fedup.privacy import DP, epsilon_of
+from fedup.privacy.paper import DISCLAIMER
+from fedup.run.folder import Run
+
+COLLECT = ("collect", "--epsilon", 8, "--clip", "unit")
+GUARANTEE = "(ε = 8, δ = 1e-05)-DP for one record"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder that no test here changes."""
+    return copy_of("trained", tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """Collected under ε = 8; no test here changes it."""
+    run = copy_of("trained", tmp_path_factory.mktemp("private"))
+    ok(*COLLECT, "--run", run)
+    return run
+
+
+@pytest.fixture
+def run(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "run")
+
+
+def samples(client=1, many=2):
+    return "--samples", f"{client}:{','.join(map(str, sample_ids(client)[:many]))}"
+
+
+def ledger(run):
+    return ok("status", "--run", run, "--json").json["ledger"]
+
+
+def releases(run):
+    return [one["releases"] for one in ledger(run)]
+
+
+def evidence(run, request, tmp_path):
+    """JSON and page, as texts, about one request."""
+    ok("evidence", request, "--run", run, "--out", tmp_path / "pages")
+    return [(tmp_path / "pages" / f"{request}.{kind}").read_text(encoding="utf-8") for kind in ("json", "html")]
+
+
+def logits(run):
+    """What the folder answers at this moment."""
+    session = Session(run)
+    state, plugged = session.served()
+    with torch.no_grad():
+        return (plugged if plugged.served else plugged.unplug())(session.probe(state))
+
+
+# --- refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("--epsilon 2", "clip is missing"),
+        ("--epsilon 2 --clip nan", "clip must be 'unit' or a number above 0"),
+        ("--epsilon 2 --clip 0", "clip must be 'unit' or a number above 0"),
+        ("--epsilon 2 --clip -3", "clip must be 'unit' or a number above 0"),
+        ("--epsilon 2 --clip inf", "clip must be 'unit' or a number above 0"),
+        ("--epsilon 2 --clip units", "clip must be 'unit' or a number above 0"),
+        ("--epsilon 0 --clip unit", "epsilon must be above 0"),
+        ("--epsilon -1 --clip unit", "epsilon must be above 0"),
+        ("--epsilon nan --clip unit", "epsilon must be above 0"),
+        ("--epsilon inf --clip unit", "epsilon must be above 0"),
+        ("--epsilon 2 --clip unit --delta 0", "delta must lie strictly between 0 and 1"),
+        ("--epsilon 2 --clip unit --delta 1", "delta must lie strictly between 0 and 1"),
+        ("--epsilon 2 --clip unit --delta nan", "delta must lie strictly between 0 and 1"),
+        ("--epsilon 2 --clip unit --delta 1e-4", "--allow-delta"),
+        ("--epsilon 2 --clip unit --delta 1 --allow-delta", "delta must lie strictly between 0 and 1"),
+        ("--epsilon 2 --clip unit --sigma 0.1", "pass neither --sigma nor --paper-accounting"),
+        ("--epsilon 2 --clip unit --paper-accounting", "pass neither --sigma nor --paper-accounting"),
+        ("--clip unit", "pass --epsilon as well"),
+        ("--allow-delta", "pass --epsilon as well"),
+        ("--paper-accounting", "without noise (sigma 0) there is none to count"),
+        ("--paper-accounting --sigma 0", "without noise (sigma 0) there is none to count"),
+        pytest.param(
+            "--delta 1e-6",
+            "--epsilon",
+        ),
+        pytest.param(
+            "--epsilon 2 --clip unit --ratio 0.3",
+            "--ratio",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_one_error_and_the_journal_stays_as_it_is(trained, tmp_path, arguments, told):
+    run = shutil.copytree(trained, tmp_path / "run")
+    before = contents(run)
+    ran = fedup("collect", *arguments.split(), "--run", run)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("Error: ")
+    assert ran.err.count("\n") == 1
+    assert told in ran.told
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize("arguments", ["--epsilon", "--epsilon two --clip unit", "--epsilon 2 --delta few"])
+def test_what_is_no_number_is_wrong_usage(trained, arguments):
+    before = contents(trained)
+    assert fedup("collect", *arguments.split(), "--run", trained).code == 2
+    assert contents(trained) == before
+
+
+def test_other_settings_are_refused_unless_all_are_asked_again(original):
+    before = contents(original)
+    for other in (
+        ("--epsilon", 4, "--clip", "unit"),
+        ("--epsilon", 8, "--clip", 3),
+        ("--epsilon", 8, "--clip", "unit", "--delta", 1e-6),
+        (),
+        ("--sigma", 0.1),
+    ):
+        ran = fedup("collect", *other, "--run", original)
+        assert (ran.code, ran.out) == (1, "")
+        assert "--again" in ran.told
+        assert contents(original) == before
+
+
+def test_a_folder_with_exact_centroids_does_not_pass_for_a_private_one(tmp_path):
+    run = copy_of("collected", tmp_path)
+    before = contents(run)
+    ran = fedup(*COLLECT, "--run", run)
+    assert ran.code == 1
+    assert "--again" in ran.told
+    assert contents(run) == before
+
+
+# --- collected
+
+
+def test_people_are_told_the_guarantee_and_not_of_centroids(tmp_path):
+    run = copy_of("trained", tmp_path)
+    out = ok(*COLLECT, "--run", run).out
+    assert out.startswith("40 vectors of noisy statistics of 40 cells from 4 clients, ")
+    assert f"Protection: {GUARANTEE}. Next: fedup unlearn --class 0" in out
+    assert "TEST MODE" not in out
+    assert "paper" not in out
+
+
+def test_programs_are_told_the_guarantee_with_all_its_settings(tmp_path):
+    run = copy_of("trained", tmp_path)
+    told = ok(*COLLECT, "--run", run, "--json").json
+    assert told["already"] is False
+    assert (told["centroids"], told["cells"], told["clients"]) == (40, 40, 4)
+    assert told["mechanism"] == GUARANTEE
+    assert told["how"]["replay_seed"] is None  # noise that nobody can replay
+    assert DP(**told["how"]) == DP(8.0, clip="unit")
+    assert told["paper_epsilon"] is None
+    events = Run(run).read().events
+    assert [event.kind for event in events] == ["created", "trained", *["charged"] * 4, "collected"]
+    assert {one["mechanism"] for one in events[-1].body["releases"]} == {GUARANTEE}
+    assert {one["sigma"] for one in events[-1].body["releases"]} == {DP(8.0, clip="unit").sigma}
+
+
+def test_noise_is_fresh_in_every_folder(original, tmp_path):
+    run = copy_of("trained", tmp_path)
+    ok(*COLLECT, "--run", run)
+    (one,), (other,) = (list((folder / "files").glob("centroids-*")) for folder in (original, run))
+    assert one.name != other.name
+
+
+def test_a_larger_delta_is_accepted_by_those_who_mean_it(tmp_path):
+    run = copy_of("trained", tmp_path)
+    told = ok("collect", "--epsilon", 2, "--clip", 5.5, "--delta", 1e-4, "--allow-delta", "--run", run).out
+    assert "(ε = 2, δ = 0.0001)-DP for one record" in told
+    assert ledger(run)[0]["epsilon"] == pytest.approx(epsilon_of(DP(2.0, 1e-4, 5.5, allow_delta=True).mu, 1e-5))
+    again = ok("collect", "--epsilon", 2, "--clip", "5.50", "--delta", 1e-4, "--allow-delta", "--run", run)
+    assert "already" in again.out
+
+
+def test_the_same_again_is_free_and_says_so(run):
+    before = contents(run)
+    told = ok(*COLLECT, "--run", run)
+    assert "already; nothing was changed" in told.out
+    assert ok(*COLLECT, "--run", run, "--json").json["already"] is True
+    assert contents(run) == before
+    assert releases(run) == [1] * 4
+
+
+def test_asked_again_all_are_charged_again_and_the_statistics_are_new(run):
+    before = contents(run / "files")
+    ok(*COLLECT, "--again", "--run", run)
+    assert releases(run) == [2] * 4
+    assert ledger(run)[0]["epsilon"] == pytest.approx(epsilon_of(2**0.5 * DP(8.0, clip="unit").mu, 1e-5))
+    assert set(contents(run / "files")) != set(before)
+    ok("collect", "--epsilon", 1, "--clip", 7, "--again", "--run", run)
+    assert releases(run) == [3] * 4
+    assert ok("verify", "--run", run, "--json").json["ok"] is True
+
+
+def test_asked_again_beyond_the_budget_nothing_happens(run):
+    ok("budget", "--epsilon", 10, "--run", run)
+    before = contents(run)
+    ran = fedup(*COLLECT, "--again", "--run", run)
+    assert (ran.code, ran.out) == (1, "")
+    assert "Client 0 has spent ε = 8 of its ε = 10" in ran.told
+    assert "Nothing was released." in ran.told
+    assert contents(run) == before
+    exact = fedup("collect", "--again", "--run", run)  # no budget allows messages without a guarantee
+    assert exact.code == 1
+    assert "under no guarantee" in exact.told
+    assert contents(run) == before
+
+
+def test_while_a_request_is_in_force_nobody_is_asked_again(run):
+    ok("unlearn", "--class", 7, "--run", run, "--force", *FAST)
+    before = contents(run)
+    ran = fedup(*COLLECT, "--again", "--run", run)
+    assert ran.code == 1
+    assert "Requests are in force" in ran.told
+    assert contents(run) == before
+
+
+def test_status_names_the_protection_and_what_each_client_spent(original):
+    out = " ".join(ok("status", "--run", original).out.split())
+    assert f"40 vectors of 40 cells, protection: {GUARANTEE}; 4 clients sent" in out
+    assert "ρ" not in out  # there is no ratio
+    assert out.count("no limit") == 4
+    told = ok("status", "--run", original, "--json").json
+    assert told["protection"] == GUARANTEE
+    assert told["ledger"] == [
+        {
+            "client": client,
+            "releases": 1,
+            "mu": DP(8.0, clip="unit").mu,
+            "delta": 1e-5,
+            "epsilon": pytest.approx(8),
+            "budget": None,
+            "left": None,
+            "unprotected": 0,
+            "test_mode": False,
+        }
+        for client in range(4)
+    ]
+
+
+def test_a_folder_without_a_guarantee_shows_no_ledger(tmp_path):
+    run = copy_of("collected", tmp_path)
+    assert "ε" not in ok("status", "--run", run).out
+    assert ledger(run) == []
+
+
+# --- requests
+
+
+@pytest.fixture(scope="module")
+def answered(original, tmp_path_factory):
+    """Class 7, client 2 and samples of client 1 in force, without an eraser; no test here changes it."""
+    run = shutil.copytree(original, tmp_path_factory.mktemp("answered") / "run")
+    for what in (("--class", 7), ("--client", 2), samples()):
+        ok("unlearn", "--run", run, *what, "--filter", "bottleneck", "--force", *FAST)
+    return run
+
+
+def test_class_and_client_requests_are_answered_without_another_release(run):
+    for what in (("--class", 7), ("--client", 2)):
+        told = ok("unlearn", "--run", run, *what, "--force", *FAST, "--json").json
+        assert told["clients_contacted"] == []
+        assert told["bytes_up"] == 0
+        assert told["figures"]["restored_bit_identical"] is True
+    assert releases(run) == [1] * 4
+
+
+def test_a_forgotten_class_is_never_answered(run):
+    told = ok("unlearn", "--run", run, "--class", 7, "--force", "--json").json
+    for part in ("heldout", "train"):
+        assert told["figures"]["original"][part]["forget"] > 0.5
+        assert told["figures"]["forgotten"][part]["forget"] <= 0.01
+
+
+def test_a_folder_under_requests_is_sound(answered):
+    told = ok("verify", "--run", answered, "--json").json
+    assert told["ok"] is True
+    assert {check["name"]: check["ok"] for check in told["checks"]}["restore"] is True
+    assert releases(answered) == [1, 2, 1, 1]
+
+
+def test_taking_all_back_gives_the_original_bit_for_bit(original, answered, tmp_path):
+    run = shutil.copytree(answered, tmp_path / "run")
+    before, model = logits(original), sha256(next((original / "files").glob("model-*")))
+    assert not torch.equal(logits(run), before)
+    told = ok("restore", "--all", "--run", run).out
+    assert "bit for bit" in told
+    assert torch.equal(logits(run), before)
+    assert filter_file(run) is None
+    assert sha256(next((run / "files").glob("model-*"))) == model
+    assert releases(run) == [1, 2, 1, 1]
+
+
+def test_the_filter_of_one_request_has_the_same_bits_after_another_came_and_went(run):
+    ok("unlearn", "--run", run, "--class", 7, "--force", *FAST)
+    first, answer = filter_file(run), logits(run)
+    ok("unlearn", "--run", run, "--client", 2, "--force")
+    assert filter_file(run) != first
+    ok("restore", "R2", "--run", run, "--force")
+    assert filter_file(run) == first  # named by its content
+    assert torch.equal(logits(run), answer)
+
+
+def test_samples_kept_sealed_come_back_without_a_release_and_to_the_same_bits(run):
+    settings = ("--filter", "bottleneck", "--force", *FAST)
+    ok("unlearn", "--run", run, "--class", 7, *settings)
+    first = filter_file(run)
+    ok("unlearn", "--run", run, *samples(), "--keep-sealed", *settings)
+    assert releases(run) == [1, 2, 1, 1]
+    ok("restore", "R2", "--run", run, "--force")
+    assert releases(run) == [1, 2, 1, 1]
+    assert filter_file(run) == first
+
+
+def test_what_was_purged_costs_a_release_of_its_client_to_have_back(run):
+    ok("unlearn", "--run", run, "--client", 2, "--force", *FAST)
+    ok("unlearn", "--run", run, "--class", 7, "--force")
+    ok("purge", "--yes", "--run", run)
+    assert releases(run) == [1] * 4
+    ok("restore", "R1", "--run", run, "--force")
+    assert releases(run)[2] == 2
+
+
+def test_a_dry_run_of_samples_names_the_guarantee_that_it_would_cost_and_charges_nothing(original):
+    before = contents(original)
+    what = ("unlearn", "--run", original, *samples(), "--filter", "bottleneck", *FAST, "--dry-run")
+    plan = ok(*what, "--json").json
+    assert plan["privacy_cost"] == f"10 cells sent again, each a release with {GUARANTEE}, charged to its client"
+    assert plan["clients_contacted"] == [1]
+    out = ok(*what).out
+    assert GUARANTEE in " ".join(out.split())
+    assert "Nothing was changed." in out
+    assert contents(original) == before
+
+
+def test_a_dry_run_of_a_class_costs_no_privacy(original):
+    before = contents(original)
+    plan = ok("unlearn", "--run", original, "--class", 7, *FAST, "--dry-run", "--json").json
+    assert plan["privacy_cost"] == "none: nothing is sent"
+    assert contents(original) == before
+
+
+def test_a_dry_run_with_an_eraser_names_both_releases_and_nothing_without_noise(original):
+    plan = ok("unlearn", "--run", original, *samples(1, 30), *FAST, "--dry-run", "--json").json
+    assert plan["clients_of_eraser"] == [1]
+    assert "10 cells sent again and statistics for an eraser, each a release" in plan["privacy_cost"]
+    assert GUARANTEE in plan["privacy_cost"]
+    assert "without noise" not in plan["privacy_cost"]
+
+
+def test_a_dry_run_tells_that_the_budget_does_not_allow_it(run):
+    ok("budget", "--epsilon", 9, "--run", run)
+    what = ("unlearn", "--run", run, *samples(), "--filter", "bottleneck", "--force", *FAST)
+    assert fedup(*what).code == 1  # premise
+    ran = fedup(*what, "--dry-run")
+    assert ran.code == 1 or "budget" in ran.out.lower() or "ε = 9" in ran.out
+
+
+def test_an_eraser_of_a_class_is_refused_under_the_guarantee(run):
+    before = contents(run)
+    for kind in ("erasure", "both"):
+        ran = fedup("unlearn", "--run", run, "--class", 7, "--filter", kind, "--force", *FAST)
+        assert (ran.code, ran.out) == (1, "")
+        assert ran.err.startswith("Error: There can be no eraser: ")
+        assert "Use filter='bottleneck'" in ran.told
+        assert contents(run) == before
+
+
+def test_an_eraser_of_two_samples_is_refused(run):
+    ran = fedup("unlearn", "--run", run, *samples(), "--filter", "erasure", "--force", *FAST)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("Error: There can be no eraser: ")
+    assert Run(run).read().active == ()
+    assert filter_file(run) is None
+
+
+def test_a_declined_answer_changes_nothing_but_the_ledger(run):
+    ok("unlearn", "--run", run, "--class", 7, "--force", *FAST)
+    served = filter_file(run)
+    poor = ("--filter", "bottleneck", "--rank", 1, "--steps", 1, "--max-loss", 0)
+    ran = fedup("unlearn", "--run", run, *samples(), *poor, "--json")
+    assert ran.code == 1  # one step of a filter of width 1
+    assert ran.json["declined"]
+    assert filter_file(run) == served
+    assert releases(run) == [1, 2, 1, 1]  # it was sent
+    assert ok("verify", "--run", run, "--json").json["ok"] is True
+
+
+def test_people_are_told_that_a_declined_answer_was_paid_for(run):
+    poor = ("--filter", "bottleneck", "--rank", 1, "--steps", 1, "--max-loss", 0)
+    ran = fedup("unlearn", "--run", run, *samples(), *poor)
+    assert ran.code == 1
+    assert "ε" in ran.out + ran.err
+
+
+def test_an_epsilon_too_small_for_the_data_is_an_error_that_says_so(tmp_path, monkeypatch):
+    run = copy_of("trained", tmp_path)
+    # Noise may stand out by itself once in a thousand runs: none at all, and the threshold is what it is.
+    monkeypatch.setattr("fedup.privacy.dp.normal", lambda size, replay: torch.zeros(size, dtype=torch.float64))
+    ok("collect", "--epsilon", 0.01, "--clip", "unit", "--run", run)
+    before = contents(run)
+    ran = fedup("unlearn", "--run", run, "--class", 7, "--force", *FAST)
+    assert (ran.code, ran.out) == (1, "")
+    assert "No class stands out of the noise" in ran.told
+    assert contents(run) == before
+
+
+# --- evidence
+
+
+def test_evidence_of_samples_names_the_guarantee_of_what_was_sent(answered, tmp_path):
+    told, page = evidence(answered, "R3", tmp_path)
+    sent = json.loads(told)["contact"]["releases"]
+    assert [(one["client"], one["mechanism"]) for one in sent] == [(1, GUARANTEE)]
+    assert sent[0]["sigma"] == DP(8.0, clip="unit").sigma
+    assert re.search(r"Protection of what was sent</td>\s*<td>\(ε = 8, δ = 1e-05\)-DP for one record<", page)
+    assert "Differential privacy beyond what is said under Protection" in page
+
+
+@pytest.mark.parametrize("request_id", ["R1", "R2"])
+def test_evidence_of_classes_and_clients_names_the_guarantee_too(answered, tmp_path, request_id):
+    told, page = evidence(answered, request_id, tmp_path)
+    assert GUARANTEE in told
+    assert GUARANTEE in page
+
+
+@pytest.mark.parametrize("noise", [(), ("--sigma", 0.05), ("--sigma", 0.05, "--paper-accounting")], ids=str)
+def test_evidence_has_no_epsilon_where_there_is_no_guarantee(tmp_path, noise):
+    run = copy_of("trained", tmp_path)
+    ok("collect", "--run", run, *noise)
+    ok("unlearn", "--run", run, *samples(), "--filter", "bottleneck", "--force", *FAST)
+    told, page = evidence(run, "R1", tmp_path)
+    (sent,) = {one["mechanism"] for one in json.loads(told)["contact"]["releases"]}
+    assert sent == (f"gaussian noise, σ = 0.05 ({DISCLAIMER})" if noise else "none")
+    for text in (told, page, sent):
+        assert "ε" not in text
+        assert "epsilon" not in text.lower()
+        assert "-DP for one" not in text
+    assert ledger(run) == []
+    assert "ε" not in ok("status", "--run", run).out
+
+
+# --- the paper's accounting
+
+
+def test_the_papers_epsilon_is_printed_with_the_words_that_it_is_no_guarantee(tmp_path):
+    run = copy_of("trained", tmp_path)
+    out = ok("collect", "--sigma", 0.05, "--paper-accounting", "--run", run).out
+    assert re.search(rf"The paper's ε, mean over cells: [\d.]+ \({DISCLAIMER}\)", out)
+    assert DISCLAIMER == "noise only, not a DP guarantee"
+    assert f"Protection: gaussian noise, σ = 0.05 ({DISCLAIMER})." in out
+    assert out.count("ε") == 1
+    assert ledger(run) == []  # it is no business of the ledger
+    again = ok("collect", "--sigma", 0.05, "--paper-accounting", "--run", run, "--json").json
+    assert again["already"] is True
+    assert again["paper_epsilon"] > 0
+    assert DISCLAIMER in again["mechanism"]
+
+
+def test_the_papers_noise_alone_has_no_epsilon_at_all(tmp_path):
+    run = copy_of("trained", tmp_path)
+    out = ok("collect", "--sigma", 0.05, "--run", run).out
+    assert "ε" not in out
+    assert DISCLAIMER in out
+
+
+def test_no_budget_allows_noise_that_is_no_guarantee(tmp_path):
+    run = copy_of("trained", tmp_path)
+    ok("budget", "--epsilon", 1000, "--run", run)
+    ran = fedup("collect", "--sigma", 0.05, "--paper-accounting", "--run", run)
+    assert ran.code == 1
+    assert "under no guarantee" in ran.told
+    assert [event.kind for event in Run(run).read().events] == ["created", "trained", "budgeted"]
+
+
+def test_messages_sent_before_without_a_guarantee_are_not_passed_over(tmp_path):
+    run = copy_of("trained", tmp_path)
+    ok("collect", "--run", run)
+    ok(*COLLECT, "--again", "--run", run)
+    assert "∞: 1 without guarantee" in " ".join(ok("status", "--run", run).out.split())
+    assert "4 messages were sent without any guarantee" in " ".join(ok("verify", "--run", run).out.split())
+
+
+def test_under_dp_the_journal_tells_no_counts_of_a_class(run):
+    ok("unlearn", "--class", 7, "--run", run, "--force", *FAST)
+    (asked,) = Run(run).read().events[-1].body["requests"]
+    assert asked["rows"] == {}
+
+
+def test_help_says_which_noise_is_a_guarantee():
+    page = " ".join(ok("collect", "--help").out.replace("│", " ").split())
+    assert DISCLAIMER in page
+    assert "ε of a differential-privacy guarantee" in page
+    assert "fedup collect --run runs/mnist --epsilon 2 --clip unit" in page

@@ -1,0 +1,364 @@
+"""The guarantee's settings, and what a client computes before noise: a record or subject moves it by a known bound."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from dp_accounting import get_sigma_gaussian
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedup.errors import DataError, SettingError
+from fedup.privacy import DP
+from fedup.privacy import dp as mechanism
+from fedup.privacy.dp import Layout, joint_vector
+
+INF, NAN = float("inf"), float("nan")
+SLACK = 1 + 1e-9  # of sums of floats
+many = settings(max_examples=120, deadline=None, derandomize=True)
+few = settings(max_examples=30, deadline=None, derandomize=True)
+norms = st.sampled_from([0.0, 1e-300, 1e-30, 1e-3, 0.5, 1.0, 1.5, 1e3, 1e30, 1e200])
+weights = st.floats(0.01, 20)
+clips = st.just("unit") | st.floats(1e-3, 1e3)
+
+
+@dataclasses.dataclass
+class Rows:
+    """Records of a client: projected features of any length, classes, owners."""
+
+    points: torch.Tensor
+    labels: torch.Tensor
+    subjects: torch.Tensor
+    num_classes: int
+
+    def told(self, dp, some=slice(None)):
+        points, labels, subjects = self.points[some], self.labels[some], self.subjects[some]
+        return joint_vector(dp, points, labels, subjects if dp.unit == "subject" else None, self.num_classes)
+
+
+@st.composite
+def rows_of_a_client(draw, least=1, most=12):
+    dims, num_classes, many = draw(st.integers(1, 6)), draw(st.integers(1, 5)), draw(st.integers(least, most))
+    each = {"min_size": many, "max_size": many}
+    lengths = torch.tensor(draw(st.lists(norms, **each)), dtype=torch.float64)
+    draws = torch.randn(
+        many, dims, generator=torch.Generator().manual_seed(draw(st.integers(0, 999))), dtype=torch.float64
+    )
+    labels = draw(st.lists(st.integers(0, num_classes - 1), **each))
+    subjects = draw(st.lists(st.sampled_from([0, 3, 4, 10**12]), **each))
+    points = lengths[:, None] * draws / draws.norm(dim=1, keepdim=True)
+    return Rows(points, torch.tensor(labels), torch.tensor(subjects), num_classes)
+
+
+def _dp(**options):
+    return DP(1.0, **{"clip": "unit", **options})
+
+
+@st.composite
+def guarantees(draw, unit="record"):
+    return _dp(
+        clip=draw(clips),
+        unit=unit,
+        cells=draw(st.integers(1, 5)),
+        count_weight=draw(weights),
+        spread_weight=draw(weights),
+    )
+
+
+# --- records
+
+
+@many
+@given(guarantees(), rows_of_a_client())
+def test_one_record_moves_the_joint_vector_by_no_more_than_the_sensitivity(dp, rows):
+    """Also one of class 3 that nobody else has, or of a length that no float can square."""
+    moved = (rows.told(dp) - rows.told(dp, slice(1, None))).norm()
+    assert moved <= dp.sensitivity * SLACK
+
+
+@many
+@given(guarantees(), rows_of_a_client())
+def test_a_record_that_is_cut_to_the_clip_moves_it_by_the_sensitivity_exactly(dp, rows):
+    rows.points[0] = torch.nn.functional.normalize(torch.ones(rows.points.shape[1]).double(), dim=0) * 2 * dp.scale
+    moved = (rows.told(dp) - rows.told(dp, slice(1, None))).norm()
+    assert moved == pytest.approx(dp.sensitivity, rel=1e-7)
+
+
+def test_without_clipping_the_bound_would_not_hold():
+    """Proof that the tests above can fail: sums of the same rows, as they are."""
+    points = torch.tensor([[3.0, 4.0]])
+    told = joint_vector(_dp(clip=5.0), points, torch.tensor([0]), None, 1)
+    shorter = joint_vector(_dp(clip=1.0), points, torch.tensor([0]), None, 1)
+    torch.testing.assert_close(told, shorter)  # both of norm 1 in units of the clip
+    assert joint_vector(_dp(clip=1e9), points, torch.tensor([0]), None, 1)[0, :2].norm() == pytest.approx(5e-9)
+
+
+@many
+@given(guarantees(), rows_of_a_client(), st.integers(0, 12))
+def test_disjoint_records_add_up(dp, rows, first):
+    both = rows.told(dp, slice(first)) + rows.told(dp, slice(first, None))
+    torch.testing.assert_close(rows.told(dp), both, atol=1e-9, rtol=1e-9)
+
+
+@few
+@given(guarantees(), rows_of_a_client(least=2))
+def test_the_order_of_records_does_not_matter(dp, rows):
+    torch.testing.assert_close(rows.told(dp, torch.arange(len(rows.points)).flip(0)), rows.told(dp))
+
+
+@few
+@given(rows_of_a_client(), st.integers(1, 5), st.floats(0.1, 10))
+def test_it_tells_counts_sums_and_second_moments(rows, cells, clip):
+    """By hand: the definition, row by row."""
+    dp = _dp(clip=clip, cells=cells, count_weight=0.7, spread_weight=1.3)
+    layout = Layout.of(dp, rows.points.shape[1], rows.num_classes)
+    sums, counts, spread = layout.split(rows.told(dp))
+    clipped = [point * min(1.0, clip / max(float(point.norm()), 1e-300)) / clip for point in rows.points]
+    for label in range(rows.num_classes):
+        own = [point for point, of in zip(clipped, rows.labels, strict=True) if of == label]
+        total = sum(own, start=torch.zeros(layout.dims, dtype=torch.float64))
+        squares = sum((torch.outer(point, point) for point in own), start=torch.zeros(layout.dims, layout.dims))
+        torch.testing.assert_close(sums[label].sum(0), total, atol=1e-9, rtol=1e-9)
+        assert float(counts[label].sum()) == pytest.approx(0.7 * len(own))
+        torch.testing.assert_close(layout.matrix(spread[label]), 1.3 * squares.double(), atol=1e-9, rtol=1e-9)
+
+
+@few
+@given(rows_of_a_client(), st.integers(2, 5))
+def test_which_cell_a_record_falls_into_depends_on_that_record_alone(rows, cells):
+    dp, alone = _dp(cells=cells), range(len(rows.points))
+    counts = [Layout.of(dp, rows.points.shape[1], rows.num_classes).split(rows.told(dp, [i]))[1] for i in alone]
+    assert all(int((one > 0).sum()) == 1 for one in counts)
+    together = Layout.of(dp, rows.points.shape[1], rows.num_classes).split(rows.told(dp))[1]
+    torch.testing.assert_close(sum(counts), together)
+
+
+def test_cells_part_the_rows_of_a_class():
+    points = torch.randn(500, 6, generator=torch.Generator().manual_seed(0))
+    dp = _dp(cells=4)
+    counts = Layout.of(dp, 6, 1).split(joint_vector(dp, points, torch.zeros(500, dtype=torch.long), None, 1))[1]
+    assert (counts > 0.05 * counts.sum()).all()
+
+
+@pytest.mark.parametrize("unit", ["record", "subject"])
+@pytest.mark.parametrize("rows", [0, 1, 7])
+def test_every_client_has_a_vector_for_every_class_held_or_not(unit, rows):
+    dp = _dp(unit=unit, cells=3)
+    points, labels = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0)), torch.full((rows,), 2)
+    told = joint_vector(dp, points, labels, torch.arange(rows), 6)
+    assert told.shape == (6, Layout.of(dp, 4, 6).size)
+    assert not told[[0, 1, 3, 4, 5]].any()
+    assert bool(told[2].any()) == (rows > 0)
+
+
+# --- subjects
+
+
+@many
+@given(guarantees("subject"), rows_of_a_client(most=20), st.sampled_from([1, 2, 3, 7, 4096]))
+def test_all_records_of_a_subject_move_the_joint_vector_by_no_more_than_the_sensitivity(dp, rows, at_once):
+    whose = int(rows.subjects[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mechanism, "_ROWS_AT_ONCE", at_once)
+        moved = rows.told(dp) - rows.told(dp, rows.subjects != whose)
+        alone = rows.told(dp, rows.subjects == whose)
+    assert moved.norm() <= dp.sensitivity * SLACK
+    torch.testing.assert_close(moved, alone, atol=1e-9, rtol=1e-9)  # what others tell is as it was
+
+
+@pytest.mark.parametrize("clip", ["unit", 2.0])
+@pytest.mark.parametrize("at_once", [1, 10, 4096])
+def test_a_subject_with_many_records_of_many_classes_moves_it_by_the_sensitivity_exactly(clip, at_once, monkeypatch):
+    monkeypatch.setattr(mechanism, "_ROWS_AT_ONCE", at_once)
+    source = torch.Generator().manual_seed(0)
+    rows = Rows(5 * torch.randn(90, 4, generator=source), torch.arange(90) % 3, torch.arange(90) // 30, 3)
+    dp = _dp(unit="subject", clip=clip)
+    assert (rows.told(dp) - rows.told(dp, rows.subjects != 1)).norm() == pytest.approx(dp.sensitivity)
+    by_record = dataclasses.replace(dp, unit="record")
+    moved = (rows.told(by_record) - rows.told(by_record, rows.subjects != 1)).norm()
+    assert moved > 5 * dp.sensitivity, "premise: as records they move it much further"
+
+
+@few
+@given(guarantees(), rows_of_a_client())
+def test_a_subject_with_one_record_tells_what_the_record_does(dp, rows):
+    rows.subjects = torch.arange(len(rows.points))
+    torch.testing.assert_close(rows.told(dataclasses.replace(dp, unit="subject")), rows.told(dp))
+
+
+@few
+@given(rows_of_a_client(), st.permutations([0, 3, 4, 10**12]))
+def test_names_of_subjects_do_not_matter(rows, names):
+    dp, before = _dp(unit="subject", cells=2), rows.told(_dp(unit="subject", cells=2))
+    renamed = dict(zip([0, 3, 4, 10**12], names, strict=True))
+    rows.subjects = torch.tensor([renamed[subject] for subject in rows.subjects.tolist()])
+    torch.testing.assert_close(rows.told(dp), before)
+
+
+@few
+@given(rows_of_a_client(most=30), st.integers(1, 9), st.sampled_from(["record", "subject"]))
+def test_how_many_rows_are_taken_at_once_changes_nothing(rows, at_once, unit):
+    dp = _dp(unit=unit, cells=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mechanism, "_ROWS_AT_ONCE", at_once)
+        pieces = rows.told(dp)
+    torch.testing.assert_close(pieces, rows.told(dp), atol=1e-12, rtol=1e-12)
+
+
+# --- the layout
+
+
+@few
+@given(st.integers(1, 7), st.integers(1, 5), st.booleans(), st.integers(0, 999))
+def test_what_is_split_is_joined_again(dims, cells, full, seed):
+    layout = Layout(dims, cells, full)
+    vectors = torch.randn(3, layout.size, generator=torch.Generator().manual_seed(seed))
+    sums, counts, spread = layout.split(vectors)
+    assert (sums.shape, counts.shape, spread.shape) == ((3, cells, dims), (3, cells), (3, layout.spread))
+    assert torch.equal(layout.join(sums, counts, spread), vectors)
+
+
+@few
+@given(st.integers(1, 7), st.integers(0, 999))
+def test_second_moments_are_those_of_the_points_with_the_square_of_their_norm(dims, seed):
+    points = torch.randn(5, dims, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    full, diagonal = Layout(dims, 1, True), Layout(dims, 1, False)
+    torch.testing.assert_close(full.squares(points).norm(dim=1), points.square().sum(1))
+    outer = torch.einsum("ni,nj->nij", points, points)
+    torch.testing.assert_close(full.matrix(full.squares(points)), outer)
+    torch.testing.assert_close(
+        diagonal.matrix(diagonal.squares(points)), torch.diag_embed(outer.diagonal(dim1=1, dim2=2))
+    )
+    assert (diagonal.squares(points).norm(dim=1) <= points.square().sum(1) * SLACK).all()
+
+
+def test_only_variances_are_told_where_all_second_moments_would_be_too_many():
+    dp, dims, num_classes = _dp(clip=1.0), 99, 100
+    layout = Layout.of(dp, dims, num_classes)
+    assert not layout.full
+    assert Layout.of(dp, 9, 10).full
+    points = torch.randn(20, dims, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    points[0] = 2 * torch.eye(dims)[7]
+    labels = torch.arange(20)
+    whole, rest = (joint_vector(dp, points[i:], labels[i:], None, num_classes) for i in (0, 1))
+    assert (whole - rest).norm() == pytest.approx(dp.sensitivity)  # along an axis nothing of the spread is lost
+    alone = joint_vector(dp, points[1:2], labels[1:2], None, num_classes)
+    assert 0.7 * dp.sensitivity < alone.norm() <= dp.sensitivity
+
+
+@pytest.mark.parametrize("num_classes", [2, 10, 24, 50, 100])
+@pytest.mark.parametrize("dims", [1, 19, 62, 99, 128])
+def test_a_message_takes_no_more_than_a_megabyte(num_classes, dims):
+    assert 4 * num_classes * Layout.of(_dp(), dims, num_classes).size <= 1_000_000
+
+
+def test_the_layout_depends_on_public_figures_alone():
+    dp = _dp(cells=2)
+    shapes = [
+        joint_vector(dp, torch.ones(rows, 5), torch.zeros(rows, dtype=torch.long), None, 3).shape
+        for rows in (0, 1, 9000)
+    ]
+    assert len(set(shapes)) == 1
+
+
+# --- refused
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("unit", ["record", "subject"])
+@pytest.mark.parametrize("clip", ["unit", 1.0])
+def test_features_that_are_no_numbers_are_refused(bad, unit, clip):
+    points = torch.ones(4, 3)
+    points[2, 1] = bad
+    with pytest.raises(DataError, match="nothing was released"):
+        joint_vector(_dp(unit=unit, clip=clip), points, torch.zeros(4, dtype=torch.long), torch.arange(4), 2)
+
+
+@pytest.mark.parametrize("subjects", [None, torch.arange(3), torch.tensor([0, 1, -1, 2])], ids=["no", "few", "some"])
+def test_rows_without_a_subject_are_refused_where_subjects_are_protected(subjects):
+    rows = torch.ones(4, 3), torch.zeros(4, dtype=torch.long)
+    with pytest.raises(DataError, match="no subject id"):
+        joint_vector(_dp(unit="subject"), *rows, subjects, 2)
+    joint_vector(_dp(), *rows, subjects, 2)  # as records they need none
+
+
+# --- settings
+
+BAD = {
+    "epsilon 0": ({"epsilon": 0.0}, "epsilon must be above 0"),
+    "negative epsilon": ({"epsilon": -1.0}, "epsilon must be above 0"),
+    "epsilon NaN": ({"epsilon": NAN}, "epsilon must be above 0"),
+    "infinite epsilon": ({"epsilon": INF}, "at most 1000000"),
+    "epsilon of text": ({"epsilon": "1"}, "epsilon must be a number"),
+    "no epsilon": ({"epsilon": None}, "epsilon must be a number"),
+    "epsilon true": ({"epsilon": True}, "epsilon must be a number"),
+    "delta 0": ({"delta": 0.0}, "delta must lie strictly between 0 and 1"),
+    "negative delta": ({"delta": -1e-5}, "delta must lie strictly between 0 and 1"),
+    "delta 1": ({"delta": 1.0}, "delta must lie strictly between 0 and 1"),
+    "delta 1, meant": ({"delta": 1.0, "allow_delta": True}, "delta must lie strictly between 0 and 1"),
+    "delta above 1": ({"delta": 7}, "delta must lie strictly between 0 and 1"),
+    "delta NaN": ({"delta": NAN}, "delta must lie strictly between 0 and 1"),
+    "delta of text": ({"delta": "1e-5"}, "delta must be a number"),
+    "a large delta": ({"delta": 1.1e-5}, r"Use a smaller one, or say that you mean it \(allow_delta=True"),
+    "no clip": ({"clip": None}, "pass the l2 norm .* or clip='unit'"),
+    "clip 0": ({"clip": 0.0}, "'unit' or a number above 0"),
+    "negative clip": ({"clip": -1.0}, "'unit' or a number above 0"),
+    "clip NaN": ({"clip": NAN}, "'unit' or a number above 0"),
+    "infinite clip": ({"clip": INF}, "'unit' or a number above 0"),
+    "clip of text": ({"clip": "1"}, "'unit' or a number above 0"),
+    "erase_clip 0": ({"erase_clip": 0.0}, "erase_clip must be a number above 0"),
+    "negative erase_clip": ({"erase_clip": -1.0}, "erase_clip must be a number above 0"),
+    "erase_clip NaN": ({"erase_clip": NAN}, "erase_clip must be a number above 0"),
+    "erase_clip of subjects": ({"erase_clip": 1.0, "unit": "subject"}, "leave erase_clip out"),
+    "unknown unit": ({"unit": "client"}, "'record' or 'subject'"),
+    "no unit": ({"unit": None}, "'record' or 'subject'"),
+    "unknown projection": ({"projection": "pca"}, "one of auto, tail, random, none"),
+    "cells 0": ({"cells": 0}, "cells must be a whole number from 1"),
+    "half a cell": ({"cells": 0.5}, "cells must be a whole number from 1"),
+    "cells true": ({"cells": True}, "cells must be a whole number from 1"),
+    "too many cells": ({"cells": 5000}, "cells must be a whole number from 1 to 4096"),
+    "dims 0": ({"dims": 0}, "dims must be a whole number from 1"),
+    "negative dims": ({"dims": -3}, "dims must be a whole number from 1"),
+    "dims of text": ({"dims": "8"}, "dims must be a whole number from 1"),
+    "count_weight 0": ({"count_weight": 0.0}, "must be above 0"),
+    "count_weight NaN": ({"count_weight": NAN}, "must be above 0"),
+    "infinite spread_weight": ({"spread_weight": INF}, "must be above 0"),
+    "negative spread_weight": ({"spread_weight": -1.0}, "must be above 0"),
+}
+
+
+@pytest.mark.parametrize(("settings", "says"), BAD.values(), ids=BAD.keys())
+def test_a_bad_setting_is_refused_with_what_to_do(settings, says):
+    DP(**{"epsilon": 1.0, "clip": 1.0})
+    with pytest.raises(SettingError, match=says):
+        DP(**{"epsilon": 1.0, "clip": 1.0, **settings})
+
+
+def test_clip_has_no_default():
+    with pytest.raises(SettingError, match="clip is missing"):
+        DP(1.0)
+
+
+def test_a_large_delta_is_taken_from_those_who_mean_it():
+    assert DP(1.0, 1e-3, clip=1.0, allow_delta=True).delta == 1e-3
+
+
+@many
+@given(st.floats(0.01, 1e4), st.floats(1e-12, 1e-5), weights, weights)
+def test_noise_is_the_sensitivity_times_that_of_dp_accounting(epsilon, delta, count, spread):
+    dp = DP(epsilon, delta, clip="unit", count_weight=count, spread_weight=spread)
+    assert dp.sensitivity == pytest.approx(math.sqrt(1 + count**2 + spread**2))
+    assert dp.sigma == pytest.approx(dp.sensitivity * get_sigma_gaussian(epsilon, delta, tol=1e-300), rel=1e-6)
+
+
+def test_replayable_noise_says_that_it_protects_nothing():
+    real, replayable = DP(1.0, clip="unit"), DP(1.0, clip="unit", replay_seed=0)
+    assert not real.is_replayable
+    assert replayable.is_replayable
+    for told in (str(replayable), replayable.mechanism):
+        assert "TEST MODE" in told
+        assert "NO PRIVACY" in told
+    assert "TEST" not in str(real)
+    assert str(real) == "(ε = 1, δ = 1e-05)-DP for one record"
+    assert "one subject" in str(DP(1.0, clip="unit", unit="subject"))

@@ -1,0 +1,290 @@
+"""The ledger: releases add up as dp-accounting adds them, and none passes a budget."""
+
+import json
+import math
+
+import pytest
+from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fedup.errors import ArtifactError, BudgetError, SettingError
+from fedup.privacy import DP, Budget, Charge, Ledger, mu_of
+
+INF, NAN = float("inf"), float("nan")
+DELTA = 1e-5
+many = settings(max_examples=60, deadline=None, derandomize=True)
+epsilons = st.floats(-2, 2).map(lambda exponent: 10.0**exponent)
+deltas = st.sampled_from([1e-5, 1e-6, 1e-9])
+guarantees = st.builds(lambda epsilon, delta: DP(epsilon, delta, clip="unit"), epsilons, deltas)
+spends = st.lists(st.tuples(st.integers(0, 2), guarantees), max_size=8)
+
+
+def _dp(epsilon=1.0, delta=DELTA):
+    return DP(epsilon, delta, clip="unit")
+
+
+def _noise(dp):
+    """Over the sensitivity, by dp-accounting."""
+    return get_sigma_gaussian(dp.epsilon, dp.delta, tol=1e-300)
+
+
+# --- adding up
+
+
+@many
+@given(spends, deltas)
+def test_what_is_spent_is_what_dp_accounting_makes_of_the_releases(spent, delta):
+    ledger = Ledger()
+    for client, dp in spent:
+        ledger.spend(client, dp, "centroids")
+    assert ledger.clients == sorted({client for client, _ in spent})
+    for client in ledger.clients:
+        precision = sum(_noise(dp) ** -2 for of, dp in spent if of == client)
+        expected = get_epsilon_gaussian(precision**-0.5, delta, tol=1e-300)
+        assert ledger.epsilon(client, delta) == pytest.approx(expected, rel=1e-6, abs=1e-300)
+        assert ledger.mu(client) == pytest.approx(math.sqrt(precision), rel=1e-6)
+
+
+def test_a_single_release_costs_what_it_says_and_four_cost_twice_the_mu():
+    ledger = Ledger()
+    assert ledger.epsilon(0, DELTA) == ledger.mu(0) == 0
+    ledger.spend(0, _dp(2.0), "centroids")
+    assert ledger.epsilon(0, DELTA) == pytest.approx(2.0)
+    for _ in range(3):
+        ledger.spend(0, _dp(2.0), "centroids")
+    assert ledger.mu(0) == pytest.approx(2 * _dp(2.0).mu)
+    assert 2 * 2.0 < ledger.epsilon(0, DELTA) < 4 * 2.0  # far less than the sum
+
+
+@many
+@given(spends, st.randoms(use_true_random=False))
+def test_neither_the_order_nor_other_clients_matter(spent, shuffling):
+    one, other = Ledger(), Ledger()
+    for client, dp in spent:
+        one.spend(client, dp, "centroids")
+    for client, dp in shuffling.sample(spent, len(spent)):
+        if client == 0:
+            other.spend(client, dp, "centroids")
+    assert one.mu(0) == pytest.approx(other.mu(0), rel=1e-12)
+
+
+def test_a_charge_says_who_released_what_under_what():
+    ledger = Ledger()
+    ledger.spend(3, _dp(), "centroids")
+    ledger.spend(3, DP(1.0, clip="unit", replay_seed=0), "centroids")
+    first, second = ledger.charges
+    assert first == Charge(3, _dp().mu, "centroids", "(ε = 1, δ = 1e-05)-DP for one record")
+    assert "TEST MODE" in second.mechanism
+
+
+def test_charges_of_an_earlier_ledger_count():
+    ledger = Ledger([Charge(0, 0.3, "centroids", ""), Charge(0, 0.4, "centroids", "")])
+    assert ledger.mu(0) == pytest.approx(0.5)
+
+
+# --- budgets
+
+
+@many
+@given(st.lists(guarantees, min_size=1, max_size=8), epsilons, deltas)
+def test_a_release_is_refused_exactly_where_it_would_pass_the_budget(releases, epsilon, delta):
+    ledger, spent = Ledger(budgets={None: Budget(epsilon, delta)}), 0.0
+    for dp in releases:
+        after = spent + _noise(dp) ** -2
+        allowed = get_sigma_gaussian(epsilon, delta, tol=1e-300) ** -2
+        assume(abs(after / allowed - 1) > 1e-5)
+        before = ledger.to_json()
+        if after <= allowed:
+            ledger.check([0], dp)
+            ledger.spend(0, dp, "centroids")
+            spent = after
+            assert ledger.epsilon(0, delta) <= epsilon * (1 + 1e-9)
+        else:
+            for ask in (lambda dp=dp: ledger.check([0], dp), lambda dp=dp: ledger.spend(0, dp, "centroids")):
+                with pytest.raises(BudgetError):
+                    ask()
+            assert ledger.to_json() == before
+            assert ledger.mu(0) ** 2 == pytest.approx(spent, rel=1e-6)
+
+
+@many
+@given(epsilons, deltas, st.integers(1, 7))
+def test_a_budget_is_enough_for_what_it_was_divided_into_and_no_more(epsilon, delta, parts):
+    """Sums of floats are not exact; who plans five releases gets five."""
+    ledger, share = Ledger(budgets={None: Budget(epsilon, delta)}), mu_of(epsilon, delta) / math.sqrt(parts)
+    dp = _dp(_epsilon_with(share, delta), delta)
+    for _ in range(parts):
+        ledger.spend(0, dp, "centroids")
+    with pytest.raises(BudgetError):
+        ledger.spend(0, dp, "centroids")
+
+
+def _epsilon_with(mu, delta):
+    ledger = Ledger([Charge(0, mu, "", "")])
+    epsilon = ledger.epsilon(0, delta)
+    assume(epsilon > 1e-6)
+    return epsilon
+
+
+@many
+@given(epsilons, deltas, st.lists(guarantees, max_size=3))
+def test_what_is_left_can_be_spent_and_one_percent_more_cannot(epsilon, delta, before):
+    ledger = Ledger(budgets={None: Budget(epsilon, delta)})
+    for dp in before:
+        if dp.mu**2 + ledger.mu(0) ** 2 <= Budget(epsilon, delta).mu ** 2:
+            ledger.spend(0, dp, "centroids")
+    left = ledger.left(0)
+    assume(left > 1e-3)
+    with pytest.raises(BudgetError):
+        ledger.check([0], _dp(1.01 * left, delta))
+    ledger.spend(0, _dp(left, delta), "centroids")
+    assert ledger.epsilon(0, delta) == pytest.approx(epsilon, rel=1e-6)
+    assert ledger.left(0) < 0.01 * epsilon + 1e-3
+
+
+def test_a_budget_of_its_own_goes_before_that_of_all():
+    ledger = Ledger(budgets={None: Budget(1.0), 1: Budget(4.0), 2: Budget(0.5)})
+    assert [ledger.budget(client).epsilon for client in (0, 1, 2)] == [1.0, 4.0, 0.5]
+    ledger.spend(1, _dp(3.0), "centroids")
+    ledger.spend(0, _dp(1.0), "centroids")
+    for client, epsilon in ((0, 0.1), (2, 0.6), (1, 3.0)):
+        with pytest.raises(BudgetError, match=f"Client {client}"):
+            ledger.spend(client, _dp(epsilon), "centroids")
+    assert ledger.clients == [0, 1, 2]
+
+
+def test_a_client_without_a_budget_is_never_refused():
+    ledger = Ledger(budgets={1: Budget(1.0)})
+    for _ in range(5):
+        ledger.spend(0, _dp(100.0), "centroids")
+    assert ledger.budget(0) is None
+    assert ledger.left(0) == INF
+    assert ledger.epsilon(0, DELTA) > 100
+
+
+def test_several_clients_are_refused_where_one_of_them_is():
+    ledger = Ledger(budgets={2: Budget(0.5)})
+    ledger.check([0, 1], _dp())
+    with pytest.raises(BudgetError, match="Client 2"):
+        ledger.check([0, 1, 2], _dp())
+    assert ledger.charges == []
+
+
+@many
+@given(epsilons, deltas, st.integers(1, 4), guarantees)
+def test_a_client_named_several_times_must_afford_as_many_releases(epsilon, delta, times, dp):
+    budget = Budget(epsilon, delta)
+    assume(abs(times * dp.mu**2 / budget.mu**2 - 1) > 1e-5)
+    ledger = Ledger(budgets={0: budget})
+    if times * dp.mu**2 < budget.mu**2:
+        ledger.check([1] * 9 + [0] * times, dp)
+        for _ in range(times):
+            ledger.spend(0, dp, "centroids")
+    else:
+        with pytest.raises(BudgetError, match="Client 0"):
+            ledger.check([1] * 9 + [0] * times, dp)
+
+
+def test_a_refusal_says_what_was_spent_and_what_is_left():
+    ledger = Ledger(budgets={None: Budget(2.0)})
+    ledger.spend(0, _dp(1.5), "centroids")
+    with pytest.raises(BudgetError) as refusal:
+        ledger.spend(0, _dp(1.9), "centroids")
+    told = str(refusal.value)
+    assert "spent ε = 1.5 of its ε = 2 at δ = 1e-05" in told
+    assert f"ε = {ledger.left(0):.4g} at that δ is left" in told
+    assert "Nothing was released" in told
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, DELTA), (-1.0, DELTA), (NAN, DELTA), (INF, DELTA), (1.0, 0.0)])
+def test_a_budget_that_is_none_is_refused(epsilon, delta):
+    with pytest.raises(SettingError):
+        Budget(epsilon, delta)
+
+
+def test_a_charge_that_cannot_be_written_is_not_made():
+    class Unwritable(Ledger):
+        def _record(self, charge):
+            raise OSError("the disk is full")
+
+    ledger = Unwritable()
+    with pytest.raises(OSError, match="full"):
+        ledger.spend(0, _dp(), "centroids")
+    assert ledger.charges == []
+    assert ledger.mu(0) == 0
+
+
+# --- as plain data
+
+
+@many
+@given(spends, st.dictionaries(st.none() | st.integers(0, 3), st.builds(Budget, st.floats(200, 1e5), deltas)))
+def test_a_ledger_comes_back_from_its_text(spent, budgets):
+    ledger = Ledger([Charge(client, dp.mu, "centroids", str(dp)) for client, dp in spent], budgets)
+    back = Ledger.from_json(json.loads(json.dumps(ledger.to_json())))
+    assert (back.charges, back.budgets, back.clients) == (ledger.charges, ledger.budgets, ledger.clients)
+    for client in range(4):
+        assert back.mu(client) == ledger.mu(client)
+        assert back.left(client) == ledger.left(client)
+
+
+def _told():
+    ledger = Ledger(budgets={None: Budget(3.0), 1: Budget(5.0)})
+    ledger.spend(0, _dp(), "centroids")
+    ledger.spend(1, _dp(), "centroids")
+    return json.loads(json.dumps(ledger.to_json()))
+
+
+EDITS = {
+    "no charges": lambda told: told.pop("charges"),
+    "no budgets": lambda told: told.pop("budgets"),
+    "charges as a number": lambda told: told.update(charges=3),
+    "no charges at all": lambda told: told.update(charges=None),
+    "a charge of text": lambda told: told["charges"].append("0.5"),
+    "a charge without a client": lambda told: told["charges"][0].pop("client"),
+    "a charge without mu": lambda told: told["charges"][0].pop("mu"),
+    "a charge with another part": lambda told: told["charges"][0].update(more=1),
+    "a negative charge": lambda told: told["charges"][0].update(mu=-1.0),
+    "a charge of NaN": lambda told: told["charges"][0].update(mu=NAN),
+    "a mu of text": lambda told: told["charges"][0].update(mu="0.1"),
+    "a mu of nothing": lambda told: told["charges"][0].update(mu=None),
+    "budgets as a number": lambda told: told.update(budgets=3),
+    "a budget without a client": lambda told: told["budgets"][0].pop(0),
+    "a budget without epsilon": lambda told: told["budgets"][0][1].pop("epsilon"),
+    "a negative budget": lambda told: told["budgets"][0][1].update(epsilon=-1.0),
+    "a budget of text": lambda told: told["budgets"][0][1].update(epsilon="3"),
+    "a budget with delta 1": lambda told: told["budgets"][0][1].update(delta=1.0),
+    "a budget with another part": lambda told: told["budgets"][0][1].update(more=1),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
+def test_an_edited_ledger_is_refused(edit):
+    told = _told()
+    Ledger.from_json(told)
+    edit(told)
+    with pytest.raises(ArtifactError):
+        Ledger.from_json(told)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda told: told["charges"][0].update(client="0"),
+        lambda told: told["charges"][0].update(client=None),
+        lambda told: told["budgets"][1].__setitem__(0, "1"),
+        lambda told: told["budgets"].append([1, {"epsilon": 1000.0, "delta": 1e-5}]),
+    ],
+    ids=["a charge to a text", "a charge to nobody", "a budget of a text", "two budgets of one client"],
+)
+def test_a_ledger_whose_clients_were_edited_is_refused(edit):
+    told = _told()
+    edit(told)
+    with pytest.raises(ArtifactError):
+        Ledger.from_json(told)
+
+
+def test_ledgers_with_the_same_charges_and_budgets_are_equal():
+    assert Ledger.from_json(_told()) == Ledger.from_json(_told())
+    assert Ledger.from_json(_told()) != Ledger()

@@ -1,0 +1,353 @@
+"""Collecting under differential privacy: every client tells of every class, once, and only what it can afford."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from fedup import Federation, Forget, collect, iid, load_centroids, pathological, save_centroids
+from fedup.artifacts import _digest
+from fedup.contact import InProcess
+from fedup.errors import ArtifactError, BudgetError, DataError, SettingError
+from fedup.privacy import DP, Budget, Ledger
+from fedup.privacy.dp import Layout, joint_vector
+from fedup.privacy.projection import basis_of
+
+NAN = float("nan")
+CLEAR = DP(1e5, clip=8.0, replay_seed=0)  # practically without noise
+REAL = DP(2.0, clip="unit")
+
+
+@pytest.fixture(scope="module")
+def few_classes_each(digits_federation) -> Federation:
+    """Four clients of which each holds three of the ten digits."""
+    x, y = digits_federation.x, digits_federation.y
+    return Federation.split(x, y, pathological(y, 4, classes_per_client=3), num_classes=10)
+
+
+class Strict(InProcess):
+    """Clients that tell nothing but what is under the guarantee."""
+
+    def cell_sizes(self, clients):
+        raise AssertionError("a client was asked how many rows it has")
+
+    def labels_of(self, client, samples):
+        raise AssertionError("a client was asked for classes of samples")
+
+
+def _exact(model, federation, client, dp, without=()):
+    """By hand: what the client would tell if there were no noise."""
+    rows = torch.tensor([row for row in federation.client(client).train.tolist() if row not in without])
+    basis = basis_of(model, "4", 32, how=dp.projection, dims=dp.dims, num_classes=10)
+    with torch.no_grad():
+        points = model[:4](federation.x[rows]) @ basis
+    subjects = None if federation.subjects is None else federation.subjects[rows]
+    return joint_vector(dp, points, federation.y[rows], subjects, 10)
+
+
+def _of(store, client):
+    return torch.cat([store.vectors[cell.slot] for cell in store.cells if cell.client == client])
+
+
+def _with_rows(federation, rows, value):
+    x = federation.x.clone()
+    x[rows] = value
+    return replace(federation, x=x)
+
+
+# --- what is sent
+
+
+@pytest.mark.parametrize("options", [{}, {"cells": 3}, {"projection": "random", "dims": 5}, {"clip": "unit"}], ids=str)
+def test_the_store_holds_the_exact_statistics_where_there_is_no_noise_to_speak_of(
+    small_model, digits_federation, options
+):
+    dp = replace(CLEAR, **options)
+    store = collect(small_model, digits_federation, privacy=dp)
+    for client in digits_federation.ids:
+        exact = _exact(small_model, digits_federation, client, dp)
+        torch.testing.assert_close(_of(store, client).double(), exact, atol=6 * dp.sigma, rtol=1e-4)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+def test_what_is_added_is_noise_of_the_stated_scale_and_another_for_each_client(
+    small_model, digits_federation, epsilon
+):
+    dp = DP(epsilon, clip=8.0, replay_seed=3)
+    store = collect(small_model, digits_federation, privacy=dp)
+    noise = torch.stack(
+        [_of(store, client).double() - _exact(small_model, digits_federation, client, dp) for client in store.clients]
+    ).flatten(1)
+    assert abs(float(noise.square().mean() / dp.sigma**2) - 1) < 5 * math.sqrt(2 / noise.numel())
+    assert (torch.corrcoef(noise) - torch.eye(5)).abs().max() < 5 / math.sqrt(noise.shape[1])
+
+
+def test_messages_look_alike_whichever_classes_a_client_holds(small_model, few_classes_each):
+    held = {tuple(few_classes_each.y[client.train].unique().tolist()) for client in few_classes_each.clients}
+    assert max(map(len, held)) < 10, "premise: nobody holds all classes"
+    store = collect(small_model, few_classes_each, privacy=replace(REAL, replay_seed=0))
+    assert [cell.name for cell in store.cells] == [(client, label) for client in range(4) for label in range(10)]
+    assert {cell.size for cell in store.cells} == set(store.counts.tolist()) == {1}
+    assert len(set(store.bytes_up.values())) == 1
+    assert store.vectors.shape == (40, Layout.of(REAL, 9, 10).size)
+    assert (store.vectors.abs().sum(1) > 0).all()  # noise where nothing is held
+    assert not store.nonnegative
+    assert store.sample_labels == {}
+
+
+def test_nobody_is_asked_for_numbers_of_rows_or_for_labels(small_model, digits_federation):
+    request = Forget.samples({2: digits_federation.client(2).train[:5]})
+    store = collect(small_model, Strict(digits_federation, small_model), privacy=CLEAR, forget=[request])
+    assert store.collected_for == {request}
+    with pytest.raises(AssertionError, match="how many rows"):  # premise: without the guarantee they are
+        collect(small_model, Strict(digits_federation, small_model))
+
+
+def test_noise_is_never_the_same_unless_it_is_replayed(small_model, digits_federation):
+    one, other = (collect(small_model, digits_federation, privacy=REAL) for _ in range(2))
+    assert (one.vectors == other.vectors).float().mean() < 0.01
+    first, again = (collect(small_model, digits_federation, privacy=replace(REAL, replay_seed=1)) for _ in range(2))
+    assert torch.equal(first.vectors, again.vectors)
+    third = collect(small_model, digits_federation, privacy=replace(REAL, replay_seed=2))
+    assert (third.vectors == first.vectors).float().mean() < 0.01
+
+
+@pytest.mark.parametrize(("num_classes", "width", "dims"), [(100, 128, 99), (10, 300, 9), (24, 30, 23)])
+def test_a_message_is_small_also_with_a_hundred_classes(num_classes, width, dims):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, num_classes)).eval()
+        x, y = torch.randn(1200, 8), torch.arange(1200) % num_classes
+    store = collect(model, Federation.split(x, y, iid(y, 2)), privacy=DP(1.0, clip="unit"))
+    assert store.vectors.shape[1] == Layout.of(REAL, dims, num_classes).size
+    assert 0 < max(store.bytes_up.values()) <= 1_000_000
+
+
+def test_subjects_are_those_of_the_rows(small_model, digits_federation):
+    subjects = torch.arange(len(digits_federation.y)) % 10
+    federation, dp = replace(digits_federation, subjects=subjects), replace(CLEAR, unit="subject")
+    store = collect(small_model, federation, privacy=dp)
+    for client in federation.ids:
+        exact = _exact(small_model, federation, client, dp)
+        torch.testing.assert_close(_of(store, client).double(), exact, atol=6 * dp.sigma, rtol=1e-4)
+    by_record = collect(small_model, federation, privacy=CLEAR)
+    assert store.vectors.norm() < 0.5 * by_record.vectors.norm(), "premise: subjects have many rows"
+
+
+# --- what is left out
+
+
+def test_forgotten_samples_are_never_read(small_model, digits_federation):
+    rows = digits_federation.client(2).train[:40]
+    request = Forget.samples({2: rows})
+    store = collect(small_model, _with_rows(digits_federation, rows, NAN), privacy=CLEAR, forget=[request])
+    exact = _exact(small_model, digits_federation, 2, CLEAR, without=rows.tolist())
+    torch.testing.assert_close(_of(store, 2).double(), exact, atol=6 * CLEAR.sigma, rtol=1e-4)
+    assert store.excluded == {(2, label): frozenset(rows.tolist()) for label in range(10)}  # of all classes alike
+
+
+def test_forgotten_clients_and_classes_send_nothing_and_pay_nothing(small_model, digits_federation):
+    store = collect(small_model, digits_federation, privacy=CLEAR, forget=[Forget.clients([1]), Forget.classes([3, 4])])
+    assert {cell.client for cell in store.cells} == {0, 2, 3, 4}
+    assert {cell.label for cell in store.cells} == {0, 1, 2, 5, 6, 7, 8, 9}
+    assert store.ledger.clients == [0, 2, 3, 4]
+
+
+def test_a_client_all_of_whose_samples_are_forgotten_tells_noise_alone(small_model, digits_federation):
+    rows = digits_federation.client(3).train
+    store = collect(small_model, digits_federation, privacy=REAL, forget=[Forget.samples({3: rows})])
+    noise = _of(store, 3) / REAL.sigma
+    assert abs(float(noise.square().mean()) - 1) < 8 * math.sqrt(2 / noise.numel())
+
+
+# --- what it costs
+
+
+def test_each_client_is_charged_once(small_model, digits_federation):
+    ledger = Ledger()
+    store = collect(small_model, digits_federation, privacy=REAL, ledger=ledger)
+    assert store.ledger is ledger
+    assert [(charge.client, charge.what) for charge in ledger.charges] == [(i, "centroids") for i in range(5)]
+    assert {charge.mu for charge in ledger.charges} == {REAL.mu}
+    collect(small_model, digits_federation, privacy=REAL, ledger=ledger)
+    assert ledger.mu(4) == pytest.approx(math.sqrt(2) * REAL.mu)
+    assert ledger.epsilon(4, 1e-5) > REAL.epsilon
+
+
+def test_without_a_ledger_there_is_one_without_limits(small_model, digits_federation):
+    store = collect(small_model, digits_federation, privacy=REAL)
+    assert store.ledger.epsilon(0, 1e-5) == pytest.approx(2.0)
+    assert store.ledger.left(0) == math.inf
+
+
+@pytest.mark.parametrize("budgets", [{None: Budget(1.99)}, {4: Budget(0.1)}], ids=["of all", "of the last"])
+def test_a_budget_too_small_stops_all_before_anything_is_computed(small_model, digits_federation, budgets):
+    """All inputs are NaN: whoever looked at one would fail in another way."""
+    unreadable = _with_rows(digits_federation, slice(None), NAN)
+    with pytest.raises(DataError):
+        collect(small_model, unreadable, privacy=REAL)
+    ledger = Ledger(budgets=budgets)
+    with pytest.raises(BudgetError, match="Nothing was released"):
+        collect(small_model, unreadable, privacy=REAL, ledger=ledger)
+    assert ledger.charges == []
+
+
+def test_a_budget_just_large_enough_is_spent_to_the_end(small_model, digits_federation):
+    ledger = Ledger(budgets={None: Budget(2.0)})
+    collect(small_model, digits_federation, privacy=REAL, ledger=ledger)
+    assert all(ledger.left(client) == 0 for client in range(5))
+    with pytest.raises(BudgetError):
+        collect(small_model, digits_federation, privacy=replace(REAL, epsilon=0.1), ledger=ledger)
+    assert len(ledger.charges) == 5
+
+
+def test_no_budget_allows_messages_without_a_guarantee(small_model, digits_federation):
+    unreadable, ledger = _with_rows(digits_federation, slice(None), NAN), Ledger(budgets={2: Budget(100.0)})
+    for privacy in (None, "paper"):
+        with pytest.raises(BudgetError, match="Client 2"):
+            collect(small_model, unreadable, privacy=privacy, ledger=ledger)
+    assert ledger.charges == []
+
+
+def test_a_forgotten_client_needs_no_budget(small_model, digits_federation):
+    ledger = Ledger(budgets={4: Budget(0.1)})
+    collect(small_model, digits_federation, privacy=REAL, ledger=ledger, forget=[Forget.clients([4])])
+    assert ledger.clients == [0, 1, 2, 3, 4]
+    assert ledger.mu(4) == 0
+
+
+@pytest.mark.parametrize("value", [NAN, math.inf])
+def test_a_client_with_rows_that_are_no_numbers_releases_nothing_and_pays_nothing(
+    small_model, digits_federation, value
+):
+    ledger, row = Ledger(), digits_federation.client(0).train[7]
+    with pytest.raises(DataError, match="NaN or infinite"):
+        collect(small_model, _with_rows(digits_federation, row, value), privacy=REAL, ledger=ledger)
+    assert ledger.charges == []
+    with pytest.raises(DataError):
+        collect(
+            small_model,
+            _with_rows(digits_federation, digits_federation.client(3).train[7], value),
+            privacy=REAL,
+            ledger=ledger,
+        )
+    assert ledger.mu(3) == ledger.mu(4) == 0
+
+
+@pytest.mark.parametrize("subjects", ["none", "some missing"])
+def test_where_subjects_are_protected_rows_without_one_are_refused(small_model, digits_federation, subjects):
+    ids, ledger = torch.arange(len(digits_federation.y)), Ledger()
+    ids[digits_federation.client(0).train[3]] = -1
+    federation = replace(digits_federation, subjects=None if subjects == "none" else ids)
+    with pytest.raises(DataError, match="subject id"):
+        collect(small_model, federation, privacy=replace(REAL, unit="subject"), ledger=ledger)
+    assert ledger.charges == []
+
+
+def test_a_charge_that_cannot_be_written_stops_the_release(small_model, digits_federation):
+    class Unwritable(Ledger):
+        def _record(self, charge):
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        InProcess(digits_federation, small_model, ledger=Unwritable()).summarize(
+            0, cut="4", how=REAL, labels=frozenset(range(10)), excluded=frozenset()
+        )
+
+
+# --- settings that exclude each other
+
+
+@pytest.mark.parametrize("settings", [{"ratio": 0.5}, {"sigma": 0.1}, {"ratio": 0.5, "sigma": 0.1}], ids=str)
+def test_centroids_of_a_ratio_and_noise_of_a_sigma_do_not_go_with_it(small_model, digits_federation, settings):
+    with pytest.raises(SettingError, match="Under DP"):
+        collect(small_model, digits_federation, privacy=REAL, **settings)
+
+
+@pytest.mark.parametrize("privacy", ["dp", 1.0, True, {"epsilon": 1.0}], ids=str)
+def test_what_is_no_guarantee_is_refused(small_model, digits_federation, privacy):
+    with pytest.raises(SettingError, match="privacy is a DP"):
+        collect(small_model, digits_federation, privacy=privacy)
+
+
+def test_a_contact_has_a_ledger_of_its_own(small_model, digits_federation):
+    contact, ledger = InProcess(digits_federation, small_model), Ledger()
+    with pytest.raises(SettingError, match="ledger of its own"):
+        collect(small_model, contact, privacy=REAL, ledger=ledger)
+    assert contact.ledger.charges == ledger.charges == []
+    own = InProcess(digits_federation, small_model, ledger=ledger)
+    assert collect(small_model, own, privacy=REAL).ledger is ledger
+    assert len(ledger.charges) == 5
+
+
+# --- files
+
+
+@pytest.mark.parametrize(
+    "dp",
+    [
+        CLEAR,
+        REAL,
+        DP(3, 1e-3, clip=2, unit="record", projection="random", dims=7, cells=2, allow_delta=True, count_weight=0.3),
+    ],
+    ids=["number", "unit", "everything else"],
+)
+def test_a_store_comes_back_with_its_guarantee_and_its_ledger(small_model, digits_federation, dp, tmp_path):
+    ledger = Ledger(budgets={None: Budget(2e5), 2: Budget(3e5, 1e-6)})
+    store = collect(small_model, digits_federation, privacy=dp, ledger=ledger)
+    save_centroids(store, tmp_path / "centroids")
+    back = load_centroids(tmp_path / "centroids")
+    assert back.how == dp
+    assert torch.equal(back.vectors, store.vectors)
+    assert (back.ledger.charges, back.ledger.budgets) == (ledger.charges, ledger.budgets)
+    assert back.ledger.left(2) == ledger.left(2)
+
+
+def test_a_file_of_before_ledgers_has_an_empty_one(small_model, digits_federation, tmp_path):
+    path = tmp_path / "centroids"
+    save_centroids(collect(small_model, digits_federation, ratio=0.5), path)
+    header, tensors = _parts(path)
+    assert header.pop("ledger") == {"charges": [], "budgets": []}
+    _write(path, header, tensors)
+    assert load_centroids(path).ledger.charges == []
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda header: header["how"].update(epsilon=-1.0),
+        lambda header: header["how"].update(clip=None),
+        lambda header: header["how"].update(more=1),
+        lambda header: header["ledger"].pop("charges"),
+        lambda header: header["ledger"]["charges"][0].update(mu=-1.0),
+        lambda header: header["ledger"]["budgets"][0][1].update(epsilon="all"),
+    ],
+    ids=["epsilon", "clip", "another setting", "no charges", "a negative charge", "a budget of text"],
+)
+def test_a_file_whose_guarantee_or_ledger_was_edited_is_refused(small_model, digits_federation, edit, tmp_path):
+    """Also where who edited it made the checksum fit."""
+    path = tmp_path / "centroids"
+    ledger = Ledger(budgets={None: Budget(5.0)})
+    save_centroids(collect(small_model, digits_federation, privacy=REAL, ledger=ledger), path)
+    header, tensors = _parts(path)
+    edit(header)
+    _write(path, header, tensors)
+    with pytest.raises(ArtifactError):
+        load_centroids(path)
+
+
+def _parts(path):
+    with safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["fedup"])
+        return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+
+
+def _write(path, header, tensors):
+    header.pop("sha256", None)
+    text = json.dumps({**header, "sha256": _digest(header, tensors)}, sort_keys=True)
+    save_file(tensors, path, metadata={"fedup": text})
