@@ -77,6 +77,11 @@ class Centroids:
         self._by_name = {cell.name: cell for cell in self.cells}
 
     @property
+    def dp(self) -> DP | None:
+        """The guarantee that clients released this under; None for centroids."""
+        return self.how if isinstance(self.how, DP) else None
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of the clients' messages together, as serialised."""
         return sum(self.bytes_up.values())

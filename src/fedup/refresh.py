@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from fedup.centroids import Cell, Centroids, insert, message_size
 from fedup.contact import Contact
 from fedup.errors import ContactError
-from fedup.privacy.guarantee import DP
 from fedup.report import Release, Report
 from fedup.request import Forget
 
@@ -59,7 +58,7 @@ class Refresh:
 
     def _touched_of(self, client: int, used: list[Cell], wanted: frozenset[int]) -> tuple[list[Cell], list[Cell]]:
         store = self.centroids
-        if isinstance(store.how, DP):
+        if store.dp:
             return self._touched_under_dp(client, used, wanted)
         labels = self._labels_of(client, wanted)
         should = {(client, label): frozenset(i for i in wanted if labels[i] == label) for label in labels.values()}
@@ -126,7 +125,7 @@ class Refresh:
 
     def _leaves_out(self, cell: Cell, excluded: frozenset[int]) -> frozenset[int]:
         """Which of these samples may be in the cell."""
-        if isinstance(self.centroids.how, DP):
+        if self.centroids.dp:
             return excluded
         labels = self.centroids.sample_labels.get(cell.client, {})
         return frozenset(i for i in excluded if labels[i] == cell.label)

@@ -104,7 +104,7 @@ def plan(
             refresh.undo()
         _check_shape(centroids, config)
         _check_budgets(requests, gone, plugged, centroids, used, refresh.contact, config)
-        asks = Erasing(plugged.base, plugged.cut, config, refresh.contact, refresh.report, dp=_dp_of(centroids))
+        asks = Erasing(plugged.base, plugged.cut, config, refresh.contact, refresh.report, dp=centroids.dp)
         erasing = asks.clients_to_ask(requests, gone, plugged.served.question if plugged.served else None)
         return Plan(
             cells_sealed=sum(_names(gone, cell) for cell in centroids.cells),
@@ -213,10 +213,6 @@ def _check_new(plugged: PluggedModel, centroids: Centroids, new: frozenset[Forge
             raise RequestError(f"To {request} changes nothing: no client was trained on such a row.")
 
 
-def _dp_of(centroids: Centroids) -> DP | None:
-    return centroids.how if isinstance(centroids.how, DP) else None
-
-
 def _contact(clients: Federation | Contact | None, plugged: PluggedModel, centroids: Centroids) -> Contact | None:
     if not isinstance(clients, Federation):
         spent = Counter(centroids.ledger.charges)
@@ -269,7 +265,7 @@ def _fit_for(
     with refresh.undone_on_error(), torch.inference_mode(False), plain:
         with report.stage("contact"):
             refresh.bring_up_to_date(used, gone)
-        erasing = Erasing(plugged.base, plugged.cut, config, contact, report, dp=_dp_of(centroids))
+        erasing = Erasing(plugged.base, plugged.cut, config, contact, report, dp=centroids.dp)
         served = plugged.served
         erasure = erasing.erasure_for(
             requests, gone, served.question if served else None, served.erasure if served else None
@@ -282,7 +278,7 @@ def _fit_for(
                 )
             elif (
                 config.filter == "auto"
-                and not _dp_of(centroids)
+                and not centroids.dp
                 and (broken := _broken_classes(plugged, centroids, used, gone))
             ):
                 report.notes.append(
@@ -298,7 +294,7 @@ def _fit_for(
 
 def _check_shape(centroids: Centroids, config: FilterConfig) -> None:
     """Refuse a bottleneck that does not fit before any client is asked, and charged."""
-    dp = _dp_of(centroids)
+    dp = centroids.dp
     if config.filter == "erasure" or (dp is None and config.filter == "auto"):  # there may be no bottleneck at all
         return
     if config.class_policy == "remap_client" and dp is not None:
@@ -322,7 +318,7 @@ def _check_budgets(
     config: FilterConfig,
 ) -> None:
     """Refuse unless the clients' budgets allow all releases of the answer, before the first of them."""
-    dp, aside = _dp_of(centroids), Report(requests)
+    dp, aside = centroids.dp, Report(requests)
     if contact is None or (dp is None and not centroids.ledger.budgets):
         return
     touched = Refresh(centroids, contact, aside, keep_sealed=False).touched(used, gone)
@@ -374,8 +370,8 @@ def _fit(
     the centroids as they are: retained rows pass it nearly unchanged.
     """
     tail = flat_tail(shared_view(plugged.base, frozen=True), plugged.cut, centroids.shape)
-    if isinstance(centroids.how, DP):
-        examples = _resampled(plugged, centroids, used, gone, config, tail, notes)
+    if centroids.dp:
+        examples = _resampled(centroids.dp, plugged, centroids, used, gone, config, tail, notes)
     else:
         examples = _examples(centroids, used, gone, config)
     if erasure is not None and erasure.cut == plugged.cut:
@@ -428,6 +424,7 @@ def _examples(centroids: Centroids, used: list[Cell], gone: Forget, config: Filt
 
 
 def _resampled(
+    dp: DP,
     plugged: PluggedModel,
     centroids: Centroids,
     used: list[Cell],
@@ -437,8 +434,7 @@ def _resampled(
     notes: list[str] | None,
 ) -> Examples:
     """Under DP: features drawn from what clients released, as many whatever the number of clients."""
-    dp, width, rows = centroids.how, math.prod(centroids.shape), centroids.rows_of(used)
-    assert isinstance(dp, DP)
+    width, rows = math.prod(centroids.shape), centroids.rows_of(used)
     basis = basis_of(
         plugged.base, plugged.cut, width, how=dp.projection, dims=dp.dims, num_classes=centroids.num_classes
     ).to(centroids.vectors)

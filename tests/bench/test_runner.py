@@ -563,5 +563,5 @@ def test_the_result_of_fedup_says_where_samples_were_erased(read, results, kind,
     cell = read(text).cells()[1]
     run([cell], results)
     about = results.load(cell)["about"]
-    assert set(about) == {"erasure", "notes"}
+    assert set(about) == {"erasure", "notes", "privacy"}
     assert bool(about["erasure"]) is erased

@@ -188,5 +188,5 @@ def test_an_epsilon_that_is_no_positive_number_is_refused(epsilon):
 @pytest.mark.parametrize("mu", [-1.0, -INF, NAN])
 def test_a_mu_that_is_no_number_from_zero_on_is_refused(mu):
     for ask in (lambda: delta_of(mu, 1.0), lambda: epsilon_of(mu, 1e-5)):
-        with pytest.raises(SettingError, match="μ must be 0 or more"):
+        with pytest.raises(SettingError, match="must be 0 or more"):
             ask()

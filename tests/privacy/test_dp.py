@@ -321,10 +321,10 @@ BAD = {
     "dims 0": ({"dims": 0}, "dims must be a whole number from 1"),
     "negative dims": ({"dims": -3}, "dims must be a whole number from 1"),
     "dims of text": ({"dims": "8"}, "dims must be a whole number from 1"),
-    "count_weight 0": ({"count_weight": 0.0}, "must be above 0"),
-    "count_weight NaN": ({"count_weight": NAN}, "must be above 0"),
-    "infinite spread_weight": ({"spread_weight": INF}, "must be above 0"),
-    "negative spread_weight": ({"spread_weight": -1.0}, "must be above 0"),
+    "count_weight 0": ({"count_weight": 0.0}, "must be a number from"),
+    "count_weight NaN": ({"count_weight": NAN}, "must be a number from"),
+    "infinite spread_weight": ({"spread_weight": INF}, "must be a number from"),
+    "negative spread_weight": ({"spread_weight": -1.0}, "must be a number from"),
 }
 
 

@@ -170,7 +170,6 @@ def _answer(
     force: bool,
     wait_s: float,
 ) -> dict[str, Any]:
-    from fedup.privacy.guarantee import DP
     from fedup.run import answering
     from fedup.unlearning import classes_left_without_holder
 
@@ -198,7 +197,7 @@ def _answer(
             ],
             "already": known,
             "declined": answer.declined,
-            "charged": bool(answer.report.releases) and isinstance(store.how, DP),
+            "charged": bool(answer.report.releases) and store.dp is not None,
             "classes_left_without_holder": classes_left_without_holder(store, answer.report.requests),
             "filter": _filter_id(answer.filter),
             "filter_sha256": answer.filter.sha256 if answer.filter else None,
@@ -213,7 +212,6 @@ def _answer(
 
 
 def _plan(session: "Session", wanted: list[Any], chosen: dict[str, Any], keep_sealed: bool) -> dict[str, Any]:
-    from fedup.privacy.guarantee import DP
     from fedup.unlearning import classes_left_without_holder, plan
 
     state, plugged = session.served()
@@ -237,7 +235,7 @@ def _plan(session: "Session", wanted: list[Any], chosen: dict[str, Any], keep_se
         "clients_of_eraser": found.clients_of_eraser,
         "notes": found.notes,
         "privacy_cost": _privacy_cost(
-            sent, store.how.mechanism, found.clients_of_eraser, guaranteed=isinstance(store.how, DP)
+            sent, store.how.mechanism, found.clients_of_eraser, guaranteed=store.dp is not None
         ),
         "replaced_cells": "none" if not sent else "sealed where it is the original" if keep_sealed else "destroyed",
         "expected_time_s": _expected_time(plugged, store, requests, config, state, found),

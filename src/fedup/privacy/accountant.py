@@ -20,10 +20,10 @@ def delta_of(mu: float, epsilon: float) -> float:
     >>> round(delta_of(1.0, 1.0), 4)
     0.1269
     """
+    if not (mu >= 0 and epsilon >= 0):
+        raise SettingError(f"μ and ε must be 0 or more; found {mu} and {epsilon}.")
     if mu == 0:
         return 0.0
-    if not mu > 0:
-        raise SettingError(f"μ must be 0 or more; found {mu}.")
     if mu == math.inf:
         return 1.0
     first = _log_normal(mu / 2 - epsilon / mu)

@@ -12,6 +12,10 @@ ProjectionName = Literal["auto", "tail", "random", "none"]
 LARGEST_DELTA = 1e-5
 
 
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
 @dataclass(frozen=True)
 class DP:
     """(ε, δ)-differential privacy of each client's message, for one record, or all records of one subject.
@@ -59,9 +63,9 @@ class DP:
                 "clip is missing: pass the l2 norm that feature vectors are clipped to, a public number that was not "
                 "read off the data, or clip='unit', which scales each vector to norm 1 and needs none."
             )
-        if self.clip != "unit" and not (isinstance(self.clip, int | float) and 0 < self.clip < math.inf):
+        if self.clip != "unit" and not _is_positive(self.clip):
             raise SettingError(f"clip must be 'unit' or a number above 0; found {self.clip!r}.")
-        if self.erase_clip is not None and not 0 < self.erase_clip < math.inf:
+        if self.erase_clip is not None and not _is_positive(self.erase_clip):
             raise SettingError(f"erase_clip must be a number above 0; found {self.erase_clip!r}.")
         if self.erase_clip is not None and self.unit != "record":
             raise SettingError("Statistics of an eraser protect records, not subjects: leave erase_clip out.")
@@ -74,10 +78,9 @@ class DP:
         for name, number in {"dims": self.dims, "cells": self.cells}.items():
             if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= 4096:
                 raise SettingError(f"{name} must be a whole number from 1 to 4096; found {number!r}.")
-        if not (0 < self.count_weight < math.inf and 0 < self.spread_weight < math.inf):
-            raise SettingError(
-                f"count_weight and spread_weight must be above 0; found {self.count_weight} and {self.spread_weight}."
-            )
+        for name, weight in {"count_weight": self.count_weight, "spread_weight": self.spread_weight}.items():
+            if not (_is_positive(weight) and 1e-6 <= weight <= 1e6):
+                raise SettingError(f"{name} must be a number from 1e-6 to 1e6; found {weight!r}.")
 
     @property
     def mu(self) -> float:
@@ -111,4 +114,4 @@ class DP:
     @property
     def scale(self) -> float:
         """The norm that joint vectors are measured in."""
-        return 1.0 if self.clip == "unit" or self.clip is None else float(self.clip)
+        return 1.0 if isinstance(self.clip, str) else float(self.clip or 1.0)
