@@ -122,7 +122,8 @@ def _onto_simplex(values: np.ndarray) -> np.ndarray:
     return np.maximum(values - beyond[int((ordered > beyond).sum()) - 1], 0)
 
 
-def _mixed(means: Sequence[Tensor], weights: Tensor) -> Tensor:
+def mixed(means: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """The mean of such a mixture."""
     return torch.einsum("k,k...->...", weights.to(means[0]), torch.stack(list(means)))
 
 
@@ -139,7 +140,7 @@ def _diagonals(taps: Taps, cuts: Mapping[str, Over], x: Tensor, rows: Tensor) ->
 
 
 def _shift(rows: int, forgotten: Moments, by_class: Sequence[Moments], weights: Tensor) -> Shift:
-    distance = (forgotten.mean - _mixed([one.mean for one in by_class], weights)).square()  # (P, C)
+    distance = (forgotten.mean - mixed([one.mean for one in by_class], weights)).square()  # (P, C)
     parts = [forgotten, *by_class]
     within = sum((one.count * one.variance for one in parts), torch.zeros_like(distance)) / sum(p.count for p in parts)
     floor = 0.01 * within.mean() + 1e-12  # a channel that never changes is not infinitely telling
@@ -172,7 +173,7 @@ def gather(
         forgotten[name] = Sums(there.here.count, there.here.sums)
         if len(rows) and parts:
             weights = mixture(there.early_mean, [part.early_mean for part in parts])
-            mean = _mixed([part.here.mean for part in parts], weights)
+            mean = mixed([part.here.mean for part in parts], weights)
             reference[name] = Sums(there.here.count, there.here.count * mean)
         else:  # another client's rows are compared with these, or these with another's
             whole = sum((part.here for part in parts), start=_nothing_of(there.here))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedup.artifacts import serialized_size
-from fedup.contrast import Question, mixture
+from fedup.contrast import Question, mixed, mixture
 from fedup.errors import DataError
 from fedup.federation import Client, named_rows
 from fedup.moments import LEAST_ROWS, Contrast, Moments, Shift, Sums
@@ -126,10 +126,9 @@ class NoisyContrast:
         floor = max(0.01 * float(variance.mean()), _FLOOR * unsure, 1e-12)
         shares = 1 / counts[0] ** 2 + (weights / counts[groups]).square().sum()
         many = round(float(counts[0]))
-        mixed = sum((weight * one for weight, one in zip(weights, means[1:], strict=True)), torch.zeros_like(mean))
         return cls(
             Sums(many, many * means[0]),
-            Sums(many, many * mixed),
+            Sums(many, many * mixed(means[1:], weights)),
             variance=variance.clamp(min=floor),
             noise=float(sum((one.clip * dp.sigma) ** 2 for one in releases) * shares),
         )
