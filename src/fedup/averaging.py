@@ -33,8 +33,8 @@ class RunningAverage:
                 targets = [weights[name] for weights in clients for name in names]
                 torch._foreach_copy_(targets, _pick(self.current, names) * len(clients))
 
-    def add(self, weights: Weights, share: float) -> None:
-        """Take a client's weights into the sum."""
+    def add(self, weights: Weights, share: float, *, round_index: int = 0, client: int = 0) -> None:
+        """Take a client's weights into the sum; whose they are matters to other ways of averaging."""
         torch._foreach_add_(_pick(self._sum, self._floats), _pick(weights, self._floats), alpha=share)
         for dtype, found in self._joined(weights).items():  # BatchNorm's count of batches: the largest, never a mean
             self._largest[dtype] = torch.maximum(self._largest[dtype], found) if self._added else found

@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,8 @@ from fedup.federation import Federation
 from fedup.rng import generator, seed_for
 from fedup.sharing import fingerprint
 from fedup.training import Job, LocalTraining
+
+Averaging = Callable[[Weights], RunningAverage]  # makes, of the first weights, what averages clients' weights
 
 
 class Observer:
@@ -47,7 +49,7 @@ def federate(
     model: nn.Module,
     federation: Federation,
     *,
-    rounds: int,
+    rounds: int | Sequence[int],
     local: LocalTraining | None = None,
     clients_per_round: int | None = None,
     seed: int = 0,
@@ -55,31 +57,35 @@ def federate(
     observers: Sequence[Observer] = (),
     checkpoint: str | Path | None = None,
     engine: EngineName = "auto",
+    averaging: Averaging = RunningAverage,
 ) -> Trained:
     """Train by FedAvg, weighted by client size; `model` itself is left as it is.
 
+    `rounds` is how many, or which: cohorts and batches are drawn by a round's number.
+
     With `checkpoint` the global weights are written after each round, and a call with the same settings goes on from
     there to the same bits (a client's optimizer starts anew each round, so there is nothing else to keep).
-    `engine="plain"` switches off what makes training fast on a GPU.
+    `engine="plain"` switches off what makes training fast on a GPU. `averaging` makes another average than FedAvg's.
     """
     local = local or LocalTraining()
-    _check(federation, rounds, clients_per_round)
+    numbers = range(rounds) if isinstance(rounds, int) else rounds
+    _check(federation, rounds, clients_per_round, checkpoint)
     started = time.perf_counter()
     target = next(model.parameters()).device if device is None else torch.device(device)
     trained = copy.deepcopy(model).to(target)
     store = _Checkpoint(checkpoint, model, federation, local, clients_per_round, seed)
     with torch.cuda.device(target) if target.type == "cuda" else nullcontext():
         work = make_engine(engine, trained, federation.x.to(target), federation.y.to(target), local)
-        average, live = RunningAverage(work.weights), weights_of(trained)
+        average, live = averaging(work.weights), weights_of(trained)
         rows = _training_rows(federation)
-        for round_index in range(store.resume(average, rounds), rounds):
+        for round_index in numbers[store.resume(average, len(numbers)) :]:
             # 1. who takes part
             jobs = _draw_jobs(federation.ids, rows, local, clients_per_round, seed, round_index)
             # 2. each client trains from the global weights, and 3. its weights join the running average
             for job, weights in work.train(jobs, average.load):
                 for observer in observers:
                     observer.on_update(round_index, job.client, before=average.current, after=weights, weight=job.share)
-                average.add(weights, job.share)
+                average.add(weights, job.share, round_index=round_index, client=job.client)
             average.finish()
             average.load(live)
             trained.eval()
@@ -89,12 +95,19 @@ def federate(
         average.load(live)
     if not all(bool(tensor.isfinite().all()) for tensor in average.current.values()):
         raise DataError("Training diverged: the averaged weights are not finite. Use a smaller lr, or check the data.")
-    return Trained(trained.eval(), rounds, time.perf_counter() - started, work.name)
+    return Trained(trained.eval(), len(numbers), time.perf_counter() - started, work.name)
 
 
-def _check(federation: Federation, rounds: int, clients_per_round: int | None) -> None:
-    if rounds < 0:
+def _check(
+    federation: Federation,
+    rounds: int | Sequence[int],
+    clients_per_round: int | None,
+    checkpoint: str | Path | None,
+) -> None:
+    if min([rounds] if isinstance(rounds, int) else rounds, default=0) < 0:
         raise SettingError(f"rounds must be 0 or more; found {rounds}.")
+    if checkpoint is not None and not isinstance(rounds, int):
+        raise SettingError("A checkpoint counts rounds from 0: give the number of rounds, or no checkpoint.")
     if clients_per_round is not None and not 1 <= clients_per_round <= len(federation.clients):
         raise SettingError(
             f"clients_per_round must lie in 1 … {len(federation.clients)} (all clients); found {clients_per_round}."

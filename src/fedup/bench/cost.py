@@ -88,12 +88,10 @@ class Meter(Observer):
 
     def on_update(self, round_index: int, client: int, *, before: Weights, after: Weights, weight: float) -> None:
         self._size = self._size or serialized_size(dict(before), {})
-        rows = len(self._federation.client(client).train)
-        batch = max(2, min(rows, self._local.batch_size))
         self._cost.clients.add(client)
         self._cost.bytes_down += self._size
         self._cost.bytes_up += self._size
-        self._cost.local_steps += self._local.epochs * -(-rows // batch)
+        self._cost.local_steps += self._local.steps_of(len(self._federation.client(client).train))
 
     def on_round(self, round_index: int, model: nn.Module) -> None:
         if self._probe is not None:

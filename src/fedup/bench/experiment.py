@@ -12,7 +12,7 @@ from typing import Any
 
 from fedup.bench.datasets._own import own_parquet
 from fedup.bench.goals import Goal, read_goals
-from fedup.bench.methods import Method, method_class
+from fedup.bench.methods import Method, method_class, needs_history
 from fedup.bench.recipe import Recipe
 from fedup.bench.scenarios import Scenario, scenario_class
 from fedup.bench.settings import build, checked, closest, config_of, convert
@@ -43,6 +43,7 @@ class Group:
 
     recipe: Recipe
     scenario: Named
+    recorded: bool = False  # whether some method of the experiment needs the history of the training
 
     @property
     def federation(self) -> str:
@@ -91,10 +92,11 @@ class Experiment:
 
     def groups(self, seeds: Sequence[int] | None = None) -> Iterator[Group]:
         """Federation by federation, seed by seed."""
+        recorded = any(needs_history(method.settings) for method in self.methods)  # whichever of them are asked for
         for recipe in self.recipes:
             for seed in self.seeds if seeds is None else seeds:
                 for scenario in self.scenarios[federation_name(recipe)]:
-                    yield Group(Recipe(**{**asdict(recipe), "seed": seed}), scenario)
+                    yield Group(Recipe(**{**asdict(recipe), "seed": seed}), scenario, recorded)
 
     def cells(self, seeds: Sequence[int] | None = None, only: Sequence[str] = ()) -> list[Cell]:
         """All cells, or those that bear the names in `only`: of federations, data sets, models, scenarios, methods."""

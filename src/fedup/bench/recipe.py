@@ -8,12 +8,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from fedup.averaging import RunningAverage
 from fedup.bench.datasets import Dataset, defaults_of, input_of, load_dataset
 from fedup.bench.initial_weights import take_weights
 from fedup.bench.models import build_model, training_of
 from fedup.engines import EngineName
 from fedup.errors import ArtifactError, DataError, SettingError
-from fedup.fedavg import Observer, Trained, federate
+from fedup.fedavg import Averaging, Observer, Trained, federate
 from fedup.federation import Federation
 from fedup.partition import dirichlet, iid, pathological
 from fedup.rng import generator
@@ -119,24 +120,27 @@ class Recipe:
         start: nn.Module,
         federation: Federation,
         *,
-        rounds: int | None = None,
+        rounds: int | Sequence[int] | None = None,
+        local: LocalTraining | None = None,
         device: torch.device | str | None = None,
         observers: Sequence[Observer] = (),
         checkpoint: Path | None = None,
         engine: EngineName = "auto",
+        averaging: Averaging = RunningAverage,
     ) -> Trained:
-        """FedAvg as the recipe says, from these first weights."""
+        """FedAvg as the recipe says, from these first weights; other rounds, local training or averages on demand."""
         return federate(
             start,
             federation,
             rounds=self.rounds if rounds is None else rounds,
-            local=self.local,
+            local=local or self.local,
             clients_per_round=self.clients_per_round,
             seed=self.seed,
             device=device,
             observers=observers,
             checkpoint=checkpoint,
             engine=engine,
+            averaging=averaging,
         )
 
     def load(self) -> Dataset:

@@ -22,7 +22,7 @@ from fedup.bench.recipe import Recipe
 from fedup.bench.results import Results
 from fedup.bench.scenarios import Situation
 from fedup.bench.task import Task, Unlearned
-from fedup.bench.trained import keep, trained
+from fedup.bench.trained import keep, recorded, trained
 from fedup.bench.watching import Progress
 from fedup.errors import DataError, StorageError
 from fedup.registry import names
@@ -84,6 +84,7 @@ def run_cells(
             yield Event(cell, outcome, result, done, len(cells), clock.left_s())
             if done < len(cells):
                 watched("", 1, 1)  # a moment to stop at
+        floor.clear()
 
 
 def _measure(cell: Cell, floor: "_Floor") -> tuple[Outcome, dict[str, Any]]:
@@ -196,6 +197,12 @@ class _Floor:
             keep(unlearned.model, task.start, task.federation.without(task.request), task.recipe)
         return unlearned, outputs
 
+    def clear(self) -> None:
+        """All cells of the group are over: its histories go, which may be many times the model's size."""
+        task: Task | None = self._made.get("task")
+        for history in task.histories() if task else ():
+            history.remove()
+
     def _prepare(self) -> Situation:
         recipe, dataset = self.group.recipe, self.dataset
         honest = recipe.federation(dataset)
@@ -208,10 +215,14 @@ class _Floor:
     def _task(self) -> Task:
         situation, recipe = self.situation, self.group.recipe
         start = recipe.blank_model(self.dataset.x.shape[1:], self.dataset.num_classes)
-        model = trained(start, situation.federation, recipe, progress=self._progress)
+        history = None
+        if self.group.recorded:
+            model, history = recorded(start, situation.federation, recipe, progress=self._progress)
+        else:
+            model = trained(start, situation.federation, recipe, progress=self._progress)
         probe = partial(figures_of, ground=self.ground)
         start = start.to(self.device)
-        return Task(situation.federation, situation.request, model, start, recipe, probe, self._progress)
+        return Task(situation.federation, situation.request, model, start, recipe, probe, self._progress, history)
 
     def _retrain(self) -> Outputs:
         task = self.task

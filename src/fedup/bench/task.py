@@ -2,20 +2,25 @@
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import nn
 
+from fedup.averaging import RunningAverage
 from fedup.bench.cost import Cost, Meter, Probe
 from fedup.bench.recipe import Recipe
+from fedup.bench.trained import recorded
 from fedup.bench.watching import Progress, RoundsShown
 from fedup.centroids import Centroids, collect
-from fedup.fedavg import Observer
+from fedup.errors import DataError
+from fedup.fedavg import Averaging, Observer
 from fedup.federation import Federation
+from fedup.history import History
 from fedup.privacy.guarantee import DP
 from fedup.request import Forget
+from fedup.training import LocalTraining
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,17 +34,57 @@ class Task:
     recipe: Recipe  # how it learned
     probe: Probe  # figures of a model on the way, for `Cost.path`
     progress: Progress
+    history: History | None = None  # what the server kept of the training, where a method of the experiment needs it
     _collected: dict[tuple[Any, ...], tuple[Centroids, float]] = field(default_factory=dict)
+    _learned: dict[str, tuple[nn.Module, History]] = field(default_factory=dict)
 
-    def train(self, model: nn.Module, federation: Federation, *, rounds: int, cost: Cost, what: str) -> nn.Module:
+    def train(
+        self,
+        model: nn.Module,
+        federation: Federation,
+        *,
+        rounds: int | Sequence[int],
+        cost: Cost,
+        what: str,
+        local: LocalTraining | None = None,
+        averaging: Averaging = RunningAverage,
+    ) -> nn.Module:
         """FedAvg as the federation did it: same cohorts and batches, other rows or other first weights."""
         recipe = self.recipe
         watchers: list[Observer] = [
             RoundsShown(self.progress, what, rounds),
-            Meter(cost, federation, recipe.local, self.probe),
+            Meter(cost, federation, local or recipe.local, self.probe),
         ]
         with cost.stage("train"):
-            return recipe.train(model, federation, rounds=rounds, observers=watchers).model
+            trained = recipe.train(
+                model, federation, rounds=rounds, local=local, averaging=averaging, observers=watchers
+            )
+        return trained.model
+
+    def kept(self) -> History:
+        """What the server kept of the training."""
+        if self.history is None:
+            raise DataError("This method needs the history of the training, and none was kept.")
+        return self.history
+
+    def histories(self) -> list[History]:
+        """All that were kept or made for this task."""
+        return [*([self.history] if self.history else []), *(history for _, history in self._learned.values())]
+
+    def learned_otherwise(self, averaging: Averaging, *, named: str) -> tuple[nn.Module, History]:
+        """The same federation trained from the same first weights with another average, ahead of any request; `named`
+        tells such trainings apart."""
+        if named not in self._learned:
+            self._learned[named] = recorded(
+                self.start,
+                self.federation,
+                self.recipe,
+                progress=self.progress,
+                what=f"the federation learns with {named}",
+                averaging=averaging,
+                named=named,
+            )
+        return self._learned[named]
 
     def collect(
         self,

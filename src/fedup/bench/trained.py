@@ -3,6 +3,8 @@
 import copy
 import hashlib
 import json
+import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache, partial
@@ -12,33 +14,107 @@ import torch
 from torch import Tensor, nn
 
 import fedup
+from fedup.averaging import RunningAverage
 from fedup.bench.datasets._cache import cache_folder
 from fedup.bench.models import model_code
 from fedup.bench.recipe import Recipe
 from fedup.bench.watching import Progress, RoundsShown
 from fedup.errors import ArtifactError
+from fedup.fedavg import Averaging, Observer
 from fedup.federation import Federation
+from fedup.history import History
 from fedup.model_file import load_model, save_model
+from fedup.run.lock import held
 from fedup.sharing import fingerprint
+
+LEARNING = "the federation learns"
+_RECORDED = ("recorded",)
+_A_DAY_S = 86_400.0
 
 
 def trained(
-    start: nn.Module, federation: Federation, recipe: Recipe, *, progress: Progress, what: str = "the federation learns"
+    start: nn.Module, federation: Federation, recipe: Recipe, *, progress: Progress, what: str = LEARNING
 ) -> nn.Module:
     """The model that a federation learns from these first weights; from the cache where it was learned before.
 
     What decides is the content: rows, labels, first weights, settings, kind of device and version of torch. An
     interrupted training goes on where it stopped.
     """
-    device = federation.x.device
     path = _path(start, federation, recipe)
-    blank = copy.deepcopy(start)
+    found = _load(start, _path(start, federation, recipe, _RECORDED), federation) or _load(start, path, federation)
+    return found or _learn(start, federation, recipe, path, progress, what, [])
+
+
+def recorded(
+    start: nn.Module,
+    federation: Federation,
+    recipe: Recipe,
+    *,
+    progress: Progress,
+    what: str = LEARNING,
+    averaging: Averaging = RunningAverage,
+    named: str = "",
+) -> tuple[nn.Module, History]:
+    """The same with the history of its training, which lies beside it; another averaging has a name.
+
+    A model without its history is learned again: on a GPU one that was learned twice differs in its last bits.
+    """
+    path = _path(start, federation, recipe, (*_RECORDED, *([named] if named else [])))
+    folder = path.with_suffix(".history")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with held(path.with_suffix(".lock"), "bench", wait_s=_A_DAY_S):  # two processes would mix their histories
+        found, history = _load(start, path, federation), _history(folder)
+        if found is None or not _whole(history, recipe):
+            if not history.rounds or not path.with_suffix(".rounds").exists():  # one without the other is of no use
+                path.with_suffix(".rounds").unlink(missing_ok=True)
+                history.remove()
+            found = _learn(start, federation, recipe, path, progress, what, [history], averaging)
+            if not _whole(history, recipe):  # the checkpoint was of another training
+                history.remove()
+                found = _learn(start, federation, recipe, path, progress, what, [history], averaging)
+    return found, history
+
+
+def _whole(history: History, recipe: Recipe) -> bool:
+    return history.rounds == list(range(recipe.rounds))
+
+
+def _history(folder: Path) -> History:
+    try:
+        return History(folder)
+    except ArtifactError:  # a damaged one is made again
+        shutil.rmtree(folder, ignore_errors=True)
+        return History(folder)
+
+
+def _load(start: nn.Module, path: Path, federation: Federation) -> nn.Module | None:
     with suppress(ArtifactError):  # a damaged file is made again
         if path.exists():
-            return load_model(blank, path).to(device)
+            return load_model(copy.deepcopy(start), path).to(federation.x.device)
+    return None
+
+
+def _learn(
+    start: nn.Module,
+    federation: Federation,
+    recipe: Recipe,
+    path: Path,
+    progress: Progress,
+    what: str,
+    observers: Sequence[Observer],
+    averaging: Averaging = RunningAverage,
+) -> nn.Module:
     checkpoint = path.with_suffix(".rounds")
     watch = RoundsShown(progress, f"{recipe.data}, seed {recipe.seed}: {what}", recipe.rounds)
-    learn = partial(recipe.train, start, federation, device=device, observers=[watch], checkpoint=checkpoint)
+    learn = partial(
+        recipe.train,
+        start,
+        federation,
+        device=federation.x.device,
+        observers=[*observers, watch],
+        checkpoint=checkpoint,
+        averaging=averaging,
+    )
     try:
         model = learn().model
     except (ArtifactError, FileNotFoundError):  # a checkpoint that is damaged, or that another process took away
@@ -54,8 +130,9 @@ def keep(model: nn.Module, start: nn.Module, federation: Federation, recipe: Rec
     save_model(model, _path(start, federation, recipe))
 
 
-def _path(start: nn.Module, federation: Federation, recipe: Recipe) -> Path:
+def _path(start: nn.Module, federation: Federation, recipe: Recipe, kind: Sequence[str] = ()) -> Path:
     how = {
+        **({"kind": list(kind)} if kind else {}),
         "local": asdict(recipe.local),
         "rounds": recipe.rounds,
         "clients_per_round": recipe.clients_per_round,
@@ -76,7 +153,7 @@ def _path(start: nn.Module, federation: Federation, recipe: Recipe) -> Path:
 def _training_code() -> str:
     """sha256 of the files that decide what training gives: a model trained by other code is another model."""
     core = Path(fedup.__file__).parent
-    files = [core / f"{name}.py" for name in ("fedavg", "training", "averaging", "rng", "cut")]
+    files = [core / f"{name}.py" for name in ("fedavg", "training", "averaging", "history", "rng", "cut")]
     files += sorted((core / "engines").glob("*.py"))
     files += sorted((core / "bench" / "models").glob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()

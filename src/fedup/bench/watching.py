@@ -1,6 +1,6 @@
 """Work that tells how far it is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -15,14 +15,15 @@ Progress = Callable[[str, int, int], None]  # what is going on, steps done, step
 
 
 class RoundsShown(Observer):
-    """Rounds of a training."""
+    """Rounds of a training: how many, or which."""
 
-    def __init__(self, show: Progress, what: str, rounds: int) -> None:
-        self._show, self._what, self._rounds = show, what, rounds
-        show(what, 0, rounds)
+    def __init__(self, show: Progress, what: str, rounds: int | Sequence[int]) -> None:
+        self._show, self._what = show, what
+        self._rounds = range(rounds) if isinstance(rounds, int) else rounds
+        show(what, 0, len(self._rounds))
 
     def on_round(self, round_index: int, model: nn.Module) -> None:
-        self._show(self._what, round_index + 1, self._rounds)
+        self._show(self._what, self._rounds.index(round_index) + 1, len(self._rounds))
 
 
 class ClientsShown(InProcess):

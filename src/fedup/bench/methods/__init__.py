@@ -17,6 +17,11 @@ class Method(Protocol):
         """Answer the task's request."""
 
 
+def needs_history(method: Method) -> bool:
+    """Whether the server must have kept the history of the training; a method says so by `needs_history = True`."""
+    return bool(getattr(method, "needs_history", False))
+
+
 def method_class(name: str) -> type[Method]:
     """The hyper-parameters of the method of that name."""
     found: type[Method] = find(__name__, name, needs=("Method",)).Method

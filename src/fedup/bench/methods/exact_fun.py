@@ -1,0 +1,173 @@
+"""Exact-Fun (Xiong et al., CIKM 2023), a reconstruction from its description: there is no public code of it.
+
+The federation learns with rounded global weights and keeps every round; a request is answered by replaying it.
+"""
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fedup.artifacts import serialized_size
+from fedup.averaging import RunningAverage, Weights, weights_of
+from fedup.bench.cost import Cost, Meter
+from fedup.bench.task import Task, Unlearned
+from fedup.errors import SettingError
+from fedup.fedavg import Averaging, Observer
+from fedup.federation import Federation
+from fedup.history import History
+from fedup.request import Forget
+
+GRID = {"step": (0.0001, 0.0003, 0.001, 0.003)}
+
+
+@dataclass(frozen=True)
+class Method:
+    """After each round the global weights are rounded to multiples of `step`; each round is kept, and seeds are fixed.
+
+    On a request rounds are replayed: clients that hold forgotten data train again without it, from the stored weights,
+    and the uploads of the others are taken from the store. While the rounded average is the stored one nothing else
+    happens; from the first round in which it is not, the federation trains again.
+
+    It starts from its own federation, not from the one that other methods get: `answer = false` shows that one's model.
+    """
+
+    step: float = 0.001
+    answer: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step < 1:
+            raise SettingError(f"step must lie between 0 and 1; found {self.step}.")
+
+    def supports(self, request: Forget) -> bool:
+        """Whatever is a set of rows: a replay leaves them out."""
+        return True
+
+    def averaging(self, model: nn.Module) -> Averaging:
+        """FedAvg's average, with parameters rounded; buffers are as they come, since a variance must not become 0."""
+        return partial(RoundedAverage, step=self.step, names=[name for name, _ in model.named_parameters()])
+
+    def unlearn(self, task: Task) -> Unlearned:
+        """What the rounded federation would have learned without the data."""
+        cost = Cost()
+        model, history = task.learned_otherwise(self.averaging(task.start), named=f"weights rounded to {self.step:g}")
+        cost.storage_bytes = sum(_size(history, number) for number in history.rounds)
+        if not self.answer:
+            did = f"no request is answered: the model of the federation whose weights are rounded to {self.step:g}"
+            return Unlearned(model, cost, about={"did": did})
+        replay = Replay(task, history, self.averaging(task.start), final=weights_of(model))
+        changed = replay.first_change(cost)
+        if changed is None:
+            did, answer = "no rounded average changed: the model stays as it is", model
+        else:
+            number, start = changed
+            rest = range(number + 1, task.recipe.rounds)
+            answer = task.train(
+                start, replay.retained, rounds=rest, cost=cost, what="Exact-Fun", averaging=replay.averaging
+            )
+            did = (
+                f"a reconstruction with a federation of its own, rounded to {self.step:g}: the replay left the stored "
+                f"course in round {number + 1}, and the {len(rest)} rounds after it were trained anew"
+            )
+        return Unlearned(answer, cost, about={"did": did, "left_in_round": changed[0] if changed else None})
+
+
+class RoundedAverage(RunningAverage):
+    """The average, on a grid: small differences between clients' weights round away."""
+
+    def __init__(self, start: Weights, *, step: float, names: Iterable[str]) -> None:
+        super().__init__(start)
+        self._step, self._names = step, list(names)
+
+    def finish(self) -> None:
+        if not self._added:
+            return
+        super().finish()
+        for name in self._names:
+            self.current[name].copy_((self.current[name].double() / self._step).round() * self._step)
+
+
+class Replay:
+    """The stored rounds again, on what is retained."""
+
+    def __init__(self, task: Task, history: History, averaging: Averaging, *, final: Weights) -> None:
+        self.averaging, self.retained = averaging, task.federation.without(task.request)
+        self._task, self._history, self._final = task, history, final
+        before, after = task.federation, self.retained
+        self._touched = [id for id in before.ids if len(before.client(id).train) != len(after.client(id).train)]
+
+    def first_change(self, cost: Cost) -> tuple[int, nn.Module] | None:
+        """The first round whose rounded average is not the stored one, and the model after it; None if all are."""
+        for number in self._history.rounds:
+            if not set(self._touched) & set(self._history.shares(number)):
+                continue  # neither uploads nor shares are others
+            average = self._round(number, cost)
+            with cost.stage("replay"):
+                if not _same(average, self._after(number)):
+                    model = copy.deepcopy(self._task.start)
+                    average.load(weights_of(model))
+                    return number, model
+        return None
+
+    def _round(self, number: int, cost: Cost) -> RunningAverage:
+        """A round's average: uploads of touched clients made anew, those of the others from the store."""
+        fresh = self._train_touched(number, cost)
+        with cost.stage("replay"):
+            sizes = {client: len(self.retained.client(client).train) for client in self._history.shares(number)}
+            live = weights_of(self._task.start)
+            average = self.averaging(_like(self._history.before(number), live))
+            for client in [client for client in self.retained.ids if sizes.get(client)]:  # in the order of a round
+                upload = fresh.get(client) or self._history.upload(number, client)
+                average.add(_like(upload, live), sizes[client] / sum(sizes.values()))
+            average.finish()
+        return average
+
+    def _train_touched(self, number: int, cost: Cost) -> dict[int, dict[str, Tensor]]:
+        here = set(self._touched) & set(self._history.shares(number))
+        if not any(len(self.retained.client(client).train) for client in here):
+            return {}
+        only_touched = _without_clients(self.retained, set(self.retained.ids) - set(self._touched))
+        start, recipe, keep = copy.deepcopy(self._task.start), self._task.recipe, _Uploads()
+        meter = Meter(cost, only_touched, recipe.local)  # no probe: the average of these clients is nobody's model
+        with cost.stage("replay"):
+            for name, weight in weights_of(start).items():
+                weight.copy_(self._history.before(number)[name])
+            recipe.train(start, only_touched, rounds=[number], observers=[keep, meter])
+        return keep.found
+
+    def _after(self, number: int) -> Weights:
+        """The stored global weights after a round."""
+        later = [other for other in self._history.rounds if other > number]
+        return self._history.before(later[0]) if later else self._final
+
+
+class _Uploads(Observer):
+    """Keeps what clients send."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, dict[str, Tensor]] = {}
+
+    def on_update(self, round_index: int, client: int, *, before: Weights, after: Weights, weight: float) -> None:
+        self.found[client] = {name: tensor.detach().clone() for name, tensor in after.items()}
+
+
+def _without_clients(federation: Federation, ids: Iterable[int]) -> Federation:
+    """The same places, with no rows at these clients: cohorts are drawn alike."""
+    gone = frozenset(ids)
+    return federation.without(Forget.clients(gone)) if gone else federation
+
+
+def _like(weights: Weights, live: Weights) -> dict[str, Tensor]:
+    return {name: tensor.to(live[name].device) for name, tensor in weights.items()}
+
+
+def _same(average: RunningAverage, stored: Weights) -> bool:
+    return all(torch.equal(tensor.cpu(), stored[name].cpu()) for name, tensor in average.current.items())
+
+
+def _size(history: History, number: int) -> int:
+    """Bytes of a round as it is kept: the global weights, and an upload of each client."""
+    return (1 + len(history.shares(number))) * serialized_size(history.before(number), {})

@@ -1,0 +1,124 @@
+"""FedEraser (Liu et al., IWQoS 2021): the stored updates of the others, in directions that they compute anew."""
+
+import copy
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedup.artifacts import serialized_size
+from fedup.averaging import RunningAverage, Weights, weights_of
+from fedup.bench.cost import Cost
+from fedup.bench.task import Task, Unlearned
+from fedup.errors import SettingError
+from fedup.history import History
+from fedup.request import Forget
+
+GRID = {"norm": ("whole", "layer"), "post_rounds": (0, 2)}
+
+
+@dataclass(frozen=True)
+class Method:
+    """The server keeps every client's update of each `every`-th round. On a request it starts from the first weights,
+    applies the first stored round without the target, and goes through the others: each remaining client trains for a
+    `ratio` of its epochs, and its update is given the length of the stored one; of the whole vector, as in the paper,
+    or of each layer's, as in its code. Then `post_rounds` of FedAvg.
+    """
+
+    every: int = 2
+    ratio: float = 0.5
+    norm: Literal["whole", "layer"] = "whole"
+    post_rounds: int = 0
+
+    needs_history: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or not 0 < self.ratio <= 1 or self.post_rounds < 0:
+            raise SettingError(
+                f"every must be 1 or more, ratio in (0, 1], post_rounds 0 or more; found {self.every}, {self.ratio}, "
+                f"{self.post_rounds}."
+            )
+
+    def supports(self, request: Forget) -> bool:
+        """Whole clients only: stored updates cannot be had without some of their rows."""
+        return request.kind == "client"
+
+    def unlearn(self, task: Task) -> Unlearned:
+        """A model rebuilt from the updates of those who stay."""
+        cost, history, recipe = Cost(), task.kept(), task.recipe
+        stored = history.rounds[:: self.every]
+        cost.storage_bytes = sum(_size(history, number) for number in stored)
+        retained = task.federation.without(task.request)
+        model = copy.deepcopy(task.start)
+        with cost.stage("apply"):
+            apply_without(model, history, stored[0], task.request.client_ids)
+        local = replace(recipe.local, epochs=math.ceil(self.ratio * recipe.epochs))
+        parameters = [name for name, _ in model.named_parameters()]
+        averaging = partial(CalibratedAverage, history=history, parameters=parameters, by_layer=self.norm == "layer")
+        model = task.train(
+            model, retained, rounds=stored[1:], cost=cost, what="FedEraser", local=local, averaging=averaging
+        )
+        if self.post_rounds:
+            after = range(recipe.rounds, recipe.rounds + self.post_rounds)
+            model = task.train(model, retained, rounds=after, cost=cost, what="FedEraser, rounds after", local=local)
+        did = (
+            f"{len(stored)} of {len(history.rounds)} rounds were stored; the clients that stay calibrated "
+            f"{len(stored) - 1} of them ({'the whole update' if self.norm == 'whole' else 'each layer'} at its stored "
+            f"length), and {self.post_rounds} rounds followed"
+        )
+        return Unlearned(model, cost, about={"did": did, "stored_rounds": list(stored)})
+
+
+def _size(history: History, number: int) -> int:
+    """Bytes of a round's updates, as serialised: all have one shape."""
+    clients = history.shares(number)
+    return len(clients) * serialized_size(history.update(number, next(iter(clients))), {}) if clients else 0
+
+
+def apply_without(model: nn.Module, history: History, number: int, gone: Iterable[int]) -> None:
+    """One stored round as it was, averaged over those who stay."""
+    shares = {client: share for client, share in history.shares(number).items() if client not in set(gone)}
+    live = weights_of(model)
+    average, total = RunningAverage(live), sum(shares.values())
+    for client, share in shares.items():
+        upload = {name: tensor.to(live[name].device) for name, tensor in history.upload(number, client).items()}
+        average.add(upload, share / total)
+    average.finish()
+    average.load(live)
+
+
+class CalibratedAverage(RunningAverage):
+    """Averages updates that have the length of the stored ones and the direction of the new ones.
+
+    Buffers are averaged as they are: they are no steps of gradient descent.
+    """
+
+    def __init__(self, start: Weights, *, history: History, parameters: Iterable[str], by_layer: bool) -> None:
+        super().__init__(start)
+        self._history, self._parameters, self._by_layer = history, list(parameters), by_layer
+
+    def add(self, weights: Weights, share: float, *, round_index: int = 0, client: int = 0) -> None:
+        stored = self._history.update(round_index, client)
+        fresh = {name: weights[name] - self.current[name] for name in self._parameters}
+        steps = calibrated(fresh, {name: stored[name] for name in self._parameters}, by_layer=self._by_layer)
+        super().add({**weights, **{name: self.current[name] + step for name, step in steps.items()}}, share)
+
+
+def calibrated(fresh: Mapping[str, Tensor], stored: Mapping[str, Tensor], *, by_layer: bool) -> dict[str, Tensor]:
+    """The fresh update at the stored one's length; one that does not move stays where it is."""
+    new, old = _lengths(fresh), _lengths(stored).to(next(iter(fresh.values())).device)
+    if not by_layer:
+        new, old = new.norm().expand_as(new), old.norm().expand_as(old)
+    factors = torch.where(new > 0, old / new, 0.0)
+    return {
+        name: update * factor.to(update.dtype) for (name, update), factor in zip(fresh.items(), factors, strict=True)
+    }
+
+
+def _lengths(update: Mapping[str, Tensor]) -> Tensor:
+    """The l2 norm of each tensor, in double precision. (tensors,)"""
+    return torch.stack([tensor.double().norm() for tensor in update.values()])
