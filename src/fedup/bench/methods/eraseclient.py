@@ -32,7 +32,8 @@ GRID = {"lr": (0.01, 0.001), "post_rounds": (2, 4)}
 class Method:
     """From the model without the target's last upload, the target ascends on the loss of its own data, inside a ball,
     for at most `epochs`; it stops early at a batch of which it gets no more than `stop_accuracy` right, or once it is
-    farther than `stop_distance` from the weights it last sent (0: no such limit). Then `post_rounds` of FedAvg without it.
+    farther than `stop_distance` from the weights it last sent (0: no such limit). Then `post_rounds` of FedAvg
+    without it.
 
     Parameters only: buffers, such as BatchNorm's, stay those of the final model.
     """
