@@ -13,7 +13,7 @@ from fedup.bench.task import Unlearned
 from fedup.federation import Federation
 from fedup.request import Forget
 
-Rows = Literal["heldout", "forgotten", "retained", "test", "triggered"]
+Rows = Literal["heldout", "validation", "forgotten", "retained", "test", "triggered"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,10 +32,12 @@ class Ground:
         return self.situation.request
 
     def ids(self, rows: Rows) -> Tensor:
-        """Row numbers in the federation: held out, or trained on and to be forgotten, or trained on and retained."""
+        """Row numbers in the federation: held out or for validation, or trained on and to be forgotten or retained."""
         if rows == "forgotten":
             return self.federation.forgotten(self.request)
-        return self.federation.retained(self.request) if rows == "retained" else self.federation.rows("heldout")
+        if rows == "retained":
+            return self.federation.retained(self.request)
+        return self.federation.rows("validation" if rows == "validation" else "heldout")
 
     def inputs(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
         """An array, and which of its rows make up a set (None for all); none where nothing carries a trigger."""
@@ -60,8 +62,8 @@ class Ground:
         labels = self.labels(rows)
         if rows in ("test", "triggered"):
             return torch.isin(labels, torch.tensor(sorted(self.request.class_ids)).to(labels))
-        if rows == "heldout":
-            return torch.isin(self.ids(rows), self.federation.forgotten(self.request, "heldout"))
+        if rows in ("heldout", "validation"):
+            return torch.isin(self.ids(rows), self.federation.forgotten(self.request, rows))
         return torch.full_like(labels, rows == "forgotten", dtype=torch.bool)
 
 

@@ -5,7 +5,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from fedup.bench.methods import Method, method_class, needs_history
 from fedup.bench.recipe import Recipe
 from fedup.bench.scenarios import Scenario, scenario_class
 from fedup.bench.settings import build, checked, closest, config_of, convert
+from fedup.bench.tuned import load_tuned
 from fedup.errors import FedUPError, MissingDataError, SettingError
 from fedup.registry import names
 
@@ -89,6 +90,8 @@ class Experiment:
     scenarios: Mapping[str, tuple[Named, ...]]  # by federation
     methods: tuple[Named, ...]
     goals: tuple[Goal, ...] = ()
+    tuned: Mapping[tuple[str, str, str], Named] = field(default_factory=dict)  # by federation, scenario and method
+    tuned_folder: Path | None = None  # where `fedup bench tune` keeps what it chooses
 
     def groups(self, seeds: Sequence[int] | None = None) -> Iterator[Group]:
         """Federation by federation, seed by seed."""
@@ -100,7 +103,7 @@ class Experiment:
 
     def cells(self, seeds: Sequence[int] | None = None, only: Sequence[str] = ()) -> list[Cell]:
         """All cells, or those that bear the names in `only`: of federations, data sets, models, scenarios, methods."""
-        cells = [Cell(group, method) for group in self.groups(seeds) for method in self.methods]
+        cells = [Cell(group, self._at(group, method)) for group in self.groups(seeds) for method in self.methods]
         kinds: list[Callable[[Cell], set[str]]] = [
             lambda cell: {cell.group.federation, cell.group.recipe.data, cell.group.recipe.model},
             lambda cell: {cell.group.scenario.name},
@@ -114,6 +117,10 @@ class Experiment:
             wanted = set(only) & {name for cell in cells for name in kind(cell)}
             cells = [cell for cell in cells if not wanted or kind(cell) & wanted]
         return cells
+
+    def _at(self, group: Group, method: Named) -> Named:
+        """The method with the settings that were chosen for this place."""
+        return self.tuned.get((group.federation, group.scenario.name, method.name), method)
 
 
 def federation_name(recipe: Recipe) -> str:
@@ -137,13 +144,13 @@ def load_experiment(path: Path) -> Experiment:
             "digits, _, - and dots, 60 at most."
         )
     try:
-        return _read(path.stem, table)
+        return _with_tuned(_read(path.stem, table), table, path.parent)
     except FedUPError as error:
         raise SettingError(f"{path}: {error}") from error
 
 
 def _read(name: str, table: dict[str, Any]) -> Experiment:
-    top = ("title", "seeds", "federations", "scenarios", "methods", "goals")
+    top = ("title", "seeds", "federations", "scenarios", "methods", "goals", "tuned")
     checked(table, top, "top level")
     federations = convert(table.get("federations", []), list, "federations")
     if not federations:
@@ -179,6 +186,20 @@ def _read(name: str, table: dict[str, Any]) -> Experiment:
     known = {federation: [one.name for one in named] for federation, named in scenarios.items()}
     goals = read_goals(table.get("goals", {}), known, [method.name for method in methods])
     return Experiment(name, title, seeds, tuple(recipes), scenarios, methods, goals)
+
+
+def _with_tuned(experiment: Experiment, table: dict[str, Any], folder: Path) -> Experiment:
+    """The experiment with what was chosen by tuning; settings that it gives itself stay."""
+    if "tuned" not in table:
+        return experiment
+    place = folder / convert(table["tuned"], str, "tuned")
+    found: dict[tuple[str, str, str], Named] = {}
+    for method in experiment.methods:
+        own = {name: value for name, value in table["methods"].get(method.name, {}).items() if name != "use"}
+        for one in load_tuned(place / f"{Path(method.use).stem}.toml"):
+            settings = build(type(method.settings), {**one.settings, **own}, f"{place}, {method.use}")
+            found[one.federation, one.scenario, method.name] = replace(method, settings=settings)
+    return replace(experiment, tuned=found, tuned_folder=place)
 
 
 def _recipe(settings: dict[str, Any], where: str) -> Recipe:

@@ -19,6 +19,7 @@ from fedup.bench.shown import show_figure, show_value
 from fedup.bench.summary import Block, Figure, Row
 from fedup.bench.tables import GENERATED, markdown_table
 from fedup.bench.verdicts import OURS, verdicts
+from fedup.bench.words import rows_in_words
 from fedup.files import write_text
 from fedup.page import Page
 
@@ -156,6 +157,11 @@ def _spread_note(block: Block) -> str:
     return f"Retrain's own deviation from seed to seed, in points: {', '.join(spreads)}." if spreads else ""
 
 
+def _unsupported(block: Block) -> str:
+    names = [row.method.name for row in block.rows if not row.supported]
+    return f"Not for such requests, and shown as –: {', '.join(names)}." if names else ""
+
+
 def _failures(block: Block) -> list[str]:
     """One sentence for each reason: a data set or a scenario that fails does so for every method."""
     where: dict[str, list[str]] = {}
@@ -221,11 +227,12 @@ def _markdown(experiment: Experiment, blocks: Sequence[Block]) -> str:
         parts += [f"## {block.federation}, {block.scenario.name}", _about(block), _story(block), _attack_note(block)]
         for table, title in _tables(block).items():
             head = _head(block, table)
-            rows = [[text for text, _ in _cells(block, row, head)] for row in block.rows if row.supported]
+            rows = [[text for text, _ in _cells(block, row, head)] for row in block.rows]
             parts += [f"### {title}", _spread_note(block) if table == "closeness" else ""]
             parts.append(markdown_table(_titles(head), rows))
-        unsupported = [row.method.name for row in block.rows if not row.supported]
-        parts.append(f"Not for such requests: {', '.join(unsupported)}." if unsupported else "")
+        parts.append(_unsupported(block))
+        if words := rows_in_words(experiment, block):
+            parts += ["### In words", "\n".join(f"- {line}" for line in words)]
         parts += _failures(block)
     parts += ["## Columns", "\n".join(f"- {one}" for one in _legend(blocks))]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -279,14 +286,14 @@ def _page(experiment: Experiment, blocks: Sequence[Block]) -> Page:
         "learned; only Retrain's never saw it."
     )
     for block in blocks:
-        _section(page, block)
+        _section(page, experiment, block)
     page.heading("Columns")
     page.bullets(_legend(blocks))
     page.footer(f"Made by `fedup bench report` from the result files of the experiment {experiment.name!r}.")
     return page
 
 
-def _section(page: Page, block: Block) -> None:
+def _section(page: Page, experiment: Experiment, block: Block) -> None:
     page.heading(f"{block.federation}, {block.scenario.name}")
     page.paragraph(_about(block))
     page.paragraph(_story(block))
@@ -302,15 +309,16 @@ def _section(page: Page, block: Block) -> None:
         )
     for table, title in _tables(block).items():
         head = _head(block, table)
-        rows = [_cells(block, row, head) for row in block.rows if row.supported]
+        rows = [_cells(block, row, head) for row in block.rows]
         page.subheading(title)
         page.paragraph(_spread_note(block) if table == "closeness" else "")
         tips = ["", *(("As printed in the paper." if is_paper else column.about) for column, is_paper in head)]
         best_first = [False, *(column.better == "higher" for column, _ in head)]
         page.sortable_table(_titles(head), rows, marked=OURS, tips=tips, largest_first=best_first)
-    unsupported = [row.method.name for row in block.rows if not row.supported]
-    if unsupported:
-        page.paragraph(f"Not for such requests: {', '.join(unsupported)}.")
+    page.paragraph(_unsupported(block))
+    if words := rows_in_words(experiment, block):
+        page.subheading("In words")
+        page.bullets(words)
     for failure in _failures(block):
         page.note(failure)
     times = {row.method.name: figure.mean for row in block.rows if (figure := row.figure("time")) and figure.mean > 0}

@@ -4,29 +4,24 @@ import json
 import statistics
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from itertools import groupby
 from typing import Any, Literal
 
-from fedup.bench.case import Case, Ground, Outputs
-from fedup.bench.datasets import Dataset, input_of
-from fedup.bench.experiment import REFERENCE, Cell, Group
+from fedup.bench.case import Case
+from fedup.bench.datasets import Dataset
+from fedup.bench.experiment import REFERENCE, Cell
+from fedup.bench.floor import Floor
 from fedup.bench.machine import describe_code, describe_machine
 from fedup.bench.methods import Method, method_class
 from fedup.bench.metrics import metric
-from fedup.bench.probe import figures_of
 from fedup.bench.recipe import Recipe
 from fedup.bench.results import Results
-from fedup.bench.scenarios import Situation
-from fedup.bench.task import Task, Unlearned
-from fedup.bench.trained import keep, recorded, trained
 from fedup.bench.watching import Progress
-from fedup.errors import DataError, StorageError
+from fedup.errors import StorageError
 from fedup.registry import names
-from fedup.sharing import fingerprint
 
 Outcome = Literal["done", "failed", "not supported"]
 
@@ -71,7 +66,7 @@ def run_cells(
     loaded: dict[Recipe, Dataset] = {}
     origin = {"machine": describe_machine(), "device": device, "code": describe_code(), "note": note}  # of this process
     for group, members in groupby(missing, key=lambda cell: cell.group):
-        floor = _Floor(group, device, watched, loaded)
+        floor = Floor(group, device, watched, loaded)
         for cell in members:
             if not force and results.is_done(cell):  # by another process, meanwhile
                 clock.note(cell, 0.0, 0.0)
@@ -87,7 +82,7 @@ def run_cells(
         floor.clear()
 
 
-def _measure(cell: Cell, floor: "_Floor") -> tuple[Outcome, dict[str, Any]]:
+def _measure(cell: Cell, floor: Floor) -> tuple[Outcome, dict[str, Any]]:
     """Outcome and result of a cell."""
     method: Method = cell.method.settings
     about: dict[str, Any] = {
@@ -121,119 +116,6 @@ def _measure(cell: Cell, floor: "_Floor") -> tuple[Outcome, dict[str, Any]]:
             "failed": {"error": type(error).__name__, "message": str(error), "where": traceback.format_exc()},
         }
     return "done", {**about, **measured}
-
-
-class _Floor:
-    """What the cells of a group share, made when first needed."""
-
-    def __init__(
-        self, group: Group, device: str, progress: Progress, loaded: dict[Recipe, Dataset] | None = None
-    ) -> None:
-        self.group, self.device, self._progress = group, device, progress
-        self._loaded = {} if loaded is None else loaded  # the last data set, for groups that have the same
-        self._made: dict[str, Any] = {}
-        self._seconds = 0.0
-
-    def make(self, *, reference: bool) -> None:
-        """Train what a method needs to be there; the reference too, unless the method is it."""
-        started = time.perf_counter()
-        try:
-            _ = self.task, self.original.logits("heldout")
-            if reference:
-                _ = self.retrained.logits("heldout")
-        finally:
-            self._seconds += time.perf_counter() - started
-
-    def made_in_s(self) -> float:
-        """Seconds spent on making things since last asked."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
-
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
-
-    @property
-    def dataset(self) -> Dataset:
-        recipe = self.group.recipe
-        if recipe not in self._loaded:
-            self._loaded.clear()
-            self._loaded[recipe] = _on(recipe.load(), self.device)
-        return self._loaded[recipe]
-
-    @property
-    def situation(self) -> Situation:
-        return self._once("situation", self._prepare)
-
-    @property
-    def task(self) -> Task:
-        return self._once("task", self._task)
-
-    @property
-    def ground(self) -> Ground:
-        return self._once("ground", lambda: Ground(self.situation, self.dataset))
-
-    @property
-    def original(self) -> Outputs:
-        return self._once("original", lambda: Outputs(self.task.model, self.ground))
-
-    @property
-    def retrained(self) -> Outputs:
-        """The reference: from this run, from the cache, or made now."""
-        return self._once("retrained", self._retrain)
-
-    def answer(self, method: Method) -> tuple[Unlearned, Outputs]:
-        """What a method makes of the task; Retrain's model is kept as the reference of the others."""
-        task = self.task
-        before = fingerprint(task.model), fingerprint(task.start)
-        unlearned = method.unlearn(task)
-        if (fingerprint(task.model), fingerprint(task.start)) != before:
-            self._made.clear()  # other methods get it as it was
-            raise DataError("The method changed the task's own model; it must work on a copy.")
-        outputs = Outputs(unlearned.model, self.ground)
-        if isinstance(method, method_class(REFERENCE)):
-            self._made["retrained"] = outputs
-            keep(unlearned.model, task.start, task.federation.without(task.request), task.recipe)
-        return unlearned, outputs
-
-    def clear(self) -> None:
-        """All cells of the group are over: its histories go, which may be many times the model's size."""
-        task: Task | None = self._made.get("task")
-        for history in task.histories() if task else ():
-            history.remove()
-
-    def _prepare(self) -> Situation:
-        recipe, dataset = self.group.recipe, self.dataset
-        honest = recipe.federation(dataset)
-        situation: Situation = self.group.scenario.settings.prepare(
-            honest, dataset=dataset, inputs=input_of(recipe.data), seed=recipe.seed
-        )
-        situation.federation.check(situation.request)
-        return situation
-
-    def _task(self) -> Task:
-        situation, recipe = self.situation, self.group.recipe
-        start = recipe.blank_model(self.dataset.x.shape[1:], self.dataset.num_classes)
-        history = None
-        if self.group.recorded:
-            model, history = recorded(start, situation.federation, recipe, progress=self._progress)
-        else:
-            model = trained(start, situation.federation, recipe, progress=self._progress)
-        probe = partial(figures_of, ground=self.ground)
-        start = start.to(self.device)
-        return Task(situation.federation, situation.request, model, start, recipe, probe, self._progress, history)
-
-    def _retrain(self) -> Outputs:
-        task = self.task
-        retained = task.federation.without(task.request)
-        model = trained(task.start, retained, task.recipe, progress=self._progress, what="Retrain, the reference")
-        return Outputs(model, self.ground)
-
-
-def _on(dataset: Dataset, device: str) -> Dataset:
-    tensors = {name: getattr(dataset, name).to(device) for name in ("x", "y", "test_x", "test_y")}
-    return replace(dataset, **tensors)
 
 
 class _Clock:
@@ -287,3 +169,6 @@ def _within(budget_s: float | None, progress: Progress) -> Progress:
         progress(what, done, total)
 
     return watched
+
+
+_Floor = Floor

@@ -9,9 +9,9 @@ from fedup.bench.shown import show_value
 from fedup.bench.summary import Block, Row
 
 OURS = "fedup"
-_JUDGED = ("r_a", "f_a", "f_a_train", "test", "asr", "zero_a", "ps", "triggered", "tow", "tv", "time_to_effect")
+JUDGED = ("r_a", "f_a", "f_a_train", "test", "asr", "zero_a", "ps", "triggered", "tow", "tv", "time_to_effect")
 _LEAST = 0.002  # of a share: less is no difference
-_LEAST_SHARE_OF_TIME = 0.1  # a tenth faster, or no faster
+_LEAST_SHARE = 0.1  # of times and bytes: a tenth less, or no less
 _USABLE = 0.1  # a control that loses more R-A than this to Retrain is no alternative
 
 
@@ -31,9 +31,7 @@ def _of_block(block: Block) -> Iterator[str]:
         seeds = valid & set(row.seeds)
         if row.method.use in (OURS, REFERENCE) or not seeds or not _usable(row, reference, seeds):
             continue
-        better = [
-            column for column in columns() if column.key in _JUDGED and _beats(row, ours, reference, column, seeds)
-        ]
+        better = [column for column in columns() if column.key in JUDGED and beats(row, ours, reference, column, seeds)]
         if better:
             told = ", ".join(_told(row, ours, reference, column, seeds) for column in better)
             some = "" if seeds == set(reference.seeds) else f" (in {len(seeds)} of {len(reference.seeds)} seeds)"
@@ -45,7 +43,7 @@ def _usable(row: Row, reference: Row, seeds: set[int]) -> bool:
     return here is not None and goal is not None and here.mean >= goal.mean - _USABLE
 
 
-def _beats(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) -> bool:
+def beats(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) -> bool:
     """Whether the row is better in every one of these seeds, and by more than nothing."""
     theirs, mine, goal = (figure.values if (figure := one.figure(column.key)) else {} for one in (row, ours, reference))
     if not seeds <= theirs.keys():
@@ -54,7 +52,7 @@ def _beats(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int])
         mine = {seed: mine.get(seed, math.inf) for seed in seeds}
     if not seeds <= mine.keys():
         return False
-    least = {s: _LEAST if column.style == "share" else _LEAST_SHARE_OF_TIME * theirs[s] for s in seeds}
+    least = {s: _LEAST if column.style == "share" else _LEAST_SHARE * theirs[s] for s in seeds}
     return all(_gain(theirs[s], mine[s], goal.get(s), column) > least[s] for s in seeds)
 
 

@@ -95,6 +95,58 @@ def run(
 
 
 @app.command()
+def tune(
+    method: Annotated[str, typer.Argument(help="A method that declares a GRID, as `fedup list methods` has them.")],
+    experiment: Annotated[Path, typer.Argument(help="A TOML file with `tuned = FOLDER`.")],
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this federation, data set, model or scenario; repeatable.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="The seed that is tuned with; by default one that no table uses.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Tune again where it was done already.")] = False,
+    device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:1, …")] = "auto",
+) -> None:
+    """Choose a method's settings for each federation and scenario of an experiment: on validation rows, from the grid
+    that the method's file declares, with as many trials as any other method has.
+
+    Choices and evidence go to FOLDER/METHOD.toml, and `fedup bench run` takes them from there.
+
+    Example: [bold]fedup bench tune federaser benchmarks/experiments/baselines.toml --only mnist[/]
+    """
+    from fedup.bench.datasets import check_there
+    from fedup.bench.experiment import load_experiment
+    from fedup.bench.tuned import load_tuned, save_tuned
+    from fedup.bench.tuning import TUNING_SEED, tune_places
+    from fedup.cli._session import checked_device
+
+    asked = load_experiment(experiment)
+    if asked.tuned_folder is None:
+        raise SettingError(f"{experiment} does not say where choices go: add tuned = 'FOLDER', beside it or below.")
+    path = asked.tuned_folder / f"{method}.toml"
+    done = [] if force else [(one.federation, one.scenario) for one in load_tuned(path)]
+    for name in sorted({cell.group.recipe.data for cell in asked.cells([0], only or ())}):
+        check_there(name)
+    with progress_bars(wide_console(stderr=True)) as show:
+        for found in tune_places(
+            method,
+            asked,
+            only=only or (),
+            leave_out=done,
+            seed=TUNING_SEED if seed is None else seed,
+            device=checked_device(device),
+            progress=show,
+        ):
+            save_tuned(path, method, asked.name, [found])
+            best = max(trial.score for trial in found.tried)
+            chosen = ", ".join(f"{name} = {value}" for name, value in found.settings.items())
+            typer.echo(
+                f"{found.federation}, {found.scenario}: {chosen} (score {best:.4f}, of {len(found.tried)} tried)"
+            )
+    typer.echo(f"Choices and evidence: {path}. Next: fedup bench run {experiment}")
+
+
+@app.command()
 def report(
     experiments: Annotated[
         list[Path] | None,

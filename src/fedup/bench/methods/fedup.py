@@ -21,6 +21,8 @@ from fedup.report import Report
 from fedup.request import Forget
 from fedup.unlearning import unlearn
 
+GRID = {"lr": (0.003, 0.001), "steps": (300, 600)}
+
 
 @dataclass(frozen=True)
 class Method:
@@ -123,8 +125,27 @@ class Method:
         cost.bytes_down += report.bytes_down
         cost.clients.update(report.clients_contacted)
         cost.storage_bytes += plugged.served.size_bytes if plugged.served else 0
-        about = {"erasure": report.erasure, "notes": report.notes, "privacy": _privacy_of(centroids, report)}
+        about = {
+            "did": self._did(report, plugged),
+            "erasure": report.erasure,
+            "notes": report.notes,
+            "privacy": _privacy_of(centroids, report),
+        }
         return Unlearned(plugged, cost, restore=lambda: _unplugged(plugged), about=about)
+
+    def _did(self, report: Report, plugged: PluggedModel) -> str:
+        """One line for people."""
+        kind = "an eraser" if report.erasure else f"a filter of rank {self.rank}"
+        size = plugged.served.size_bytes if plugged.served else 0
+        asked = (
+            f"{len(report.clients_contacted)} clients were asked again"
+            if report.clients_contacted
+            else "nobody was asked"
+        )
+        return (
+            f"{kind} of {size:,} bytes was fitted at the server to centroids of what is retained; {asked}, and the "
+            "weights under it are frozen and still hold what they learned"
+        )
 
     def _collect_for(self, task: Task, cut: str | None, cost: Cost) -> Centroids:
         """The paper's protocol: clients are asked after the request."""

@@ -7,6 +7,8 @@ from fedup.bench.task import Task, Unlearned
 from fedup.errors import SettingError
 from fedup.request import Forget
 
+GRID = {"rounds": (1, 2, 3, 5)}
+
 
 @dataclass(frozen=True)
 class Method:
@@ -26,4 +28,5 @@ class Method:
         """The original model, trained on."""
         cost = Cost()
         retained = task.federation.without(task.request)
-        return Unlearned(task.train(task.model, retained, rounds=self.rounds, cost=cost, what="Fine-tune"), cost)
+        model = task.train(task.model, retained, rounds=self.rounds, cost=cost, what="Fine-tune")
+        return Unlearned(model, cost, about={"did": f"{self.rounds} more rounds of FedAvg on what is retained"})

@@ -36,4 +36,5 @@ class Method:
         cost = Cost()
         with cost.stage("mask"):
             masked = _Masked(task.model, task.request.class_ids).eval()
-        return Unlearned(masked, cost, restore=lambda: masked.model)
+        did = "the logits of forgotten classes are struck out; the model behind them is the original"
+        return Unlearned(masked, cost, restore=lambda: masked.model, about={"did": did})

@@ -41,4 +41,5 @@ class Method:
             config = FilterConfig(rank=self.rank)
             requests = frozenset([task.request])
             plugged.serve(Served(random, requests, config, plugged.base_fingerprint, plugged.cut))
-        return Unlearned(plugged, cost, restore=lambda: plugged.base)
+        did = "a filter with random weights, fitted to nothing"
+        return Unlearned(plugged, cost, restore=lambda: plugged.base, about={"did": did})

@@ -20,4 +20,6 @@ class Method:
         cost = Cost()
         retained = task.federation.without(task.request)
         rounds = task.recipe.rounds
-        return Unlearned(task.train(task.start, retained, rounds=rounds, cost=cost, what="Retrain"), cost)
+        model = task.train(task.start, retained, rounds=rounds, cost=cost, what="Retrain")
+        did = f"{rounds} rounds from the first weights, on what is retained"
+        return Unlearned(model, cost, about={"did": did})

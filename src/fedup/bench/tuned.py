@@ -1,0 +1,80 @@
+"""What tuning chose, with its evidence, as a TOML file."""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedup.errors import ArtifactError
+from fedup.files import write_text
+
+BUDGET = 4  # combinations that each method may try in each place
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One combination, on validation rows of the tuning seed's federation."""
+
+    settings: Mapping[str, Any]
+    score: float
+    r_a: float
+    f_a: float
+    time_s: float
+    failed: str = ""  # why there is no answer at all
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was chosen in one place (a federation and a scenario), and why."""
+
+    federation: str
+    scenario: str
+    settings: Mapping[str, Any]
+    retrain: Mapping[str, float]  # its accuracies on the same rows
+    tried: Sequence[Trial]
+    about: Mapping[str, Any]  # seed, device, machine, code, date
+
+
+def save_tuned(path: Path, use: str, experiment: str, found: Sequence[Tuned]) -> None:
+    """Write choices and evidence as TOML; those of other places that are there already stay."""
+    places = {(one.federation, one.scenario): one for one in [*load_tuned(path), *found]}
+    lines = [
+        f"# Chosen by `fedup bench tune {use} benchmarks/experiments/{experiment}.toml`; do not edit.",
+        "# score = (1 - what R-A lacks of Retrain's) * (1 - |F-A - Retrain's|), on validation rows; of samples, F-A is",
+        "# that of the rows to be forgotten.",
+        f"method = {json.dumps(use)}",
+        f"budget = {BUDGET}",
+    ]
+    for one in sorted(places.values(), key=lambda each: (each.federation, each.scenario)):
+        lines += ["", "[[places]]", *_pairs(asdict(one), leave_out=("tried",))]
+        for trial in one.tried:
+            lines += ["", "[[places.tried]]", *_pairs(asdict(trial))]
+    write_text(path, "\n".join(lines) + "\n")
+
+
+def load_tuned(path: Path) -> list[Tuned]:
+    """What was chosen so far; nothing where there is no such file."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        places = [dict(place) for place in table.get("places", [])]
+        return [Tuned(**{**place, "tried": [Trial(**trial) for trial in place["tried"]]}) for place in places]
+    except FileNotFoundError:
+        return []
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ArtifactError(
+            f"{path} is not what `fedup bench tune` writes ({error}): remove it, and tune again."
+        ) from error
+
+
+def _pairs(values: Mapping[str, Any], leave_out: Sequence[str] = ()) -> list[str]:
+    return [f"{name} = {_toml(value)}" for name, value in values.items() if name not in leave_out]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{name} = {_toml(one)}" for name, one in value.items()) + " }"
+    if isinstance(value, float):
+        return repr(round(value, 6))
+    return json.dumps(value, ensure_ascii=False)  # texts, whole numbers, truth values: alike in TOML
