@@ -45,7 +45,7 @@ def test_the_markdown_has_means_deviations_n_the_paper_failures_and_what_is_not_
     assert "| none | 0.600 ± 0.100 |  | 0.600 ± 0.000 |  |" in text
     assert "| fedup (n = 2) | 0.890 ± 0.000 | 0.990 | 0.020 ± 0.000 | 0.000 |" in text
     assert "Failed: fedup with seed 2. RuntimeError: no <b>memory</b>" in text
-    assert "Not for such requests: logit_mask." in text
+    assert "Not for such requests, and shown as –: logit_mask." in text
     assert "n = 3 seeds (0, 1, 2)" in text
     assert "With seed 0: A story of seed 0." in text
     assert "Retrain's own deviation from seed to seed, in points: R-A 0.00" in text
@@ -102,8 +102,8 @@ def test_a_click_on_a_head_sorts_by_value_with_missing_ones_last_and_a_second_tu
         timeout=120,
     )
     by_time, turned, by_effect, by_name = json.loads(re.search(r"<title>(.*?)</title>", done.stdout)[1])
-    assert by_time == ["none", "fedup (n = 2)", "retrain"]
-    assert turned == by_time[::-1]
+    assert by_time == ["none", "fedup (n = 2)", "retrain", "logit_mask"]
+    assert turned == ["retrain", "fedup (n = 2)", "none", "logit_mask"]
     assert by_effect[0] == "fedup (n = 2)"
     assert by_name == sorted(by_name)
 

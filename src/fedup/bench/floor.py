@@ -97,8 +97,10 @@ class Floor:
     def clear(self) -> None:
         """All cells of the group are over: its histories go, which may be many times the model's size."""
         task: Task | None = self._made.get("task")
-        for history in task.histories() if task else ():
-            history.remove()
+        if task is not None:
+            task.forget_learned()
+            if task.history is not None:
+                task.history.remove()
 
     def _prepare(self) -> Situation:
         recipe, dataset = self.group.recipe, self.dataset

@@ -67,9 +67,11 @@ class Task:
             raise DataError("This method needs the history of the training, and none was kept.")
         return self.history
 
-    def histories(self) -> list[History]:
-        """All that were kept or made for this task."""
-        return [*([self.history] if self.history else []), *(history for _, history in self._learned.values())]
+    def forget_learned(self) -> None:
+        """Give back the disk that trainings with other averages take."""
+        for _, history in self._learned.values():
+            history.remove()
+        self._learned.clear()
 
     def learned_otherwise(self, averaging: Averaging, *, named: str) -> tuple[nn.Module, History]:
         """The same federation trained from the same first weights with another average, ahead of any request; `named`

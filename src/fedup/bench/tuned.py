@@ -1,14 +1,17 @@
 """What tuning chose, with its evidence, as a TOML file."""
 
+import fcntl
 import json
+import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fedup.errors import ArtifactError
-from fedup.files import write_text
+from fedup.files import explained, write_text
 
 BUDGET = 4  # combinations that each method may try in each place
 
@@ -39,6 +42,11 @@ class Tuned:
 
 def save_tuned(path: Path, use: str, experiment: str, found: Sequence[Tuned]) -> None:
     """Write choices and evidence as TOML; those of other places that are there already stay."""
+    with _alone_in(path.parent):
+        _save(path, use, experiment, found)
+
+
+def _save(path: Path, use: str, experiment: str, found: Sequence[Tuned]) -> None:
     places = {(one.federation, one.scenario): one for one in [*load_tuned(path), *found]}
     lines = [
         f"# Chosen by `fedup bench tune {use} benchmarks/experiments/{experiment}.toml`; do not edit.",
@@ -54,12 +62,25 @@ def save_tuned(path: Path, use: str, experiment: str, found: Sequence[Tuned]) ->
     write_text(path, "\n".join(lines) + "\n")
 
 
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Other processes that tune other places wait outside: each adds to what is there."""
+    with explained(f"write to {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def load_tuned(path: Path) -> list[Tuned]:
     """What was chosen so far; nothing where there is no such file."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         places = [dict(place) for place in table.get("places", [])]
-        return [Tuned(**{**place, "tried": [Trial(**trial) for trial in place["tried"]]}) for place in places]
+        return [Tuned(**{**place, "tried": [Trial(**trial) for trial in place.get("tried", [])]}) for place in places]
     except FileNotFoundError:
         return []
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
@@ -77,4 +98,4 @@ def _toml(value: Any) -> str:
         return "{ " + ", ".join(f"{name} = {_toml(one)}" for name, one in value.items()) + " }"
     if isinstance(value, float):
         return repr(round(value, 6))
-    return json.dumps(value, ensure_ascii=False)  # texts, whole numbers, truth values: alike in TOML
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # else texts, numbers and truth are alike

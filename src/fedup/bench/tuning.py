@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Any
 
 from fedup.bench.case import Outputs, Rows
@@ -39,44 +40,54 @@ def combinations(use: str) -> list[dict[str, Any]]:
     return found
 
 
+def tunable(experiment: Experiment) -> list[str]:
+    """The methods of an experiment that declare a grid."""
+    return [method.name for method in experiment.methods if method.name == method.use and grid_of(method.use)]
+
+
 def tune_places(
-    use: str,
+    uses: Sequence[str],
     experiment: Experiment,
     *,
     only: Sequence[str] = (),
-    leave_out: Collection[tuple[str, str]] = (),
+    leave_out: Collection[tuple[str, str, str]] = (),
     seed: int = TUNING_SEED,
     device: str,
     progress: Progress,
-) -> Iterator[Tuned]:
-    """Try a method's grid in every place of the experiment that it can answer for, but for these places."""
-    trials = combinations(use)
-    cells = [cell for cell in experiment.cells([seed], only) if cell.method.name == use]
-    if not cells:
-        raise SettingError(f"{experiment.name} has no method {use}, or none where --only says.")
-    for cell in cells:
-        place = cell.group.federation, cell.group.scenario.name
-        if place in leave_out:
-            continue
-        floor = Floor(cell.group, device, progress)
-        base = next(method.settings for method in experiment.methods if method.name == use)
-        if not base.supports(floor.situation.request):
-            continue
-        goal = accuracies(floor.retrained)
-        tried = []
-        for settings in trials:
-            tried.append(_try(replace(base, **settings), settings, floor, goal))
-            progress(f"{use}: {place[0]}, {place[1]}", len(tried), len(trials))
+) -> Iterator[tuple[str, Tuned]]:
+    """Try methods' grids in every place of the experiment that they can answer for, but for some (federation, scenario,
+    method); place by place, so that each federation is trained once."""
+    grids = {use: combinations(use) for use in uses}
+    cells = experiment.cells([seed], only)
+    for use in uses:
+        if not any(cell.method.name == use for cell in cells):
+            raise SettingError(f"{experiment.name} has no method {use}, or none where --only says.")
+    bases = {method.name: method.settings for method in experiment.methods}
+    about = _origin(seed, device)
+    for group, members in groupby(cells, key=lambda cell: cell.group):
+        place = group.federation, group.scenario.name
+        floor = Floor(group, device, progress)
+        for use in [cell.method.name for cell in members if cell.method.name in uses]:
+            if (*place, use) in leave_out or not bases[use].supports(floor.situation.request):
+                continue
+            goal = accuracies(floor.retrained)
+            tried = []
+            for settings in grids[use]:
+                tried.append(_try(replace(bases[use], **settings), settings, floor, goal))
+                progress(f"{use}: {place[0]}, {place[1]}", len(tried), len(grids[use]))
+            best = max(tried, key=lambda trial: trial.score)
+            yield use, Tuned(*place, best.settings, dict(zip(("r_a", "f_a"), goal, strict=True)), tried, about)
         floor.clear()
-        best = max(tried, key=lambda trial: trial.score)
-        about = {
-            "seed": seed,
-            "device": device,
-            "accelerator": describe_machine()["accelerator"] if device.startswith("cuda") else "",
-            "commit": str(describe_code().get("commit") or "unknown"),
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-        yield Tuned(*place, best.settings, dict(zip(("r_a", "f_a"), goal, strict=True)), tried, about)
+
+
+def _origin(seed: int, device: str) -> dict[str, Any]:
+    return {
+        "seed": seed,
+        "device": device,
+        "accelerator": str(describe_machine()["accelerator"] or "") if device.startswith("cuda") else "",
+        "commit": str(describe_code().get("commit") or "unknown"),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 def _try(method: Any, settings: Mapping[str, Any], floor: Floor, goal: tuple[float, float]) -> Trial:
@@ -85,6 +96,8 @@ def _try(method: Any, settings: Mapping[str, Any], floor: Floor, goal: tuple[flo
         found = accuracies(floor.answer(method)[1])
     except DataError as error:  # settings under which training diverges are no good, and the others go on
         return Trial(settings, 0.0, 0.0, 0.0, time.perf_counter() - started, failed=str(error))
+    finally:
+        floor.task.forget_learned()  # nobody else learns in that way
     return Trial(settings, score(found, goal), *found, time_s=time.perf_counter() - started)
 
 

@@ -96,7 +96,7 @@ def run(
 
 @app.command()
 def tune(
-    method: Annotated[str, typer.Argument(help="A method that declares a GRID, as `fedup list methods` has them.")],
+    method: Annotated[str, typer.Argument(help="A method whose file declares a GRID, or all of the experiment's.")],
     experiment: Annotated[Path, typer.Argument(help="A TOML file with `tuned = FOLDER`.")],
     only: Annotated[
         list[str] | None, typer.Option(help="Only this federation, data set, model or scenario; repeatable.")
@@ -113,37 +113,40 @@ def tune(
     Choices and evidence go to FOLDER/METHOD.toml, and `fedup bench run` takes them from there.
 
     Example: [bold]fedup bench tune federaser benchmarks/experiments/baselines.toml --only mnist[/]
+
+    Example: [bold]fedup bench tune all benchmarks/experiments/baselines.toml[/]
     """
     from fedup.bench.datasets import check_there
     from fedup.bench.experiment import load_experiment
     from fedup.bench.tuned import load_tuned, save_tuned
-    from fedup.bench.tuning import TUNING_SEED, tune_places
+    from fedup.bench.tuning import TUNING_SEED, tunable, tune_places
     from fedup.cli._session import checked_device
 
     asked = load_experiment(experiment)
     if asked.tuned_folder is None:
         raise SettingError(f"{experiment} does not say where choices go: add tuned = 'FOLDER', beside it or below.")
-    path = asked.tuned_folder / f"{method}.toml"
-    done = [] if force else [(one.federation, one.scenario) for one in load_tuned(path)]
+    methods = tunable(asked) if method == "all" else [method]
+    paths = {name: asked.tuned_folder / f"{name}.toml" for name in methods}
+    kept = {} if force else {name: load_tuned(path) for name, path in paths.items()}
     for name in sorted({cell.group.recipe.data for cell in asked.cells([0], only or ())}):
         check_there(name)
     with progress_bars(wide_console(stderr=True)) as show:
-        for found in tune_places(
-            method,
+        for name, found in tune_places(
+            methods,
             asked,
             only=only or (),
-            leave_out=done,
+            leave_out=[(one.federation, one.scenario, name) for name, places in kept.items() for one in places],
             seed=TUNING_SEED if seed is None else seed,
             device=checked_device(device),
             progress=show,
         ):
-            save_tuned(path, method, asked.name, [found])
+            save_tuned(paths[name], name, asked.name, [found])
             best = max(trial.score for trial in found.tried)
-            chosen = ", ".join(f"{name} = {value}" for name, value in found.settings.items())
+            chosen = ", ".join(f"{key} = {value}" for key, value in found.settings.items())
             typer.echo(
-                f"{found.federation}, {found.scenario}: {chosen} (score {best:.4f}, of {len(found.tried)} tried)"
+                f"{found.federation}, {found.scenario}, {name}: {chosen} (score {best:.4f}; {len(found.tried)} tried)"
             )
-    typer.echo(f"Choices and evidence: {path}. Next: fedup bench run {experiment}")
+    typer.echo(f"Choices and evidence: {asked.tuned_folder}. Next: fedup bench run {experiment}")
 
 
 @app.command()

@@ -21,7 +21,7 @@ from fedup.federation import Federation
 from fedup.history import History
 from fedup.request import Forget
 
-GRID = {"step": (0.0001, 0.0003, 0.001, 0.003)}
+GRID = {"step": (0.0003, 0.003)}
 
 
 @dataclass(frozen=True)

@@ -137,14 +137,10 @@ class Method:
         """One line for people."""
         kind = "an eraser" if report.erasure else f"a filter of rank {self.rank}"
         size = plugged.served.size_bytes if plugged.served else 0
-        asked = (
-            f"{len(report.clients_contacted)} clients were asked again"
-            if report.clients_contacted
-            else "nobody was asked"
-        )
+        asked = f"{len(report.clients_contacted)} clients" if report.clients_contacted else "no client"
         return (
-            f"{kind} of {size:,} bytes was fitted at the server to centroids of what is retained; {asked}, and the "
-            "weights under it are frozen and still hold what they learned"
+            f"{kind} of {size:,} bytes was fitted at the server to centroids of what is retained; {asked} had to "
+            "answer after the request, and the weights under it are frozen and still hold what they learned"
         )
 
     def _collect_for(self, task: Task, cut: str | None, cost: Cost) -> Centroids:

@@ -17,7 +17,7 @@ from fedup.history import History
 from fedup.request import Forget
 from fedup.rng import generator
 
-GRID = {"layers": (0.3, 0.7), "rounds": (3, 6)}
+GRID = {"layers": (0.5, 1.0), "rounds": (5, 10)}
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Method:
     """
 
     layers: float = 0.5
-    density: float = 0.1
+    density: float = 0.5
     delta: Literal["sparse", "lora"] = "sparse"
     rank: int = 16
     rounds: int = 5

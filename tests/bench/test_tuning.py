@@ -1,0 +1,156 @@
+"""Equal terms: declared grids, equal trials, judged on rows that no table shows."""
+
+import itertools
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedup.bench.case import Ground, Outputs
+from fedup.bench.experiment import load_experiment
+from fedup.bench.methods import method_class
+from fedup.bench.tuned import BUDGET
+from fedup.bench.tuning import TUNING_SEED, accuracies, combinations, grid_of, score, tunable, tune_places
+from fedup.errors import SettingError
+from fedup.registry import names
+
+METHODS = names("fedup.bench.methods")
+TUNABLE = [name for name in METHODS if grid_of(name)]
+shares = st.floats(0, 1)
+TOML = """
+tuned = "chosen"
+[[federations]]
+data = "digits"
+rows = 300
+clients = 3
+rounds = 2
+[scenarios.class]
+[scenarios.client]
+[scenarios.sample]
+[methods.finetune]
+[methods.federaser]
+[methods.none]
+"""
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory):
+    place = tmp_path_factory.mktemp("tuning")
+    (place / "equal.toml").write_text(TOML)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDUP_CACHE", str(place / "cache"))
+        yield load_experiment(place / "equal.toml")
+
+
+def tuned(method, experiment, **choice):
+    return [one for _, one in tune_places([method], experiment, device="cpu", progress=lambda *_: None, **choice)]
+
+
+def test_the_papers_baselines_and_fedup_itself_are_tuned():
+    assert {"fedup", "federaser", "eraseclient", "exact_fun", "fused", "finetune", "head_only"} <= set(TUNABLE)
+
+
+@pytest.mark.parametrize("name", TUNABLE)
+def test_a_grid_is_within_the_budget_and_made_of_settings_that_the_method_takes(name):
+    method = method_class(name)
+    assert 2 <= len(combinations(name)) <= BUDGET
+    assert set(grid_of(name)) <= {one.name for one in fields(method)}
+    for settings in combinations(name):
+        assert method(**settings)
+
+
+@pytest.mark.parametrize("name", TUNABLE)
+def test_every_combination_is_tried_once(name):
+    grid = grid_of(name)
+    assert [tuple(one.values()) for one in combinations(name)] == list(itertools.product(*grid.values()))
+
+
+@pytest.mark.parametrize("name", ["none", "retrain"])
+def test_what_has_nothing_to_choose_is_refused(name):
+    with pytest.raises(SettingError, match="no GRID"):
+        combinations(name)
+
+
+def test_a_grid_beyond_the_budget_is_refused(tmp_path):
+    own = tmp_path / "greedy.py"
+    own.write_text("from fedup.bench.methods.finetune import Method\nGRID = {'rounds': (1, 2, 3, 4, 5)}\n")
+    with pytest.raises(SettingError, match="5 combinations"):
+        combinations(str(own))
+
+
+@given(shares, shares, shares, shares)
+def test_a_score_is_1_where_nothing_is_lost_and_nothing_more_is_known_than_retrain_knows(r_a, f_a, goal_r_a, goal_f_a):
+    found = score((r_a, f_a), (goal_r_a, goal_f_a))
+    assert 0 <= found <= 1
+    assert score((max(r_a, goal_r_a), goal_f_a), (goal_r_a, goal_f_a)) == 1
+    assert found <= score((max(r_a, goal_r_a), f_a), (goal_r_a, goal_f_a))
+    assert found <= score((r_a, goal_f_a), (goal_r_a, goal_f_a))
+
+
+def test_each_place_that_a_method_can_answer_for_gets_its_best_trial(experiment):
+    found = tuned("finetune", experiment)
+    assert [one.scenario for one in found] == ["class", "client", "sample"]
+    for one in found:
+        assert [trial.settings for trial in one.tried] == combinations("finetune")
+        best = max(trial.score for trial in one.tried)
+        assert one.settings == next(trial.settings for trial in one.tried if trial.score == best)  # the first of equals
+        assert one.about["seed"] == TUNING_SEED and TUNING_SEED not in experiment.seeds
+
+
+def test_places_that_a_method_cannot_answer_for_are_left_out(experiment):
+    assert [one.scenario for one in tuned("federaser", experiment)] == ["client"]
+
+
+def test_places_that_are_done_are_left_out(experiment):
+    done = [("digits-lenet5", "class", "finetune"), ("digits-lenet5", "client", "finetune")]
+    assert [one.scenario for one in tuned("finetune", experiment, leave_out=done)] == ["sample"]
+
+
+def test_only_narrows_the_places_and_an_unknown_method_is_refused(experiment):
+    assert [one.scenario for one in tuned("finetune", experiment, only=["client"])] == ["client"]
+    with pytest.raises(SettingError, match="has no method fused"):
+        tuned("fused", experiment)
+
+
+def test_tuning_again_chooses_the_same(experiment):
+    first, second = (tuned("federaser", experiment)[0] for _ in range(2))
+    assert first.settings == second.settings
+    assert [replace(trial, time_s=0) for trial in first.tried] == [replace(trial, time_s=0) for trial in second.tried]
+
+
+def test_held_out_and_test_rows_are_never_looked_at(world_of_rows):
+    outputs, hide = world_of_rows
+    before = accuracies(outputs())
+    hide("heldout")
+    assert accuracies(outputs()) == before
+
+
+@pytest.fixture(params=["class", "client", "sample"])
+def world_of_rows(request, experiment):
+    """Outputs of a model that cannot take NaN, over a federation whose held-out and test rows can be made so."""
+    from fedup.bench.floor import Floor
+
+    (cell, *_) = experiment.cells([0], [request.param])
+    floor = Floor(replace(cell.group, recorded=False), "cpu", lambda *_: None)
+    situation, dataset = floor.situation, floor.dataset
+    federation = replace(situation.federation, x=situation.federation.x.clone())
+    ground = Ground(replace(situation, federation=federation), replace(dataset, test_x=dataset.test_x * torch.nan))
+
+    def hide(part):
+        federation.x[federation.rows(part)] = torch.nan
+
+    return lambda: Outputs(floor.task.model, ground), hide
+
+
+def test_all_that_declare_a_grid_are_tuned_place_by_place(experiment):
+    assert tunable(experiment) == ["finetune", "federaser"]
+    found = tune_places(
+        tunable(experiment), experiment, only=["class", "client"], device="cpu", progress=lambda *_: None
+    )
+    assert [(use, one.scenario) for use, one in found] == [
+        ("finetune", "class"),
+        ("finetune", "client"),
+        ("federaser", "client"),
+    ]
