@@ -50,8 +50,8 @@ def _save(path: Path, use: str, experiment: str, found: Sequence[Tuned]) -> None
     places = {(one.federation, one.scenario): one for one in [*load_tuned(path), *found]}
     lines = [
         f"# Chosen by `fedup bench tune {use} benchmarks/experiments/{experiment}.toml`; do not edit.",
-        "# score = (1 - what R-A lacks of Retrain's) * (1 - |F-A - Retrain's|), on validation rows; of samples, F-A is",
-        "# that of the rows to be forgotten.",
+        "# score = (1 + R-A - Retrain's) * (1 - |F-A - Retrain's|), on validation rows; of samples, F-A is that of the",
+        "# rows to be forgotten.",
         f"method = {json.dumps(use)}",
         f"budget = {BUDGET}",
     ]

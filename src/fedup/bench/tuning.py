@@ -110,11 +110,11 @@ def accuracies(of: Outputs) -> tuple[float, float]:
 
 
 def score(found: tuple[float, float], goal: tuple[float, float]) -> float:
-    """1 where nothing retained is lost against Retrain, and what is forgotten is known as well as Retrain knows it.
+    """How much more of what is retained is known than Retrain knows, times how alike both know what is forgotten.
 
-    >>> score((0.9, 0.0), (0.8, 0.0)), score((0.8, 0.5), (0.8, 0.0))
-    (1.0, 0.5)
+    >>> score((0.8, 0.0), (0.8, 0.0)), score((0.8, 0.5), (0.8, 0.0)), score((0.3, 0.0), (0.8, 0.0))
+    (1.0, 0.5, 0.5)
     """
     (r_a, f_a), (goal_r_a, goal_f_a) = found, goal
-    value = (1 - max(0.0, goal_r_a - r_a)) * (1 - abs(f_a - goal_f_a))
+    value = (1 + r_a - goal_r_a) * (1 - abs(f_a - goal_f_a))
     return value if math.isfinite(value) else 0.0
