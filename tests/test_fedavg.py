@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedup import Federation, Forget, LocalTraining, Observer, dirichlet, federate, fingerprint
+from fedup.averaging import RunningAverage
 from fedup.engines.plain import train_locally
 from fedup.errors import ArtifactError, DataError, SettingError
 from fedup.rng import generator, seed_for
@@ -278,3 +279,126 @@ def test_a_federation_without_any_row_is_refused(model, federation):
     object.__setattr__(empty.clients[3], "train", empty.clients[3].train[:0])
     with pytest.raises(DataError):
         federate(model, empty, rounds=1)
+
+
+# --- which rounds
+
+
+OPTIONS = {"local": LOCAL, "clients_per_round": 3, "seed": 5}
+
+
+@pytest.mark.parametrize("rounds", [range(3), [0, 1, 2], (0, 1, 2)], ids=["range", "list", "tuple"])
+def test_naming_the_first_rounds_is_asking_for_as_many(model, federation, rounds):
+    counted, named = Recorder(), Recorder()
+    expected = federate(model, federation, rounds=3, observers=[counted], **OPTIONS)
+    found = federate(model, federation, rounds=rounds, observers=[named], **OPTIONS)
+    assert fingerprint(found.model) == fingerprint(expected.model)
+    assert found.rounds == expected.rounds == 3
+    assert named.cohorts() == counted.cohorts()
+
+
+@pytest.mark.parametrize("parts", [([0, 1], [2]), ([0], [], [1, 2]), ([0], [1], [2])], ids=str)
+def test_rounds_trained_in_parts_give_the_bits_of_all_at_once(model, federation, parts):
+    found = model
+    for part in parts:
+        found = federate(found, federation, rounds=part, **OPTIONS).model
+    assert fingerprint(found) == fingerprint(federate(model, federation, rounds=3, **OPTIONS).model)
+
+
+def test_just_the_rounds_that_are_named_are_trained_in_their_order(model, federation):
+    whole, some = Recorder(), Recorder()
+    federate(model, federation, rounds=8, observers=[whole], **OPTIONS)
+    trained = federate(model, federation, rounds=[6, 1, 4], observers=[some], **OPTIONS)
+    assert trained.rounds == 3
+    assert [number for number, _ in some.rounds] == [6, 1, 4]
+    assert some.cohorts() == [whole.cohorts()[number] for number in (6, 1, 4)]
+
+
+def test_a_rounds_number_decides_its_batches(model, federation):
+    first, other = (federate(model, federation, rounds=[number], local=LOCAL).model for number in (0, 7))
+    alone = [_trained_alone(model, federation, client, 7) for client in federation.clients]
+    sizes = [len(client.train) for client in federation.clients]
+    mean = sum(n / sum(sizes) * state["layers.4.weight"] for n, state in zip(sizes, alone, strict=True))
+    torch.testing.assert_close(other.layers[4].weight.detach(), mean)
+    assert fingerprint(first) != fingerprint(other)
+
+
+@pytest.mark.parametrize("rounds", [[], (), range(0)], ids=["list", "tuple", "range"])
+def test_no_round_named_leaves_the_weights(model, federation, rounds):
+    recorder = Recorder()
+    trained = federate(model, federation, rounds=rounds, observers=[recorder])
+    assert fingerprint(trained.model) == fingerprint(model)
+    assert (trained.rounds, recorder.rounds, recorder.updates) == (0, [], [])
+    assert not trained.model.training
+
+
+@pytest.mark.parametrize("rounds", [[0, 1], range(2), []], ids=str)
+def test_a_checkpoint_of_named_rounds_is_refused_before_any_work(model, federation, tmp_path, rounds):
+    path, recorder = tmp_path / "checkpoint.safetensors", Recorder()
+    with pytest.raises(SettingError, match="checkpoint"):
+        federate(model, federation, rounds=rounds, local=LOCAL, checkpoint=path, observers=[recorder])
+    assert not path.exists()
+    assert not recorder.updates
+
+
+@pytest.mark.parametrize("rounds", [[-1], [0, 2, -3], range(-2, 1)], ids=str)
+def test_rounds_below_zero_are_refused_before_any_work(model, federation, rounds):
+    recorder = Recorder()
+    with pytest.raises(SettingError, match="rounds"):
+        federate(model, federation, rounds=rounds, observers=[recorder])
+    assert not recorder.updates
+
+
+# --- another average
+
+
+class Told(RunningAverage):
+    """FedAvg's average, which notes what it is told, and moves the first bias by one after each round."""
+
+    def __init__(self, start):
+        super().__init__(start)
+        self.start, self.told, self.added = {name: one.clone() for name, one in start.items()}, [], []
+
+    def add(self, weights, share, *, round_index=0, client=0):
+        self.told.append((round_index, client, share))
+        self.added.append({name: tensor.clone() for name, tensor in weights.items()})
+        super().add(weights, share)
+
+    def finish(self):
+        super().finish()
+        self.current["layers.0.bias"] += 1
+
+
+def test_another_average_is_made_of_the_first_weights_and_told_round_client_and_share(model, federation):
+    made, recorder = [], Recorder()
+
+    def averaging(start):
+        made.append(Told(start))
+        return made[-1]
+
+    federate(model, federation, rounds=[4, 0, 2], averaging=averaging, observers=[recorder], **OPTIONS)
+    (average,) = made
+    assert all(torch.equal(average.start[name], tensor) for name, tensor in model.state_dict().items())
+    assert average.told == [(number, client, share) for number, client, _, _, share in recorder.updates]
+    assert {number for number, *_ in average.told} == {4, 0, 2}
+    for found, (*_, after, _) in zip(average.added, recorder.updates, strict=True):
+        assert all(torch.equal(found[name], after[name]) for name in after)
+
+
+def test_another_average_is_what_clients_start_from_and_what_comes_out(model, federation):
+    ours, usual = Recorder(), Recorder()
+    trained = federate(model, federation, rounds=2, local=LOCAL, averaging=Told, observers=[ours]).model
+    federate(model, federation, rounds=2, local=LOCAL, observers=[usual])
+    (_, first), (_, second) = ours.rounds
+    assert torch.equal(first["layers.0.bias"], usual.rounds[0][1]["layers.0.bias"] + 1)
+    assert torch.equal(first["layers.0.weight"], usual.rounds[0][1]["layers.0.weight"])
+    starts = [before for number, _, before, _, _ in ours.updates if number == 1]
+    assert all(torch.equal(before[name], tensor) for before in starts for name, tensor in first.items())
+    assert all(torch.equal(trained.state_dict()[name], tensor) for name, tensor in second.items())
+
+
+def test_another_average_goes_on_from_a_checkpoint_to_the_same_bits(model, federation, tmp_path):
+    path, options = tmp_path / "checkpoint.safetensors", {"averaging": Told, **OPTIONS}
+    federate(model, federation, rounds=2, checkpoint=path, **options)
+    resumed = federate(model, federation, rounds=4, checkpoint=path, **options).model
+    assert fingerprint(resumed) == fingerprint(federate(model, federation, rounds=4, **options).model)

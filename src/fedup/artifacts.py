@@ -25,13 +25,18 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], *, kind: str, 
     full = {"kind": kind, "version": FORMAT_VERSION, **header}
     text = json.dumps({**full, "sha256": _digest(full, plain)}, sort_keys=True)
     with replacing(path) as partial:
-        try:
-            save_file(plain, partial, metadata={"fedup": text})
-        except SafetensorError as error:  # it wraps what the disk says
-            said = re.search(r"os error (\d+)", str(error))
-            if said is None:
-                raise
-            raise OSError(int(said[1]), os.strerror(int(said[1]))) from error
+        write_plain(partial, plain, metadata={"fedup": text})
+
+
+def write_plain(path: Path, tensors: dict[str, Tensor], *, metadata: dict[str, str] | None = None) -> None:
+    """A safetensors file and nothing more; what the disk says is an OSError."""
+    try:
+        save_file(tensors, path, metadata=metadata)
+    except SafetensorError as error:  # it wraps it
+        said = re.search(r"os error (\d+)", str(error))
+        if said is None:
+            raise
+        raise OSError(int(said[1]), os.strerror(int(said[1]))) from error
 
 
 def load_tensors(path: str | Path, *, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,6 +1,8 @@
 """A federation is trained once: the same content gives the same bits from the cache, any other content is trained."""
 
 import copy
+import multiprocessing
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +11,13 @@ import torch
 from torch import nn
 
 from fedup import Federation, Forget, fingerprint
+from fedup.averaging import RunningAverage
 from fedup.bench.datasets import load_dataset
 from fedup.bench.recipe import Recipe
-from fedup.bench.trained import keep, trained
+from fedup.bench.trained import keep, recorded, trained
 from fedup.errors import StorageError
 from fedup.federation import Client
+from fedup.history import History
 
 RECIPE = Recipe.suited_to("digits", rounds=3, clients=3, rows=120, batch_size=32, seed=2)
 
@@ -287,3 +291,224 @@ def test_rows_beyond_a_block_decide_too(start):
     counted = Rounds()
     trained(start, replace(federation, x=changed), recipe, progress=counted)
     assert counted.trainings == 1
+
+
+# --- with the history of the training
+
+
+def contents(history: History) -> dict[str, object]:
+    """All that a history holds, as plain data that can be compared."""
+    kept: dict[str, object] = {"changes": history.changes()}
+    for number in history.rounds:
+        kept[f"{number} shares"] = dict(history.shares(number))
+        kept[f"{number} before"] = _bits(history.before(number))
+        for client in history.shares(number):
+            kept[f"{number} upload {client}"] = _bits(history.upload(number, client))
+    return kept
+
+
+def _bits(weights) -> dict[str, bytes]:
+    return {name: tensor.numpy().tobytes() for name, tensor in weights.items()}
+
+
+@pytest.fixture(scope="module")
+def reference(federation, small_model) -> tuple[str, dict[str, object]]:
+    """Fingerprint and history of a training that no cache had a part in."""
+    history = History()
+    model = RECIPE.train(copy.deepcopy(small_model), federation, observers=[history]).model
+    return fingerprint(model), contents(history)
+
+
+class Shifted(RunningAverage):
+    """Another average than FedAvg's: one bias is moved after each round."""
+
+    def finish(self) -> None:
+        super().finish()
+        self.current["4.bias"] += 0.5
+
+
+def test_a_recorded_model_is_the_trained_one_to_the_bit_and_its_history_that_of_the_training(
+    federation, start, tmp_path, monkeypatch, reference
+):
+    plain = trained(start, federation, RECIPE, progress=Rounds())
+    monkeypatch.setenv("FEDUP_CACHE", str(tmp_path / "other"))
+    counted = Rounds()
+    model, history = recorded(start, federation, RECIPE, progress=counted)
+    assert (counted.trainings, counted.rounds) == (1, 3)
+    assert fingerprint(model) == fingerprint(plain) == reference[0]
+    assert contents(history) == reference[1]
+    assert not model.training
+
+
+def test_the_second_time_model_and_history_come_from_the_cache(federation, start, cache, reference):
+    first, _ = recorded(start, federation, RECIPE, progress=Rounds())
+    before, counted = files(cache), Rounds()
+    again, history = recorded(start, federation, RECIPE, progress=counted)
+    assert (counted.trainings, counted.rounds) == (0, 0)
+    assert fingerprint(again) == fingerprint(first)
+    assert contents(history) == reference[1]
+    assert files(cache) == before
+    assert not list(cache.glob("*.rounds"))  # no rest of the training
+
+
+def test_recording_leaves_the_first_weights_as_they_are(federation, start):
+    before = fingerprint(start)
+    for _ in range(2):  # trained, and from the cache
+        made, _ = recorded(start, federation, RECIPE, progress=Rounds())
+        assert fingerprint(start) == before
+        assert made is not start
+
+
+def test_a_history_that_was_removed_is_made_again_with_its_model(federation, start, cache, reference):
+    _, history = recorded(start, federation, RECIPE, progress=Rounds())
+    history.remove()
+    assert not list(cache.glob("*.history"))
+    counted = Rounds()
+    model, again = recorded(start, federation, RECIPE, progress=counted)
+    assert (counted.trainings, counted.rounds) == (1, 3)
+    assert (fingerprint(model), contents(again)) == reference
+
+
+def test_a_model_that_was_removed_is_made_again_with_its_history(federation, start, cache, reference):
+    recorded(start, federation, RECIPE, progress=Rounds())
+    (path,) = cache.glob("*.safetensors")
+    path.unlink()
+    counted = Rounds()
+    model, again = recorded(start, federation, RECIPE, progress=counted)
+    assert (counted.trainings, counted.rounds) == (1, 3)
+    assert (fingerprint(model), contents(again)) == reference
+
+
+LOST = {
+    "a round's list": lambda folder: (folder / "0001.json").unlink(),
+    "the last round's list": lambda folder: (folder / "0002.json").unlink(),
+    "a damaged list": lambda folder: (folder / "0001.json").write_text("{"),
+    "an upload": lambda folder: (folder / "0001-client-2.safetensors").unlink(),
+    "half an upload": lambda folder: (folder / "0001-client-2.safetensors").write_bytes(b"half"),
+}
+
+
+@pytest.mark.parametrize("lose", [pytest.param(lose, id=name) for name, lose in LOST.items()])
+def test_a_history_that_is_not_whole_is_made_again(federation, start, cache, reference, lose):
+    recorded(start, federation, RECIPE, progress=Rounds())
+    (folder,) = cache.glob("*.history")
+    lose(folder)
+    counted = Rounds()
+    model, again = recorded(start, federation, RECIPE, progress=counted)
+    assert counted.rounds == 3
+    assert (fingerprint(model), contents(again)) == reference
+
+
+@pytest.mark.parametrize("stop_at", [0, 1, 2, 3])
+def test_an_interrupted_recording_goes_on_to_the_same_model_and_history(federation, start, cache, reference, stop_at):
+    with pytest.raises(KeyboardInterrupt):
+        recorded(start, federation, RECIPE, progress=Rounds(stop_at))
+    counted = Rounds()
+    model, history = recorded(start, federation, RECIPE, progress=counted)
+    assert (fingerprint(model), contents(history)) == reference
+    assert counted.rounds == 3 - max(0, stop_at - 1)
+    assert not list(cache.glob("*.rounds"))
+
+
+@pytest.mark.parametrize("lost", ["*.rounds", "*.history/0000.json"])
+def test_half_a_recording_without_its_other_half_is_made_anew(federation, start, cache, reference, lost):
+    with pytest.raises(KeyboardInterrupt):
+        recorded(start, federation, RECIPE, progress=Rounds(2))
+    (path,) = cache.glob(lost)
+    path.unlink()
+    model, history = recorded(start, federation, RECIPE, progress=Rounds())
+    assert (fingerprint(model), contents(history)) == reference
+    assert not list(cache.glob("*.rounds"))
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_damaged_rounds_of_an_interrupted_recording_are_trained_anew(federation, start, cache, reference, damage):
+    with pytest.raises(KeyboardInterrupt):
+        recorded(start, federation, RECIPE, progress=Rounds(2))
+    (path,) = cache.glob("*.rounds")
+    path.write_bytes(damage(path.read_bytes()))
+    model, history = recorded(start, federation, RECIPE, progress=Rounds())
+    assert (fingerprint(model), contents(history)) == reference
+
+
+def test_another_average_has_a_name_and_is_cached_apart(federation, start, reference):
+    usual, other, third = Rounds(), Rounds(), Rounds()
+    recorded(start, federation, RECIPE, progress=usual)
+    options = {"averaging": Shifted, "named": "shifted"}
+    model, history = recorded(start, federation, RECIPE, progress=other, **options)
+    recorded(start, federation, RECIPE, progress=third, averaging=Shifted, named="of another name")
+    assert (usual.trainings, other.trainings, third.trainings) == (1, 1, 1)
+    expected = RECIPE.train(start, federation, averaging=Shifted).model
+    assert fingerprint(model) == fingerprint(expected) != reference[0]
+    assert contents(history) != reference[1]
+    for averaging in ({}, options):  # each still gets its own
+        counted = Rounds()
+        again, kept = recorded(start, federation, RECIPE, progress=counted, **averaging)
+        assert counted.trainings == 0
+        assert fingerprint(again) == (fingerprint(model) if averaging else reference[0])
+        assert contents(kept) == (contents(history) if averaging else reference[1])
+
+
+def test_a_history_removed_takes_none_of_another_average(federation, start):
+    _, usual = recorded(start, federation, RECIPE, progress=Rounds())
+    _, other = recorded(start, federation, RECIPE, progress=Rounds(), averaging=Shifted, named="shifted")
+    expected = contents(other)
+    usual.remove()
+    assert contents(other) == expected
+
+
+def test_a_model_is_taken_from_a_recording_where_there_is_one_even_without_its_history(federation, start, reference):
+    _, history = recorded(start, federation, RECIPE, progress=Rounds())
+    for _ in range(2):
+        counted = Rounds()
+        assert fingerprint(trained(start, federation, RECIPE, progress=counted)) == reference[0]
+        assert counted.trainings == 0
+        history.remove()
+
+
+def test_a_model_of_another_average_is_not_taken_for_the_trained_one(federation, start, reference):
+    recorded(start, federation, RECIPE, progress=Rounds(), averaging=Shifted, named="shifted")
+    counted = Rounds()
+    assert fingerprint(trained(start, federation, RECIPE, progress=counted)) == reference[0]
+    assert counted.trainings == 1
+
+
+def test_a_model_without_a_history_is_no_recording(federation, start, reference):
+    trained(start, federation, RECIPE, progress=Rounds())
+    counted = Rounds()
+    model, history = recorded(start, federation, RECIPE, progress=counted)
+    assert counted.trainings == 1
+    assert (fingerprint(model), contents(history)) == reference
+
+
+def _record_beside_another(federation: Federation, start: nn.Module, meet, answers) -> None:
+    """In a process of its own: begin together with the other, and tell what was trained and what can be read."""
+    counted = Rounds()
+
+    def progress(what: str, done: int, total: int) -> None:
+        counted(what, done, total)
+        time.sleep(0.05)  # so that the other one comes in between
+
+    meet.wait(60)
+    model, history = recorded(start, federation, RECIPE, progress=progress)
+    answers.put((counted.rounds, fingerprint(model), contents(history)))
+
+
+def test_two_processes_at_once_train_once_and_end_with_one_sound_history(federation, start, cache, reference):
+    apart = multiprocessing.get_context("fork")
+    meet, answers = apart.Barrier(2), apart.Queue()
+    arguments = (federation, start, meet, answers)
+    both = [apart.Process(target=_record_beside_another, args=arguments, daemon=True) for _ in range(2)]
+    for process in both:
+        process.start()
+    found = [answers.get(timeout=120) for _ in both]
+    for process in both:
+        process.join(60)
+    assert [process.exitcode for process in both] == [0, 0]
+    assert sorted(rounds for rounds, *_ in found) == [0, 3]  # one trained, and the other waited for it
+    assert all((model, kept) == reference for _, model, kept in found)
+    counted = Rounds()
+    model, history = recorded(start, federation, RECIPE, progress=counted)
+    assert counted.trainings == 0
+    assert (fingerprint(model), contents(history)) == reference
+    assert len(list(cache.glob("*.history"))) == len(list(cache.glob("*.safetensors"))) == 1

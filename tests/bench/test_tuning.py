@@ -88,7 +88,9 @@ def test_a_score_rises_with_what_is_retained_and_with_closeness_to_retrain_on_wh
     found = score((r_a, f_a), goal)
     assert 0 <= found <= 2
     assert score(goal, goal) == 1
-    assert found <= score((max(r_a, goal_r_a), f_a), goal) and found <= score((r_a, goal_f_a), goal)
+    rounding = 1e-12
+    assert found <= score((max(r_a, goal_r_a), f_a), goal) + rounding
+    assert found <= score((r_a, goal_f_a), goal) + rounding
 
 
 def test_each_place_that_a_method_can_answer_for_gets_its_best_trial(experiment):

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 from fedup import Federation, Forget, fingerprint
 from fedup.bench.case import Case, Ground, Outputs
 from fedup.bench.experiment import Group, Named
+from fedup.bench.floor import Floor
 from fedup.bench.methods import Method, method_class
 from fedup.bench.probe import figures_of
 from fedup.bench.recipe import Recipe
-from fedup.bench.runner import _Floor
 from fedup.bench.scenarios import Situation, scenario_class
 from fedup.bench.task import Task, Unlearned
 from fedup.registry import names
@@ -40,9 +41,11 @@ def bits_of(federation: Federation) -> str:
 
 
 def quick(name: str) -> Method:
-    """A method with its default settings, but for the number of steps: contracts do not ask how well it forgets."""
+    """A method with its default settings, but for the number of steps: contracts do not ask how well it forgets. Of the
+    two rounds each is stored, where a method stores some: else it would have nothing to do."""
     method = method_class(name)
-    return method(**({"steps": 30} if "steps" in {one.name for one in dataclasses.fields(method)} else {}))
+    own = {one.name for one in dataclasses.fields(method)}
+    return method(**{setting: value for setting, value in {"steps": 30, "every": 1}.items() if setting in own})
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,9 +109,14 @@ class World:
     def answer(self, method: str, place: Place) -> Answer:
         if (method, place.name) not in self._answers:
             before = place.state()
-            unlearned = quick(method).unlearn(place.task)
+            unlearned = self.unlearn(quick(method), place.task)
             self._answers[method, place.name] = Answer(unlearned, before, place.state())
         return self._answers[method, place.name]
+
+    def unlearn(self, method: Method, task: Task) -> Unlearned:
+        """A method's answer; a federation of its own, where it trains one, is kept in this world's cache."""
+        with self._in_own_cache():
+            return method.unlearn(task)
 
     def answers(self, method: str) -> Iterator[tuple[Place, Unlearned]]:
         """A method's answers in all situations that it supports."""
@@ -116,11 +124,17 @@ class World:
             if method_class(method)().supports(place.task.request):
                 yield place, self.answer(method, place).unlearned
 
-    def _of_scenario(self, name: str) -> Place:
-        group = Group(RECIPE, Named(name, name, scenario_class(name)()))
+    @contextmanager
+    def _in_own_cache(self) -> Iterator[None]:
+        """The user's own is neither read nor written."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("FEDUP_CACHE", self._cache)  # the user's own is neither read nor written
-            floor = _Floor(group, "cpu", lambda *_: None)
+            patch.setenv("FEDUP_CACHE", self._cache)
+            yield
+
+    def _of_scenario(self, name: str) -> Place:
+        group = Group(RECIPE, Named(name, name, scenario_class(name)()), recorded=True)
+        with self._in_own_cache():
+            floor = Floor(group, "cpu", lambda *_: None)
             floor.make(reference=True)
         return Place(name, floor.task, floor.ground, floor.original, floor.retrained)
 
@@ -136,8 +150,8 @@ class World:
         request = Forget.clients(gone) | Forget.classes([label]) | Forget.samples({other.id: samples.tolist()})
         ground = Ground(Situation(federation, request, "A client, a class and samples."), self.dataset)
         probe = partial(figures_of, ground=ground)
-        task = dataclasses.replace(trained, request=request, probe=probe, _collected={})
-        retrained = method_class("retrain")().unlearn(task).model
+        task = dataclasses.replace(trained, request=request, probe=probe, _collected={}, _learned={})
+        retrained = self.unlearn(method_class("retrain")(), task).model
         return Place(MIXED, task, ground, Outputs(task.model, ground), Outputs(retrained, ground))
 
 

@@ -1,5 +1,5 @@
 """What every method keeps to: it leaves the task as it was, repeats itself to the bit, and reads nothing
-forgotten, but for FedUP's eraser of samples."""
+forgotten, but for FedUP's eraser of samples and the client that EraseClient asks to unlearn itself."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from fedup import Federation, Forget, fingerprint
 from fedup.bench.accuracy import predict
 from fedup.bench.cost import Cost
 from fedup.bench.experiment import REFERENCE
-from fedup.bench.methods import method_class
+from fedup.bench.methods import method_class, needs_history
 from fedup.bench.settings import build
 from fedup.bench.task import Task, Unlearned
 from fedup.errors import DataError, SettingError
@@ -22,6 +22,7 @@ from fedup.registry import names
 
 METHODS = names("fedup.bench.methods")
 PLACES = [*names("fedup.bench.scenarios"), "mixed"]
+ASKS_WHO_LEAVES = {"eraseclient"}  # the client that is to be forgotten takes part in it, by design
 REQUESTS = {
     "client": Forget.clients([0]),
     "class": Forget.classes([1]),
@@ -78,7 +79,8 @@ def test_costs_are_counted_and_only_clients_that_stay_are_asked(name, world):
         counted = (cost.bytes_up, cost.bytes_down, cost.local_steps, cost.ahead_bytes_up, cost.storage_bytes)
         assert all(isinstance(one, int) and one >= 0 for one in counted), place.name
         assert cost.ahead_time_s >= 0, place.name
-        assert cost.clients <= set(place.task.federation.ids) - request.client_ids, place.name
+        assert cost.clients <= set(place.task.federation.ids), place.name
+        assert cost.clients & request.client_ids == (request.client_ids if name in ASKS_WHO_LEAVES else set())
         if cost.bytes_up or cost.local_steps:
             assert cost.clients, place.name  # somebody sent them, somebody took them
         if cost.local_steps:
@@ -94,7 +96,9 @@ def test_a_second_run_gives_the_same_logits_whatever_was_drawn_before(name, worl
     for place, unlearned in world.answers(name):
         torch.manual_seed(len(place.name))
         state = torch.random.get_rng_state()
-        again = world.quick(name).unlearn(place.task)
+        method = world.quick(name)  # one that does not say it needs the history gets none
+        task = place.task if needs_history(method) else dataclasses.replace(place.task, history=None)
+        again = world.unlearn(method, task)
         assert torch.equal(torch.random.get_rng_state(), state), place.name  # global random numbers are left alone
         assert torch.equal(logits_of(again.model, world), logits_of(unlearned.model, world)), place.name
         assert again.reversible == unlearned.reversible, place.name
@@ -118,6 +122,23 @@ def test_a_request_taken_back_gives_the_original_bit_for_bit_and_the_answer_stay
         assert torch.equal(logits_of(unlearned.model, world), answered), place.name
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_what_a_method_says_of_its_answer_is_plain_data_and_what_it_did_one_line_of_text(name, world):
+    for place, unlearned in world.answers(name):
+        about = dict(unlearned.about)
+        assert json.loads(json.dumps(about, allow_nan=False)) == about, place.name
+        if "did" in about:
+            assert isinstance(about["did"], str) and about["did"].strip() == about["did"] != "", place.name
+            assert about["did"].isprintable(), place.name  # no line ends, no tabs, no colours
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if needs_history(method_class(name)())])
+def test_a_method_that_needs_the_history_says_so_where_none_was_kept(name, world):
+    task = next(place.task for place, _ in world.answers(name))
+    with pytest.raises(DataError, match="history"):
+        world.unlearn(world.quick(name), dataclasses.replace(task, history=None))
+
+
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "none"])
 def test_an_answer_is_not_the_original_in_disguise(name, world):
     for place, unlearned in world.answers(name):
@@ -139,7 +160,22 @@ def test_a_mask_never_names_a_forgotten_class_and_keeps_all_other_logits(world):
     assert torch.equal(masked[:, retained], original[:, retained])
 
 
-@pytest.mark.parametrize("name", ["fedup", "finetune", "head_only", "none", "random_filter", "retrain"])
+@pytest.mark.parametrize("name", ["eraseclient", "federaser"])
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_methods_that_take_a_clients_updates_out_answer_requests_for_clients_and_nothing_else(name, kind):
+    assert method_class(name)().supports(REQUESTS[kind]) is (kind == "client")
+
+
+def test_several_clients_at_once_can_be_left_out_of_stored_updates_but_not_unlearn_one_by_one():
+    several = Forget.clients([0, 1])
+    assert method_class("federaser")().supports(several)
+    assert not method_class("eraseclient")().supports(several)
+
+
+ANY_REQUEST = ["exact_fun", "fedup", "finetune", "fused", "head_only", "none", "random_filter", "retrain"]
+
+
+@pytest.mark.parametrize("name", ANY_REQUEST)
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_the_projects_other_methods_answer_any_request(name, kind):
     assert method_class(name)().supports(REQUESTS[kind])
@@ -174,9 +210,10 @@ def unreadable(federation: Federation, request: Forget) -> Federation:
     return dataclasses.replace(federation, x=x)
 
 
-def answer_without(method, task: Task) -> Unlearned:
-    """The method's answer where forgotten rows can no longer be read; what was collected ahead is still there."""
-    return method.unlearn(dataclasses.replace(task, federation=unreadable(task.federation, task.request)))
+def answer_without(method, task: Task, world) -> Unlearned:
+    """The method's answer where forgotten rows can no longer be read; what was collected or learned ahead is still
+    there."""
+    return world.unlearn(method, dataclasses.replace(task, federation=unreadable(task.federation, task.request)))
 
 
 def without_eraser(method):
@@ -185,13 +222,28 @@ def without_eraser(method):
     return dataclasses.replace(method, filter="bottleneck") if "filter" in own else method
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ASKS_WHO_LEAVES])
 def test_after_the_request_no_forgotten_row_is_read(name, world):
     method = without_eraser(world.quick(name))
     for place, unlearned in world.answers(name):
-        seeing = unlearned if method == world.quick(name) else method.unlearn(place.task)
-        blind = answer_without(method, place.task)
+        seeing = unlearned if method == world.quick(name) else world.unlearn(method, place.task)
+        blind = answer_without(method, place.task, world)
         assert torch.equal(logits_of(blind.model, world), logits_of(seeing.model, world)), place.name
+
+
+@pytest.mark.parametrize("name", sorted(ASKS_WHO_LEAVES))
+def test_who_is_asked_to_unlearn_itself_reads_its_training_rows_and_none_that_it_holds_out(name, world):
+    method, places = world.quick(name), list(world.answers(name))
+    for place, unlearned in places:
+        task = place.task
+        with pytest.raises(DataError, match="not finite"):
+            answer_without(method, task, world)
+        x = task.federation.x.clone()
+        for part in ("validation", "heldout"):
+            x[task.federation.forgotten(task.request, part)] = torch.nan
+        blind = world.unlearn(method, dataclasses.replace(task, federation=dataclasses.replace(task.federation, x=x)))
+        assert torch.equal(logits_of(blind.model, world), logits_of(unlearned.model, world)), place.name
+    assert places
 
 
 def test_fedup_reads_forgotten_samples_for_an_eraser_and_no_other_forgotten_row(world):
@@ -200,12 +252,12 @@ def test_fedup_reads_forgotten_samples_for_an_eraser_and_no_other_forgotten_row(
     for place, unlearned in world.answers("fedup"):
         samples = {client for client, ids in place.task.request.sample_ids.items() if len(ids) >= LEAST_ROWS}
         if not samples - place.task.request.client_ids:
-            blind = answer_without(world.quick("fedup"), place.task)
+            blind = answer_without(world.quick("fedup"), place.task, world)
             assert torch.equal(logits_of(blind.model, world), logits_of(unlearned.model, world)), place.name
             assert unlearned.about["erasure"] is None
             continue
         with pytest.raises(DataError, match="NaN"):
-            answer_without(world.quick("fedup"), place.task)
+            answer_without(world.quick("fedup"), place.task, world)
         assert unlearned.cost.time_s["erase"] > 0
         assert unlearned.cost.clients == set(place.task.request.sample_ids), place.name
         asked[place.name] = unlearned.about["erasure"]
@@ -216,7 +268,7 @@ def test_fedup_reads_forgotten_samples_for_an_eraser_and_no_other_forgotten_row(
 def test_fedup_without_a_cache_asks_all_that_stay_after_the_request_and_never_reads_a_forgotten_row(place_name, world):
     task = dataclasses.replace(world.place(place_name).task, _collected={})  # nothing was collected ahead
     method = dataclasses.replace(world.quick("fedup"), cache=False, filter="bottleneck")
-    seeing, blind = method.unlearn(task), answer_without(method, task)
+    seeing, blind = world.unlearn(method, task), answer_without(method, task, world)
     logits = logits_of(blind.model, world)
     assert bool(logits.isfinite().all())
     assert torch.equal(logits, logits_of(seeing.model, world))
@@ -242,6 +294,23 @@ def test_fedup_without_a_cache_asks_all_that_stay_after_the_request_and_never_re
         ("head_only", {"ratio": 1.5}),
         ("head_only", {"lr": 0.0}),
         ("random_filter", {"rank": 0}),
+        ("federaser", {"every": 0}),
+        ("federaser", {"ratio": 0.0}),
+        ("federaser", {"ratio": 1.5}),
+        ("federaser", {"post_rounds": -1}),
+        ("eraseclient", {"lr": 0.0}),
+        ("eraseclient", {"momentum": 1.0}),
+        ("eraseclient", {"clip": 0.0}),
+        ("eraseclient", {"epochs": 0}),
+        ("eraseclient", {"stop_accuracy": 1.0}),
+        ("eraseclient", {"stop_distance": -1.0}),
+        ("eraseclient", {"post_rounds": -1}),
+        ("exact_fun", {"step": 0.0}),
+        ("exact_fun", {"step": 1.0}),
+        ("fused", {"layers": 0.0}),
+        ("fused", {"density": 1.5}),
+        ("fused", {"rank": 0}),
+        ("fused", {"rounds": 0}),
     ],
 )
 def test_settings_out_of_range_are_refused_before_any_work(name, settings):

@@ -14,7 +14,7 @@ from fedup.bench.probe import figures_of
 from fedup.bench.recipe import Recipe
 from fedup.bench.scenarios import Situation
 from fedup.bench.task import Task, Unlearned
-from fedup.bench.trained import keep, recorded, trained
+from fedup.bench.trained import keep, recorded, remove_histories, trained
 from fedup.bench.watching import Progress
 from fedup.errors import DataError
 from fedup.sharing import fingerprint
@@ -24,12 +24,19 @@ class Floor:
     """What the cells of a group share, made when first needed."""
 
     def __init__(
-        self, group: Group, device: str, progress: Progress, loaded: dict[Recipe, Dataset] | None = None
+        self,
+        group: Group,
+        device: str,
+        progress: Progress,
+        loaded: dict[Recipe, Dataset] | None = None,
+        *,
+        with_history: bool = True,
     ) -> None:
-        self.group, self.device, self._progress = group, device, progress
+        self.group, self.device, self._progress, self._with_history = group, device, progress, with_history
         self._loaded = {} if loaded is None else loaded  # the last data set, for groups that have the same
         self._made: dict[str, Any] = {}
         self._seconds = 0.0
+        self._remove_histories: Callable[[], None] = lambda: None
 
     def make(self, *, reference: bool) -> None:
         """Train what a method needs to be there; the reference too, unless the method is it."""
@@ -96,11 +103,7 @@ class Floor:
 
     def clear(self) -> None:
         """All cells of the group are over: its histories go, which may be many times the model's size."""
-        task: Task | None = self._made.get("task")
-        if task is not None:
-            task.forget_learned()
-            if task.history is not None:
-                task.history.remove()
+        self._remove_histories()
 
     def _prepare(self) -> Situation:
         recipe, dataset = self.group.recipe, self.dataset
@@ -115,7 +118,8 @@ class Floor:
         situation, recipe = self.situation, self.group.recipe
         start = recipe.blank_model(self.dataset.x.shape[1:], self.dataset.num_classes)
         history = None
-        if self.group.recorded:
+        self._remove_histories = partial(remove_histories, start, situation.federation, recipe)
+        if self.group.recorded and self._with_history:
             model, history = recorded(start, situation.federation, recipe, progress=self._progress)
         else:
             model = trained(start, situation.federation, recipe, progress=self._progress)

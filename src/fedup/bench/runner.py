@@ -15,7 +15,7 @@ from fedup.bench.datasets import Dataset
 from fedup.bench.experiment import REFERENCE, Cell
 from fedup.bench.floor import Floor
 from fedup.bench.machine import describe_code, describe_machine
-from fedup.bench.methods import Method, method_class
+from fedup.bench.methods import Method, method_class, needs_history
 from fedup.bench.metrics import metric
 from fedup.bench.recipe import Recipe
 from fedup.bench.results import Results
@@ -66,8 +66,10 @@ def run_cells(
     loaded: dict[Recipe, Dataset] = {}
     origin = {"machine": describe_machine(), "device": device, "code": describe_code(), "note": note}  # of this process
     for group, members in groupby(missing, key=lambda cell: cell.group):
-        floor = Floor(group, device, watched, loaded)
-        for cell in members:
+        left = list(members)
+        needed = any(needs_history(cell.method.settings) for cell in left)
+        floor = Floor(group, device, watched, loaded, with_history=needed)
+        for cell in left:
             if not force and results.is_done(cell):  # by another process, meanwhile
                 clock.note(cell, 0.0, 0.0)
                 done += 1
@@ -169,6 +171,3 @@ def _within(budget_s: float | None, progress: Progress) -> Progress:
         progress(what, done, total)
 
     return watched
-
-
-_Floor = Floor

@@ -63,8 +63,8 @@ class Task:
 
     def kept(self) -> History:
         """What the server kept of the training."""
-        if self.history is None:
-            raise DataError("This method needs the history of the training, and none was kept.")
+        if self.history is None or not self.history.rounds:
+            raise DataError("This method needs the history of the training, and none was kept of any round.")
         return self.history
 
     def forget_learned(self) -> None:

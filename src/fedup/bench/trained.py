@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import inspect
 import json
 import shutil
 from collections.abc import Sequence
@@ -28,7 +29,6 @@ from fedup.run.lock import held
 from fedup.sharing import fingerprint
 
 LEARNING = "the federation learns"
-_RECORDED = ("recorded",)
 _A_DAY_S = 86_400.0
 
 
@@ -41,7 +41,7 @@ def trained(
     interrupted training goes on where it stopped.
     """
     path = _path(start, federation, recipe)
-    found = _load(start, _path(start, federation, recipe, _RECORDED), federation) or _load(start, path, federation)
+    found = _load(start, _recorded_path(start, federation, recipe), federation) or _load(start, path, federation)
     return found or _learn(start, federation, recipe, path, progress, what, [])
 
 
@@ -59,24 +59,39 @@ def recorded(
 
     A model without its history is learned again: on a GPU one that was learned twice differs in its last bits.
     """
-    path = _path(start, federation, recipe, (*_RECORDED, *([named] if named else [])))
+    path = _recorded_path(start, federation, recipe)
+    if named:
+        path = path.with_name(f"{path.stem}-{_digest_of(averaging, named)}.safetensors")
     folder = path.with_suffix(".history")
     path.parent.mkdir(parents=True, exist_ok=True)
     with held(path.with_suffix(".lock"), "bench", wait_s=_A_DAY_S):  # two processes would mix their histories
         found, history = _load(start, path, federation), _history(folder)
-        if found is None or not _whole(history, recipe):
+        if found is None or not history.holds(recipe.rounds):
             if not history.rounds or not path.with_suffix(".rounds").exists():  # one without the other is of no use
                 path.with_suffix(".rounds").unlink(missing_ok=True)
                 history.remove()
             found = _learn(start, federation, recipe, path, progress, what, [history], averaging)
-            if not _whole(history, recipe):  # the checkpoint was of another training
+            if not history.holds(recipe.rounds):  # the checkpoint was of another training
                 history.remove()
                 found = _learn(start, federation, recipe, path, progress, what, [history], averaging)
     return found, history
 
 
-def _whole(history: History, recipe: Recipe) -> bool:
-    return history.rounds == list(range(recipe.rounds))
+def remove_histories(start: nn.Module, federation: Federation, recipe: Recipe) -> None:
+    """Give back the disk that histories of a federation take, with whatever averaging; models stay."""
+    path = _recorded_path(start, federation, recipe)
+    for folder in path.parent.glob(f"{path.stem}*.history"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _recorded_path(start: nn.Module, federation: Federation, recipe: Recipe) -> Path:
+    return _path(start, federation, recipe, ["recorded"])
+
+
+def _digest_of(averaging: Averaging, named: str) -> str:
+    """Of the name and of the code: models that were averaged by other code are others."""
+    code = Path(inspect.getfile(getattr(averaging, "func", averaging))).read_bytes()
+    return hashlib.sha256(named.encode() + code).hexdigest()[:16]
 
 
 def _history(folder: Path) -> History:

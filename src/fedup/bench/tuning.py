@@ -116,5 +116,5 @@ def score(found: tuple[float, float], goal: tuple[float, float]) -> float:
     (1.0, 0.5, 0.5)
     """
     (r_a, f_a), (goal_r_a, goal_f_a) = found, goal
-    value = (1 + r_a - goal_r_a) * (1 - abs(f_a - goal_f_a))
+    value = (1 + (r_a - goal_r_a)) * (1 - abs(f_a - goal_f_a))
     return value if math.isfinite(value) else 0.0

@@ -49,7 +49,7 @@ class Method:
     needs_history: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.post_rounds < 0 or self.clip <= 0 or self.stop_distance < 0:
+        if self.epochs < 1 or self.post_rounds < 0 or not self.clip > 0 or not self.stop_distance >= 0:
             raise SettingError(
                 "epochs must be 1 or more, post_rounds 0 or more, clip above 0, stop_distance 0 or more; found "
                 f"{self.epochs}, {self.post_rounds}, {self.clip}, {self.stop_distance}."

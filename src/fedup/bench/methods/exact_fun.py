@@ -53,7 +53,7 @@ class Method:
     def unlearn(self, task: Task) -> Unlearned:
         """What the rounded federation would have learned without the data."""
         cost = Cost()
-        model, history = task.learned_otherwise(self.averaging(task.start), named=f"weights rounded to {self.step:g}")
+        model, history = task.learned_otherwise(self.averaging(task.start), named=f"weights rounded to {self.step!r}")
         cost.storage_bytes = sum(_size(history, number) for number in history.rounds)
         if not self.answer:
             did = f"no request is answered: the model of the federation whose weights are rounded to {self.step:g}"
@@ -87,7 +87,8 @@ class RoundedAverage(RunningAverage):
             return
         super().finish()
         for name in self._names:
-            self.current[name].copy_((self.current[name].double() / self._step).round() * self._step)
+            rounded = (self.current[name].double() / self._step).round() * self._step
+            self.current[name].copy_(rounded + 0.0)  # one zero only: −0 and 0 are equal, but not the same bits
 
 
 class Replay:
@@ -140,7 +141,7 @@ class Replay:
 
     def _after(self, number: int) -> Weights:
         """The stored global weights after a round."""
-        later = [other for other in self._history.rounds if other > number]
+        later = [other for other in self._history.rounds if other > number and self._history.shares(other)]
         return self._history.before(later[0]) if later else self._final
 
 
@@ -170,4 +171,5 @@ def _same(average: RunningAverage, stored: Weights) -> bool:
 
 def _size(history: History, number: int) -> int:
     """Bytes of a round as it is kept: the global weights, and an upload of each client."""
-    return (1 + len(history.shares(number))) * serialized_size(history.before(number), {})
+    clients = history.shares(number)
+    return (1 + len(clients)) * serialized_size(history.before(number), {}) if clients else 0

@@ -37,6 +37,8 @@ class Method:
     needs_history: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        if self.norm not in ("whole", "layer"):
+            raise SettingError(f"norm must be 'whole' or 'layer'; found {self.norm!r}.")
         if self.every < 1 or not 0 < self.ratio <= 1 or self.post_rounds < 0:
             raise SettingError(
                 f"every must be 1 or more, ratio in (0, 1], post_rounds 0 or more; found {self.every}, {self.ratio}, "
@@ -51,7 +53,8 @@ class Method:
         """A model rebuilt from the updates of those who stay."""
         cost, history, recipe = Cost(), task.kept(), task.recipe
         stored = history.rounds[:: self.every]
-        cost.storage_bytes = sum(_size(history, number) for number in stored)
+        one = {name: tensor for name, tensor in weights_of(task.start).items() if tensor.is_floating_point()}
+        cost.storage_bytes = serialized_size(one, {}) * sum(len(history.shares(number)) for number in stored)
         retained = task.federation.without(task.request)
         model = copy.deepcopy(task.start)
         with cost.stage("apply"):
@@ -64,19 +67,13 @@ class Method:
         )
         if self.post_rounds:
             after = range(recipe.rounds, recipe.rounds + self.post_rounds)
-            model = task.train(model, retained, rounds=after, cost=cost, what="FedEraser, rounds after", local=local)
+            model = task.train(model, retained, rounds=after, cost=cost, what="FedEraser, rounds after")
         did = (
             f"{len(stored)} of {len(history.rounds)} rounds were stored; the clients that stay calibrated "
             f"{len(stored) - 1} of them ({'the whole update' if self.norm == 'whole' else 'each layer'} at its stored "
             f"length), and {self.post_rounds} rounds followed"
         )
         return Unlearned(model, cost, about={"did": did, "stored_rounds": list(stored)})
-
-
-def _size(history: History, number: int) -> int:
-    """Bytes of a round's updates, as serialised: all have one shape."""
-    clients = history.shares(number)
-    return len(clients) * serialized_size(history.update(number, next(iter(clients))), {}) if clients else 0
 
 
 def apply_without(model: nn.Module, history: History, number: int, gone: Iterable[int]) -> None:
@@ -113,10 +110,8 @@ def calibrated(fresh: Mapping[str, Tensor], stored: Mapping[str, Tensor], *, by_
     new, old = _lengths(fresh), _lengths(stored).to(next(iter(fresh.values())).device)
     if not by_layer:
         new, old = new.norm().expand_as(new), old.norm().expand_as(old)
-    factors = torch.where(new > 0, old / new, 0.0)
-    return {
-        name: update * factor.to(update.dtype) for (name, update), factor in zip(fresh.items(), factors, strict=True)
-    }
+    factors = torch.where(new > 0, old / new, 0.0)  # in double precision: a tiny update has a huge one
+    return {name: (fresh[name].double() * f).to(fresh[name].dtype) for name, f in zip(fresh, factors, strict=True)}
 
 
 def _lengths(update: Mapping[str, Tensor]) -> Tensor:

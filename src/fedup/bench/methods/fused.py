@@ -73,7 +73,7 @@ class Method:
 
 def ranking(model: nn.Module, history: History) -> list[str]:
     """Layers by the mean change of an entry between weights sent out and sent back, over rounds and clients; a layer is
-    a matrix of weights: normalisation stays as it is."""
+    a tensor of weights of two dimensions or more: normalisation stays as it is."""
     changes = history.changes()
     return sorted((name for name, weight in model.named_parameters() if weight.ndim >= 2), key=lambda n: -changes[n])
 

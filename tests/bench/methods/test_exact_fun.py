@@ -1,0 +1,523 @@
+"""Exact-Fun: a replay of a federation with rounded weights gives what that federation learns without the data, to the
+bit, and trains only what the removal reaches."""
+
+import copy
+import json
+from collections import OrderedDict
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fedup import Federation, Forget, fingerprint
+from fedup.averaging import RunningAverage, Weights, weights_of
+from fedup.bench.cost import Cost
+from fedup.bench.methods.exact_fun import Method, Replay, RoundedAverage
+from fedup.bench.recipe import Recipe
+from fedup.bench.task import Task, Unlearned
+from fedup.errors import SettingError
+from fedup.fedavg import Observer, federate
+from fedup.rng import generator
+
+SIZES = (13, 20, 9, 26)  # training rows of the four clients; batches of 8
+CLASSES = 3
+RECIPE = Recipe("digits", "lenet5", rounds=4, clients=len(SIZES), batch_size=8, lr=0.1, seed=5)
+STEPS = 2 + 3 + 2 + 4  # of all clients in a round: ⌈13/8⌉ + ⌈20/8⌉ + ⌈9/8⌉ + ⌈26/8⌉
+FINE = 1e-3
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("FEDUP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "federations"
+
+
+@pytest.fixture
+def federation() -> Federation:
+    """Four clients of unequal size, all classes at each of them; arrays of its own."""
+    total = sum(SIZES)
+    x = torch.randn(total, 6, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(total) % CLASSES
+    return Federation.split(x, y, list(torch.arange(total).split(list(SIZES))), heldout=0, validation=0)
+
+
+def small_model(*, norm: bool = False, dropout: bool = False) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        layers = OrderedDict(
+            first=nn.Linear(6, 5),
+            **({"norm": nn.BatchNorm1d(5)} if norm else {}),
+            relu=nn.ReLU(),
+            **({"dropout": nn.Dropout(0.2)} if dropout else {}),
+            head=nn.Linear(5, CLASSES),
+        )
+        return nn.Sequential(layers)
+
+
+class Told:
+    """Progress that notes what is trained."""
+
+    def __init__(self) -> None:
+        self.trainings: list[str] = []
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if done == 0:
+            self.trainings.append(what)
+
+
+def task_of(
+    federation: Federation, request: Forget, recipe: Recipe = RECIPE, start: nn.Module | None = None, told=None
+) -> Task:
+    """A task as a group makes it; what the other methods start from is of no concern here."""
+    start = start or small_model()
+    model = copy.deepcopy(start).eval()
+    return Task(federation, request, model, start, recipe, lambda model: {"r_a": 0.5, "unwanted": 0.5}, told or Told())
+
+
+class Course(Observer):
+    """The global weights before the first round and after each."""
+
+    def __init__(self, start: nn.Module) -> None:
+        self.after: list[dict[str, Tensor]] = [copied(weights_of(start))]
+
+    def on_round(self, round_index: int, model: nn.Module) -> None:
+        self.after.append(copied(weights_of(model)))
+
+
+def copied(weights: Weights) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in weights.items()}
+
+
+def rounded(start: nn.Module, federation: Federation, recipe: Recipe, step: float) -> tuple[nn.Module, Course]:
+    """A federation that learns with rounded weights, by the core alone: no store, no replay."""
+    names, course = [name for name, _ in start.named_parameters()], Course(start)
+    trained = federate(
+        start,
+        federation,
+        rounds=recipe.rounds,
+        local=recipe.local,
+        clients_per_round=recipe.clients_per_round,
+        seed=recipe.seed,
+        observers=[course],
+        averaging=partial(RoundedAverage, step=step, names=names),
+    )
+    return trained.model, course
+
+
+def same(one: Weights, other: Weights) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def first_difference(one: Course, other: Course) -> int | None:
+    """The first round, from 0, after which two courses are not the same."""
+    pairs = zip(one.after[1:], other.after[1:], strict=True)
+    return next((number for number, (mine, its) in enumerate(pairs) if not same(mine, its)), None)
+
+
+def samples_of(federation: Federation, client: int, count: int = 3) -> Forget:
+    return Forget.samples({client: federation.client(client).train[:count].tolist()})
+
+
+REQUESTS = {
+    "samples": lambda f: samples_of(f, 1),
+    "samples of two": lambda f: samples_of(f, 0) | samples_of(f, 3, 5),
+    "all samples of a client": lambda f: samples_of(f, 2, SIZES[2]),
+    "a client": lambda f: Forget.clients([2]),
+    "two clients": lambda f: Forget.clients([0, 3]),
+    "a class": lambda f: Forget.classes([1]),
+    "a class, a client and samples": lambda f: Forget.classes([0]) | Forget.clients([0]) | samples_of(f, 2),
+}
+MODELS = {
+    "plain": small_model,
+    "BatchNorm": partial(small_model, norm=True),
+    "dropout": partial(small_model, dropout=True),
+}
+
+
+# --- the average on a grid
+
+
+floats = st.floats(-100, 100, width=32)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    uploads=st.lists(st.lists(floats, min_size=4, max_size=4), min_size=1, max_size=4),
+    buffer=st.lists(floats, min_size=4, max_size=4),
+    step=st.sampled_from([1e-4, 3e-4, 1e-3, 0.01, 0.125, 0.3, 0.9]),
+)
+def test_the_average_of_parameters_is_the_nearest_multiple_of_the_step_and_buffers_are_fedavgs(uploads, buffer, step):
+    start = {"weight": torch.zeros(4), "mean": torch.zeros(4), "batches": torch.tensor(0)}
+    grid, plain = RoundedAverage(start, step=step, names=["weight"]), RunningAverage(start)
+    for place, values in enumerate(uploads):
+        upload = {"weight": torch.tensor(values), "mean": torch.tensor(buffer), "batches": torch.tensor(place + 3)}
+        for average in (grid, plain):
+            average.add(upload, 1 / len(uploads))
+    for average in (grid, plain):
+        average.finish()
+    got, exact = grid.current["weight"], plain.current["weight"].double()
+    whole = (got.double() / step).round()
+    assert torch.equal(got, (whole * step).float())  # a multiple, as near as single precision has one
+    assert bool(((got.double() - exact).abs() <= step / 2 + 1e-5).all())
+    assert torch.equal(grid.current["mean"], plain.current["mean"])
+    assert int(grid.current["batches"]) == int(plain.current["batches"]) == len(uploads) + 2
+
+
+@settings(deadline=None, max_examples=30)
+@given(values=st.lists(floats, min_size=1, max_size=5), step=st.sampled_from([1e-3, 0.3]))
+def test_what_lies_on_the_grid_stays_there_bit_for_bit(values, step):
+    """Else a round without news would move the weights, and a replay could never find them unchanged."""
+    average = RoundedAverage({"w": torch.tensor(values)}, step=step, names=["w"])
+    average.add({"w": torch.tensor(values)}, 1.0)
+    average.finish()
+    once = average.current["w"].clone()
+    average.add({"w": once}, 1.0)
+    average.finish()
+    assert torch.equal(average.current["w"], once)
+
+
+@settings(deadline=None, max_examples=30)
+@given(values=st.lists(floats, min_size=1, max_size=5))
+def test_a_round_without_uploads_changes_nothing_not_even_weights_off_the_grid(values):
+    average = RoundedAverage({"w": torch.tensor(values)}, step=0.25, names=["w"])
+    average.finish()
+    assert torch.equal(average.current["w"], torch.tensor(values))
+
+
+def test_the_federation_of_its_own_is_the_rounded_one_from_the_tasks_first_weights(federation):
+    task = task_of(federation, Forget.clients([0]), start=small_model(norm=True))
+    model, history = task.learned_otherwise(Method(FINE).averaging(task.start), named="rounded")
+    expected, course = rounded(task.start, federation, RECIPE, FINE)
+    assert fingerprint(model) == fingerprint(expected)
+    for number, before in enumerate(course.after[:-1]):
+        assert same(history.before(number), before)
+    assert history.before(0).keys() == weights_of(task.start).keys()
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, ((weight.double() / FINE).round() * FINE).float()), name
+    means = dict(model.named_buffers())["norm.running_mean"]
+    assert not torch.equal(means, ((means.double() / FINE).round() * FINE).float())  # buffers are off the grid
+
+
+# --- nothing removed: the stored course again
+
+
+def unchanged(task: Task, step: float, *, touched: list[int]) -> Replay:
+    """A replay of all rounds with nothing removed, in which some clients train again."""
+    averaging = Method(step).averaging(task.start)
+    model, history = task.learned_otherwise(averaging, named=f"{step}")
+    replay = Replay(task, history, averaging, final=weights_of(model))
+    replay.retained, replay._touched = task.federation, touched
+    return replay
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
+@pytest.mark.parametrize("touched", [[], [0, 1, 2, 3], [1, 3]], ids=["stored", "all again", "some again"])
+@pytest.mark.parametrize("how", [{}, {"clients_per_round": 2}, {"optimizer": "adam", "lr": 0.01}], ids=str)
+def test_a_replay_with_nothing_removed_gives_every_stored_round_bit_for_bit(federation, make, touched, how):
+    recipe, start = replace(RECIPE, **how), make()
+    task = task_of(federation, Forget.clients([0]), recipe, start)
+    replay = unchanged(task, FINE, touched=touched)
+    _, course = rounded(start, federation, recipe, FINE)
+    cost = Cost()
+    for number in range(recipe.rounds):
+        average = replay._round(number, cost)
+        assert same(average.current, course.after[number + 1]), number
+        assert same(replay._after(number), course.after[number + 1]), number
+    assert (cost.local_steps > 0) == bool(touched)
+    assert cost.clients <= set(touched)
+    assert replay.first_change(Cost()) is None
+
+
+def test_courses_that_are_compared_do_move(federation):
+    """Else all the comparisons in this file would hold of weights that stand still."""
+    _, course = rounded(small_model(), federation, RECIPE, FINE)
+    assert not any(same(one, next_one) for one, next_one in pairwise(course.after))
+
+
+# --- something removed: what a fresh rounded federation learns without it
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
+@pytest.mark.parametrize("ask", REQUESTS.values(), ids=REQUESTS.keys())
+def test_the_answer_is_bit_for_bit_what_a_rounded_federation_learns_without_the_data(federation, ask, make):
+    request, start = ask(federation), make()
+    unlearned = Method(FINE).unlearn(task_of(federation, request, start=start))
+    fresh, _ = rounded(start, federation.without(request), RECIPE, FINE)
+    original, _ = rounded(start, federation, RECIPE, FINE)
+    assert fingerprint(unlearned.model) == fingerprint(fresh) != fingerprint(original)
+    assert unlearned.about["left_in_round"] == 0
+    assert not any(module.training for module in unlearned.model.modules())
+
+
+@pytest.mark.parametrize("ask", REQUESTS.values(), ids=REQUESTS.keys())
+@pytest.mark.parametrize(("size", "seed"), [(1, 5), (2, 6), (3, 7)])
+def test_it_is_so_with_cohorts_too(federation, ask, size, seed):
+    """A cohort may consist of forgotten clients only: nothing happens in its round."""
+    recipe, request = replace(RECIPE, clients_per_round=size, seed=seed, rounds=3), ask(federation)
+    start = small_model(norm=True)
+    unlearned = Method(FINE).unlearn(task_of(federation, request, recipe, start))
+    fresh, _ = rounded(start, federation.without(request), recipe, FINE)
+    assert fingerprint(unlearned.model) == fingerprint(fresh)
+
+
+def cohorts(recipe: Recipe) -> list[list[int]]:
+    """Who takes part in each round, as FedAvg draws it."""
+    orders = (torch.randperm(4, generator=generator(recipe.seed, "cohort", r)) for r in range(recipe.rounds))
+    return [sorted(order[: recipe.clients_per_round].tolist()) for order in orders]
+
+
+def steps_of(client: int, less: int = 0) -> int:
+    """Steps of a client in a round, less some of its rows."""
+    rows = SIZES[client] - less
+    return -(-rows // min(rows, 8)) if rows else 0
+
+
+def late_target() -> tuple[Recipe, int, int]:
+    """Cohorts of two, a client that first takes part in the third round or later, but before the last, and when."""
+    for seed in range(200):
+        recipe = replace(RECIPE, clients_per_round=2, seed=seed, rounds=5)
+        for client in range(4):
+            first = next((number for number, cohort in enumerate(cohorts(recipe)) if client in cohort), None)
+            if first in (2, 3):
+                return recipe, client, first
+    raise AssertionError("No seed has such cohorts.")
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["samples", "client"])
+def test_rounds_before_the_first_one_that_the_data_took_part_in_are_not_trained_again(federation, whole):
+    recipe, target, first = late_target()
+    request = Forget.clients([target]) if whole else samples_of(federation, target)
+    told = Told()
+    task = task_of(federation, request, recipe, small_model(norm=True), told)
+    unlearned = Method(FINE).unlearn(task)
+    fresh, _ = rounded(task.start, federation.without(request), recipe, FINE)
+    assert fingerprint(unlearned.model) == fingerprint(fresh)
+    assert unlearned.about["left_in_round"] == first
+
+    drawn, gone = cohorts(recipe), SIZES[target] if whole else 3
+    less = {target: gone}
+    after = [client for cohort in drawn[first + 1 :] for client in cohort if not (whole and client == target)]
+    again = [] if whole else [target]  # in the first round it took part in, alone
+    assert unlearned.cost.local_steps == sum(steps_of(client, less.get(client, 0)) for client in again + after)
+    assert unlearned.cost.clients == {*again, *after}
+    message = len(save(task.start.state_dict(), metadata={"fedup": json.dumps({})}))
+    assert unlearned.cost.bytes_up == unlearned.cost.bytes_down == message * len(again + after)
+    assert len(unlearned.cost.path) == recipe.rounds - first - 1  # nobody's model is probed in the replay
+    assert len(told.trainings) == 2  # its own federation, ahead; and the rounds after
+
+
+def test_in_the_replayed_round_only_clients_that_hold_forgotten_data_are_asked(federation):
+    recipe = replace(RECIPE, rounds=1)
+    for request, asked, steps in [
+        (samples_of(federation, 1), {1}, steps_of(1, 3)),
+        (samples_of(federation, 0) | samples_of(federation, 3, 5), {0, 3}, steps_of(0, 3) + steps_of(3, 5)),
+        (Forget.clients([2]), set(), 0),
+        (Forget.clients([2]) | samples_of(federation, 1), {1}, steps_of(1, 3)),
+        (samples_of(federation, 2, SIZES[2]), set(), 0),  # it has nothing left to train on
+    ]:
+        start = small_model()
+        unlearned = Method(FINE).unlearn(task_of(federation, request, recipe, start))
+        assert (unlearned.cost.clients, unlearned.cost.local_steps) == (asked, steps), str(request)
+        message = len(save(start.state_dict(), metadata={"fedup": json.dumps({})}))
+        assert unlearned.cost.bytes_up == unlearned.cost.bytes_down == len(asked) * message
+        fresh, _ = rounded(start, federation.without(request), recipe, FINE)
+        assert fingerprint(unlearned.model) == fingerprint(fresh)
+        assert unlearned.about["left_in_round"] == 0
+
+
+def test_all_later_rounds_are_trained_by_all_who_hold_retained_data(federation):
+    request = samples_of(federation, 1)
+    cost = Method(FINE).unlearn(task_of(federation, request)).cost
+    assert steps_of(1, 3) == steps_of(1) == 3
+    assert cost.local_steps == 3 + 3 * STEPS
+    assert cost.clients == {0, 1, 2, 3}
+    assert set(cost.time_s) == {"replay", "train"}
+
+
+# --- a removal that rounds away
+
+
+def one_row(federation: Federation, client: int) -> Forget:
+    return Forget.samples({client: [int(federation.client(client).train[-1])]})
+
+
+def slow(step_lr: float, **how) -> Recipe:
+    """Steps so small beside the grid that most rounds change nothing."""
+    return replace(RECIPE, lr=step_lr, momentum=0.0, **how)
+
+
+def near_the_edge(federation: Federation, recipe: Recipe, step: float) -> tuple[Forget, int, nn.Module]:
+    """A request for one row whose removal rounds away in the first round, and not in a later one: found by trying."""
+    for seed in range(40):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            start = nn.Sequential(OrderedDict(first=nn.Linear(6, 5), relu=nn.ReLU(), head=nn.Linear(5, CLASSES)))
+        _, course = rounded(start, federation, recipe, step)
+        for client in federation.ids:
+            request = one_row(federation, client)
+            _, without = rounded(start, federation.without(request), recipe, step)
+            left = first_difference(course, without)
+            if left is not None and left >= 1:
+                return request, left, start
+    raise AssertionError("No removal rounds away at first: choose another step.")
+
+
+def test_a_removal_that_rounds_away_goes_on_to_the_round_in_which_it_does_not(federation):
+    recipe, step = slow(0.05, rounds=5), 0.05
+    request, left, start = near_the_edge(federation, recipe, step)
+    told = Told()
+    unlearned = Method(step).unlearn(task_of(federation, request, recipe, start, told))
+    fresh, _ = rounded(start, federation.without(request), recipe, step)
+    original, _ = rounded(start, federation, recipe, step)
+    assert fingerprint(unlearned.model) == fingerprint(fresh) != fingerprint(original)
+    assert unlearned.about["left_in_round"] == left
+    (client,) = request.sample_ids
+    rest = recipe.rounds - left - 1
+    less = [steps_of(one, 1 if one == client else 0) for one in range(4)]
+    assert unlearned.cost.local_steps == (left + 1) * less[client] + rest * sum(less)
+    assert len(unlearned.cost.path) == rest
+
+
+def test_a_removal_that_no_round_shows_leaves_the_model_and_is_still_what_retraining_gives(federation):
+    recipe, step = slow(1e-4), 0.9  # nothing ever moves by half of that
+    request, start = samples_of(federation, 1), small_model()
+    task = task_of(federation, request, recipe, start)
+    unlearned = Method(step).unlearn(task)
+    model, _ = task.learned_otherwise(Method(step).averaging(start), named="weights rounded to 0.9")
+    fresh, _ = rounded(start, federation.without(request), recipe, step)
+    assert fingerprint(unlearned.model) == fingerprint(model)
+    assert same(weights_of(unlearned.model), weights_of(fresh))  # as numbers: of the bits see below
+    assert unlearned.about["left_in_round"] is None
+    assert unlearned.cost.clients == {1}
+    assert unlearned.cost.local_steps == recipe.rounds * steps_of(1, 3)  # it had to try each round
+    assert unlearned.cost.path == []
+
+
+def test_a_removal_that_no_round_shows_leaves_the_bits_that_retraining_gives(federation):
+    recipe, step = slow(1e-4), 0.9
+    request, start = samples_of(federation, 1), small_model()
+    unlearned = Method(step).unlearn(task_of(federation, request, recipe, start))
+    fresh, _ = rounded(start, federation.without(request), recipe, step)
+    assert fingerprint(unlearned.model) == fingerprint(fresh)
+
+
+def test_a_client_that_leaves_without_a_trace_on_the_grid_costs_nobody_anything(federation):
+    recipe, step = slow(1e-4), 0.9
+    request, start = Forget.clients([3]), small_model()
+    unlearned = Method(step).unlearn(task_of(federation, request, recipe, start))
+    fresh, _ = rounded(start, federation.without(request), recipe, step)
+    assert fingerprint(unlearned.model) == fingerprint(fresh)
+    assert unlearned.about["left_in_round"] is None
+    assert (unlearned.cost.clients, unlearned.cost.local_steps, unlearned.cost.bytes_up) == (set(), 0, 0)
+
+
+def test_a_removal_that_only_buffers_show_is_not_taken_for_none(federation):
+    """BatchNorm's means are not rounded: with the same parameters the model is another."""
+    recipe, step = slow(1e-4), 0.9
+    request, start = samples_of(federation, 1), small_model(norm=True)
+    unlearned = Method(step).unlearn(task_of(federation, request, recipe, start))
+    fresh, _ = rounded(start, federation.without(request), recipe, step)
+    original, _ = rounded(start, federation, recipe, step)
+    assert all(torch.equal(a, b) for a, b in zip(fresh.parameters(), original.parameters(), strict=True))
+    assert fingerprint(unlearned.model) == fingerprint(fresh) != fingerprint(original)
+    assert unlearned.about["left_in_round"] == 0
+
+
+# --- what it may read, what it may change, what it counts
+
+
+@pytest.mark.parametrize("ask", REQUESTS.values(), ids=REQUESTS.keys())
+def test_after_the_request_no_forgotten_row_is_read(federation, ask):
+    request, method = ask(federation), Method(FINE)
+    start = small_model(norm=True)
+    seeing = method.unlearn(task_of(federation, request, start=start))
+    task = task_of(federation, request, start=start)
+    task.learned_otherwise(method.averaging(start), named=f"weights rounded to {FINE:g}")
+    federation.x[federation.forgotten(request)] = torch.nan
+    blind = method.unlearn(task)
+    assert fingerprint(blind.model) == fingerprint(seeing.model)
+    assert all(bool(tensor.isfinite().all()) for tensor in blind.model.parameters())
+
+
+@pytest.mark.parametrize("step", [FINE, 0.3])
+def test_no_answer_shows_its_own_federations_model_at_no_cost_but_storage(federation, step):
+    start = small_model(norm=True)
+    told = Told()
+    unlearned = Method(step, answer=False).unlearn(task_of(federation, samples_of(federation, 1), RECIPE, start, told))
+    expected, _ = rounded(start, federation, RECIPE, step)
+    assert fingerprint(unlearned.model) == fingerprint(expected)
+    assert unlearned.cost == Cost(storage_bytes=unlearned.cost.storage_bytes)
+    assert unlearned.cost.storage_bytes > 0
+    assert len(told.trainings) == 1
+    assert not unlearned.reversible
+
+
+@pytest.mark.parametrize("size", [None, 2])
+@pytest.mark.parametrize("answer", [True, False])
+def test_storage_is_the_global_weights_and_every_upload_of_every_round(federation, size, answer):
+    recipe, start = replace(RECIPE, clients_per_round=size), small_model(norm=True)
+    unlearned = Method(FINE, answer).unlearn(task_of(federation, samples_of(federation, 1), recipe, start))
+    message = len(save(start.state_dict(), metadata={"fedup": json.dumps({})}))
+    assert unlearned.cost.storage_bytes == recipe.rounds * (1 + (size or 4)) * message
+
+
+def test_its_federation_is_trained_once_for_all_requests_and_settings_that_share_it(federation, cache):
+    told = Told()
+    task = task_of(federation, samples_of(federation, 1), told=told)
+    first = Method(FINE).unlearn(task)
+    for other in (task, replace(task, request=Forget.clients([2])), replace(task, _learned={})):
+        Method(FINE, answer=False).unlearn(other)
+    assert fingerprint(Method(FINE).unlearn(task).model) == fingerprint(first.model)
+    assert sum("rounded" in what for what in told.trainings) == 1
+    Method(0.3, answer=False).unlearn(task)
+    assert sum("rounded" in what for what in told.trainings) == 2
+    assert len(list(cache.glob("*.history"))) == 2
+
+
+def test_steps_that_differ_in_a_late_digit_have_federations_of_their_own(federation):
+    start, request = small_model(), samples_of(federation, 1)
+    task = task_of(federation, request, start=start)
+    for step in (0.0123456, 0.01234564):
+        fresh, _ = rounded(start, federation, RECIPE, step)
+        assert fingerprint(Method(step, answer=False).unlearn(task).model) == fingerprint(fresh), step
+
+
+def test_the_tasks_own_models_and_data_stay_as_they_were(federation):
+    for request in (samples_of(federation, 1), Forget.clients([2]), Forget.classes([1])):
+        task = task_of(federation, request, start=small_model(norm=True))
+        x, y = federation.x.clone(), federation.y.clone()
+        before = fingerprint(task.model), fingerprint(task.start), task.start.training, task.model.training
+        unlearned = Method(FINE).unlearn(task)
+        assert (fingerprint(task.model), fingerprint(task.start), task.start.training, task.model.training) == before
+        assert torch.equal(federation.x, x) and torch.equal(federation.y, y)
+        own = {weight.data_ptr() for model in (task.model, task.start) for weight in weights_of(model).values()}
+        assert own.isdisjoint(weight.data_ptr() for weight in weights_of(unlearned.model).values())
+
+
+def test_a_second_answer_is_the_first_and_leaves_the_store_as_it_was(federation):
+    task = task_of(federation, samples_of(federation, 1), start=small_model(norm=True))
+    first = Method(FINE).unlearn(task)
+    _, history = task.learned_otherwise(Method(FINE).averaging(task.start), named=f"weights rounded to {FINE:g}")
+    stored = [history.before(number) for number in history.rounds]
+    again: Unlearned = Method(FINE).unlearn(task)
+    assert fingerprint(again.model) == fingerprint(first.model)
+    assert again.about == first.about
+    assert all(same(history.before(number), before) for number, before in enumerate(stored))
+
+
+@pytest.mark.parametrize("step", [0.0, -0.1, 1.0, 2.0, float("nan"), float("inf")])
+def test_a_step_that_makes_no_grid_is_refused(step):
+    with pytest.raises(SettingError, match="step"):
+        Method(step)
+
+
+def test_any_request_is_answered():
+    requests = [Forget.clients([0]), Forget.classes([0]), Forget.samples({0: [1]})]
+    assert all(Method().supports(request) for request in [*requests, requests[0] | requests[1] | requests[2]])
