@@ -329,7 +329,7 @@ def test_rounds_after_are_plain_fedavg_on_what_is_retained(world):
     after = federate(without.model, retained, rounds=[7, 8], local=RECIPE.local, seed=RECIPE.seed)
     assert fingerprint(with_rounds.model) == fingerprint(after.model)
     steps = sum(-(-len(world.federation.client(client).train) // 8) for client in (0, 1, 3))
-    assert with_rounds.cost.local_steps - without.cost.local_steps == 2 * 3 * steps  # of three epochs each, as in training
+    assert with_rounds.cost.local_steps - without.cost.local_steps == 2 * 3 * steps  # three epochs each
     assert with_rounds.cost.storage_bytes == without.cost.storage_bytes
 
 
