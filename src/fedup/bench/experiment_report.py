@@ -176,8 +176,8 @@ def _words(blocks: Sequence[Block]) -> list[str]:
 
 
 _RULE = (
-    "A control is named where it is better in every seed in which the attack took: on shares by more than 0.002, on "
-    "times by more than a tenth, on F-A by being closer to Retrain's. Controls that lose more than ten points of R-A "
+    "A method is named where it is better in every seed in which the attack took: on shares by more than 0.002, on "
+    "times by more than a tenth, on F-A by being closer to Retrain's. Methods that lose more than ten points of R-A "
     "to Retrain are left out."
 )
 
@@ -222,7 +222,7 @@ def _markdown(experiment: Experiment, blocks: Sequence[Block]) -> str:
     sigmas, budgets = budget_table(blocks)
     if budgets:
         parts += [f"## {BUDGET_TITLE}", BUDGET_ABOUT, markdown_table(sigmas, budgets)]
-    parts += ["## Where a control does better than FedUP", _RULE, "\n".join(f"- {one}" for one in _words(blocks))]
+    parts += ["## Where another method does better than FedUP", _RULE, "\n".join(f"- {one}" for one in _words(blocks))]
     for block in blocks:
         parts += [f"## {block.federation}, {block.scenario.name}", _about(block), _story(block), _attack_note(block)]
         for table, title in _tables(block).items():
@@ -278,7 +278,7 @@ def _page(experiment: Experiment, blocks: Sequence[Block]) -> Page:
         page.heading(BUDGET_TITLE)
         page.paragraph(BUDGET_ABOUT)
         page.table(sigmas, budgets)
-    page.heading("Where a control does better than FedUP")
+    page.heading("Where another method does better than FedUP")
     page.paragraph(_RULE)
     page.bullets(_words(blocks))
     page.note(

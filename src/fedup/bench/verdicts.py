@@ -1,4 +1,4 @@
-"""In words, from the results: where a control does better than FedUP."""
+"""In words, from the results: where another method does better than FedUP."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,11 +12,11 @@ OURS = "fedup"
 JUDGED = ("r_a", "f_a", "f_a_train", "test", "asr", "zero_a", "ps", "triggered", "tow", "tv", "time_to_effect")
 _LEAST = 0.002  # of a share: less is no difference
 _LEAST_SHARE = 0.1  # of times and bytes: a tenth less, or no less
-_USABLE = 0.1  # a control that loses more R-A than this to Retrain is no alternative
+_USABLE = 0.1  # a method that loses more R-A than this to Retrain is no alternative
 
 
 def verdicts(blocks: Sequence[Block]) -> list[str]:
-    """A sentence for each control that beats FedUP somewhere, in every seed in which there was something to forget."""
+    """A sentence for each method that beats FedUP somewhere, in every seed in which there was something to forget."""
     return [sentence for block in blocks for sentence in _of_block(block)]
 
 

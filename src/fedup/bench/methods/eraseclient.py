@@ -90,7 +90,7 @@ class Method:
             after = range(task.recipe.rounds, task.recipe.rounds + self.post_rounds)
             model = task.train(model, retained, rounds=after, cost=cost, what="EraseClient")
         did = (
-            f"the target ascended {trail[-1]['steps']} steps inside a ball of radius {radius:.3g} (its own loss "
+            f"the target ascended for {trail[-1]['steps']} batches inside a ball of radius {radius:.3g} (its own loss "
             f"{trail[0]['loss']:.2f} → {trail[-1]['loss']:.2f}), and {self.post_rounds} rounds without it followed"
         )
         return Unlearned(model.eval(), cost, about={"did": did, "radius": radius, "trail": trail})

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -11,36 +11,38 @@ from torch.func import functional_call
 
 from fedup.artifacts import serialized_size
 from fedup.bench.cost import Cost
+from fedup.bench.settings import later
 from fedup.bench.task import Task, Unlearned
 from fedup.errors import SettingError
 from fedup.history import History
 from fedup.request import Forget
 from fedup.rng import generator
 
-GRID = {"layers": (0.5, 1.0), "rounds": (5, 10)}
+GRID = {"lr": (1.0, 0.3), "rounds": (5, 10)}
 
 
 @dataclass(frozen=True)
 class Method:
     """The `layers` (a share of them) that clients changed most in training get a delta each: some entries, a share
     `density` drawn at random, or a product of two matrices of `rank`. Clients train the deltas alone, by FedAvg for
-    `rounds` on what is retained, with everything else frozen, BatchNorm's statistics included. Without the deltas the
-    original model is back.
+    `rounds` on what is retained at `lr` times the federation's learning rate, with everything else frozen, BatchNorm's
+    statistics included: with those fixed, the full rate may be too high. Without the deltas the original model is back.
     """
 
-    layers: float = 0.5
+    layers: float = 0.7
     density: float = 0.5
     delta: Literal["sparse", "lora"] = "sparse"
     rank: int = 16
     rounds: int = 5
+    lr: float = later(1.0)
 
     needs_history: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.layers <= 1 or not 0 < self.density <= 1 or self.rank < 1 or self.rounds < 1:
+        if not all(0 < share <= 1 for share in (self.layers, self.density, self.lr)) or min(self.rank, self.rounds) < 1:
             raise SettingError(
-                "layers and density must lie in (0, 1], rank and rounds must be 1 or more; found "
-                f"{self.layers}, {self.density}, {self.rank}, {self.rounds}."
+                "layers, density and lr must lie in (0, 1], rank and rounds must be 1 or more; found "
+                f"{self.layers}, {self.density}, {self.lr}, {self.rank}, {self.rounds}."
             )
 
     def supports(self, request: Forget) -> bool:
@@ -55,7 +57,9 @@ class Method:
             chosen = ranked[: max(1, round(self.layers * len(ranked)))]
             start = self.on(task.model, chosen, task.recipe.seed)
         retained = task.federation.without(task.request)
-        model = cast(Adapted, task.train(start, retained, rounds=self.rounds, cost=cost, what="FUSED"))
+        local = replace(task.recipe.local, lr=self.lr * task.recipe.lr)
+        trained = task.train(start, retained, rounds=self.rounds, cost=cost, what="FUSED", local=local)
+        model = cast(Adapted, trained)
         deltas = sum(delta.numel() for delta in model.parameters())
         cost.storage_bytes = serialized_size(dict(model.named_parameters()), {})
         did = (
