@@ -204,7 +204,7 @@ def _collect(
     for request in (*requests, *([gone] if requests else [])):
         contact.check(request)
     left_out_classes = frozenset() if keep_forgotten_classes else gone.class_ids
-    asked = [client for client in contact.clients if client not in gone.client_ids]
+    asked = contact.reach(cut=place, how=how, gone=gone, without=left_out_classes)
     if isinstance(how, DP):  # every client tells of every class: which ones it holds is not to be seen
         contact.ledger.check(asked, how)
         sizes = {client: dict.fromkeys(range(contact.num_classes), 1) for client in asked}
@@ -281,7 +281,9 @@ def insert(store: Centroids, summary: Summary) -> None:
 
 
 def message_size(summary: Summary) -> int:
-    """Bytes of a client's message as serialised."""
+    """Bytes of a client's message as serialised: as it came, or as it would have to be sent."""
+    if summary.wire_bytes is not None:
+        return summary.wire_bytes
     header = {"client": summary.client, "labels": summary.labels, "sizes": summary.sizes}
     return serialized_size({"vectors": summary.vectors, "counts": summary.counts}, header)
 

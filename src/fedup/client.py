@@ -35,6 +35,7 @@ class Summary:
     nonnegative: bool
     shape: tuple[int, ...]  # of one row's features at the cut, D in all
     paper_epsilons: tuple[float, ...] = ()  # one per cell, where they are counted: noise only, not a DP guarantee
+    wire_bytes: int | None = None  # of the message as it came; None in process, where it is not sent
 
 
 @dataclass(frozen=True)
@@ -71,23 +72,26 @@ def summarize(
     how: Summarizing,
     labels: frozenset[int] | None = None,
     excluded: frozenset[int] = frozenset(),
+    ids: Tensor | None = None,
     out: Tensor | None = None,
     reader: FeatureReader | None = None,
 ) -> Summary:
     """The centroids of a client's cells without the excluded samples (all its cells, or those of `labels`).
 
+    A row's sample id is its number, or what `ids` has at that number.
+
     The vectors are written to `out` where it is given; a `reader` of this model and cut may be shared by clients of
     one process. Excluded rows are never read. A cell's centroids depend on
     (seed, client, class, excluded ids of that cell) only.
     """
-    check_samples(rows, excluded, client)
     rows = rows[y[rows].argsort(stable=True)]  # cells lie one after another
-    classes = y[rows]
-    left_out = torch.isin(rows, torch.tensor(sorted(excluded), dtype=rows.dtype, device=rows.device))
+    classes, samples = y[rows], rows if ids is None else ids[rows]
+    check_samples(samples, excluded, client)
+    left_out = torch.isin(samples, torch.tensor(sorted(excluded), dtype=samples.dtype, device=rows.device))
     held = [label for label in classes.unique().tolist() if labels is None or label in labels]
     with torch.autocast(x.device.type, enabled=False):  # a cell has the same bits whatever the caller is doing
         reader = reader or FeatureReader(model, cut)
-        return _summarize_cells(reader, x, rows, classes, left_out, held, client=client, how=how, out=out)
+        return _summarize_cells(reader, x, rows, classes, samples, left_out, held, client=client, how=how, out=out)
 
 
 def summarize_privately(
@@ -103,6 +107,7 @@ def summarize_privately(
     labels: frozenset[int],
     excluded: frozenset[int],
     subjects: Tensor | None,
+    ids: Tensor | None = None,
     spend: Callable[[], None],
     reader: FeatureReader | None = None,
 ) -> Summary:
@@ -110,8 +115,9 @@ def summarize_privately(
 
     `spend` charges the client's budget; it is called once everything is computed, right before the noise is drawn.
     """
-    check_samples(rows, excluded, client)
-    kept = rows[~torch.isin(rows, torch.tensor(sorted(excluded), dtype=rows.dtype, device=rows.device))]
+    samples = rows if ids is None else ids[rows]
+    check_samples(samples, excluded, client)
+    kept = rows[~torch.isin(samples, torch.tensor(sorted(excluded), dtype=samples.dtype, device=rows.device))]
     with torch.autocast(x.device.type, enabled=False):
         features = (reader or FeatureReader(model, cut)).read(x, kept)
     width = features.values.shape[1]
@@ -138,6 +144,7 @@ def _summarize_cells(
     x: Tensor,
     rows: Tensor,
     classes: Tensor,
+    samples: Tensor,
     left_out: Tensor,
     held: list[int],
     *,
@@ -146,7 +153,7 @@ def _summarize_cells(
     out: Tensor | None,
 ) -> Summary:
     retained = [(~left_out & (classes == label)) for label in held]  # a mask over rows for each cell
-    out_of_cell = [frozenset(rows[left_out & (classes == label)].tolist()) for label in held]
+    out_of_cell = [frozenset(samples[left_out & (classes == label)].tolist()) for label in held]
     names = [("cell", client, label, *sorted(ids)) for label, ids in zip(held, out_of_cell, strict=True)]
     rows_of = torch.stack([mask.sum() for mask in retained]).tolist() if retained else []
     sizes = [centroid_count(count, how.ratio) for count in rows_of]

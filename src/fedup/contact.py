@@ -35,6 +35,10 @@ class Contact(Protocol):
     def check(self, request: Forget) -> None:
         """Raise unless the request names known clients, classes and samples, and something stays."""
 
+    def reach(self, *, cut: str, how: Summarizing | DP, gone: Forget, without: frozenset[int]) -> Sequence[int]:
+        """The clients that `summarize` will be asked for, all but those that are gone, about all classes but these. A
+        contact that reaches clients together asks them now, and names those that answered."""
+
     def cell_sizes(self, clients: Sequence[int]) -> dict[int, dict[int, int]]:
         """How many training rows of each class each of these clients holds: `{client: {class: rows}}`."""
 
@@ -99,6 +103,9 @@ class InProcess:
 
     def check(self, request: Forget) -> None:
         self._federation.check(request)
+
+    def reach(self, *, cut: str, how: Summarizing | DP, gone: Forget, without: frozenset[int]) -> Sequence[int]:
+        return [client for client in self.clients if client not in gone.client_ids]
 
     def cell_sizes(self, clients: Sequence[int]) -> dict[int, dict[int, int]]:
         sizes = {}

@@ -1,0 +1,347 @@
+"""The server's side: the questions of `fedup.contact.Contact`, asked over a Flower Grid."""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from flwr.app import Message
+from flwr.serverapp import Grid
+from torch import Tensor, nn
+
+from fedup.client import Summarizing, Summary
+from fedup.contrast import Question
+from fedup.cut import read_features
+from fedup.errors import ContactError, DataError, RequestError, SettingError
+from fedup.flower import reading
+from fedup.flower.spool import Spool
+from fedup.flower.wire import QUERY, Answer, Ask, read_answer, size_of, write_ask
+from fedup.moments import Contrast, Shift
+from fedup.positions import Over
+from fedup.privacy.dp import Layout
+from fedup.privacy.guarantee import DP
+from fedup.privacy.ledger import Ledger
+from fedup.privacy.projection import basis_of
+from fedup.private_erasure import NoisyStatistics
+from fedup.request import Forget, check_known
+from fedup.sharing import fingerprint
+
+MOST_BYTES = 16_000_000  # of one answer
+_LONGEST_PAUSE_S = 30.0  # between tries
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0  # between looks for answers
+_PULLED_AT_ONCE = 16  # answers
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A client's answer to a collection, until it is taken into the store."""
+
+    client: int
+    rows: Mapping[int, int]
+    load: Callable[[], Summary]
+
+
+class GridContact:
+    """Clients behind a Flower Grid; `model` holds the trained weights, and `example` is one blank row of its inputs.
+
+    A node that does not answer within `timeout` seconds is asked again, `retries` times, after longer and longer
+    pauses; one that refuses, or whose answer does not fit, is left out, and `left_out` says why. Fewer than
+    `least_fraction` of the nodes is an error. With a `folder` answers to a collection are kept there as they come: a
+    server that was killed in the middle asks only for what is missing.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        model: nn.Module,
+        *,
+        example: Tensor,
+        num_classes: int,
+        timeout: float = 60.0,
+        retries: int = 2,
+        least_fraction: float = 1.0,
+        folder: Path | None = None,
+        half: bool = False,
+        most_bytes: int = MOST_BYTES,
+        ledger: Ledger | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        if not timeout > 0 or retries < 0 or not 0 < least_fraction <= 1 or num_classes < 1:
+            raise SettingError(
+                "timeout must be above 0, retries 0 or more, least_fraction in (0, 1], num_classes 1 or more; found "
+                f"{timeout}, {retries}, {least_fraction}, {num_classes}."
+            )
+        self._grid, self._model, self._example, self._classes = grid, model, example[:1], num_classes
+        self._timeout, self._retries, self._least = timeout, retries, least_fraction
+        self._half, self._most_bytes, self._tell = half, most_bytes, tell
+        self._ledger = Ledger() if ledger is None else ledger
+        self._base = fingerprint(model)
+        self._spool = Spool(folder)
+        self._nodes: dict[int, int] = {}  # by client
+        self._rows: dict[int, Mapping[int, int]] = {}  # by client: rows of each class, as told at collection
+        self._ready: dict[int, _Waiting] = {}  # by client: answers to a collection, not taken yet
+        self.left_out: dict[int, str] = {}  # nodes that gave no answer of use, and why
+        self.bytes_up = self.bytes_down = self.messages = 0  # as serialised, in all
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """All that answered so far; on first use they are asked who they are."""
+        if not self._nodes:
+            nodes = self._all_nodes()
+            found = self._wave(dict.fromkeys(nodes, self._ask("who")), lambda node, answer: reading.client_of(answer))
+            self._enough(len(nodes), len(found))
+            self._meet(found)
+        return sorted(self._nodes)
+
+    @property
+    def num_classes(self) -> int:
+        return self._classes
+
+    @property
+    def ledger(self) -> Ledger:
+        """What the server knows that clients have spent; each node has its own, which decides."""
+        return self._ledger
+
+    def check(self, request: Forget) -> None:
+        check_known(request, clients=self.clients, num_classes=self._classes)
+        for client, samples in request.sample_ids.items():
+            self.labels_of(client, samples)  # raises where one is unknown
+        if set(self.clients) <= request.client_ids:
+            raise RequestError(f"To {request} leaves no training row. Take the model out of service instead.")
+
+    def reach(self, *, cut: str, how: Summarizing | DP, gone: Forget, without: frozenset[int]) -> Sequence[int]:
+        """One wave for all, whose answers then wait for `summarize`; the clients that answered."""
+        asks = self._asks_for_all(cut, how, gone, without)
+        question = json.dumps([self._base, [[node, dict(ask.details)] for node, ask in sorted(asks.items())]])
+        expected = self._expected(cut, how)
+        found = {}
+        for node in self._spool.open(hashlib.sha256(question.encode()).hexdigest()):
+            if node in asks and (answer := self._spool.get(node)):
+                found[node] = self._take(node, answer, expected)
+        left = {node: ask for node, ask in asks.items() if node not in found}
+        found |= self._wave(left, lambda node, answer: self._take(node, answer, expected))
+        self._enough(len(asks), len(found))
+        self._meet({node: waiting.client for node, waiting in found.items()})
+        for waiting in found.values():
+            self._ready[waiting.client], self._rows[waiting.client] = waiting, waiting.rows
+        return sorted(waiting.client for waiting in found.values())
+
+    def _take(self, node: int, answer: Answer, expected: reading.Expected) -> "_Waiting":
+        """A summary that fits; where there is a folder it waits there, and not in memory."""
+        told = reading.told_of(answer, expected)
+        self._spool.put(node, answer)
+        kept = None if self._spool.keeps else told.summary
+        return _Waiting(told.summary.client, told.rows, lambda: kept or self._again(node, expected))
+
+    def _again(self, node: int, expected: reading.Expected) -> Summary:
+        answer = self._spool.get(node)
+        if answer is None:
+            raise DataError(f"The answer of node {node} was taken away from the folder meanwhile. Collect again.")
+        return reading.told_of(answer, expected).summary
+
+    def cell_sizes(self, clients: Sequence[int]) -> dict[int, dict[int, int]]:
+        return {client: dict(self._rows[client]) for client in clients}
+
+    def labels_of(self, client: int, samples: frozenset[int]) -> dict[int, int]:
+        read = partial(reading.labels_of, samples=samples, num_classes=self._classes)
+        return self._one(client, self._ask("labels", samples=sorted(samples)), read)
+
+    def summarize(
+        self,
+        client: int,
+        *,
+        cut: str,
+        how: Summarizing | DP,
+        labels: frozenset[int],
+        excluded: frozenset[int],
+        out: Tensor | None = None,
+    ) -> Summary:
+        waiting = self._ready.pop(client, None)
+        if waiting is not None:
+            summary = waiting.load()
+            if not self._ready:
+                self._spool.clear()  # all are in the store now
+        else:
+            read = partial(reading.told_of, expected=self._expected(cut, how))
+            summary = self._one(client, self._summary_ask(cut, how, labels, frozenset(), excluded), read).summary
+        if isinstance(how, DP):  # the node has charged its own account already
+            self._ledger.spend(client, how, "centroids")
+        if summary.client != client or set(summary.labels) - labels:
+            raise DataError(f"Client {client} answered for others, or for classes that it was not asked about.")
+        return summary
+
+    def shifts(self, client: int, *, cuts: Mapping[str, Over], question: Question) -> dict[str, Shift]:
+        ask = self._ask("shifts", cuts=dict(cuts), question=question.to_json())
+        return self._one(client, ask, partial(reading.shifts_of, cuts=list(cuts)))
+
+    def gather(
+        self, client: int, *, cut: str, over: Over, positions: Sequence[int], question: Question
+    ) -> Contrast | None:
+        ask = self._ask("gather", cut=cut, over=over, positions=list(positions), question=question.to_json())
+        return self._one(client, ask, partial(reading.contrast_of, positions=len(positions)))
+
+    def gather_privately(self, client: int, *, cut: str, dp: DP, question: Question) -> NoisyStatistics:
+        ask = self._ask("gather privately", cut=cut, how=asdict(dp), question=question.to_json())
+        found = self._one(client, ask, reading.noisy_of)
+        self._ledger.spend(client, dp, "eraser")
+        return found
+
+    # --- what is asked
+
+    def _ask(self, kind: str, **details: object) -> Ask:
+        return Ask(kind, self._base, {**details, "num_classes": self._classes})
+
+    def _summary_ask(
+        self,
+        cut: str,
+        how: Summarizing | DP,
+        labels: frozenset[int] | None,
+        without: frozenset[int],
+        excluded: frozenset[int],
+    ) -> Ask:
+        """For some classes, or for all that a client holds without these."""
+        return self._ask(
+            "summarize",
+            cut=cut,
+            how=asdict(how),
+            labels=None if labels is None else sorted(labels),
+            without=sorted(without),
+            excluded=sorted(excluded),
+            half=self._half,
+        )
+
+    def _asks_for_all(self, cut: str, how: Summarizing | DP, gone: Forget, without: frozenset[int]) -> dict[int, Ask]:
+        """By node. Where a request names clients or samples, each node gets what concerns it, and no other's."""
+        if not gone.client_ids and not gone.sample_ids:
+            return dict.fromkeys(self._all_nodes(), self._summary_ask(cut, how, None, without, frozenset()))
+        asked = [client for client in self.clients if client not in gone.client_ids]
+        samples = {client: gone.sample_ids.get(client, frozenset()) for client in asked}
+        return {self._nodes[client]: self._summary_ask(cut, how, None, without, samples[client]) for client in asked}
+
+    def _expected(self, cut: str, how: Summarizing | DP) -> reading.Expected:
+        features = read_features(self._model, cut, self._example, torch.arange(1, device=self._example.device))
+        width = math.prod(features.shape)
+        if not isinstance(how, DP):
+            return reading.Expected(how, features.shape, width, features.nonnegative, self._classes)
+        basis = basis_of(self._model, cut, width, how=how.projection, dims=how.dims, num_classes=self._classes)
+        size = Layout.of(how, basis.shape[1], self._classes).size
+        return reading.Expected(how, features.shape, size, False, self._classes)
+
+    # --- who is asked
+
+    def _all_nodes(self) -> list[int]:
+        nodes = sorted(self._grid.get_node_ids())
+        if not nodes:
+            raise ContactError("No node is connected to the federation: there is nobody to ask.")
+        return nodes
+
+    def _meet(self, clients: Mapping[int, int]) -> None:
+        """Learn which node is which client; a number that two nodes claim is an error."""
+        for node, client in clients.items():
+            if self._nodes.get(client, node) != node:
+                raise DataError(f"Two nodes say they are client {client}: {self._nodes[client]} and {node}.")
+            self._nodes[client] = node
+
+    def _one(self, client: int, ask: Ask, read: Callable[[Answer], T]) -> T:
+        if client not in self.clients:
+            raise ContactError(f"Client {client} has not answered so far: no node goes by that number.")
+        node = self._nodes[client]
+        found = self._wave({node: ask}, lambda node, answer: read(answer))
+        if node not in found:
+            raise ContactError(f"Client {client} gave no answer of use: {self.left_out[node]}. Nothing was changed.")
+        return found[node]
+
+    def _enough(self, asked: int, answered: int) -> None:
+        if answered < max(1, self._least * asked):
+            reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(self.left_out.items()))
+            raise ContactError(
+                f"{answered} of {asked} nodes gave an answer of use, and least_fraction asks for {self._least:g}. "
+                f"{reasons}. Ask again later, or with a smaller least_fraction."
+            )
+
+    # --- messages
+
+    def _wave(self, asks: Mapping[int, Ask], read: Callable[[int, Answer], T]) -> dict[int, T]:
+        """Ask nodes, each its own question, until all have answered or the retries are spent; the answers that fit."""
+        found: dict[int, T] = {}
+        waiting, tries = dict(asks), 0
+        self.left_out = {node: why for node, why in self.left_out.items() if node not in asks}
+        while waiting and tries <= self._retries:
+            if tries:
+                time.sleep(min(2.0 ** (tries - 1), _LONGEST_PAUSE_S))
+            tries += 1
+            for node, answer in self._answers(dict(waiting)):
+                del waiting[node]
+                try:
+                    if answer.status != "ok":
+                        raise DataError(f"{answer.status}: {answer.reason}")
+                    found[node] = read(node, answer)
+                except DataError as error:  # asking again would bring the same
+                    self.left_out[node] = str(error)
+        self.left_out |= dict.fromkeys(waiting, f"no answer within {self._timeout:g} s, asked {tries} times")
+        for node in asks:
+            if node in self.left_out:
+                self._tell(f"node {node} is left out: {self.left_out[node]}")
+        return found
+
+    def _answers(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, Answer]]:
+        """One round of messages; a second one with weights to those nodes alone that lack them."""
+        short = []
+        for node, answer in self._send(asks):
+            if answer.status == "needs weights":
+                short.append(node)
+            else:
+                yield node, answer
+        weights = dict(self._model.state_dict()) if short else {}
+        yield from self._send({node: replace(asks[node], weights=weights) for node in short})
+
+    def _send(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, Answer]]:
+        """What comes back in time, as it comes, so that no more than some answers are in memory at once.
+
+        (`Grid.send_and_receive` gives all of them together, and looks for them every three seconds.)
+        """
+        messages = [self._message(node, ask) for node, ask in asks.items()]
+        pushed = zip(self._grid.push_messages(messages) if messages else (), asks, strict=False)
+        nodes = {number: node for number, node in pushed if number}  # by message; what could not be sent has no number
+        until, pause = time.monotonic() + self._timeout, _FIRST_PAUSE_S
+        while nodes:
+            for some in _batched(list(nodes), _PULLED_AT_ONCE):
+                for reply in self._grid.pull_messages(some):
+                    node = nodes.pop(reply.metadata.reply_to_message_id, None)
+                    if node is not None:  # late answers to earlier messages are nobody's
+                        yield node, self._judged(reply)
+            if time.monotonic() >= until:
+                return
+            if nodes:
+                time.sleep(pause)
+                pause = min(1.5 * pause, _LAST_PAUSE_S)
+
+    def _message(self, node: int, ask: Ask) -> Message:
+        content = write_ask(ask)
+        self.bytes_down += size_of(content)
+        self.messages += 1
+        return Message(content, dst_node_id=node, message_type=f"query.{QUERY}", group_id=ask.kind)
+
+    def _judged(self, reply: Message) -> Answer:
+        if reply.has_error():
+            return Answer("failed", self._base, reason=f"Flower says {reply.error.reason!r}")
+        self.bytes_up += size_of(reply.content)
+        try:
+            answer = read_answer(reply.content, most_bytes=self._most_bytes)
+        except DataError as error:
+            return Answer("failed", self._base, reason=str(error))
+        if answer.base != self._base and answer.status == "ok":
+            return Answer("failed", self._base, reason="it answers for another model")
+        return answer
+
+
+def _batched(values: Sequence[T], size: int) -> Iterable[Sequence[T]]:
+    """Values in groups of so many; `itertools.batched` is not in Python 3.11."""
+    return (values[start : start + size] for start in range(0, len(values), size))

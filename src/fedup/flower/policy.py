@@ -1,0 +1,37 @@
+"""What a client answers at all: its own rules, which no server can change."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedup.errors import SettingError
+from fedup.privacy.guarantee import DP
+from fedup.privacy.ledger import Budget
+
+
+class RefusedError(Exception):
+    """The client does not answer; the reason is told to the server."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """`least_rows`: classes of which fewer rows are retained are not told. `only_private`: nothing but releases under
+    differential privacy leaves the client. `budget`: what all of these may cost together. `ask`: a function of the kind
+    of question that gives a reason to refuse it, or None.
+    """
+
+    least_rows: int = 1
+    only_private: bool = False
+    budget: Budget | None = None
+    ask: Callable[[str], str | None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.least_rows < 1:
+            raise SettingError(f"least_rows must be 1 or more; found {self.least_rows}.")
+
+    def check(self, question: str, dp: DP | None) -> None:
+        """Raise unless such a question is answered."""
+        reason = self.ask(question) if self.ask else None
+        if reason is not None:
+            raise RefusedError(reason)
+        if dp is None and question != "who" and (self.only_private or self.budget is not None):
+            raise RefusedError("this client answers under differential privacy only (epsilon and clip)")

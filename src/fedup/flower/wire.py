@@ -1,0 +1,124 @@
+"""Questions and answers as Flower messages: one JSON text and arrays. No pickle: messages come from strangers."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from fedup.errors import DataError
+
+QUERY = "fedup"  # nodes register it, and messages are of the type query.fedup
+FORMAT = 1
+Status = Literal["ok", "refused", "failed", "needs weights"]
+_TYPES = {"float16", "float32", "float64", "int32", "int64"}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question to one node: of which kind, about which model, and its details."""
+
+    kind: str
+    base: str  # fingerprint of the model
+    details: Mapping[str, Any] = field(default_factory=dict)  # plain data
+    weights: Mapping[str, Tensor] | None = None  # for nodes that lack them
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a node says; `size` is the number of bytes of it that were sent."""
+
+    status: Status
+    base: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)
+    reason: str = ""
+    size: int = 0
+
+
+def write_ask(ask: Ask) -> RecordDict:
+    """As the content of a message."""
+    text = json.dumps({"format": FORMAT, "kind": ask.kind, "base": ask.base, "details": dict(ask.details)})
+    content = RecordDict({"fedup": ConfigRecord({"json": text})})
+    if ask.weights is not None:
+        content["weights"] = ArrayRecord({name: array_of(tensor) for name, tensor in ask.weights.items()})
+    return content
+
+
+def read_ask(content: RecordDict) -> Ask:
+    """The opposite of `write_ask`."""
+    told = _json(content)
+    weights = content.array_records.get("weights")
+    tensors = None if weights is None else {name: tensor_of(array, name) for name, array in weights.items()}
+    try:
+        return Ask(str(told["kind"]), str(told["base"]), dict(told["details"]), tensors)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"The question lacks a part ({error!r}).") from error
+
+
+def write_answer(answer: Answer) -> RecordDict:
+    """As the content of a message."""
+    told = {
+        "format": FORMAT,
+        "status": answer.status,
+        "base": answer.base,
+        "details": dict(answer.details),
+        "reason": answer.reason,
+    }
+    content = RecordDict({"fedup": ConfigRecord({"json": json.dumps(told)})})
+    if answer.arrays:
+        content["arrays"] = ArrayRecord({name: array_of(tensor) for name, tensor in answer.arrays.items()})
+    return content
+
+
+def read_answer(content: RecordDict, *, most_bytes: int) -> Answer:
+    """The opposite of `write_answer`; anything out of shape raises DataError."""
+    size = size_of(content)
+    if size > most_bytes:
+        raise DataError(f"{size:,} bytes came, and at most {most_bytes:,} are taken")
+    told = _json(content)
+    record = content.array_records.get("arrays")
+    arrays = {name: tensor_of(array, name) for name, array in record.items()} if record else {}
+    status = told.get("status")
+    if status not in ("ok", "refused", "failed", "needs weights") or not isinstance(told.get("details"), dict):
+        raise DataError("the answer says neither what it is nor what it holds")
+    return Answer(status, str(told.get("base")), told["details"], arrays, str(told.get("reason", ""))[:500], size)
+
+
+def size_of(content: RecordDict) -> int:
+    """Bytes of a message's records as they are sent: arrays with their headers, and texts."""
+    arrays = sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    return arrays + sum(record.count_bytes() for record in content.config_records.values())
+
+
+def array_of(tensor: Tensor) -> Array:
+    """A tensor as Flower sends it."""
+    return Array(tensor.detach().cpu().contiguous().numpy())
+
+
+def tensor_of(array: Array, name: str) -> Tensor:
+    """A tensor as it came; of no type but plain numbers."""
+    try:
+        if array.dtype not in _TYPES | {"bool", "uint8"}:
+            raise DataError(f"{name} is of {array.dtype}")
+        values: np.ndarray = array.numpy()
+        return torch.from_numpy(np.array(values))  # a copy: what came may be read-only
+    except DataError:
+        raise
+    except Exception as error:  # whatever numpy says of bytes that are no array
+        raise DataError(f"{name} is no array ({type(error).__name__})") from error
+
+
+def _json(content: RecordDict) -> dict[str, Any]:
+    try:
+        told = json.loads(str(content.config_records["fedup"]["json"]))
+    except (KeyError, ValueError, RecursionError) as error:
+        raise DataError("there is no readable fedup record in the message") from error
+    if not isinstance(told, dict) or told.get("format") != FORMAT:
+        found = told.get("format") if isinstance(told, dict) else None
+        raise DataError(f"the message is of format {found!r}; this fedup speaks {FORMAT}")
+    return told
