@@ -13,6 +13,7 @@ from fedup.bench.results import Results
 from fedup.bench.runner import run_cells
 from fedup.bench.summary import summarize
 from fedup.errors import MissingDataError
+from fedup.registry import names
 
 SMOKE = Path(__file__).parents[2] / "benchmarks" / "experiments" / "smoke.toml"
 
@@ -40,19 +41,9 @@ def report(tmp_path_factory):
 def test_every_scenario_and_method_is_in_it_and_no_cell_fails(report):
     experiment, events, blocks, _ = report
     scenarios = {block.scenario.name for block in blocks}
-    methods = {method.name for method in experiment.methods}
+    methods = {method.use for method in experiment.methods}
     assert scenarios == {"class", "client", "sample", "clean_client", "random_samples"}
-    assert methods == {
-        "retrain",
-        "none",
-        "fedup",
-        "logit_mask",
-        "head_only",
-        "random_filter",
-        "finetune",
-        "dp",
-        "paper_noise",
-    }
+    assert methods == set(names("fedup.bench.methods"))
     assert {event.outcome for event in events} == {"done", "not supported"}
 
 
