@@ -61,5 +61,9 @@ class BusyError(StorageError):
     """Another process writes to the folder."""
 
 
+class NoArchitectureError(FedUPError, LookupError):
+    """A folder's model can only be built by the program that made the folder."""
+
+
 class MissingRunError(FedUPError, FileNotFoundError):
     """There is no run folder at the path."""

@@ -16,7 +16,7 @@ from fedup.bench.machine import describe_machine
 from fedup.bench.recipe import Recipe
 from fedup.centroids import Centroids
 from fedup.cli._progress import wide_console
-from fedup.errors import ArtifactError, MissingDataError, SettingError
+from fedup.errors import ArtifactError, MissingDataError, NoArchitectureError, SettingError
 from fedup.federation import Federation
 from fedup.plugging import PluggedModel
 from fedup.rng import generator
@@ -73,6 +73,11 @@ class Session:
     def blank(self, state: State) -> nn.Module:
         """The model's architecture, without its trained weights; needs no data."""
         about = state.about
+        if about.get("made_by"):
+            raise NoArchitectureError(
+                f"{self.run.path} was made by a program of yours ({about['made_by']}), which alone can build its "
+                f"{about['model']}."
+            )
         return self.recipe.blank_model(about["input_shape"], len(about["class_names"])).to(self.device)
 
     def probe(self, state: State) -> torch.Tensor:

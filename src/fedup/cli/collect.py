@@ -102,18 +102,14 @@ def _already(body: Any, how: Any) -> dict[str, Any]:
 
 
 def _collect(session: Any, writer: Any, how: Any) -> dict[str, Any]:
-    import statistics
     import time
-    from dataclasses import asdict
 
     from fedup.bench.watching import ClientsShown
     from fedup.centroids import collect as ask_clients
-    from fedup.centroids import save_centroids
     from fedup.cli._progress import progress_bars
     from fedup.errors import RequestError
     from fedup.privacy.guarantee import DP
-    from fedup.report import Release
-    from fedup.run.answering import describe_releases
+    from fedup.run.keeping import keep_centroids
     from fedup.run.ledger import RunLedger
     from fedup.run.serving import load_base
 
@@ -139,20 +135,7 @@ def _collect(session: Any, writer: Any, how: Any) -> dict[str, Any]:
         )
         store = ask_clients(model, contact, cut=state.about["cut"], **asked)
         time_s = time.perf_counter() - started
-    cells = {client: sum(cell.client == client for cell in store.cells) for client in store.bytes_up}
-    sent = [Release(client, cells[client], size) for client, size in store.bytes_up.items()]
-    body = {
-        "centroids": writer.put("centroids", lambda path: save_centroids(store, path)).to_json(),
-        "how": asdict(how),
-        "rows": len(store.vectors),
-        "width": store.vectors.shape[1],
-        "cells": len(store.cells),
-        "releases": describe_releases(sent, how),
-        "paper_epsilon": statistics.fmean(store.paper_epsilons.values()) if store.paper_epsilons else None,
-        "time_s": time_s,
-        **session.facts,
-    }
-    writer.commit("collected", body)
+    body = keep_centroids(writer, store, {"time_s": time_s, **session.facts})
     return {"already": False, **_told(body)}
 
 

@@ -71,7 +71,9 @@ def _facts(found: dict[str, Any], sent: dict[int, dict[str, int]]) -> dict[str, 
     facts["Model"] = f"training: {found['rounds_done']} of {about.get('rounds')} rounds done; `fedup train` goes on"
     if trained:
         measured = ", ".join(f"{part} {value:.3f}" for part, value in trained["accuracy"].items())
-        facts["Model"] = f"{trained['fingerprint'][:16]}, trained {when(trained['at'])}, accuracy {measured}"
+        facts["Model"] = f"{trained['fingerprint'][:16]}, trained {when(trained['at'])}" + (
+            f", accuracy {measured}" if measured else ""
+        )
     if collected:
         clients = f"{len(sent)} clients sent {size(sum(own['bytes'] for own in sent.values()))} in all"
         how = _how(collected["how"], found["protection"])

@@ -116,7 +116,7 @@ def _train(
     from fedup.cli._progress import progress_bars
     from fedup.cli._session import Session
     from fedup.cut import find_cut
-    from fedup.model_file import save_model
+    from fedup.run.keeping import keep_model
     from fedup.sharing import fingerprint
 
     session = Session(path, device=device)
@@ -149,9 +149,7 @@ def _train(
             "test": accuracy(trained.model, dataset.test_x.to(device), dataset.test_y.to(device)),
         }
         trained.model.to("cpu")
-        body = {
-            "model": writer.put("model", lambda file: save_model(trained.model, file)).to_json(),
-            "fingerprint": fingerprint(trained.model),
+        facts = {
             "data": federation.digest(),
             "rows": len(federation.rows("train")),
             "accuracy": {name: value for name, value in measured.items() if value == value},
@@ -159,7 +157,7 @@ def _train(
             "engine": trained.engine,
             **session.facts,
         }
-        writer.commit("trained", body)
+        body = keep_model(writer, trained.model, facts)
         return {"already": False, **_told(body)}
 
 

@@ -12,7 +12,8 @@ fedup.unlearn(plugged, centroids, fedup.Forget.clients([3]), clients=contact)
 
 from fedup.flower.collecting import collect
 from fedup.flower.contact import GridContact
+from fedup.flower.memory import RunMemory
 from fedup.flower.node import mount
 from fedup.flower.policy import Policy
 
-__all__ = ["GridContact", "Policy", "collect", "mount"]
+__all__ = ["GridContact", "Policy", "RunMemory", "collect", "mount"]

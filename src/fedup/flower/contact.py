@@ -109,6 +109,10 @@ class GridContact:
         """What the server knows that clients have spent; each node has its own, which decides."""
         return self._ledger
 
+    @ledger.setter
+    def ledger(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
     def check(self, request: Forget) -> None:
         check_known(request, clients=self.clients, num_classes=self._classes)
         for client, samples in request.sample_ids.items():

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedup.centroids import Centroids
 from fedup.cut import logits_of
-from fedup.errors import FedUPError, MissingRunError
+from fedup.errors import FedUPError, MissingRunError, NoArchitectureError
 from fedup.plugging import PluggedModel
 from fedup.run.evidence import evidence_files
 from fedup.run.folder import Run
@@ -83,6 +83,8 @@ def _checks(
 def _attempt(name: str, look: Callable[[], str]) -> Check:
     try:
         return Check(name, True, look())
+    except NoArchitectureError as error:
+        return Check(name, None, f"not checked: {error}")
     except FedUPError as error:
         return Check(name, False, str(error))
 

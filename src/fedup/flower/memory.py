@@ -1,0 +1,125 @@
+"""The run folder as a Flower server's memory: `fedup status`, `evidence` and `verify` work on it."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedup.centroids import Centroids
+from fedup.centroids import collect as ask_clients
+from fedup.cut import find_cut
+from fedup.errors import RequestError
+from fedup.filter import FilterConfig
+from fedup.flower.contact import GridContact
+from fedup.plugging import PluggedModel
+from fedup.request import Forget
+from fedup.run.answering import Answer, Asked, Judge, Limits, restore, unlearn
+from fedup.run.folder import Run, Writer
+from fedup.run.keeping import keep_centroids, keep_model
+from fedup.run.ledger import RunLedger
+from fedup.run.serving import load_base, load_plugged, load_store
+from fedup.run.state import State
+from fedup.run.verify import Check, verify
+from fedup.sharing import fingerprint
+
+
+class RunMemory:
+    """What a server knows, in a folder that outlives it: the model, the centroids, requests and filters, a journal.
+
+    `blank` makes the model without its weights. A server that starts again finds everything as it was.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        blank: Callable[[], nn.Module],
+        *,
+        class_names: Sequence[str] = (),
+        cut: str | None = None,
+    ) -> None:
+        self.run, self._blank = Run(path), blank
+        model = blank()
+        about = {"made_by": "flower", "model": type(model).__name__, "cut": find_cut(model, cut)}
+        self.run.start({**about, "class_names": list(class_names)})
+
+    @property
+    def state(self) -> State:
+        """Everything that was committed so far."""
+        return self.run.read()
+
+    def keep(self, model: nn.Module, facts: Mapping[str, Any] | None = None) -> None:
+        """The model that the federation has learned; one that is here already must be the same."""
+        with self.run.writing("train") as writer:
+            if writer.state.trained is None:
+                keep_model(writer, model, {"accuracy": {}, "rows": None, "time_s": 0.0, **(facts or {})})
+            elif writer.state.base != fingerprint(model):
+                raise RequestError(
+                    f"{self.run.path} holds another model ({writer.state.base[:12]}): one that was trained anew needs "
+                    "a folder of its own."
+                )
+
+    def collect(self, contact: GridContact, **how: Any) -> Centroids:
+        """The clients' centroids: those that are here, or asked for now."""
+        with self.run.writing("collect") as writer:
+            if writer.state.collected is not None:
+                return load_store(self.run, writer.state)
+            model = load_base(self.run, writer.state, self._blank())
+            contact.ledger = RunLedger(writer)  # every release is charged in the journal
+            started = time.perf_counter()
+            store = ask_clients(model, contact, cut=writer.state.about["cut"], **how)
+            keep_centroids(writer, store, {"time_s": time.perf_counter() - started})
+            return store
+
+    def unlearn(
+        self,
+        request: Forget,
+        contact: GridContact | None = None,
+        *,
+        reference: str | None = None,
+        config: FilterConfig | None = None,
+        judge: Judge | None = None,
+        limits: Limits | None = None,
+    ) -> Answer:
+        """Answer a request and put its filter in force; `judge` measures, and without one nothing limits the loss."""
+        with self.run.writing("unlearn") as writer:
+            return unlearn(
+                writer,
+                load_plugged(self.run, writer.state, self._blank()),
+                self._store(writer, contact),
+                [Asked(request, reference)],
+                clients=contact,
+                config=config,
+                judge=judge,
+                limits=limits or Limits(force=judge is None),
+            )
+
+    def restore(self, *requests: str, contact: GridContact | None = None, judge: Judge | None = None) -> Answer:
+        """Take requests back, by their ids."""
+        with self.run.writing("restore") as writer:
+            state = writer.state
+            return restore(
+                writer,
+                load_plugged(self.run, state, self._blank()),
+                self._store(writer, contact),
+                [state.request(one) for one in requests],
+                clients=contact,
+                judge=judge,
+                limits=Limits(force=judge is None),
+            )
+
+    def _store(self, writer: Writer, contact: GridContact | None) -> Centroids:
+        store = load_store(self.run, writer.state)
+        store.ledger = RunLedger(writer)
+        if contact is not None:
+            contact.ledger = store.ledger
+        return store
+
+    def verify(self, example: Tensor) -> list[Check]:
+        """What `fedup verify` checks, and that restoring gives the original's answer to an example, bit for bit."""
+        return verify(self.run, lambda state: self._blank(), lambda state: example)
+
+    def plugged(self) -> PluggedModel:
+        """The model under the filter of the requests in force."""
+        return load_plugged(self.run, self.state, self._blank())

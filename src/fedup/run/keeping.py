@@ -1,0 +1,44 @@
+"""A trained model and the centroids of its clients, put into a run folder."""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+
+from fedup.centroids import Centroids, save_centroids
+from fedup.model_file import save_model
+from fedup.report import Release
+from fedup.run.answering import describe_releases
+from fedup.run.folder import Writer
+from fedup.sharing import fingerprint
+
+
+def keep_model(writer: Writer, model: nn.Module, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The model as the folder's own; `facts` go into the event as they are. What was written."""
+    body = {
+        "model": writer.put("model", lambda path: save_model(model, path)).to_json(),
+        "fingerprint": fingerprint(model),
+        **facts,
+    }
+    writer.commit("trained", body)
+    return body
+
+
+def keep_centroids(writer: Writer, store: Centroids, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The clients' cells, with what each of them released. What was written."""
+    cells = {client: sum(cell.client == client for cell in store.cells) for client in store.bytes_up}
+    sent = [Release(client, cells[client], size) for client, size in store.bytes_up.items()]
+    body = {
+        "centroids": writer.put("centroids", lambda path: save_centroids(store, path)).to_json(),
+        "how": asdict(store.how),
+        "rows": len(store.vectors),
+        "width": store.vectors.shape[1],
+        "cells": len(store.cells),
+        "releases": describe_releases(sent, store.how),
+        "paper_epsilon": statistics.fmean(store.paper_epsilons.values()) if store.paper_epsilons else None,
+        **facts,
+    }
+    writer.commit("collected", body)
+    return body
