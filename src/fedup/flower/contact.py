@@ -177,8 +177,8 @@ class GridContact:
             summary = self._one(client, self._summary_ask(cut, how, labels, frozenset(), excluded), read).summary
         if isinstance(how, DP):  # the node has charged its own account already
             self._ledger.spend(client, how, "centroids")
-        if summary.client != client or set(summary.labels) - labels:
-            raise DataError(f"Client {client} answered for others, or for classes that it was not asked about.")
+        if summary.client != client or set(summary.labels) != labels:  # a cell left out would stay as it was
+            raise DataError(f"Client {client} answered for another client, or for other classes than it was asked for.")
         return summary
 
     def shifts(self, client: int, *, cuts: Mapping[str, Over], question: Question) -> dict[str, Shift]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -208,12 +208,14 @@ def _summarize(work: _Work, details: dict[str, Any]) -> Answer:
             spend=lambda: work.ledger.spend(holding.client, how, "centroids"),
         )
         return work.ok(_about(summary, {}), {"vectors": summary.vectors, "counts": summary.counts})
-    held = work.rows_by_label()
-    told = {label: n for label, n in held.items() if label not in without and (wanted is None or label in wanted)}
+    least = work.policy.least_rows
+    told = {
+        label: n
+        for label, n in work.rows_by_label().items()
+        if n >= least and label not in without and (wanted is None or label in wanted)
+    }
     kept = _retained(holding, rows, excluded)
-    enough = frozenset(label for label in told if kept.get(label, 0) >= work.policy.least_rows)
-    if wanted is None:
-        told = {label: n for label, n in told.items() if label in enough}
+    enough = frozenset(label for label in told if kept.get(label, 0) >= least)
     summary = summarize(
         work.model,
         holding.x,
@@ -226,8 +228,29 @@ def _summarize(work: _Work, details: dict[str, Any]) -> Answer:
         excluded=excluded,
         ids=holding.ids,
     )
+    summary = _with_empty(summary, {label: _left_out(holding, label, excluded) for label in told.keys() - enough})
     vectors = summary.vectors.half() if details.get("half") else summary.vectors
     return work.ok(_about(summary, told), {"vectors": vectors, "counts": summary.counts})
+
+
+def _with_empty(summary: Summary, empty: Mapping[int, frozenset[int]]) -> Summary:
+    """The same with cells of which too little is retained: the server must know that they are empty now."""
+    cells = {
+        label: (size, ids) for label, size, ids in zip(summary.labels, summary.sizes, summary.excluded, strict=True)
+    }
+    cells |= {label: (0, ids) for label, ids in empty.items()}
+    labels = tuple(sorted(cells))
+    return replace(
+        summary,
+        labels=labels,
+        sizes=tuple(cells[label][0] for label in labels),
+        excluded=tuple(cells[label][1] for label in labels),
+    )
+
+
+def _left_out(holding: _Holding, label: int, excluded: frozenset[int]) -> frozenset[int]:
+    names = torch.arange(len(holding.y)) if holding.ids is None else holding.ids
+    return excluded & frozenset(names[holding.y == label].tolist())
 
 
 def _retained(holding: _Holding, rows: Tensor, excluded: frozenset[int]) -> dict[int, int]:
