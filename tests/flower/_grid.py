@@ -1,28 +1,52 @@
 """A Grid in this process: real messages, real ClientApps with states of their own; no wire."""
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
+import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from torch import Tensor, nn
+
+from fedup import Federation
+from fedup.bench.datasets import Dataset
+from fedup.bench.recipe import Recipe
+from fedup.flower import GridContact, mount
+from fedup.flower.wire import Answer, Ask, read_answer, read_ask, write_answer
 
 SERVER = 1
+FIRST = 100  # the number of client 0's node
+
+Spoil = Callable[[int, Message], Message | None]
+
+
+def be_inside_a_run() -> None:
+    """Where alone messages can be made."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 0, SERVER
 
 
 class LocalGrid(Grid):
-    """Nodes by number, each with its app; `spoil` may change a node's reply, or lose it by giving None."""
+    """Nodes by number, each with its app; `spoil` may change a node's reply, or lose it by giving None.
 
-    def __init__(self, apps: dict[int, ClientApp], spoil: Callable[[int, Message], Message | None] | None = None) -> None:
+    As over a wire, a message has a name of its own, which its reply carries. Replies come together, or `one_by_one`.
+    """
+
+    def __init__(self, apps: dict[int, ClientApp], spoil: Spoil | None = None) -> None:
         self.apps, self.spoil = apps, spoil or (lambda node, reply: reply)
         self.contexts = {
             node: Context(0, node, {"partition-id": place}, RecordDict(), {}) for place, node in enumerate(sorted(apps))
         }
         self.sent: list[tuple[int, Message]] = []
-        self._replies: dict[str, Message] = {}
+        self.came: list[Message] = []
+        self.one_by_one = False
+        self._queued: dict[str, tuple[int, Message]] = {}
         self._numbers = itertools.count()
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 0, SERVER  # as inside a run
+        be_inside_a_run()
 
     def set_run(self, run) -> None: ...
 
@@ -41,20 +65,104 @@ class LocalGrid(Grid):
         for message in messages:
             node = message.metadata.dst_node_id
             name = f"message-{next(self._numbers)}"
-            message.metadata.__dict__["_message_id"] = name  # as a real grid does
+            message.metadata.__dict__["_message_id"] = name  # as Flower's own grids do
             self.sent.append((node, message))
+            self._queued[name] = node, message
             ids.append(name)
-            try:
-                reply = self.apps[node](message, self.contexts[node])
-            except Exception as error:
-                reply = Message(Error(0, repr(error)), reply_to=message)
-            reply = self.spoil(node, reply)
-            if reply is not None:
-                self._replies[name] = reply
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return [self._replies.pop(name) for name in list(message_ids) if name in self._replies]
+        found = []
+        for name in message_ids:
+            if name in self._queued:
+                reply = self._reply(*self._queued.pop(name))
+                found += [] if reply is None else [reply]
+                if self.one_by_one:
+                    break
+        self.came += found
+        return found
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        return self.pull_messages(self.push_messages(messages))
+        ids, found = list(self.push_messages(messages)), []
+        while any(name in self._queued for name in ids):
+            found += self.pull_messages(ids)
+        return found
+
+    def _reply(self, node: int, message: Message) -> Message | None:
+        try:
+            reply = self.apps[node](message, self.contexts[node])
+        except Exception as error:
+            reply = Message(Error(0, repr(error)), reply_to=message)
+        return self.spoil(node, reply)
+
+    # --- for tests
+
+    def asked(self, *kinds: str) -> list[tuple[int, Ask]]:
+        """The questions that were sent, of some kinds or of all."""
+        asks = [(node, read_ask(message.content)) for node, message in self.sent]
+        return [(node, ask) for node, ask in asks if not kinds or ask.kind in kinds]
+
+    def nodes_asked(self, *kinds: str) -> list[int]:
+        return sorted({node for node, _ in self.asked(*kinds)})
+
+
+def changed(reply: Message, details: Mapping[str, Any] | None = None, **arrays: Tensor | None) -> Message:
+    """A reply with some details and arrays exchanged; None takes an array out."""
+    told = read_answer(reply.content, most_bytes=10**12)
+    kept = {name: tensor for name, tensor in {**told.arrays, **arrays}.items() if tensor is not None}
+    return with_answer(reply, replace(told, details={**told.details, **(details or {})}, arrays=kept))
+
+
+def with_answer(reply: Message, answer: Answer) -> Message:
+    reply.content = write_answer(answer)
+    return reply
+
+
+def told(reply: Message) -> Answer:
+    return read_answer(reply.content, most_bytes=10**12)
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """A small federation on digits, a model trained on it, and nodes that hold the same rows."""
+
+    recipe: Recipe
+    dataset: Dataset
+    federation: Federation
+    model: nn.Module
+
+    @property
+    def example(self) -> Tensor:
+        return torch.zeros_like(self.dataset.x[:1])
+
+    def blank(self) -> nn.Module:
+        return self.recipe.blank_model(self.dataset.x.shape[1:], self.dataset.num_classes)
+
+    def rows(self, client: int) -> Tensor:
+        return self.federation.client(client).train
+
+    def app(self, number: int, **settings: Any) -> ClientApp:
+        """That of a client; settings are those of `mount`."""
+        app, rows = ClientApp(), self.rows(number)
+        usual = {
+            "data": lambda context: (self.federation.x[rows], self.federation.y[rows]),
+            "model": self.blank,
+            "ids": lambda context: rows.tolist(),
+        }
+        mount(app, **{**usual, **settings})
+        return app
+
+    def grid(self, spoil: Spoil | None = None, **settings: Any) -> LocalGrid:
+        return LocalGrid({FIRST + i: self.app(i, **settings) for i in self.federation.ids}, spoil)
+
+    def contact(self, grid: Grid, **settings: Any) -> GridContact:
+        return GridContact(grid, self.model, **{"example": self.example, "num_classes": 10, "timeout": 2.0, **settings})
+
+
+@cache
+def digits(seed: int = 0) -> World:
+    recipe = Recipe.suited_to("digits", rounds=2, clients=4, rows=400, seed=seed)
+    dataset = recipe.load()
+    federation = recipe.federation(dataset)
+    start = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes)
+    return World(recipe, dataset, federation, recipe.train(start, federation).model)

@@ -1,7 +1,5 @@
 """The server's side: the questions of `fedup.contact.Contact`, asked over a Flower Grid."""
 
-import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,12 +16,12 @@ from torch import Tensor, nn
 from fedup.client import Summarizing, Summary
 from fedup.contrast import Question
 from fedup.cut import read_features
-from fedup.errors import ContactError, DataError, RequestError, SettingError
+from fedup.errors import ContactError, DataError, FingerprintError, RequestError, SettingError
 from fedup.flower import reading
 from fedup.flower.spool import Spool
 from fedup.flower.wire import QUERY, Answer, Ask, read_answer, size_of, write_ask
 from fedup.moments import Contrast, Shift
-from fedup.positions import Over
+from fedup.positions import Over, to_positions
 from fedup.privacy.dp import Layout
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
@@ -31,6 +29,7 @@ from fedup.privacy.projection import basis_of
 from fedup.private_erasure import NoisyStatistics
 from fedup.request import Forget, check_known
 from fedup.sharing import fingerprint
+from fedup.taps import Taps
 
 MOST_BYTES = 16_000_000  # of one answer
 _LONGEST_PAUSE_S = 30.0  # between tries
@@ -45,6 +44,7 @@ class _Waiting:
 
     client: int
     rows: Mapping[int, int]
+    asked: tuple[Summarizing | DP, frozenset[int], frozenset[int]]  # how, which classes, without which samples
     load: Callable[[], Summary]
 
 
@@ -83,8 +83,10 @@ class GridContact:
         self._half, self._most_bytes, self._tell = half, most_bytes, tell
         self._ledger = Ledger() if ledger is None else ledger
         self._base = fingerprint(model)
-        self._spool = Spool(folder)
+        self._spool = Spool(folder, self._base)
         self._nodes: dict[int, int] = {}  # by client
+        self._labels: dict[int, dict[int, int]] = {}  # by client: classes of samples, as told
+        self._known: dict[tuple[str, Summarizing | DP], tuple[tuple[int, ...], bool, int]] = {}
         self._rows: dict[int, Mapping[int, int]] = {}  # by client: rows of each class, as told at collection
         self._ready: dict[int, _Waiting] = {}  # by client: answers to a collection, not taken yet
         self.left_out: dict[int, str] = {}  # nodes that gave no answer of use, and why
@@ -115,37 +117,42 @@ class GridContact:
 
     def check(self, request: Forget) -> None:
         check_known(request, clients=self.clients, num_classes=self._classes)
-        for client, samples in request.sample_ids.items():
-            self.labels_of(client, samples)  # raises where one is unknown
         if set(self.clients) <= request.client_ids:
             raise RequestError(f"To {request} leaves no training row. Take the model out of service instead.")
 
     def reach(self, *, cut: str, how: Summarizing | DP, gone: Forget, without: frozenset[int]) -> Sequence[int]:
         """One wave for all, whose answers then wait for `summarize`; the clients that answered."""
+        if self._ledger.budgets:  # a node that answers has spent: what this server may not have is not asked for
+            asked = [client for client in self.clients if client not in gone.client_ids]
+            self._ledger.check(asked, how) if isinstance(how, DP) else self._ledger.check_exact(asked)
+        if not isinstance(how, DP):  # under a guarantee nobody is asked of which class a sample is
+            for client, samples in gone.sample_ids.items():
+                self.labels_of(client, samples)  # raises where one is unknown
         asks = self._asks_for_all(cut, how, gone, without)
-        question = json.dumps([self._base, [[node, dict(ask.details)] for node, ask in sorted(asks.items())]])
-        expected = self._expected(cut, how)
+        clients = {node: client for client, node in self._nodes.items()}
+        expected = {node: self._expected(cut, how, ask, clients.get(node)) for node, ask in asks.items()}
         found = {}
-        for node in self._spool.open(hashlib.sha256(question.encode()).hexdigest()):
-            if node in asks and (answer := self._spool.get(node)):
-                found[node] = self._take(node, answer, expected)
+        for node, ask in asks.items():
+            answer = self._spool.get(node, ask)
+            if answer is not None:
+                found[node] = self._take(node, ask, answer, expected[node])
         left = {node: ask for node, ask in asks.items() if node not in found}
-        found |= self._wave(left, lambda node, answer: self._take(node, answer, expected))
+        found |= self._wave(left, lambda node, answer: self._take(node, asks[node], answer, expected[node]))
         self._enough(len(asks), len(found))
         self._meet({node: waiting.client for node, waiting in found.items()})
-        for waiting in found.values():
-            self._ready[waiting.client], self._rows[waiting.client] = waiting, waiting.rows
-        return sorted(waiting.client for waiting in found.values())
+        self._ready = {waiting.client: waiting for waiting in found.values()}
+        self._rows |= {waiting.client: waiting.rows for waiting in found.values()}
+        return sorted(self._ready)
 
-    def _take(self, node: int, answer: Answer, expected: reading.Expected) -> "_Waiting":
+    def _take(self, node: int, ask: Ask, answer: Answer, expected: reading.Expected) -> "_Waiting":
         """A summary that fits; where there is a folder it waits there, and not in memory."""
         told = reading.told_of(answer, expected)
-        self._spool.put(node, answer)
-        kept = None if self._spool.keeps else told.summary
-        return _Waiting(told.summary.client, told.rows, lambda: kept or self._again(node, expected))
+        kept = None if self._spool.put(node, ask, answer) else told.summary
+        asked = expected.how, frozenset(told.summary.labels), expected.excluded
+        return _Waiting(told.summary.client, told.rows, asked, lambda: kept or self._again(node, ask, expected))
 
-    def _again(self, node: int, expected: reading.Expected) -> Summary:
-        answer = self._spool.get(node)
+    def _again(self, node: int, ask: Ask, expected: reading.Expected) -> Summary:
+        answer = self._spool.get(node, ask)
         if answer is None:
             raise DataError(f"The answer of node {node} was taken away from the folder meanwhile. Collect again.")
         return reading.told_of(answer, expected).summary
@@ -154,8 +161,11 @@ class GridContact:
         return {client: dict(self._rows[client]) for client in clients}
 
     def labels_of(self, client: int, samples: frozenset[int]) -> dict[int, int]:
-        read = partial(reading.labels_of, samples=samples, num_classes=self._classes)
-        return self._one(client, self._ask("labels", samples=sorted(samples)), read)
+        known = self._labels.setdefault(client, {})
+        if not samples <= known.keys():
+            read = partial(reading.labels_of, samples=samples, num_classes=self._classes)
+            known |= self._one(client, self._ask("labels", samples=sorted(samples)), read)
+        return {sample: known[sample] for sample in samples}
 
     def summarize(
         self,
@@ -168,13 +178,14 @@ class GridContact:
         out: Tensor | None = None,
     ) -> Summary:
         waiting = self._ready.pop(client, None)
-        if waiting is not None:
+        if waiting is not None and waiting.asked == (how, labels, excluded):
             summary = waiting.load()
-            if not self._ready:
-                self._spool.clear()  # all are in the store now
-        else:
-            read = partial(reading.told_of, expected=self._expected(cut, how))
-            summary = self._one(client, self._summary_ask(cut, how, labels, frozenset(), excluded), read).summary
+        else:  # what waits answers another question: a collection that was given up
+            ask = self._summary_ask(cut, how, labels, frozenset(), excluded)
+            expected = self._expected(cut, how, ask, client)
+            summary = self._one(client, ask, lambda answer: reading.told_of(answer, expected)).summary
+        if not any(waiting.asked[1] for waiting in self._ready.values()):
+            self._spool.clear()  # all that have cells are in the store now
         if isinstance(how, DP):  # the node has charged its own account already
             self._ledger.spend(client, how, "centroids")
         if summary.client != client or set(summary.labels) != labels:  # a cell left out would stay as it was
@@ -183,13 +194,14 @@ class GridContact:
 
     def shifts(self, client: int, *, cuts: Mapping[str, Over], question: Question) -> dict[str, Shift]:
         ask = self._ask("shifts", cuts=dict(cuts), question=question.to_json())
-        return self._one(client, ask, partial(reading.shifts_of, cuts=list(cuts)))
+        return self._one(client, ask, partial(reading.shifts_of, spreads=self._spreads(cuts)))
 
     def gather(
         self, client: int, *, cut: str, over: Over, positions: Sequence[int], question: Question
     ) -> Contrast | None:
         ask = self._ask("gather", cut=cut, over=over, positions=list(positions), question=question.to_json())
-        return self._one(client, ask, partial(reading.contrast_of, positions=len(positions)))
+        spread = len(positions), self._spreads({cut: over})[cut][1]
+        return self._one(client, ask, partial(reading.contrast_of, spread=spread, names=set(question.requests)))
 
     def gather_privately(self, client: int, *, cut: str, dp: DP, question: Question) -> NoisyStatistics:
         ask = self._ask("gather privately", cut=cut, how=asdict(dp), question=question.to_json())
@@ -229,14 +241,39 @@ class GridContact:
         samples = {client: gone.sample_ids.get(client, frozenset()) for client in asked}
         return {self._nodes[client]: self._summary_ask(cut, how, None, without, samples[client]) for client in asked}
 
-    def _expected(self, cut: str, how: Summarizing | DP) -> reading.Expected:
-        features = read_features(self._model, cut, self._example, torch.arange(1, device=self._example.device))
-        width = math.prod(features.shape)
-        if not isinstance(how, DP):
-            return reading.Expected(how, features.shape, width, features.nonnegative, self._classes)
-        basis = basis_of(self._model, cut, width, how=how.projection, dims=how.dims, num_classes=self._classes)
-        size = Layout.of(how, basis.shape[1], self._classes).size
-        return reading.Expected(how, features.shape, size, False, self._classes)
+    def _expected(self, cut: str, how: Summarizing | DP, ask: Ask, client: int | None) -> reading.Expected:
+        """What a node must say to this question."""
+        shape, nonnegative, width = self._features(cut, how)
+        asked, excluded = ask.details["labels"], frozenset(ask.details["excluded"])
+        known = {} if client is None else self._labels.get(client, {})
+        return reading.Expected(
+            how,
+            shape,
+            width,
+            nonnegative,
+            self._classes,
+            labels=None if asked is None else frozenset(asked),
+            without=frozenset(ask.details["without"]),
+            excluded=excluded,
+            classes={sample: known[sample] for sample in excluded if sample in known},
+        )
+
+    def _features(self, cut: str, how: Summarizing | DP) -> tuple[tuple[int, ...], bool, int]:
+        """Shape and kind of a row's features at a cut, and the numbers in a vector that tells of them."""
+        if (cut, how) not in self._known:
+            found = read_features(self._model, cut, self._example, torch.arange(1, device=self._example.device))
+            width, nonnegative = math.prod(found.shape), found.nonnegative
+            if isinstance(how, DP):
+                basis = basis_of(self._model, cut, width, how=how.projection, dims=how.dims, num_classes=self._classes)
+                width, nonnegative = Layout.of(how, basis.shape[1], self._classes).size, False
+            self._known[cut, how] = found.shape, nonnegative, width
+        return self._known[cut, how]
+
+    def _spreads(self, cuts: Mapping[str, Over]) -> dict[str, tuple[int, int]]:
+        """Positions and channels at each cut."""
+        (batch,) = Taps(self._model, list(cuts)).read(self._example, torch.arange(1, device=self._example.device))
+        shapes = {cut: to_positions(batch[cut], over).shape for cut, over in cuts.items()}
+        return {cut: (shape[1], shape[2]) for cut, shape in shapes.items()}
 
     # --- who is asked
 
@@ -248,9 +285,12 @@ class GridContact:
 
     def _meet(self, clients: Mapping[int, int]) -> None:
         """Learn which node is which client; a number that two nodes claim is an error."""
+        known = {node: client for client, node in self._nodes.items()}
         for node, client in clients.items():
             if self._nodes.get(client, node) != node:
                 raise DataError(f"Two nodes say they are client {client}: {self._nodes[client]} and {node}.")
+            if known.get(node, client) != client:
+                raise DataError(f"Node {node} was client {known[node]} before, and says now that it is {client}.")
             self._nodes[client] = node
 
     def _one(self, client: int, ask: Ask, read: Callable[[Answer], T]) -> T:
@@ -263,7 +303,7 @@ class GridContact:
         return found[node]
 
     def _enough(self, asked: int, answered: int) -> None:
-        if answered < max(1, self._least * asked):
+        if answered < max(1, self._least * asked * (1 - 1e-9)):  # 0.28 of 25 are 7, not a little more
             reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(self.left_out.items()))
             raise ContactError(
                 f"{answered} of {asked} nodes gave an answer of use, and least_fraction asks for {self._least:g}. "
@@ -274,6 +314,8 @@ class GridContact:
 
     def _wave(self, asks: Mapping[int, Ask], read: Callable[[int, Answer], T]) -> dict[int, T]:
         """Ask nodes, each its own question, until all have answered or the retries are spent; the answers that fit."""
+        if fingerprint(self._model) != self._base:
+            raise FingerprintError("The model was changed after this contact was made for it: make another.")
         found: dict[int, T] = {}
         waiting, tries = dict(asks), 0
         self.left_out = {node: why for node, why in self.left_out.items() if node not in asks}

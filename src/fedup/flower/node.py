@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
@@ -14,7 +14,7 @@ from fedup.centroids import how_from
 from fedup.client import Summary, summarize, summarize_privately
 from fedup.contact import InProcess
 from fedup.contrast import Question
-from fedup.errors import DataError, FedUPError
+from fedup.errors import BudgetError, DataError, FedUPError
 from fedup.federation import Client, Federation, check_samples
 from fedup.flower.policy import Policy, RefusedError
 from fedup.flower.wire import QUERY, Answer, Ask, array_of, read_ask, tensor_of, write_answer
@@ -25,6 +25,7 @@ from fedup.sharing import fingerprint
 
 _WEIGHTS, _LEDGER = "fedup-weights", "fedup-ledger"  # records in the node's state
 Rows = tuple[Tensor, Tensor]
+T = TypeVar("T")
 
 
 def mount(
@@ -68,11 +69,11 @@ class _Holding:
         ids: Callable[[Context], Sequence[int]] | None,
         client: Callable[[Context], int] | None,
     ) -> "_Holding":
-        x, y = data(context)
-        names = None if ids is None else torch.as_tensor(ids(context), dtype=torch.int64)
+        x, y = _own(lambda: data(context))
+        names = None if ids is None else _own(lambda: torch.as_tensor(ids(context), dtype=torch.int64))
+        number = _own(lambda: client(context)) if client else context.node_config.get("partition-id", context.node_id)
         if len(x) != len(y) or (names is not None and (len(names) != len(y) or len(names.unique()) != len(names))):
             raise DataError("Rows, labels and ids must be as many, and each id must be there once.")
-        number = client(context) if client else context.node_config.get("partition-id", context.node_id)
         return cls(x, y.long(), names, int(number))
 
     def rows_of(self, samples: frozenset[int]) -> frozenset[int]:
@@ -97,20 +98,38 @@ def _answer(
         ask = read_ask(message.content)
         base = ask.base
         details = dict(ask.details)
-        dp = how_from(details["how"]) if "how" in details else None
-        policy.check(ask.kind, dp if isinstance(dp, DP) else None)
         if ask.kind not in _KINDS:
             raise DataError(f"There is no question of the kind {ask.kind!r}.")
-        model = _model(ask, context, blank)
+        dp = how_from(details["how"]) if ask.kind in _RELEASES else None
+        policy.check(ask.kind, dp if isinstance(dp, DP) else None)
+        holding = hold()
+        if isinstance(dp, DP):
+            _KeptLedger(context, policy).check([holding.client], dp)  # before anything is computed
+        model = _model(ask, context, lambda: _own(blank))
         if model is None:
             return Answer("needs weights", base)
-        return _KINDS[ask.kind](_Work(hold(), model, context, policy, base), details)
+        return _KINDS[ask.kind](_Work(holding, model, context, policy, base), details)
+    except _OwnError as error:
+        return Answer("failed", base, reason=str(error))
     except RefusedError as refusal:
         return Answer("refused", base, reason=str(refusal))
+    except BudgetError as error:
+        return Answer("refused", base, reason=str(error))
     except FedUPError as error:
         return Answer("failed", base, reason=str(error))
     except Exception as error:  # a failure of the user's own code must not end the node's run
         return Answer("failed", base, reason=type(error).__name__)
+
+
+class _OwnError(Exception):
+    """The user's own code failed; what it said stays here."""
+
+
+def _own(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except Exception as error:
+        raise _OwnError(type(error).__name__) from error
 
 
 def _model(ask: Ask, context: Context, blank: Callable[[], nn.Module]) -> nn.Module | None:
@@ -139,7 +158,7 @@ def _model(ask: Ask, context: Context, blank: Callable[[], nn.Module]) -> nn.Mod
 class _KeptLedger(Ledger):
     """The node's own account, in its state."""
 
-    def __init__(self, context: Context, client: int, policy: Policy) -> None:
+    def __init__(self, context: Context, policy: Policy) -> None:
         kept = context.state.config_records.get(_LEDGER)
         known = Ledger.from_json(json.loads(str(kept["json"]))) if kept else Ledger()
         super().__init__(known.charges, {None: policy.budget} if policy.budget else {})
@@ -162,7 +181,7 @@ class _Work:
 
     @property
     def ledger(self) -> Ledger:
-        return _KeptLedger(self.context, self.holding.client, self.policy)
+        return _KeptLedger(self.context, self.policy)
 
     def contact(self, num_classes: int) -> InProcess:
         """This node alone, as a federation in process."""
@@ -325,6 +344,7 @@ def _gather_privately(work: _Work, details: dict[str, Any]) -> Answer:
     return work.ok({"clip": found.clip}, {"sums": found.sums, "counts": found.counts})
 
 
+_RELEASES = ("summarize", "gather privately")  # questions that can be answered under a guarantee
 _KINDS: dict[str, Callable[[_Work, dict[str, Any]], Answer]] = {
     "who": _who,
     "summarize": _summarize,

@@ -33,5 +33,8 @@ class Policy:
         reason = self.ask(question) if self.ask else None
         if reason is not None:
             raise RefusedError(reason)
-        if dp is None and question != "who" and (self.only_private or self.budget is not None):
+        private = self.only_private or self.budget is not None
+        if private and dp is not None and dp.replay_seed is not None:
+            raise RefusedError("noise that can be replayed protects nothing")
+        if dp is None and question != "who" and private:
             raise RefusedError("this client answers under differential privacy only (epsilon and clip)")

@@ -1,7 +1,7 @@
 """Answers of nodes made into what the core works with; whatever does not fit raises DataError: nothing is guessed."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,13 +21,17 @@ _FLOATS = (torch.float16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Expected:
-    """What a summary must look like: the server's own model says so."""
+    """What a summary must look like: the server's own model says so, and what was asked."""
 
     how: Summarizing | DP
     shape: tuple[int, ...]  # of one row's features at the cut
     width: int  # numbers in a vector
     nonnegative: bool
     num_classes: int
+    labels: frozenset[int] | None = None  # asked for; None: whatever the node holds
+    without: frozenset[int] = frozenset()  # classes that nobody asked for
+    excluded: frozenset[int] = frozenset()  # samples to be left out
+    classes: Mapping[int, int] = field(default_factory=dict)  # of such samples, where they are known
 
 
 @dataclass(frozen=True)
@@ -47,30 +51,40 @@ def client_of(answer: Answer) -> int:
 
 
 def told_of(answer: Answer, expected: Expected) -> Told:
-    """A summary with all its parts in shape."""
+    """A summary with all its parts in shape, of just what was asked for."""
     labels, sizes = _whole_numbers(answer, "labels"), _whole_numbers(answer, "sizes")
-    excluded = answer.details.get("excluded")
+    excluded = _lists(answer, "excluded")
     _require(labels == sorted(set(labels)), "a class comes twice, or classes are out of order")
     _require(all(0 <= label < expected.num_classes for label in labels), "a label is out of range")
-    _require(isinstance(excluded, list) and len(sizes) == len(labels) == len(excluded), "its lists differ in length")
-    vectors = _floats(answer, "vectors", (sum(sizes), expected.width))
+    _require(not expected.without & set(labels), "it tells of classes that nobody asked for")
+    _require(expected.labels in (None, frozenset(labels)), "it tells of other classes than were asked for")
+    _require(len(sizes) == len(labels) == len(excluded), "its lists differ in length")
+    _require(all(size >= 0 for size in sizes), "a size is below 0")
+    vectors = _floats(answer, "vectors", (sum(sizes), expected.width)).float()
+    _require(bool(vectors.isfinite().all()), "vectors holds what single precision does not")
     counts = _array(answer, "counts", (sum(sizes),))
-    _require(not counts.is_floating_point() and bool((counts >= 1).all()), "a count of points is below 1")
-    _require(tuple(answer.details.get("shape") or ()) == expected.shape, "its features have another shape")
+    _require(counts.dtype in (torch.int32, torch.int64), "its counts are no whole numbers")
+    _require(bool(((counts >= 1) & (counts.long() < 2**31)).all()), "a count of points is out of range")
+    _require(_list(answer, "shape") == list(expected.shape), "its features have another shape")
     _require(answer.details.get("nonnegative") is expected.nonnegative, "its features are of another kind")
+    epsilons = _list(answer, "paper_epsilons")
+    _require(all(isinstance(one, int | float) for one in epsilons), "its epsilons are no numbers")
+    _require(len(epsilons) in (0, len(labels)), "its epsilons are of other cells")
     rows = dict(_pairs(answer, "rows"))
-    if isinstance(expected.how, Summarizing):
-        for label, size in zip(labels, sizes, strict=True):
-            most = centroid_count(rows.get(label, 0), expected.how.ratio)
-            _require(0 <= size <= most, f"{size} centroids of class {label} are too many for its rows")
-    epsilons = answer.details.get("paper_epsilons") or []
+    if isinstance(expected.how, DP):
+        _require(set(sizes) <= {1} and not rows, "it tells of sizes, which a guarantee keeps secret")
+        every = frozenset(range(expected.num_classes)) - expected.without
+        _require(frozenset(labels) == (every if expected.labels is None else expected.labels), "a class is missing")
+        _require(all(ids == expected.excluded for ids in excluded), "it leaves out other samples than were named")
+    else:
+        _check_cells(expected, expected.how, labels, sizes, excluded, counts, rows)
     return Told(
         Summary(
             client_of(answer),
             tuple(labels),
             tuple(sizes),
-            tuple(frozenset(map(int, ids)) for ids in excluded or ()),
-            vectors.float(),
+            tuple(excluded),
+            vectors,
             counts.to(torch.int32),
             expected.nonnegative,
             expected.shape,
@@ -81,6 +95,27 @@ def told_of(answer: Answer, expected: Expected) -> Told:
     )
 
 
+def _check_cells(
+    expected: Expected,
+    how: Summarizing,
+    labels: Sequence[int],
+    sizes: Sequence[int],
+    excluded: Sequence[frozenset[int]],
+    counts: Tensor,
+    rows: Mapping[int, int],
+) -> None:
+    """Rows, samples left out, centroids and the points behind them must add up in each cell."""
+    _require(rows.keys() == set(labels), "its rows are of other classes than its centroids")
+    for label, size, ids, points in zip(labels, sizes, excluded, counts.split(list(sizes)), strict=True):
+        named = frozenset(one for one in expected.excluded if expected.classes.get(one, label) == label)
+        _require(ids <= named, "it leaves out samples that nobody named")
+        _require(all(one in ids for one in named if one in expected.classes), "it does not leave out what was named")
+        left = rows[label] - len(ids)
+        _require(left >= 0, f"class {label} has fewer rows than are left out of it")
+        _require(size in (0, centroid_count(left, how.ratio)), f"class {label} has a wrong number of centroids")
+        _require(not size or int(points.sum()) == left, f"the points of class {label} are not as many as its rows")
+
+
 def labels_of(answer: Answer, samples: frozenset[int], num_classes: int) -> dict[int, int]:
     """Classes of exactly these samples."""
     found = dict(_pairs(answer, "labels"))
@@ -89,35 +124,38 @@ def labels_of(answer: Answer, samples: frozenset[int], num_classes: int) -> dict
     return found
 
 
-def shifts_of(answer: Answer, cuts: Sequence[str]) -> dict[str, Shift]:
-    """Shifts at some of these cuts."""
+def shifts_of(answer: Answer, spreads: Mapping[str, tuple[int, int]]) -> dict[str, Shift]:
+    """Shifts at all of these cuts, of so many positions each; none where the node has too few rows."""
     rows = answer.details.get("rows")
-    _require(isinstance(rows, dict) and set(rows) <= set(cuts), "it tells of cuts that nobody asked about")
+    if not isinstance(rows, dict) or set(rows) not in (set(), set(spreads)):
+        raise DataError("it tells of other cuts than were asked about")
     found = {}
-    for cut, count in (rows or {}).items():
+    for cut, count in rows.items():
         _require(type(count) is int and count > 0, "a count of rows is below 1")
-        found[cut] = Shift(count, *(_floats(answer, f"{cut}/{part}", None) for part in SHIFT_PARTS))
+        found[cut] = Shift(count, *(_floats(answer, f"{cut}/{part}", spreads[cut][:1]) for part in SHIFT_PARTS))
     return found
 
 
-def contrast_of(answer: Answer, positions: int) -> Contrast | None:
-    """Statistics for an eraser; None where the node has none to tell."""
+def contrast_of(answer: Answer, spread: tuple[int, int], names: Collection[str]) -> Contrast | None:
+    """Statistics for an eraser at so many positions and channels, of these requests; None where there are none."""
     if answer.details.get("none") is True:
         return None
-    sums = _floats(answer, "sums", None)
-    _require(sums.ndim == 2 and len(sums) == positions, "its sums are of other positions")
-    squares = _floats(answer, "squares", (*sums.shape, sums.shape[1]))
-    groups: dict[str, dict[str, Sums]] = {}
-    for kind in ("forgotten", "reference"):
-        pairs = answer.details.get(kind)
-        _require(isinstance(pairs, list), "its groups are missing")
-        groups[kind] = {}
-        for name, count in pairs or ():
-            _require(isinstance(name, str) and isinstance(count, int | float) and count >= 0, "a group is out of shape")
-            groups[kind][name] = Sums(count, _floats(answer, f"{kind}/{name}", tuple(sums.shape)))
+    sums, squares = _floats(answer, "sums", spread), _floats(answer, "squares", (*spread, spread[1]))
+    groups: dict[str, dict[str, Sums]] = {"forgotten": {}, "reference": {}}
+    for kind, found in groups.items():
+        for pair in _list(answer, kind):
+            if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
+                raise DataError("a group is no pair of a name and a count")
+            name, count = pair
+            _require(name.partition(":")[0] in names, "it tells of a group that nobody named")
+            _require(type(count) in (int, float) and 0 <= count < 2**53, "a group's count is out of range")
+            found[name] = Sums(count, _floats(answer, f"{kind}/{name}", spread))
+    _require(groups["forgotten"].keys() == groups["reference"].keys(), "a group has nothing to be compared with")
+    _require(bool(groups["forgotten"]), "its groups are missing")
     count = answer.details.get("count")
-    _require(type(count) is int and count > 0, "a count of rows is below 1")
-    return Contrast(groups["forgotten"], groups["reference"], Moments(int(count or 0), sums, squares))
+    if type(count) is not int or count < 1:
+        raise DataError("a count of rows is below 1")
+    return Contrast(groups["forgotten"], groups["reference"], Moments(count, sums, squares))
 
 
 def noisy_of(answer: Answer) -> NoisyStatistics:
@@ -147,17 +185,32 @@ def _floats(answer: Answer, name: str, shape: tuple[int, ...] | None) -> Tensor:
     return tensor
 
 
-def _whole_numbers(answer: Answer, name: str) -> list[int]:
+def _list(answer: Answer, name: str) -> list[Any]:
     values = answer.details.get(name)
-    if not isinstance(values, list) or not all(type(value) is int for value in values):
-        raise DataError(f"{name} is no list of whole numbers")
+    if not isinstance(values, list):
+        raise DataError(f"{name} is no list")
     return values
 
 
+def _whole_numbers(answer: Answer, name: str) -> list[int]:
+    values = _list(answer, name)
+    _require(all(type(value) is int for value in values), f"{name} is no list of whole numbers")
+    return values
+
+
+def _lists(answer: Answer, name: str) -> list[frozenset[int]]:
+    values = _list(answer, name)
+    for value in values:
+        numbers = isinstance(value, list) and all(type(one) is int for one in value)
+        _require(numbers, f"{name} holds something that is no list of whole numbers")
+    return [frozenset(value) for value in values]
+
+
 def _pairs(answer: Answer, name: str) -> list[tuple[int, int]]:
-    values: Any = answer.details.get(name)
-    if not isinstance(values, list) or not all(
-        isinstance(pair, list) and len(pair) == 2 and all(type(one) is int for one in pair) for pair in values
-    ):
-        raise DataError(f"{name} is no list of pairs of whole numbers")
+    values = _list(answer, name)
+    for pair in values:
+        _require(
+            isinstance(pair, list) and len(pair) == 2 and all(type(one) is int for one in pair),
+            f"{name} is no list of pairs of whole numbers",
+        )
     return [(pair[0], pair[1]) for pair in values]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ from fedup.errors import DataError
 QUERY = "fedup"  # nodes register it, and messages are of the type query.fedup
 FORMAT = 1
 Status = Literal["ok", "refused", "failed", "needs weights"]
-_TYPES = {"float16", "float32", "float64", "int32", "int64"}
+_TYPES = {"float16", "float32", "float64", "int32", "int64", "uint8", "bool"}
 
 
 @dataclass(frozen=True)
@@ -90,22 +91,38 @@ def read_answer(content: RecordDict, *, most_bytes: int) -> Answer:
 
 
 def size_of(content: RecordDict) -> int:
-    """Bytes of a message's records as they are sent: arrays with their headers, and texts."""
-    arrays = sum(len(array.data) for record in content.array_records.values() for array in record.values())
-    return arrays + sum(record.count_bytes() for record in content.config_records.values())
+    """Bytes of a message's records as they are sent: arrays with their headers, texts and numbers, with their names."""
+    arrays = (item for record in content.array_records.values() for item in record.items())
+    texts = (item for record in content.config_records.values() for item in record.items())
+    numbers = (item for record in content.metric_records.values() for item in record.items())
+    return sum(len(name.encode()) + len(array.data) for name, array in arrays) + sum(
+        len(name.encode()) + _size_of(value) for name, value in chain(texts, numbers)
+    )
+
+
+def _size_of(value: object) -> int:
+    """Of a text, bytes, a number, or a list of them; numbers take eight bytes at most."""
+    if isinstance(value, list):
+        return sum(map(_size_of, value))
+    if isinstance(value, str):
+        return len(value.encode(errors="surrogatepass"))
+    return len(value) if isinstance(value, bytes) else 8
 
 
 def array_of(tensor: Tensor) -> Array:
     """A tensor as Flower sends it."""
-    return Array(tensor.detach().cpu().contiguous().numpy())
+    try:
+        return Array(tensor.detach().cpu().contiguous().numpy())
+    except TypeError as error:
+        raise DataError(f"Flower sends no tensors of {tensor.dtype}. Convert them first.") from error
 
 
 def tensor_of(array: Array, name: str) -> Tensor:
     """A tensor as it came; of no type but plain numbers."""
     try:
-        if array.dtype not in _TYPES | {"bool", "uint8"}:
-            raise DataError(f"{name} is of {array.dtype}")
         values: np.ndarray = array.numpy()
+        if not isinstance(values, np.ndarray) or values.dtype.name not in _TYPES:
+            raise DataError(f"{name} is of {getattr(values, 'dtype', type(values).__name__)}")
         return torch.from_numpy(np.array(values))  # a copy: what came may be read-only
     except DataError:
         raise

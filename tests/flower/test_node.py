@@ -1,0 +1,628 @@
+"""A node answers from its own rows what it would answer in process, under its own rules, and tells nothing else."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from tests.flower._grid import World, be_inside_a_run, digits
+from torch import nn
+
+from fedup import Forget, fingerprint
+from fedup.client import Summarizing
+from fedup.contact import InProcess
+from fedup.contrast import Question
+from fedup.errors import DataError, MissingDataError, SettingError
+from fedup.flower import Policy, mount
+from fedup.flower.reading import contrast_of, labels_of, noisy_of, shifts_of
+from fedup.flower.wire import Answer, Ask, read_answer, write_ask
+from fedup.privacy import DP, Budget, Ledger
+
+HOW = Summarizing(0.5, 0.01, seed=3)
+PRIVATE = DP(2.0, clip=4.0, replay_seed=7)
+REAL = DP(2.0, clip=4.0)
+CLIENT = 2  # holds 108 rows
+NAN = float("nan")
+SPREADS = {"conv2": (144, 6), "fc1": (1, 256), "head": (1, 512)}  # positions and channels
+
+
+class Node:
+    """One node and its state; weights are sent where it asks for them, as the server does."""
+
+    def __init__(self, world: World, app: ClientApp, client: int = CLIENT) -> None:
+        be_inside_a_run()
+        self.world, self.app = world, app
+        self.context = Context(0, 7, {"partition-id": client}, RecordDict(), {})
+
+    def say(self, ask: Ask | RecordDict) -> Answer:
+        """One message, one reply."""
+        content = ask if isinstance(ask, RecordDict) else write_ask(ask)
+        reply = self.app(Message(content, dst_node_id=7, message_type="query.fedup"), self.context)
+        return read_answer(reply.content, most_bytes=10**9)
+
+    def ask(self, kind: str, model: nn.Module | None = None, **details) -> Answer:
+        model = model or self.world.model
+        ask = Ask(kind, fingerprint(model), {**details, "num_classes": 10})
+        answer = self.say(ask)
+        return self.say(replace(ask, weights=model.state_dict())) if answer.status == "needs weights" else answer
+
+    def summarize(self, how=HOW, *, cut="head", labels=None, without=(), excluded=(), **more) -> Answer:
+        excluded = sorted(map(int, excluded))
+        return self.ask(
+            "summarize", cut=cut, how=asdict(how), labels=labels, without=list(without), excluded=excluded, **more
+        )
+
+    def charges(self) -> list[dict]:
+        kept = self.context.state.config_records.get("fedup-ledger")
+        return json.loads(kept["json"])["charges"] if kept else []
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return digits()
+
+
+@pytest.fixture
+def node(world) -> Node:
+    return Node(world, world.app(CLIENT))
+
+
+def in_process(world: World, ledger: Ledger | None = None) -> InProcess:
+    return InProcess(world.federation, world.model, ledger=ledger)
+
+
+def with_rows(world: World, places, value: float) -> dict:
+    """Settings of an app whose inputs are exchanged at some places."""
+    rows = world.rows(CLIENT)
+    x = world.federation.x[rows].clone()
+    x[places] = value
+    return {"data": lambda context: (x, world.federation.y[rows])}
+
+
+def assert_summary(answer: Answer, expected) -> None:
+    assert answer.status == "ok", answer.reason
+    told = answer.details
+    assert torch.equal(answer.arrays["vectors"], expected.vectors)
+    assert torch.equal(answer.arrays["counts"], expected.counts)
+    assert (tuple(told["labels"]), tuple(told["sizes"])) == (expected.labels, expected.sizes)
+    assert tuple(map(frozenset, told["excluded"])) == expected.excluded
+    assert (told["client"], told["nonnegative"], tuple(told["shape"])) == (CLIENT, expected.nonnegative, expected.shape)
+    assert tuple(told["paper_epsilons"]) == expected.paper_epsilons
+
+
+def question(world: World, many: int = 40, *, by_class: bool = False) -> Question:
+    rows = world.rows(CLIENT)
+    if by_class:  # so that there are enough of one class
+        rows = rows[(world.federation.y[rows] != 5).long().argsort(stable=True)]
+    request = Forget.samples({CLIENT: rows[:many].tolist()})
+    return Question({request.digest: request}, request | Forget.classes([3]), by_class)
+
+
+def spreads(cuts) -> dict:
+    return {cut: SPREADS[cut] for cut in cuts}
+
+
+# --- each question is answered as in process
+
+
+@pytest.mark.parametrize("cut", ["conv2", "fc2", "head"])
+@pytest.mark.parametrize("how", [HOW, Summarizing(), Summarizing(1.0), Summarizing(0.3, 0.1, 5, True)], ids=str)
+def test_centroids_are_those_of_the_client_in_process_to_the_bit(world, node, cut, how):
+    labels = frozenset(range(10))
+    expected = in_process(world).summarize(CLIENT, cut=cut, how=how, labels=labels, excluded=frozenset())
+    answer = node.summarize(how, cut=cut)
+    assert_summary(answer, expected)
+    assert dict(answer.details["rows"]) == in_process(world).cell_sizes([CLIENT])[CLIENT]
+
+
+@pytest.mark.parametrize("labels", [[1], [5, 8], [2]], ids=["one", "two", "none that it holds"])
+def test_only_the_classes_that_were_asked_about_are_told(world, node, labels):
+    expected = in_process(world).summarize(CLIENT, cut="head", how=HOW, labels=frozenset(labels), excluded=frozenset())
+    assert_summary(node.summarize(labels=labels), expected)
+    rest = sorted(frozenset(range(10)) - frozenset(labels))
+    answer = node.summarize(without=rest)
+    assert set(answer.details["labels"]) == set(expected.labels)
+    assert torch.equal(answer.arrays["vectors"], expected.vectors)
+
+
+@pytest.mark.parametrize("how", [HOW, PRIVATE], ids=["centroids", "DP"])
+def test_excluded_samples_are_left_out_and_never_read(world, how):
+    rows = world.rows(CLIENT)
+    excluded, labels = frozenset(rows[10:30].tolist()), frozenset(range(10))
+    expected = in_process(world).summarize(CLIENT, cut="fc2", how=how, labels=labels, excluded=excluded)
+    unreadable = Node(world, world.app(CLIENT, **with_rows(world, slice(10, 30), NAN)))
+    told = {"labels": list(range(10))} if how is PRIVATE else {}
+    assert_summary(unreadable.summarize(how, cut="fc2", excluded=excluded, **told), expected)
+    assert unreadable.summarize(how, cut="fc2").status == "failed"  # premise: whoever reads them fails
+
+
+def test_without_ids_samples_go_by_their_places(world):
+    """A federation in which the node's rows are all there are says the same."""
+    node = Node(world, world.app(CLIENT, ids=None))
+    rows = world.rows(CLIENT)
+    x, y = world.federation.x[rows], world.federation.y[rows]
+    alone = replace(world.federation.client(CLIENT), train=torch.arange(len(rows)))
+    clients = InProcess(replace(world.federation, x=x, y=y, clients=(alone,)), world.model)
+    excluded = frozenset(range(5, 25))
+    expected = clients.summarize(CLIENT, cut="head", how=HOW, labels=frozenset(range(10)), excluded=excluded)
+    assert_summary(node.summarize(excluded=excluded), expected)
+    found = node.ask("labels", samples=[0, 3, 107])
+    assert labels_of(found, frozenset([0, 3, 107]), 10) == clients.labels_of(CLIENT, frozenset([0, 3, 107]))
+    assert node.ask("labels", samples=[108]).status == "failed"
+    request = Forget.samples({CLIENT: range(40)})
+    asked = Question({"it": request}, request)
+    cuts = {"conv2": "each", "head": "each"}
+    shifts = shifts_of(node.ask("shifts", cuts=cuts, question=asked.to_json()), spreads(cuts))
+    assert_same_shifts(shifts, clients.shifts(CLIENT, cuts=cuts, question=asked))
+
+
+def assert_same_shifts(one, other) -> None:
+    assert one.keys() == other.keys()
+    assert one, "premise: there is something to tell"
+    for cut, shift in one.items():
+        assert shift.rows == other[cut].rows
+        for part in ("distance", "noise", "fisher", "variance"):
+            assert torch.equal(getattr(shift, part), getattr(other[cut], part))
+
+
+def test_classes_of_samples_are_told_by_id(world, node):
+    samples = frozenset(world.rows(CLIENT)[3:50:7].tolist())
+    found = labels_of(node.ask("labels", samples=sorted(samples)), samples, 10)
+    assert found == in_process(world).labels_of(CLIENT, samples)
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+def test_shifts_are_those_of_the_client_in_process_to_the_bit(world, node, by_class):
+    cuts = {"conv2": "each", "fc1": "each", "head": "each"}
+    asked = question(world, by_class=by_class)
+    found = shifts_of(node.ask("shifts", cuts=cuts, question=asked.to_json()), spreads(cuts))
+    assert_same_shifts(found, in_process(world).shifts(CLIENT, cuts=cuts, question=asked))
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+def test_statistics_of_an_eraser_are_those_of_the_client_in_process_to_the_bit(world, node, by_class):
+    asked, at = question(world, by_class=by_class), {"cut": "conv2", "over": "each", "positions": [0, 5, 7]}
+    found = contrast_of(node.ask("gather", **at, question=asked.to_json()), (3, 6), asked.requests)
+    expected = in_process(world).gather(CLIENT, **at, question=asked)
+    assert found.pooled.count == expected.pooled.count
+    assert torch.equal(found.pooled.sums, expected.pooled.sums)
+    assert torch.equal(found.pooled.squares, expected.pooled.squares)
+    for one, other in ((found.forgotten, expected.forgotten), (found.reference, expected.reference)):
+        assert one.keys() == other.keys()
+        for name, sums in one.items():
+            assert sums.count == other[name].count
+            assert torch.equal(sums.sums, other[name].sums)
+
+
+def test_a_client_with_too_few_forgotten_rows_tells_nothing_of_them(world, node):
+    few = question(world, 19)
+    at = {"cut": "conv2", "over": "each", "positions": [0]}
+    answer = node.ask("gather", **at, question=few.to_json())
+    assert (contrast_of(answer, (1, 6), few.requests), in_process(world).gather(CLIENT, **at, question=few)) == (
+        None,
+        None,
+    )
+    assert answer.arrays == {}
+    assert shifts_of(node.ask("shifts", cuts={"conv2": "each"}, question=few.to_json()), spreads(["conv2"])) == {}
+
+
+def test_noisy_statistics_of_an_eraser_are_those_of_the_client_in_process_and_charged(world, node):
+    ledger = Ledger()
+    asked = Question({"it": Forget.samples({CLIENT: world.rows(CLIENT)[:40].tolist()})}, Forget())
+    expected = in_process(world, ledger).gather_privately(CLIENT, cut="conv2", dp=PRIVATE, question=asked)
+    answer = node.ask("gather privately", cut="conv2", how=asdict(PRIVATE), question=asked.to_json())
+    found = noisy_of(answer)
+    assert torch.equal(found.sums, expected.sums)
+    assert torch.equal(found.counts, expected.counts)
+    assert found.clip == expected.clip
+    assert node.charges() == ledger.to_json()["charges"]
+
+
+def test_noisy_statistics_are_those_of_the_client_in_process_and_charged(world, node):
+    ledger, labels = Ledger(), frozenset(range(10))
+    expected = in_process(world, ledger).summarize(CLIENT, cut="head", how=PRIVATE, labels=labels, excluded=frozenset())
+    answer = node.summarize(PRIVATE)
+    assert_summary(answer, expected)
+    assert answer.details["rows"] == []  # how many it holds is not told
+    assert node.charges() == ledger.to_json()["charges"]
+
+
+def test_half_precision_rounds_vectors_and_nothing_else(node):
+    full, half = node.summarize(), node.summarize(half=True)
+    assert half.arrays["vectors"].dtype == torch.float16
+    assert torch.equal(half.arrays["vectors"], full.arrays["vectors"].half())
+    assert torch.equal(half.arrays["counts"], full.arrays["counts"])
+    assert half.details == full.details
+
+
+def test_other_clients_samples_are_nothing_to_a_node(world, node):
+    own = question(world)
+    (name, request), more = next(iter(own.requests.items())), Forget.samples({0: [1, 2, 3], 3: [10**9]})
+    both = Question({name: request | more}, own.gone | more)
+    cuts = {"conv2": "each"}
+    one, other = (node.ask("shifts", cuts=cuts, question=asked.to_json()) for asked in (own, both))
+    assert_same_shifts(shifts_of(one, spreads(cuts)), shifts_of(other, spreads(cuts)))
+
+
+# --- who it is
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "expected"),
+    [({"partition-id": 3}, None, 3), ({}, None, 7), ({"partition-id": 3}, lambda context: context.node_id + 5, 12)],
+    ids=["its partition", "its node's number", "as it says itself"],
+)
+def test_a_node_goes_by_the_number_that_it_was_given(world, config, given, expected):
+    node = Node(world, world.app(CLIENT, client=given))
+    node.context = Context(0, 7, config, RecordDict(), {})
+    assert node.ask("who").details["client"] == expected
+
+
+# --- weights
+
+
+def test_weights_are_asked_for_once_and_kept_in_the_state(world, node):
+    base = fingerprint(world.model)
+    ask = Ask("who", base, {"num_classes": 10})
+    assert node.say(ask).status == "needs weights"
+    assert "fedup-weights" not in node.context.state
+    assert node.say(replace(ask, weights=world.model.state_dict())).status == "ok"
+    assert node.say(ask).status == "ok"
+    again = Node(world, world.app(CLIENT))  # another process with the same state
+    again.context.state = node.context.state
+    assert again.say(ask).status == "ok"
+
+
+def test_another_model_is_asked_for_anew_and_takes_the_place_of_the_first(world, node):
+    other = digits(1).model
+    first, second = (Ask("who", fingerprint(model), {"num_classes": 10}) for model in (world.model, other))
+    node.say(replace(first, weights=world.model.state_dict()))
+    assert node.say(second).status == "needs weights"
+    assert node.say(first).status == "ok"  # asking did not lose the one it had
+    assert node.say(replace(second, weights=other.state_dict())).status == "ok"
+    assert node.say(second).status == "ok"
+    assert node.say(first).status == "needs weights"
+
+
+@pytest.mark.parametrize("why", ["another shape", "a name too many", "a name too few", "not those"])
+def test_weights_that_are_not_the_models_are_refused_and_not_kept(world, node, why):
+    weights = dict(world.model.state_dict())
+    name = next(iter(weights))
+    if why == "another shape":
+        weights[name] = torch.zeros(3, 3)
+    elif why == "a name too many":
+        weights["more"] = torch.zeros(3)
+    elif why == "a name too few":
+        del weights[name]
+    else:
+        weights[name] = weights[name] + 1e-3
+    answer = node.say(Ask("who", fingerprint(world.model), {}, weights))
+    assert answer.status == "failed"
+    assert ("not those" if why == "not those" else "another shape") in answer.reason
+    assert "fedup-weights" not in node.context.state
+    assert node.ask("who").status == "ok"  # with the right ones all is well
+
+
+def test_weights_that_do_not_match_leave_those_that_are_kept(world, node):
+    ask = Ask("who", fingerprint(world.model), {})
+    node.say(replace(ask, weights=world.model.state_dict()))
+    wrong = {name: tensor + 1 for name, tensor in world.model.state_dict().items()}
+    assert node.say(replace(ask, weights=wrong)).status == "failed"
+    assert node.say(ask).status == "ok"
+
+
+def test_damaged_weights_in_the_state_are_told_as_a_failure(world, node):
+    node.context.state["fedup-weights"] = ArrayRecord({"a": Array("float32", (1,), "numpy.ndarray", b"damaged")})
+    answer = node.say(Ask("who", fingerprint(world.model), {}))
+    assert answer.status in ("failed", "needs weights")
+
+
+def test_a_model_in_training_mode_is_asked_in_eval_mode(world):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        noisy = nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 10)).train()
+    blank = nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 10)).train()
+    node = Node(world, world.app(CLIENT, model=lambda: blank))
+    one, other = (node.ask("summarize", noisy, **_summary_details(cut="4")) for _ in range(2))
+    assert one.status == "ok", one.reason
+    assert torch.equal(one.arrays["vectors"], other.arrays["vectors"])
+
+
+def _summary_details(**more) -> dict:
+    return {"cut": "head", "how": asdict(HOW), "labels": None, "without": [], "excluded": [], **more}
+
+
+# --- the client's own rules
+
+
+def test_classes_with_fewer_rows_than_the_least_are_not_told(world):
+    rows = world.federation.y[world.rows(CLIENT)].bincount(minlength=10)
+    node = Node(world, world.app(CLIENT, policy=Policy(least_rows=12)))
+    answer = node.summarize()
+    enough = [label for label in range(10) if rows[label] >= 12]
+    assert answer.details["labels"] == enough
+    assert answer.details["rows"] == [[label, int(rows[label])] for label in enough]
+    expected = in_process(world).summarize(CLIENT, cut="head", how=HOW, labels=frozenset(enough), excluded=frozenset())
+    assert torch.equal(answer.arrays["vectors"], expected.vectors)
+
+
+def test_rows_count_towards_the_least_only_if_they_are_retained(world):
+    y = world.federation.y[world.rows(CLIENT)]
+    ones = world.rows(CLIENT)[y == 1]  # 18 of them
+    node = Node(world, world.app(CLIENT, policy=Policy(least_rows=18)))
+    assert 1 in node.summarize().details["labels"]
+    fewer = node.summarize(excluded=ones[:1].tolist())
+    sizes = dict(zip(fewer.details["labels"], fewer.details["sizes"], strict=True))
+    assert sizes[1] == 0  # there is such a cell, and nothing in it
+    assert len(fewer.arrays["vectors"]) == len(fewer.arrays["counts"]) == sum(sizes.values()) > 0
+
+
+def test_a_cell_of_which_nothing_is_left_is_told_as_empty(world, node):
+    rows = world.rows(CLIENT)
+    ones = frozenset(rows[world.federation.y[rows] == 1].tolist())
+    for labels in ([1], [1, 5]):
+        expected = in_process(world).summarize(CLIENT, cut="head", how=HOW, labels=frozenset(labels), excluded=ones)
+        assert_summary(node.summarize(labels=labels, excluded=ones), expected)
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(only_private=True), Policy(budget=Budget(50.0))], ids=["only private", "budget"]
+)
+def test_a_client_that_answers_under_dp_only_refuses_everything_else(world, policy):
+    node = Node(world, world.app(CLIENT, policy=policy))
+    asked = question(world).to_json()
+    answers = [
+        node.summarize(),
+        node.summarize(labels=[1]),
+        node.ask("labels", samples=[int(world.rows(CLIENT)[0])]),
+        node.ask("shifts", cuts={"conv2": "each"}, question=asked),
+        node.ask("gather", cut="conv2", over="each", positions=[0], question=asked),
+        node.ask("gather privately", cut="conv2", how=asdict(HOW), question=asked),
+    ]
+    for answer in answers:
+        assert (answer.status, answer.arrays, answer.details) == ("refused", {}, {})
+        assert "differential privacy only" in answer.reason
+    assert node.ask("who").status == "ok"
+    assert node.summarize(REAL).status == "ok"
+
+
+@pytest.mark.parametrize("kind", ["labels", "shifts", "gather"])
+def test_naming_a_guarantee_does_not_make_an_exact_answer_private(world, kind):
+    node = Node(world, world.app(CLIENT, policy=Policy(only_private=True)))
+    node.ask("who")
+    details = {
+        "labels": {"samples": [int(world.rows(CLIENT)[0])]},
+        "shifts": {"cuts": {"conv2": "each"}, "question": question(world).to_json()},
+        "gather": {"cut": "conv2", "over": "each", "positions": [0], "question": question(world).to_json()},
+    }[kind]
+    assert node.ask(kind, **details, how=asdict(REAL)).status == "refused"
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(only_private=True), Policy(budget=Budget(50.0))], ids=["only private", "budget"]
+)
+def test_noise_that_the_server_can_replay_is_no_privacy(world, policy):
+    node = Node(world, world.app(CLIENT, policy=policy))
+    assert node.summarize(PRIVATE).status == "refused"
+
+
+def test_a_budget_is_spent_over_several_questions_and_kept_in_the_state(world):
+    budget = Budget(5.0)
+    settings = {"policy": Policy(budget=budget)}
+    node = Node(world, world.app(CLIENT, **settings))
+    affordable = int(budget.mu**2 / REAL.mu**2 * (1 + 1e-9))
+    assert affordable > 1, "premise"
+    for i in range(affordable):
+        node.app = world.app(CLIENT, **settings)  # a new process; only the state stays
+        assert node.summarize(REAL).status == "ok"
+        assert len(node.charges()) == i + 1
+    answer = node.summarize(REAL)
+    assert answer.status != "ok"
+    assert "spent" in answer.reason
+    assert answer.arrays == {}
+    assert len(node.charges()) == affordable
+    asked = question(world).to_json()
+    assert node.ask("gather privately", cut="conv2", how=asdict(REAL), question=asked).status != "ok"
+    assert node.summarize(replace(REAL, epsilon=1e-3)).status == "ok"  # a small release is still affordable
+
+
+def test_a_budget_too_small_refuses_before_anything_is_computed(world):
+    policy = Policy(budget=Budget(1.0))
+    node = Node(world, world.app(CLIENT, policy=policy, **with_rows(world, slice(None), NAN)))
+    answer = node.summarize(REAL)
+    assert (answer.status, node.charges()) == ("refused", [])
+    assert "spent" in answer.reason
+
+
+def test_a_release_that_fails_is_not_charged(world):
+    node = Node(world, world.app(CLIENT, **with_rows(world, 3, NAN)))
+    assert node.summarize(REAL).status == "failed"
+    assert node.charges() == []
+
+
+def test_a_damaged_account_stops_releases(world):
+    node = Node(world, world.app(CLIENT, policy=Policy(budget=Budget(5.0))))
+    node.context.state["fedup-ledger"] = ConfigRecord({"json": '{"charges": [{"mu": -1}], "budgets": []}'})
+    assert node.summarize(REAL).status == "failed"
+
+
+def test_a_guarantee_for_subjects_is_not_given_where_rows_have_none(world, node):
+    answer = node.summarize(replace(REAL, unit="subject"))
+    assert answer.status == "failed"
+    assert "subject" in answer.reason
+    assert node.charges() == []
+
+
+def test_the_clients_own_function_decides_by_kind_of_question_and_gives_the_reason(world):
+    asked = []
+
+    def ask(kind):
+        asked.append(kind)
+        return "not on Sundays" if kind == "labels" else None
+
+    node = Node(world, world.app(CLIENT, policy=Policy(ask=ask)))
+    refused = node.ask("labels", samples=[int(world.rows(CLIENT)[0])])
+    assert (refused.status, refused.reason, refused.details) == ("refused", "not on Sundays", {})
+    assert node.summarize().status == "ok"
+    assert set(asked) == {"labels", "summarize"}
+
+
+def test_a_refusal_reads_neither_data_nor_weights(world):
+    def never(*args):
+        raise AssertionError("it was read")
+
+    app = world.app(CLIENT, data=never, model=never, policy=Policy(ask=lambda kind: "no"))
+    node = Node(world, app)
+    answer = node.say(Ask("who", fingerprint(world.model), {}, world.model.state_dict()))
+    assert (answer.status, answer.reason) == ("refused", "no")
+    assert "fedup-weights" not in node.context.state
+
+
+@pytest.mark.parametrize("least_rows", [0, -1])
+def test_a_least_number_of_rows_below_one_is_no_policy(least_rows):
+    with pytest.raises(SettingError, match="least_rows"):
+        Policy(least_rows=least_rows)
+
+
+# --- failures
+
+
+def _raising(error: Exception):
+    def data(context):
+        raise error
+
+    return data
+
+
+OWN_ERRORS = {
+    "its own": RuntimeError("Jane Doe, born 1970"),
+    "a missing file": FileNotFoundError("/home/jane/data.csv"),
+    "a missing key": KeyError("Jane Doe"),
+    "fedup's": MissingDataError("/home/jane/data.csv"),
+    "another of fedup's": DataError("Jane Doe, born 1970"),
+}
+
+
+@pytest.mark.parametrize("error", OWN_ERRORS.values(), ids=OWN_ERRORS.keys())
+@pytest.mark.parametrize("where", ["data", "ids", "client", "model"])
+def test_a_failure_in_the_users_own_code_is_told_by_its_kind_alone(world, error, where):
+    def fail(*args):
+        raise error
+
+    answer = Node(world, world.app(CLIENT, **{where: fail})).ask("who")
+    assert (answer.status, answer.reason, answer.details) == ("failed", type(error).__name__, {})
+
+
+def test_rows_that_cannot_be_used_are_told_without_their_content(world):
+    rows = world.rows(CLIENT)
+    answer = Node(world, world.app(CLIENT, **with_rows(world, 3, NAN))).summarize()
+    assert answer.status == "failed"
+    assert "NaN" in answer.reason
+    assert str(int(rows[3])) not in answer.reason.split()
+
+
+HOLDINGS = {
+    "an id twice": {"ids": lambda rows: [*rows[:-1], rows[0]]},
+    "fewer ids than rows": {"ids": lambda rows: rows[:-1]},
+    "more ids than rows": {"ids": lambda rows: [*rows, 10**6]},
+    "fewer labels than rows": {"labels": lambda y: y[:-1]},
+}
+
+
+@pytest.mark.parametrize("change", HOLDINGS.values(), ids=HOLDINGS.keys())
+def test_ids_and_labels_must_be_one_for_each_row(world, change):
+    rows, x, y = world.rows(CLIENT), world.federation.x, world.federation.y
+    labels = change.get("labels", lambda y: y)(y[rows])
+    ids = change.get("ids", lambda rows: rows)(rows.tolist())
+    app = world.app(CLIENT, data=lambda context: (x[rows], labels), ids=lambda context: ids)
+    answer = Node(world, app).summarize()
+    assert answer.status == "failed"
+    assert "each id must be there once" in answer.reason
+
+
+@pytest.mark.parametrize("ids", [["a", "b"], None, 5, "abc"], ids=str)
+def test_ids_that_are_no_numbers_are_a_failure(world, ids):
+    assert Node(world, world.app(CLIENT, ids=lambda context: ids)).ask("who").status == "failed"
+
+
+@pytest.mark.parametrize("unknown", [10**6, -1])
+def test_samples_that_the_node_does_not_hold_are_refused(world, node, unknown):
+    own = int(world.rows(CLIENT)[0])
+    for answer in (
+        node.summarize(excluded=[own, unknown]),
+        node.summarize(PRIVATE, excluded=[own, unknown]),
+        node.ask("labels", samples=[own, unknown]),
+    ):
+        assert answer.status == "failed"
+        assert "not trained on 1 of the 2" in answer.reason
+    assert node.charges() == []
+
+
+def test_a_question_of_an_unknown_kind_is_a_failure_that_says_so(node):
+    answer = node.ask("everything")
+    assert answer.status == "failed"
+    assert "everything" in answer.reason
+
+
+BROKEN = {
+    "no details": {},
+    "another cut": _summary_details(cut="nowhere"),
+    "a ratio of 2": _summary_details(how={**asdict(HOW), "ratio": 2}),
+    "an unknown setting": _summary_details(how={"more": 1}),
+    "a setting that is no object": _summary_details(how=3),
+    "labels that are no list": _summary_details(labels=3),
+    "excluded that are no numbers": _summary_details(excluded=["a"]),
+}
+
+
+@pytest.mark.parametrize("details", BROKEN.values(), ids=BROKEN.keys())
+def test_a_question_out_of_shape_is_answered_with_a_failure(node, details):
+    answer = node.ask("summarize", **details)
+    assert (answer.status, answer.arrays) == ("failed", {})
+
+
+def test_content_that_is_no_question_is_answered_with_a_failure(node):
+    assert node.say(RecordDict()).status == "failed"
+    assert node.say(RecordDict({"fedup": ConfigRecord({"json": "[" * 10_000})})).status == "failed"
+
+
+def test_a_failure_does_not_spoil_the_next_answer(world, node):
+    before = node.summarize()
+    node.ask("everything")
+    node.summarize(cut="nowhere")
+    node.say(RecordDict())
+    after = node.summarize()
+    assert torch.equal(before.arrays["vectors"], after.arrays["vectors"])
+
+
+# --- the user's own app
+
+
+def test_the_users_own_handlers_still_work(world):
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        return Message(RecordDict({"metrics": MetricRecord({"loss": 0.25})}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message, context):
+        return Message(RecordDict({"metrics": MetricRecord({"accuracy": 0.75})}), reply_to=message)
+
+    @app.query("mine")
+    def mine(message, context):
+        context.state["mine"] = ConfigRecord({"seen": 1})
+        return Message(RecordDict(), reply_to=message)
+
+    rows = world.rows(CLIENT)
+    mount(app, data=lambda context: (world.federation.x[rows], world.federation.y[rows]), model=world.blank)
+    node = Node(world, app)
+    assert node.summarize().status == "ok"
+    for kind, name, value in (("train", "loss", 0.25), ("evaluate", "accuracy", 0.75)):
+        reply = app(Message(RecordDict(), dst_node_id=7, message_type=kind), node.context)
+        assert reply.content["metrics"][name] == value
+    app(Message(RecordDict(), dst_node_id=7, message_type="query.mine"), node.context)
+    assert set(node.context.state) == {"mine", "fedup-weights"}
+    assert node.summarize().status == "ok"

@@ -1,0 +1,301 @@
+"""Messages: what was written is read again, and what strangers send is either that or a DataError."""
+
+import contextlib
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+from fedup.errors import DataError
+from fedup.flower.wire import (
+    FORMAT,
+    Answer,
+    Ask,
+    array_of,
+    read_answer,
+    read_ask,
+    size_of,
+    tensor_of,
+    write_answer,
+    write_ask,
+)
+
+PLENTY = 10**9
+NAMES = st.text(min_size=1, max_size=12)
+NUMBERS = st.integers(-(2**80), 2**80) | st.floats(allow_nan=False) | st.booleans() | st.none()
+DETAILS = st.dictionaries(
+    st.text(max_size=8),
+    st.recursive(
+        NUMBERS | st.text(max_size=20),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+        max_leaves=12,
+    ),
+    max_size=5,
+)
+ARRAYS = st.dictionaries(
+    NAMES,
+    arrays_of.arrays(
+        st.sampled_from([np.float16, np.float32, np.float64, np.int32, np.int64, np.bool_, np.uint8]),
+        arrays_of.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+    ),
+    max_size=3,
+)
+
+
+def tensors_of(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}
+
+
+def assert_same_tensors(one: dict, other: dict) -> None:
+    assert list(one) == list(other)
+    for name, tensor in one.items():
+        assert (tensor.dtype, tensor.shape) == (other[name].dtype, other[name].shape)
+        assert tensor.numpy().tobytes() == other[name].numpy().tobytes()  # NaN and the sign of 0 too
+
+
+def text_of(told: object) -> RecordDict:
+    return RecordDict({"fedup": ConfigRecord({"json": told if isinstance(told, str) else json.dumps(told)})})
+
+
+def an_answer(**told: object) -> dict:
+    return {"format": FORMAT, "status": "ok", "base": "b", "details": {}, "reason": "", **told}
+
+
+# --- there and back
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=20), st.text(max_size=20), DETAILS, st.none() | ARRAYS)
+def test_a_question_survives_writing_and_reading(kind, base, details, arrays):
+    weights = None if arrays is None else tensors_of(arrays)
+    found = read_ask(write_ask(Ask(kind, base, details, weights)))
+    assert (found.kind, found.base, found.details) == (kind, base, details)
+    assert (found.weights is None) == (weights is None)
+    assert_same_tensors(found.weights or {}, weights or {})
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["ok", "refused", "failed", "needs weights"]), st.text(max_size=20), DETAILS, ARRAYS, st.text())
+def test_an_answer_survives_writing_and_reading(status, base, details, arrays, reason):
+    content = write_answer(Answer(status, base, details, tensors_of(arrays), reason))
+    found = read_answer(content, most_bytes=PLENTY)
+    assert (found.status, found.base, found.details, found.reason) == (status, base, details, reason[:500])
+    assert found.size == size_of(content)
+    assert_same_tensors(found.arrays, tensors_of(arrays))
+
+
+def test_what_was_read_may_be_written_to():
+    found = read_answer(write_answer(Answer("ok", "", {}, {"a": torch.ones(3)})), most_bytes=PLENTY)
+    found.arrays["a"].zero_()
+    assert found.arrays["a"].tolist() == [0, 0, 0]
+
+
+def test_a_tensor_in_pieces_or_with_a_gradient_is_sent_as_its_values():
+    tensor = torch.arange(12.0).view(3, 4).T.requires_grad_()
+    assert torch.equal(tensor_of(array_of(tensor), "it"), tensor.detach())
+
+
+@given(st.text(min_size=501, max_size=2000))
+@settings(max_examples=10, deadline=None)
+def test_a_reason_is_cut_to_500_characters(reason):
+    assert read_answer(write_answer(Answer("failed", "", reason=reason)), most_bytes=PLENTY).reason == reason[:500]
+
+
+# --- size
+
+
+@settings(max_examples=40, deadline=None)
+@given(DETAILS, ARRAYS)
+def test_the_size_is_that_of_the_arrays_with_their_headers_and_of_the_text_and_of_all_names(details, arrays):
+    content = write_answer(Answer("ok", "base", details, tensors_of(arrays)))
+    expected = len(b"json") + len(content["fedup"]["json"].encode())
+    for name, values in arrays.items():
+        expected += len(name.encode()) + len(npy(values, allow_pickle=False))
+    assert size_of(content) == expected
+
+
+def test_an_answer_of_just_the_size_that_is_taken_is_taken_and_one_byte_less_is_not():
+    content = write_answer(Answer("ok", "", {}, {"zeros": torch.zeros(1000)}))
+    assert read_answer(content, most_bytes=size_of(content)).arrays["zeros"].shape == (1000,)
+    with pytest.raises(DataError, match="bytes came"):
+        read_answer(content, most_bytes=size_of(content) - 1)
+
+
+HIDDEN = {
+    "in numbers of another record": MetricRecord({"numbers": [0.0] * 10_000}),
+    "in another record": ConfigRecord({"text": "x" * 80_000}),
+    "in letters of several bytes": ConfigRecord({"text": "\N{SNOWMAN}" * 30_000}),
+    "in an array of another name": ArrayRecord({"a": Array(np.zeros(10_000))}),
+    "in the name of an array": ArrayRecord({"a" * 80_000: Array(np.zeros(1))}),
+}
+
+
+@pytest.mark.parametrize("record", HIDDEN.values(), ids=HIDDEN.keys())
+def test_nothing_that_a_message_carries_escapes_the_limit(record):
+    content = write_answer(Answer("ok", ""))
+    content["more"] = record
+    with pytest.raises(DataError, match="bytes came"):
+        read_answer(content, most_bytes=70_000)
+
+
+# --- hostile content
+
+
+def npy(values: np.ndarray, **options: bool) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values, **options)
+    return file.getvalue()
+
+
+def npz() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, np.zeros(3))
+    return file.getvalue()
+
+
+TEXTS = {
+    "no record": RecordDict(),
+    "a record of another name": RecordDict({"other": ConfigRecord({"json": "{}"})}),
+    "a record without the text": RecordDict({"fedup": ConfigRecord({"other": "{}"})}),
+    "arrays where the text should be": RecordDict({"fedup": ArrayRecord({"json": Array(np.zeros(1))})}),
+    "a number for a text": RecordDict({"fedup": ConfigRecord({"json": 1})}),
+    "bytes for a text": RecordDict({"fedup": ConfigRecord({"json": b"\xff\xfe"})}),
+    "texts for a text": RecordDict({"fedup": ConfigRecord({"json": ["{}", "{}"]})}),
+    "no JSON": text_of("{"),
+    "a list": text_of([1, 2]),
+    "a number": text_of("17"),
+    "null": text_of("null"),
+    "deep nesting": text_of("[" * 100_000),
+    "deep nesting in an object": text_of('{"format":' * 50_000),
+    "another format": text_of(an_answer(format=2)),
+    "no format": text_of({"status": "ok", "kind": "who", "base": "", "details": {}}),
+    "a number of many digits": text_of('{"format": ' + "9" * 5000 + "}"),
+}
+EMPTY = {
+    "an empty text": text_of(""),
+    "an empty list": RecordDict({"fedup": ConfigRecord({"json": []})}),
+    "an empty text beside": RecordDict({**text_of(an_answer()), "more": ConfigRecord({"note": ""})}),
+    "an empty list beside": RecordDict({**text_of(an_answer()), "more": ConfigRecord({"note": []})}),
+}
+
+
+@pytest.mark.parametrize("content", TEXTS.values(), ids=TEXTS.keys())
+@pytest.mark.parametrize(
+    "read", [read_ask, lambda content: read_answer(content, most_bytes=PLENTY)], ids=["ask", "answer"]
+)
+def test_content_that_is_no_message_raises_a_data_error(content, read):
+    with pytest.raises(DataError):
+        read(content)
+
+
+@pytest.mark.parametrize("content", EMPTY.values(), ids=EMPTY.keys())
+def test_empty_values_are_counted_as_nothing_or_raise_a_data_error(content):
+    with contextlib.suppress(DataError):
+        read_answer(content, most_bytes=PLENTY)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        an_answer(status="fine"),
+        an_answer(status=["ok"]),
+        an_answer(status=None),
+        an_answer(details=[]),
+        an_answer(details="none"),
+        {"format": FORMAT, "status": "ok", "base": ""},
+    ],
+    ids=str,
+)
+def test_an_answer_without_a_status_or_details_raises_a_data_error(told):
+    with pytest.raises(DataError, match="neither"):
+        read_answer(text_of(told), most_bytes=PLENTY)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"kind": "who", "base": ""},
+        {"kind": "who", "details": {}},
+        {"base": "", "details": {}},
+        {"kind": "who", "base": "", "details": 3},
+        {"kind": "who", "base": "", "details": "abc"},
+        {"kind": "who", "base": "", "details": None},
+        {"kind": "who", "base": "", "details": [1, 2]},
+    ],
+    ids=str,
+)
+def test_a_question_that_lacks_a_part_raises_a_data_error(told):
+    with pytest.raises(DataError, match="lacks a part"):
+        read_ask(text_of({"format": FORMAT, **told}))
+
+
+NO_ARRAYS = {
+    "no npy bytes": Array("float32", (3,), "numpy.ndarray", b"zeros"),
+    "no bytes": Array("float32", (3,), "numpy.ndarray", b""),
+    "cut off": Array("float32", (1000,), "numpy.ndarray", npy(np.zeros(1000, np.float32))[:-1]),
+    "a pickle": Array(
+        "float32", (1,), "numpy.ndarray", b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x07builtin."
+    ),
+    "a pickle in an array": Array("float32", (1,), "numpy.ndarray", npy(np.array([{}], object), allow_pickle=True)),
+    "of objects": Array("object", (1,), "numpy.ndarray", npy(np.array([{}], object), allow_pickle=True)),
+    "of bfloat16": Array("bfloat16", (3,), "numpy.ndarray", npy(np.zeros(3, np.uint16))),
+    "of texts": Array(np.array(["a", "b"])),
+    "of texts, said to be numbers": Array("float32", (2,), "numpy.ndarray", npy(np.array(["a", "b"]))),
+    "of dates": Array(np.array(["2020-01-01"], "datetime64[D]")),
+    "of records": Array("float32", (1,), "numpy.ndarray", npy(np.zeros(1, "i4,f4"))),
+    "of complex numbers": Array(np.zeros(3, np.complex64)),
+    "an archive": Array("float32", (3,), "numpy.ndarray", npz()),
+    "another way of writing": Array("float32", (3,), "torch.tensor", npy(np.zeros(3, np.float32))),
+    "far more rows than bytes": Array(
+        "float32", (3,), "numpy.ndarray", npy(np.zeros(3, np.float32)).replace(b"(3,), }      ", b"(9999999999,)}")
+    ),
+}
+
+
+@pytest.mark.parametrize("array", NO_ARRAYS.values(), ids=NO_ARRAYS.keys())
+def test_what_is_no_array_of_plain_numbers_raises_a_data_error_in_questions_and_answers(array):
+    answer, ask = write_answer(Answer("ok", "")), write_ask(Ask("who", ""))
+    answer["arrays"] = ask["weights"] = ArrayRecord({"it": array})
+    with pytest.raises(DataError, match="it is"):
+        read_answer(answer, most_bytes=PLENTY)
+    with pytest.raises(DataError, match="it is"):
+        read_ask(ask)
+
+
+@pytest.mark.parametrize("kind", [np.complex64, np.int8, np.int16], ids=str)
+def test_the_type_of_an_array_is_that_of_its_bytes(kind):
+    with pytest.raises(DataError, match="it is"):
+        tensor_of(Array("float32", (3,), "numpy.ndarray", npy(np.zeros(3, kind))), "it")
+
+
+def test_a_tensor_that_cannot_be_sent_raises_a_data_error():
+    with pytest.raises(DataError, match="bfloat16"):
+        array_of(torch.zeros(3, dtype=torch.bfloat16))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.text(max_size=60)
+    | st.recursive(
+        NUMBERS | st.text(max_size=8),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["format", "kind", "base", "details", "status", "reason"]), inner)
+        ),
+    ).map(json.dumps)
+    | DETAILS.map(lambda details: json.dumps(an_answer(**details))),
+    st.binary(max_size=80) | st.just(npy(np.zeros((2, 2)))),
+    st.sampled_from(["float32", "float64", "object", "bfloat16", "bool", "", "<U3"]),
+)
+def test_whatever_text_and_bytes_come_reading_gives_a_message_or_a_data_error(text, data, dtype):
+    content = RecordDict({"fedup": ConfigRecord({"json": text or " "})})
+    content["arrays"] = content["weights"] = ArrayRecord({"it": Array(dtype, (2, 2), "numpy.ndarray", data)})
+    for read in (read_ask, lambda content: read_answer(content, most_bytes=PLENTY)):
+        with contextlib.suppress(DataError):
+            assert isinstance(read(content), Ask | Answer)
