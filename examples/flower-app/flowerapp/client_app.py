@@ -1,0 +1,37 @@
+"""A node: it trains when it is asked to, and answers FedUP's questions about its own rows."""
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor
+
+import fedup.flower
+from flowerapp import task
+
+app = ClientApp()
+
+
+def row_numbers(context: Context) -> Tensor:
+    """Which rows of the data set this node trains on."""
+    return task.load(context.run_config).federation.client(int(context.node_config["partition-id"])).train
+
+
+def rows(context: Context) -> tuple[Tensor, Tensor]:
+    """This node's rows and labels."""
+    federation, numbers = task.load(context.run_config).federation, row_numbers(context)
+    return federation.x[numbers], federation.y[numbers]
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """A round of local training, as in any Flower app."""
+    model = task.make_model()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    x, y = rows(context)
+    task.train(model, x, y, int(context.run_config["epochs"]), seed=int(message.content["config"]["server-round"]))
+    trained = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(y)})}
+    return Message(RecordDict(trained), reply_to=message)
+
+
+# All that a node needs for FedUP: its rows, an empty model for the weights that come, and what the rows are called in
+# sample requests: here by their numbers in the data set, so that nothing differs from a federation in one process.
+fedup.flower.mount(app, data=rows, model=task.make_model, ids=lambda context: row_numbers(context).tolist())

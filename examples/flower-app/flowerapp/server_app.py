@@ -1,0 +1,68 @@
+"""The server: Flower's FedAvg learns; FedUP answers a client, a class and a sample request, and takes each back."""
+
+import hashlib
+import json
+import time
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+import fedup
+from fedup.bench.accuracy import predict
+from fedup.flower import GridContact, RunMemory
+from flowerapp import task
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train, collect, answer and restore; figures are printed, and written to result.json."""
+    config, nodes = context.run_config, int(context.run_config["nodes"])
+    torch.manual_seed(0)
+    started, model = time.perf_counter(), task.make_model()
+    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes)
+    trained = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=int(config["rounds"]))
+    model.load_state_dict(trained.arrays.to_torch_state_dict())
+    model.eval()
+    training = {"time_s": time.perf_counter() - started}
+
+    # FedUP from here on. Every node is asked once; the answers serve all requests to come, also after a restart: model,
+    # centroids, requests and filters are in a run folder, on which `fedup status`, `evidence` and `verify` work.
+    out = Path(str(config["out"])).absolute()
+    memory = RunMemory(out / f"run-{context.run_id}", task.make_model)
+    memory.keep(model)
+    contact = GridContact(grid, model, example=task.EXAMPLE, num_classes=task.NUM_CLASSES, timeout=120, tell=print)
+    started = time.perf_counter()
+    centroids = memory.collect(contact)
+    content = centroids.vectors.numpy().tobytes() + centroids.counts.numpy().tobytes()
+    collection = {"time_s": time.perf_counter() - started, "centroids": len(centroids.vectors), **traffic(contact)}
+    collection |= {"clients": list(centroids.clients), "sha256": hashlib.sha256(content).hexdigest()}
+    print(f"collected: {json.dumps(collection)}")
+
+    digits, requests = task.load(config), []
+    original = predict(model, digits.test_x)
+    for request in digits.requests:
+        before, sent = task.evaluate(model, digits, request), traffic(contact)
+        answer = memory.unlearn(request, contact, reference=f"a {request.kind}")  # samples: asks the node that has them
+        told = {"kind": request.kind, "id": answer.requests[0], "time_s": answer.report.time_s}
+        told |= {"clients_contacted": answer.report.clients_contacted}
+        told |= {name: amount - sent[name] for name, amount in traffic(contact).items()}
+        told |= {"before": before, "after": task.evaluate(memory.plugged(), digits, request)}
+        memory.restore(*answer.requests, contact=contact)
+        restored = memory.plugged().unplug()
+        same = torch.equal(predict(restored, digits.test_x), original)
+        told["restored"] = same and fedup.fingerprint(restored) == fedup.fingerprint(model)
+        print(f"answered: {json.dumps(told)}")
+        requests.append(told)
+
+    result = {"run_folder": str(memory.run.path), "nodes": nodes, "training": training, "collection": collection}
+    (out / "result.json").write_text(json.dumps({**result, "requests": requests}, indent=2))
+
+
+def traffic(contact: GridContact) -> dict[str, int]:
+    """FedUP's messages so far, and their bytes as serialised."""
+    return {"messages": contact.messages, "bytes_up": contact.bytes_up, "bytes_down": contact.bytes_down}

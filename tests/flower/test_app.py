@@ -1,0 +1,126 @@
+"""The example app, for real: Flower's simulation engine, SuperLink and SuperNodes as processes, and these with TLS."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from tests.cli._in_process import ok as fedup_command
+
+import fedup
+from fedup.flower import RunMemory
+
+APP = Path(__file__).parents[2] / "examples" / "flower-app"
+CONFIG = 'data="digits" rounds=1 epochs=4'  # the least that learns all there is to forget
+LIMIT_S = 540
+MARK = "FEDUP_TEST_OF_APP"  # a variable that every process of a run inherits
+
+pytestmark = pytest.mark.slow
+
+
+class AppRun:
+    """One call of run.py, whose processes are known by a mark."""
+
+    def __init__(self, way: str, out: Path, config: str = CONFIG) -> None:
+        self.mark, self._log = f"{MARK}={uuid.uuid4()}", out.with_suffix(".log")
+        name, value = self.mark.split("=")
+        command = [sys.executable, str(APP / "run.py"), way, "--out", str(out), "-c", config]
+        with self._log.open("w") as log:
+            environment = {**os.environ, name: value, "OMP_NUM_THREADS": "1"}
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    def code(self, limit_s: float = LIMIT_S) -> int:
+        """How it ended; it is interrupted rather than killed, so that it stops what it started."""
+        try:
+            return self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGINT)
+            self.process.wait(60)
+            raise
+
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def running(self) -> list[str]:
+        """Processes of this run, but for the dead that nobody has buried."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if self.mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                continue  # of another user, or gone
+        return found
+
+    def left(self) -> list[str]:
+        """What still runs a little later."""
+        until = time.monotonic() + 15
+        while (found := self.running()) and time.monotonic() < until:
+            time.sleep(0.5)
+        return found
+
+
+@pytest.mark.parametrize("way", ["simulation", "deployment", pytest.param("secure", marks=pytest.mark.sweep)])
+def test_the_app_learns_forgets_and_remembers_over_flower_as_in_one_process(way, tmp_path, monkeypatch):
+    run = AppRun(way, tmp_path / "out")
+    assert run.code() == 0, run.said()[-5000:]
+    assert run.left() == []
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+
+    assert [request["kind"] for request in result["requests"]] == ["client", "class", "sample"]
+    for request in result["requests"]:
+        assert request["after"]["forget"] < request["before"]["forget"] - 0.03, request
+        assert request["after"]["retain"] > request["before"]["retain"] - 0.15, request
+        assert request["restored"] is True, request
+    client, of_class, sample = result["requests"]
+    assert client["messages"] == of_class["messages"] == 0  # answered at the server
+    assert sample["clients_contacted"] == [1]
+    assert sample["messages"] > 0 and sample["bytes_up"] > 0
+
+    monkeypatch.syspath_prepend(str(APP))
+    from flowerapp import task
+
+    digits = task.load({"data": "digits", "rows": 10_000, "nodes": 4})
+    memory = RunMemory(result["run_folder"], task.make_model)
+    in_process = fedup.collect(memory.plugged().base, digits.federation)
+    content = in_process.vectors.numpy().tobytes() + in_process.counts.numpy().tobytes()
+    assert result["collection"]["clients"] == [0, 1, 2, 3]
+    assert result["collection"]["sha256"] == hashlib.sha256(content).hexdigest()
+
+    assert all(check.ok is not False for check in memory.verify(task.EXAMPLE))
+    assert "sound as far as it could be checked" in fedup_command("verify", "--run", result["run_folder"]).out
+    for request in result["requests"]:
+        fedup_command("evidence", request["id"], "--run", result["run_folder"])
+
+
+@pytest.mark.parametrize(
+    ("way", "how"),
+    [
+        ("deployment", signal.SIGINT),
+        ("deployment", signal.SIGTERM),
+        pytest.param("simulation", signal.SIGINT, marks=pytest.mark.sweep),  # Ray leaves processes behind
+    ],
+)
+def test_an_interrupted_run_leaves_no_process_behind(way, how, tmp_path):
+    run = AppRun(way, tmp_path / "out")
+    until = time.monotonic() + 120
+    while "[ROUND 1" not in run.said() and run.process.poll() is None and time.monotonic() < until:
+        time.sleep(0.2)
+    assert len(run.running()) >= 6, run.said()  # the link, its nodes or Ray's, and what runs apps for them
+    run.process.send_signal(how)
+    assert run.code(60) == 128 + how
+    assert run.left() == []
+
+
+@pytest.mark.sweep
+def test_a_failed_run_is_told_by_the_exit_code(tmp_path):
+    run = AppRun("simulation", tmp_path / "out", 'data="nothing of the sort"')
+    assert run.code() == 1, run.said()[-5000:]
+    assert "The run failed" in run.said()
+    assert run.left() == []
