@@ -103,7 +103,7 @@ def test_the_app_learns_forgets_and_remembers_over_flower_as_in_one_process(way,
     ("way", "how"),
     [
         ("deployment", signal.SIGINT),
-        ("deployment", signal.SIGTERM),
+        pytest.param("deployment", signal.SIGTERM, marks=pytest.mark.sweep),
         pytest.param("simulation", signal.SIGINT, marks=pytest.mark.sweep),  # Ray leaves processes behind
     ],
 )

@@ -1,19 +1,37 @@
 """FedUP as an add-on to Flower (extra `flower`): clients mount a query, the server collects and unlearns.
 
 ```python
-fedup.flower.mount(client_app, data=load_data, model=Net)                      # in client_app.py
+fedup.flower.mount(client_app, data=load_rows, model=Net)                             # in client_app.py
 
-contact = fedup.flower.GridContact(grid, model, num_classes=10)                # in server_app.py, after training
+contact = fedup.flower.GridContact(grid, model, example=blank_row, num_classes=10)    # in server_app.py, after training
 centroids = fedup.collect(model, contact)
 plugged = fedup.plug(model)
 fedup.unlearn(plugged, centroids, fedup.Forget.clients([3]), clients=contact)
 ```
 """
 
-from fedup.flower.collecting import collect
-from fedup.flower.contact import GridContact
-from fedup.flower.memory import RunMemory
-from fedup.flower.node import mount
-from fedup.flower.policy import Policy
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedup.flower.collecting import collect
+    from fedup.flower.contact import GridContact
+    from fedup.flower.memory import RunMemory
+    from fedup.flower.node import mount
+    from fedup.flower.policy import Policy
 
 __all__ = ["GridContact", "Policy", "RunMemory", "collect", "mount"]
+_WHERE = {
+    "GridContact": "contact",
+    "Policy": "policy",
+    "RunMemory": "memory",
+    "collect": "collecting",
+    "mount": "node",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """On first use: a node is a new process for each message, and needs nothing of the server's."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
