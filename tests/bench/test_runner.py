@@ -16,6 +16,7 @@ import pytest
 import torch
 from tests.cli._in_process import contents
 
+import fedup
 from fedup.bench.experiment import Cell, Experiment, load_experiment
 from fedup.bench.machine import describe_machine
 from fedup.bench.results import Results
@@ -566,3 +567,12 @@ def test_the_result_of_fedup_says_where_samples_were_erased(read, results, kind,
     about = results.load(cell)["about"]
     assert set(about) == {"did", "erasure", "notes", "privacy"}
     assert bool(about["erasure"]) is erased
+
+
+def test_where_a_cell_failed_is_told_without_paths_of_this_machine(read, results, tmp_path):
+    failing = own_method(tmp_path, "return task.kept()")  # no history was kept: an error of the package's own
+    cells = read(TINY + failing).cells()
+    run(cells, results)
+    where = results.load(cells[-1])["failed"]["where"]
+    assert 'File "fedup/bench/task.py"' in where
+    assert str(Path(fedup.__file__).parents[1]) not in where

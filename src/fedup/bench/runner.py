@@ -1,6 +1,7 @@
 """Runs an experiment: cell by cell, only what is missing, from shared federations; interrupt it anywhere."""
 
 import json
+import os
 import statistics
 import time
 import traceback
@@ -8,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Literal
 
+import fedup
 from fedup.bench.case import Case
 from fedup.bench.datasets import Dataset
 from fedup.bench.experiment import REFERENCE, Cell
@@ -115,9 +118,14 @@ def _measure(cell: Cell, floor: Floor) -> tuple[Outcome, dict[str, Any]]:
     except Exception as error:  # whatever a method or a data set does wrong: the other cells go on
         return "failed", {
             **about,
-            "failed": {"error": type(error).__name__, "message": str(error), "where": traceback.format_exc()},
+            "failed": {"error": type(error).__name__, "message": str(error), "where": _traceback()},
         }
     return "done", {**about, **measured}
+
+
+def _traceback() -> str:
+    """Of the error being handled; places in this package without the path that it has on this machine."""
+    return traceback.format_exc().replace(f"{Path(fedup.__file__).parents[1]}{os.sep}", "")
 
 
 class _Clock:
