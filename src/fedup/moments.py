@@ -85,15 +85,15 @@ class Shift:
     variance: Tensor  # (P,) within the two sets, summed over channels
 
     def __add__(self, other: "Shift") -> "Shift":
-        return Shift(self.rows + other.rows, *(getattr(self, name) + getattr(other, name) for name in _OF_SHIFT))
+        return Shift(self.rows + other.rows, *(getattr(self, name) + getattr(other, name) for name in SHIFT_PARTS))
 
     @property
     def size_bytes(self) -> int:
         """Of the message, as serialised."""
-        return serialized_size({name: getattr(self, name) for name in _OF_SHIFT}, {"rows": self.rows})
+        return serialized_size({name: getattr(self, name) for name in SHIFT_PARTS}, {"rows": self.rows})
 
 
-_OF_SHIFT = ("distance", "noise", "fisher", "variance")
+SHIFT_PARTS = ("distance", "noise", "fisher", "variance")
 
 
 @dataclass(frozen=True)

@@ -180,12 +180,12 @@ class GridContact:
         waiting = self._ready.pop(client, None)
         if waiting is not None and waiting.asked == (how, labels, excluded):
             summary = waiting.load()
+            if not any(other.asked[1] for other in self._ready.values()):
+                self._spool.clear()  # all that have cells are in the store now
         else:  # what waits answers another question: a collection that was given up
             ask = self._summary_ask(cut, how, labels, frozenset(), excluded)
             expected = self._expected(cut, how, ask, client)
             summary = self._one(client, ask, lambda answer: reading.told_of(answer, expected)).summary
-        if not any(waiting.asked[1] for waiting in self._ready.values()):
-            self._spool.clear()  # all that have cells are in the store now
         if isinstance(how, DP):  # the node has charged its own account already
             self._ledger.spend(client, how, "centroids")
         if summary.client != client or set(summary.labels) != labels:  # a cell left out would stay as it was

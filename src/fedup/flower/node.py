@@ -18,6 +18,7 @@ from fedup.errors import BudgetError, DataError, FedUPError
 from fedup.federation import Client, Federation, check_samples
 from fedup.flower.policy import Policy, RefusedError
 from fedup.flower.wire import QUERY, Answer, Ask, array_of, read_ask, tensor_of, write_answer
+from fedup.moments import SHIFT_PARTS
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Charge, Ledger
 from fedup.request import Forget
@@ -311,9 +312,6 @@ def _shifts(work: _Work, details: dict[str, Any]) -> Answer:
     found = contact.shifts(work.holding.client, cuts=details["cuts"], question=question)
     arrays = {f"{cut}/{name}": getattr(shift, name) for cut, shift in found.items() for name in SHIFT_PARTS}
     return work.ok({"rows": {cut: shift.rows for cut, shift in found.items()}}, arrays)
-
-
-SHIFT_PARTS = ("distance", "noise", "fisher", "variance")
 
 
 def _gather(work: _Work, details: dict[str, Any]) -> Answer:

@@ -11,11 +11,10 @@ from fedup.client import Summarizing, Summary
 from fedup.errors import DataError
 from fedup.flower.wire import Answer
 from fedup.kmeans import centroid_count
-from fedup.moments import Contrast, Moments, Shift, Sums
+from fedup.moments import SHIFT_PARTS, Contrast, Moments, Shift, Sums
 from fedup.privacy.guarantee import DP
 from fedup.private_erasure import NoisyStatistics
 
-SHIFT_PARTS = ("distance", "noise", "fisher", "variance")
 _FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
