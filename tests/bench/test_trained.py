@@ -14,7 +14,7 @@ from fedup import Federation, Forget, fingerprint
 from fedup.averaging import RunningAverage
 from fedup.bench.datasets import load_dataset
 from fedup.bench.recipe import Recipe
-from fedup.bench.trained import keep, recorded, trained
+from fedup.bench.trained import keep, recorded, trained, use_histories
 from fedup.errors import StorageError
 from fedup.federation import Client
 from fedup.history import History
@@ -512,3 +512,43 @@ def test_two_processes_at_once_train_once_and_end_with_one_sound_history(federat
     assert counted.trainings == 0
     assert (fingerprint(model), contents(history)) == reference
     assert len(list(cache.glob("*.history"))) == len(list(cache.glob("*.safetensors"))) == 1
+
+
+def _use_until(told: str, start: nn.Module, federation: Federation) -> None:
+    done = use_histories(start, federation, RECIPE)
+    Path(told).touch()
+    while Path(told).exists():
+        time.sleep(0.01)
+    done()
+
+
+def test_histories_stay_until_their_last_user_is_done(federation, start, cache, tmp_path):
+    done = use_histories(start, federation, RECIPE)
+    recorded(start, federation, RECIPE, progress=Rounds())
+    recorded(start, federation, RECIPE, progress=Rounds(), named="another way")
+    busy = tmp_path / "busy"
+    other = multiprocessing.get_context("fork").Process(target=_use_until, args=(str(busy), start, federation))
+    other.start()
+    while not busy.exists():
+        time.sleep(0.01)
+
+    done()
+    assert len(list(cache.glob("*.history"))) == 2  # the other process may be reading them
+    busy.unlink()
+    other.join(60)
+    assert other.exitcode == 0
+    assert not list(cache.glob("*.history"))
+    assert len(list(cache.glob("*.safetensors"))) == 2  # the models stay
+
+
+def test_a_user_that_was_killed_is_none(federation, start, cache, tmp_path):
+    recorded(start, federation, RECIPE, progress=Rounds())
+    busy = tmp_path / "busy"
+    other = multiprocessing.get_context("fork").Process(target=_use_until, args=(str(busy), start, federation))
+    other.start()
+    while not busy.exists():
+        time.sleep(0.01)
+    other.kill()
+    other.join(60)
+    use_histories(start, federation, RECIPE)()
+    assert not list(cache.glob("*.history"))

@@ -14,7 +14,7 @@ from fedup.bench.probe import figures_of
 from fedup.bench.recipe import Recipe
 from fedup.bench.scenarios import Situation
 from fedup.bench.task import Task, Unlearned
-from fedup.bench.trained import keep, recorded, remove_histories, trained
+from fedup.bench.trained import keep, recorded, trained, use_histories
 from fedup.bench.watching import Progress
 from fedup.errors import DataError
 from fedup.sharing import fingerprint
@@ -36,7 +36,7 @@ class Floor:
         self._loaded = {} if loaded is None else loaded  # the last data set, for groups that have the same
         self._made: dict[str, Any] = {}
         self._seconds = 0.0
-        self._remove_histories: Callable[[], None] = lambda: None
+        self._done_with_histories: Callable[[], None] = lambda: None
 
     def make(self, *, reference: bool) -> None:
         """Train what a method needs to be there; the reference too, unless the method is it."""
@@ -102,8 +102,9 @@ class Floor:
         return unlearned, outputs
 
     def clear(self) -> None:
-        """All cells of the group are over: its histories go, which may be many times the model's size."""
-        self._remove_histories()
+        """All cells of the group are over: its histories go, unless another process still needs them."""
+        self._done_with_histories()
+        self._done_with_histories = lambda: None
 
     def _prepare(self) -> Situation:
         recipe, dataset = self.group.recipe, self.dataset
@@ -118,7 +119,8 @@ class Floor:
         situation, recipe = self.situation, self.group.recipe
         start = recipe.blank_model(self.dataset.x.shape[1:], self.dataset.num_classes)
         history = None
-        self._remove_histories = partial(remove_histories, start, situation.federation, recipe)
+        self._done_with_histories()  # a task is made again where a method has spoiled it
+        self._done_with_histories = use_histories(start, situation.federation, recipe)
         if self.group.recorded and self._with_history:
             model, history = recorded(start, situation.federation, recipe, progress=self._progress)
         else:

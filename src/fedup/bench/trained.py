@@ -1,11 +1,12 @@
 """Federations trained once, kept in the cache folder and shared by all methods, scenarios and experiments."""
 
 import copy
+import fcntl
 import hashlib
 import inspect
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache, partial
@@ -23,6 +24,7 @@ from fedup.bench.watching import Progress, RoundsShown
 from fedup.errors import ArtifactError
 from fedup.fedavg import Averaging, Observer
 from fedup.federation import Federation
+from fedup.files import explained
 from fedup.history import History
 from fedup.model_file import load_model, save_model
 from fedup.run.lock import held
@@ -77,11 +79,27 @@ def recorded(
     return found, history
 
 
-def remove_histories(start: nn.Module, federation: Federation, recipe: Recipe) -> None:
-    """Give back the disk that histories of a federation take, with whatever averaging; models stay."""
+def use_histories(start: nn.Module, federation: Federation, recipe: Recipe) -> Callable[[], None]:
+    """Until the returned function is called (or this process ends) nobody takes away a federation's histories. The last
+    user's call does: they may be many times the model's size. Models stay."""
     path = _recorded_path(start, federation, recipe)
-    for folder in path.parent.glob(f"{path.stem}*.history"):
-        shutil.rmtree(folder, ignore_errors=True)
+    with explained(f"write to {path.parent}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        users = path.with_suffix(".users").open("a")  # with it the lock, until done
+    fcntl.flock(users, fcntl.LOCK_SH)
+
+    def done() -> None:
+        try:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return  # another process still reads them
+        else:
+            for folder in path.parent.glob(f"{path.stem}*.history"):
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            users.close()
+
+    return done
 
 
 def _recorded_path(start: nn.Module, federation: Federation, recipe: Recipe) -> Path:

@@ -63,9 +63,17 @@ def _gain(theirs: float, mine: float, goal: float | None, column: Column) -> flo
 
 
 def _told(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) -> str:
-    """Means over the seeds that were judged; Retrain's too, where closeness to it decides."""
-    shown = [row, ours, *([reference] if column.better == "retrain" else [])]
-    figures = [one.figure(column.key, seeds) for one in shown]
+    """Means over the seeds that were judged; where closeness to Retrain decides, of the distances: a mean of figures
+    above and below it would look close."""
+    if column.better == "retrain":
+        near, far = (show_value(_distance(one, reference, column, seeds), column) for one in (row, ours))
+        return f"{column.title} ({near} from Retrain's against {far})"
+    figures = [one.figure(column.key, seeds) for one in (row, ours)]
     values = [show_value(figure.mean, column) if figure else "never" for figure in figures]
-    goal = f", Retrain {values[2]}" if len(values) > 2 else ""
-    return f"{column.title} ({values[0]} against {values[1]}{goal})"
+    return f"{column.title} ({values[0]} against {values[1]})"
+
+
+def _distance(row: Row, reference: Row, column: Column, seeds: set[int]) -> float:
+    here, goal = row.figure(column.key), reference.figure(column.key)
+    assert here is not None and goal is not None  # or nothing would have been found better
+    return sum(abs(here.values[seed] - goal.values[seed]) for seed in seeds) / len(seeds)
