@@ -399,7 +399,7 @@ def test_clients_are_asked_who_they_are_once(world):
     grid = world.grid()
     contact = world.contact(grid)
     assert list(contact.clients) == list(contact.clients) == [0, 1, 2, 3]
-    assert (len(grid.asked("who")), contact.num_classes) == (8, 10)
+    assert (len(grid.asked("who")), contact.num_classes) == (4, 10)
 
 
 UNKNOWN = {

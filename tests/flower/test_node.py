@@ -1,13 +1,13 @@
 """A node answers from its own rows what it would answer in process, under its own rules, and tells nothing else."""
 
-import json
 from dataclasses import asdict, replace
 
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from tests.flower._grid import World, be_inside_a_run, digits
+from tests.flower._grid import World, digits
+from tests.flower._node import CLIENT, HOW, Node, about, assert_summary, in_process
 from torch import nn
 
 from fedup import Forget, fingerprint
@@ -17,46 +17,13 @@ from fedup.contrast import Question
 from fedup.errors import DataError, MissingDataError, SettingError
 from fedup.flower import Policy, mount
 from fedup.flower.reading import contrast_of, labels_of, noisy_of, shifts_of
-from fedup.flower.wire import Answer, Ask, read_answer, write_ask
+from fedup.flower.wire import Ask
 from fedup.privacy import DP, Budget, Ledger
 
-HOW = Summarizing(0.5, 0.01, seed=3)
 PRIVATE = DP(2.0, clip=4.0, replay_seed=7)
 REAL = DP(2.0, clip=4.0)
-CLIENT = 2  # holds 108 rows
 NAN = float("nan")
 SPREADS = {"conv2": (144, 6), "fc1": (1, 256), "head": (1, 512)}  # positions and channels
-
-
-class Node:
-    """One node and its state; weights are sent where it asks for them, as the server does."""
-
-    def __init__(self, world: World, app: ClientApp, client: int = CLIENT) -> None:
-        be_inside_a_run()
-        self.world, self.app = world, app
-        self.context = Context(0, 7, {"partition-id": client}, RecordDict(), {})
-
-    def say(self, ask: Ask | RecordDict) -> Answer:
-        """One message, one reply."""
-        content = ask if isinstance(ask, RecordDict) else write_ask(ask)
-        reply = self.app(Message(content, dst_node_id=7, message_type="query.fedup"), self.context)
-        return read_answer(reply.content, most_bytes=10**9)
-
-    def ask(self, kind: str, model: nn.Module | None = None, **details) -> Answer:
-        model = model or self.world.model
-        ask = Ask(kind, fingerprint(model), {**details, "num_classes": 10})
-        answer = self.say(ask)
-        return self.say(replace(ask, weights=model.state_dict())) if answer.status == "needs weights" else answer
-
-    def summarize(self, how=HOW, *, cut="head", labels=None, without=(), excluded=(), **more) -> Answer:
-        excluded = sorted(map(int, excluded))
-        return self.ask(
-            "summarize", cut=cut, how=asdict(how), labels=labels, without=list(without), excluded=excluded, **more
-        )
-
-    def charges(self) -> list[dict]:
-        kept = self.context.state.config_records.get("fedup-ledger")
-        return json.loads(kept["json"])["charges"] if kept else []
 
 
 @pytest.fixture(scope="module")
@@ -69,27 +36,12 @@ def node(world) -> Node:
     return Node(world, world.app(CLIENT))
 
 
-def in_process(world: World, ledger: Ledger | None = None) -> InProcess:
-    return InProcess(world.federation, world.model, ledger=ledger)
-
-
 def with_rows(world: World, places, value: float) -> dict:
     """Settings of an app whose inputs are exchanged at some places."""
     rows = world.rows(CLIENT)
     x = world.federation.x[rows].clone()
     x[places] = value
     return {"data": lambda context: (x, world.federation.y[rows])}
-
-
-def assert_summary(answer: Answer, expected) -> None:
-    assert answer.status == "ok", answer.reason
-    told = answer.details
-    assert torch.equal(answer.arrays["vectors"], expected.vectors)
-    assert torch.equal(answer.arrays["counts"], expected.counts)
-    assert (tuple(told["labels"]), tuple(told["sizes"])) == (expected.labels, expected.sizes)
-    assert tuple(map(frozenset, told["excluded"])) == expected.excluded
-    assert (told["client"], told["nonnegative"], tuple(told["shape"])) == (CLIENT, expected.nonnegative, expected.shape)
-    assert tuple(told["paper_epsilons"]) == expected.paper_epsilons
 
 
 def question(world: World, many: int = 40, *, by_class: bool = False) -> Question:
@@ -263,9 +215,17 @@ def test_a_node_goes_by_the_number_that_it_was_given(world, config, given, expec
 # --- weights
 
 
+def test_who_it_is_and_the_classes_of_samples_need_no_weights(world, node):
+    base = fingerprint(world.model)
+    sample = int(world.rows(CLIENT)[0])
+    assert node.say(Ask("who", base, {"num_classes": 10})).status == "ok"
+    told = node.say(Ask("labels", base, {"samples": [sample], "num_classes": 10}))
+    assert told.details["labels"] == [[sample, int(world.federation.y[sample])]]
+
+
 def test_weights_are_asked_for_once_and_kept_in_the_state(world, node):
     base = fingerprint(world.model)
-    ask = Ask("who", base, {"num_classes": 10})
+    ask = about(base)
     assert node.say(ask).status == "needs weights"
     assert "fedup-weights" not in node.context.state
     assert node.say(replace(ask, weights=world.model.state_dict())).status == "ok"
@@ -277,7 +237,7 @@ def test_weights_are_asked_for_once_and_kept_in_the_state(world, node):
 
 def test_another_model_is_asked_for_anew_and_takes_the_place_of_the_first(world, node):
     other = digits(1).model
-    first, second = (Ask("who", fingerprint(model), {"num_classes": 10}) for model in (world.model, other))
+    first, second = (about(fingerprint(model)) for model in (world.model, other))
     node.say(replace(first, weights=world.model.state_dict()))
     assert node.say(second).status == "needs weights"
     assert node.say(first).status == "ok"  # asking did not lose the one it had
@@ -298,15 +258,15 @@ def test_weights_that_are_not_the_models_are_refused_and_not_kept(world, node, w
         del weights[name]
     else:
         weights[name] = weights[name] + 1e-3
-    answer = node.say(Ask("who", fingerprint(world.model), {}, weights))
+    answer = node.say(about(fingerprint(world.model), weights))
     assert answer.status == "failed"
     assert ("not those" if why == "not those" else "another shape") in answer.reason
     assert "fedup-weights" not in node.context.state
-    assert node.ask("who").status == "ok"  # with the right ones all is well
+    assert node.summarize().status == "ok"  # with the right ones all is well
 
 
 def test_weights_that_do_not_match_leave_those_that_are_kept(world, node):
-    ask = Ask("who", fingerprint(world.model), {})
+    ask = about(fingerprint(world.model))
     node.say(replace(ask, weights=world.model.state_dict()))
     wrong = {name: tensor + 1 for name, tensor in world.model.state_dict().items()}
     assert node.say(replace(ask, weights=wrong)).status == "failed"
@@ -315,7 +275,7 @@ def test_weights_that_do_not_match_leave_those_that_are_kept(world, node):
 
 def test_damaged_weights_in_the_state_are_told_as_a_failure(world, node):
     node.context.state["fedup-weights"] = ArrayRecord({"a": Array("float32", (1,), "numpy.ndarray", b"damaged")})
-    answer = node.say(Ask("who", fingerprint(world.model), {}))
+    answer = node.say(about(fingerprint(world.model)))
     assert answer.status in ("failed", "needs weights")
 
 
@@ -475,7 +435,7 @@ def test_a_refusal_reads_neither_data_nor_weights(world):
 
     app = world.app(CLIENT, data=never, model=never, policy=Policy(ask=lambda kind: "no"))
     node = Node(world, app)
-    answer = node.say(Ask("who", fingerprint(world.model), {}, world.model.state_dict()))
+    answer = node.say(about(fingerprint(world.model), world.model.state_dict()))
     assert (answer.status, answer.reason) == ("refused", "no")
     assert "fedup-weights" not in node.context.state
 
@@ -511,7 +471,7 @@ def test_a_failure_in_the_users_own_code_is_told_by_its_kind_alone(world, error,
     def fail(*args):
         raise error
 
-    answer = Node(world, world.app(CLIENT, **{where: fail})).ask("who")
+    answer = Node(world, world.app(CLIENT, **{where: fail})).summarize()
     assert (answer.status, answer.reason, answer.details) == ("failed", type(error).__name__, {})
 
 
@@ -624,5 +584,5 @@ def test_the_users_own_handlers_still_work(world):
         reply = app(Message(RecordDict(), dst_node_id=7, message_type=kind), node.context)
         assert reply.content["metrics"][name] == value
     app(Message(RecordDict(), dst_node_id=7, message_type="query.mine"), node.context)
-    assert set(node.context.state) == {"mine", "fedup-weights"}
+    assert {name for name in node.context.state if not name.startswith("fedup-")} == {"mine"}
     assert node.summarize().status == "ok"

@@ -2,14 +2,14 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
@@ -19,7 +19,7 @@ from fedup.cut import read_features
 from fedup.errors import ContactError, DataError, FingerprintError, RequestError, SettingError
 from fedup.flower import reading
 from fedup.flower.spool import Spool
-from fedup.flower.wire import QUERY, Answer, Ask, read_answer, size_of, write_ask
+from fedup.flower.wire import QUERY, WITHOUT_MODEL, Answer, Ask, read_answer, size_of, write_ask
 from fedup.moments import Contrast, Shift
 from fedup.positions import Over, to_positions
 from fedup.privacy.dp import Layout
@@ -55,6 +55,9 @@ class GridContact:
     pauses; one that refuses, or whose answer does not fit, is left out, and `left_out` says why. Fewer than
     `least_fraction` of the nodes is an error. With a `folder` answers to a collection are kept there as they come: a
     server that was killed in the middle asks only for what is missing.
+
+    Weights travel to nodes that say they lack them; with `weights_at_once` to each that has not shown so far that it has
+    them, with the first question: right after training nobody has the final ones, and a round of messages is saved.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class GridContact:
         least_fraction: float = 1.0,
         folder: Path | None = None,
         half: bool = False,
+        weights_at_once: bool = False,
         most_bytes: int = MOST_BYTES,
         ledger: Ledger | None = None,
         tell: Callable[[str], None] = lambda text: None,
@@ -81,6 +85,8 @@ class GridContact:
         self._grid, self._model, self._example, self._classes = grid, model, example[:1], num_classes
         self._timeout, self._retries, self._least = timeout, retries, least_fraction
         self._half, self._most_bytes, self._tell = half, most_bytes, tell
+        self._weights_at_once = weights_at_once
+        self._have: set[int] = set()  # nodes that have shown that they have the weights
         self._ledger = Ledger() if ledger is None else ledger
         self._base = fingerprint(model)
         self._spool = Spool(folder, self._base)
@@ -339,21 +345,33 @@ class GridContact:
 
     def _answers(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, Answer]]:
         """One round of messages; a second one with weights to those nodes alone that lack them."""
-        short = []
-        for node, answer in self._send(asks):
+        short, known = [], self._have if self._weights_at_once else asks.keys()
+        for node, answer in self._send(self._with_weights(asks, asks.keys() - known)):
             if answer.status == "needs weights":
+                self._have.discard(node)
                 short.append(node)
             else:
                 yield node, answer
-        weights = dict(self._model.state_dict()) if short else {}
-        yield from self._send({node: replace(asks[node], weights=weights) for node in short})
+        if short:
+            yield from self._send(self._with_weights({node: asks[node] for node in short}, short))
+
+    def _with_weights(self, asks: Mapping[int, Ask], nodes: Collection[int]) -> dict[int, Ask]:
+        """The same questions, with weights for some of the nodes. Nodes that get the same get the same object."""
+        made: dict[int, Ask] = {}
+        weights = dict(self._model.state_dict())
+        for node in nodes:
+            ask = asks[node]
+            if ask.kind not in WITHOUT_MODEL:
+                made.setdefault(id(ask), replace(ask, weights=weights))
+        return {node: made.get(id(ask), ask) if node in nodes else ask for node, ask in asks.items()}
 
     def _send(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, Answer]]:
         """What comes back in time, as it comes, so that no more than some answers are in memory at once.
 
         (`Grid.send_and_receive` gives all of them together, and looks for them every three seconds.)
         """
-        messages = [self._message(node, ask) for node, ask in asks.items()]
+        contents = {id(ask): write_ask(ask) for ask in {id(ask): ask for ask in asks.values()}.values()}
+        messages = [self._message(node, ask, contents[id(ask)]) for node, ask in asks.items()]
         pushed = zip(self._grid.push_messages(messages) if messages else (), asks, strict=False)
         nodes = {number: node for number, node in pushed if number}  # by message; what could not be sent has no number
         until, pause = time.monotonic() + self._timeout, _FIRST_PAUSE_S
@@ -362,15 +380,17 @@ class GridContact:
                 for reply in self._grid.pull_messages(some):
                     node = nodes.pop(reply.metadata.reply_to_message_id, None)
                     if node is not None:  # late answers to earlier messages are nobody's
-                        yield node, self._judged(reply)
+                        answer = self._judged(reply)
+                        if answer.status == "ok" and asks[node].kind not in WITHOUT_MODEL:
+                            self._have.add(node)
+                        yield node, answer
             if time.monotonic() >= until:
                 return
             if nodes:
                 time.sleep(pause)
                 pause = min(1.5 * pause, _LAST_PAUSE_S)
 
-    def _message(self, node: int, ask: Ask) -> Message:
-        content = write_ask(ask)
+    def _message(self, node: int, ask: Ask, content: RecordDict) -> Message:
         self.bytes_down += size_of(content)
         self.messages += 1
         return Message(content, dst_node_id=node, message_type=f"query.{QUERY}", group_id=ask.kind)

@@ -1,0 +1,71 @@
+"""One node without a grid: its app, its state, and the questions of a server."""
+
+import json
+from dataclasses import asdict, replace
+
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from tests.flower._grid import World, be_inside_a_run
+from torch import nn
+
+from fedup import fingerprint
+from fedup.client import Summarizing
+from fedup.contact import InProcess
+from fedup.flower.wire import Answer, Ask, read_answer, write_ask
+from fedup.privacy import Ledger
+
+HOW = Summarizing(0.5, 0.01, seed=3)
+CLIENT = 2  # holds 108 rows
+
+
+class Node:
+    """One node and its state; weights are sent where it asks for them, as the server does."""
+
+    def __init__(self, world: World, app: ClientApp, client: int = CLIENT) -> None:
+        be_inside_a_run()
+        self.world, self.app = world, app
+        self.context = Context(0, 7, {"partition-id": client}, RecordDict(), {})
+
+    def say(self, ask: Ask | RecordDict) -> Answer:
+        """One message, one reply."""
+        content = ask if isinstance(ask, RecordDict) else write_ask(ask)
+        reply = self.app(Message(content, dst_node_id=7, message_type="query.fedup"), self.context)
+        return read_answer(reply.content, most_bytes=10**9)
+
+    def ask(self, kind: str, model: nn.Module | None = None, **details) -> Answer:
+        model = model or self.world.model
+        ask = Ask(kind, fingerprint(model), {**details, "num_classes": 10})
+        answer = self.say(ask)
+        return self.say(replace(ask, weights=model.state_dict())) if answer.status == "needs weights" else answer
+
+    def summarize(self, how=HOW, *, cut="head", labels=None, without=(), excluded=(), **more) -> Answer:
+        excluded = sorted(map(int, excluded))
+        return self.ask(
+            "summarize", cut=cut, how=asdict(how), labels=labels, without=list(without), excluded=excluded, **more
+        )
+
+    def charges(self) -> list[dict]:
+        kept = self.context.state.config_records.get("fedup-ledger")
+        return json.loads(kept["json"])["charges"] if kept else []
+
+
+def about(base: str, weights: dict | None = None) -> Ask:
+    """A question that needs the model."""
+    details = {"cut": "head", "how": asdict(HOW), "labels": None, "without": [], "excluded": [], "num_classes": 10}
+    return Ask("summarize", base, details, weights)
+
+
+def in_process(world: World, ledger: Ledger | None = None) -> InProcess:
+    return InProcess(world.federation, world.model, ledger=ledger)
+
+
+def assert_summary(answer: Answer, expected) -> None:
+    assert answer.status == "ok", answer.reason
+    told = answer.details
+    assert torch.equal(answer.arrays["vectors"], expected.vectors)
+    assert torch.equal(answer.arrays["counts"], expected.counts)
+    assert (tuple(told["labels"]), tuple(told["sizes"])) == (expected.labels, expected.sizes)
+    assert tuple(map(frozenset, told["excluded"])) == expected.excluded
+    assert (told["client"], told["nonnegative"], tuple(told["shape"])) == (CLIENT, expected.nonnegative, expected.shape)
+    assert tuple(told["paper_epsilons"]) == expected.paper_epsilons
