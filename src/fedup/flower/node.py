@@ -17,6 +17,7 @@ from fedup.contrast import Question
 from fedup.errors import BudgetError, DataError, FedUPError
 from fedup.federation import Client, Federation, check_samples
 from fedup.flower.policy import Policy, RefusedError
+from fedup.flower.rows import Rows, rows_of
 from fedup.flower.wire import QUERY, Answer, Ask, array_of, read_ask, tensor_of, write_answer
 from fedup.moments import SHIFT_PARTS
 from fedup.privacy.guarantee import DP
@@ -25,7 +26,6 @@ from fedup.request import Forget
 from fedup.sharing import fingerprint
 
 _WEIGHTS, _LEDGER = "fedup-weights", "fedup-ledger"  # records in the node's state
-Rows = tuple[Tensor, Tensor]
 T = TypeVar("T")
 
 
@@ -70,7 +70,7 @@ class _Holding:
         ids: Callable[[Context], Sequence[int]] | None,
         client: Callable[[Context], int] | None,
     ) -> "_Holding":
-        x, y = _own(lambda: data(context))
+        x, y = rows_of(_own(lambda: data(context)))
         names = None if ids is None else _own(lambda: torch.as_tensor(ids(context), dtype=torch.int64))
         number = _own(lambda: client(context)) if client else context.node_config.get("partition-id", context.node_id)
         if len(x) != len(y) or (names is not None and (len(names) != len(y) or len(names.unique()) != len(names))):
