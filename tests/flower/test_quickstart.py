@@ -32,19 +32,17 @@ def test_the_page_shows_the_patch():
 def test_the_quickstart_forgets_a_class(tmp_path, monkeypatch):
     app = make_quickstart(tmp_path)
     add_fedup(app)
-    monkeypatch.chdir(tmp_path)  # where the ServerApp saves
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    run_simulation(app, tmp_path, monkeypatch)
+    saved = run_simulation(app, monkeypatch)
 
     monkeypatch.syspath_prepend(str(app))
     from quickstart.offline import load_data
     from quickstart.task import Net
 
     base = Net()
-    base.load_state_dict(torch.load("final_model.pt", weights_only=True))
+    base.load_state_dict(saved)
     before = recalls(base.eval(), load_data)
     plugged = fedup.plug(base)
-    fedup.load_filter(plugged, "final_filter.safetensors")  # raises where it is of another base than the saved model
+    fedup.load_filter(plugged, "final_filter.safetensors")  # raises unless the saved model is the filter's base
     after = recalls(plugged, load_data)
     others = torch.arange(10) != FORGOTTEN
     assert plugged.requests == {fedup.Forget.classes([FORGOTTEN])}
@@ -53,13 +51,26 @@ def test_the_quickstart_forgets_a_class(tmp_path, monkeypatch):
     assert after[others].mean() > before[others].mean() - 0.05, (before, after)
 
 
-def run_simulation(app, folder, monkeypatch):
-    """The app in Flower's simulation, in processes that the example's own code starts and stops."""
+@pytest.mark.sweep
+def test_the_quickstart_learns_the_same_without_the_patch(tmp_path, monkeypatch):
+    patched, plain = make_quickstart(tmp_path / "patched"), make_quickstart(tmp_path / "plain")
+    add_fedup(patched)
+    ours, flowers = (run_simulation(app, monkeypatch) for app in (patched, plain))
+    assert (patched.parent / "final_filter.safetensors").exists()
+    assert not (plain.parent / "final_filter.safetensors").exists()
+    assert ours.keys() == flowers.keys()
+    assert all(torch.equal(ours[name], flowers[name]) for name in ours)  # two summands: their order is no matter
+
+
+def run_simulation(app, monkeypatch):
+    """The app in Flower's simulation, in processes that the example's own code starts and stops; what it saved."""
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "flower-app"))
     from run import Processes, serve
 
-    home = folder / "home"
+    folder, home = app.parent, app.parent / "home"
     home.mkdir()
+    monkeypatch.chdir(folder)  # where the ServerApp saves
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     processes = Processes(home, folder, LIMIT_S)
     try:
         serve(processes, "simulation", home, NODES)
@@ -70,6 +81,7 @@ def run_simulation(app, folder, monkeypatch):
         processes.stop()
     log = (folder / "superlink.log").read_text()
     assert [one["status"] for one in runs] == ["finished:completed"], said + log[-5000:]
+    return torch.load(folder / "final_model.pt", weights_only=True)
 
 
 def recalls(model, load_data):
