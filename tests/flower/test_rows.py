@@ -184,6 +184,11 @@ def test_what_has_no_items_is_an_error(given):
         rows_of(given)
 
 
+def test_a_pair_that_is_not_of_tensors_is_no_data_set():
+    with pytest.raises(DataError, match=r"pair of tensors.*found tuple"):
+        rows_of((np.zeros((2, 3)), np.zeros(2)))
+
+
 def test_a_loader_that_reads_a_part_alone_is_an_error():
     whole, part = Items([(row(), 1)] * 4), SubsetRandomSampler([0, 2])
     for loader in (

@@ -47,7 +47,7 @@ def _dataset(given: Any) -> Any:
             raise DataError("The loader reads a part of its data set only: give it a torch.utils.data.Subset instead.")
         given = given.dataset
     numbered = hasattr(given, "__len__") and hasattr(given, "__getitem__")
-    if not numbered or isinstance(given, IterableDataset | Mapping):
+    if not numbered or isinstance(given, IterableDataset | Mapping | tuple):
         raise DataError(
             "data(context) must give a pair of tensors, or a Dataset or DataLoader whose items have numbers; found "
             f"{type(given).__name__}."
