@@ -18,10 +18,12 @@ help:
 
 setup: $(READY)
 
+# The wheel is not installed: a test makes Flower's quickstart from its templates, so that none of it is copied here.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[all,dev]"
+	$(BIN)/python -m pip download --quiet --no-deps -d $(VENV)/quickstart flwr==1.23.0
 	@rm -f $(VENV)/.ready-*
 	@touch $@
 

@@ -17,7 +17,7 @@ from fedup.contrast import Question
 from fedup.errors import DataError, MissingDataError, SettingError
 from fedup.flower import Policy, mount
 from fedup.flower.reading import contrast_of, labels_of, noisy_of, shifts_of
-from fedup.flower.wire import Ask
+from fedup.flower.wire import Ask, array_of, tensor_of
 from fedup.privacy import DP, Budget, Ledger
 
 PRIVATE = DP(2.0, clip=4.0, replay_seed=7)
@@ -273,10 +273,44 @@ def test_weights_that_do_not_match_leave_those_that_are_kept(world, node):
     assert node.say(ask).status == "ok"
 
 
-def test_damaged_weights_in_the_state_are_told_as_a_failure(world, node):
-    node.context.state["fedup-weights"] = ArrayRecord({"a": Array("float32", (1,), "numpy.ndarray", b"damaged")})
-    answer = node.say(about(fingerprint(world.model)))
-    assert answer.status in ("failed", "needs weights")
+@pytest.mark.parametrize("how", ["no arrays", "of another shape", "other numbers"])
+def test_weights_that_were_damaged_in_the_state_are_asked_for_anew(world, node, how):
+    ask = about(fingerprint(world.model))
+    node.say(replace(ask, weights=world.model.state_dict()))
+    kept = {name: tensor_of(array, name) for name, array in node.context.state["fedup-weights"].items()}
+    if how == "of another shape":
+        kept = {name: tensor.flatten()[:1] for name, tensor in kept.items()}
+    arrays = {name: array_of(tensor + 1) for name, tensor in kept.items()}
+    if how == "no arrays":
+        arrays = {name: Array("float32", (1,), "numpy.ndarray", b"damaged") for name in kept}
+    node.context.state["fedup-weights"] = ArrayRecord(arrays)
+    assert node.say(ask).status == "needs weights"
+    assert node.summarize().status == "ok"
+    assert node.say(ask).status == "ok"
+
+
+def test_rows_are_not_read_before_the_weights_are_there(world):
+    read = []
+    rows = world.rows(CLIENT)
+
+    def data(context):
+        read.append(True)
+        return world.federation.x[rows], world.federation.y[rows]
+
+    node = Node(world, world.app(CLIENT, data=data))
+    assert node.ask("who").status == "ok"
+    assert node.say(about(fingerprint(world.model))).status == "needs weights"
+    assert not read
+    assert node.summarize().status == "ok"
+    assert len(read) == 1
+
+
+def test_labels_that_are_no_whole_numbers_are_refused(world):
+    rows = world.rows(CLIENT)
+    x, y = world.federation.x[rows], world.federation.y[rows].float()
+    assert Node(world, world.app(CLIENT, data=lambda context: (x, y))).summarize().status == "ok"
+    answer = Node(world, world.app(CLIENT, data=lambda context: (x, y + 0.5))).summarize()
+    assert (answer.status, answer.reason) == ("failed", "A label is no whole number.")
 
 
 def test_a_model_in_training_mode_is_asked_in_eval_mode(world):
@@ -504,7 +538,7 @@ def test_ids_and_labels_must_be_one_for_each_row(world, change):
 
 @pytest.mark.parametrize("ids", [["a", "b"], None, 5, "abc"], ids=str)
 def test_ids_that_are_no_numbers_are_a_failure(world, ids):
-    assert Node(world, world.app(CLIENT, ids=lambda context: ids)).ask("who").status == "failed"
+    assert Node(world, world.app(CLIENT, ids=lambda context: ids)).summarize().status == "failed"
 
 
 @pytest.mark.parametrize("unknown", [10**6, -1])

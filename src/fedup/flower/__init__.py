@@ -14,18 +14,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedup.flower.collecting import collect
+    from fedup.flower.collecting import collect, load_arrays
     from fedup.flower.contact import GridContact
     from fedup.flower.memory import RunMemory
     from fedup.flower.node import mount
     from fedup.flower.policy import Policy
 
-__all__ = ["GridContact", "Policy", "RunMemory", "collect", "mount"]
+__all__ = ["GridContact", "Policy", "RunMemory", "collect", "load_arrays", "mount"]
 _WHERE = {
     "GridContact": "contact",
     "Policy": "policy",
     "RunMemory": "memory",
     "collect": "collecting",
+    "load_arrays": "collecting",
     "mount": "node",
 }
 

@@ -13,7 +13,7 @@ from fedup.client import Summary, summarize, summarize_privately
 from fedup.contact import InProcess
 from fedup.contrast import Question
 from fedup.federation import Client, Federation
-from fedup.flower.holding import Holding
+from fedup.flower.holding import Holding, Source
 from fedup.flower.policy import Policy
 from fedup.flower.state import KeptLedger, KeptReader, drop_features
 from fedup.flower.wire import Answer
@@ -27,12 +27,17 @@ from fedup.request import Forget
 class Work:
     """One question at work; `make_model` gives the model it is about, or raises where there are no weights for it."""
 
-    holding: Holding
+    source: Source
     make_model: Callable[[], nn.Module]
     context: Context
     policy: Policy
     base: str
     most_kept: int  # bytes of features
+
+    @property
+    def holding(self) -> Holding:
+        """The node's rows."""
+        return self.source.holding
 
     @property
     def ledger(self) -> Ledger:
@@ -52,7 +57,7 @@ class Work:
 
     def ok(self, details: Mapping[str, Any], arrays: Mapping[str, Tensor] | None = None) -> Answer:
         """An answer in this node's name."""
-        return Answer("ok", self.base, {"client": self.holding.client, **details}, arrays or {})
+        return Answer("ok", self.base, {"client": self.source.client, **details}, arrays or {})
 
 
 def _who(work: Work, details: dict[str, Any]) -> Answer:

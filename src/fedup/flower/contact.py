@@ -56,8 +56,8 @@ class GridContact:
     `least_fraction` of the nodes is an error. With a `folder` answers to a collection are kept there as they come: a
     server that was killed in the middle asks only for what is missing.
 
-    Weights travel to nodes that say they lack them; with `weights_at_once` to each that has not shown so far that it has
-    them, with the first question: right after training nobody has the final ones, and a round of messages is saved.
+    Weights travel to nodes that say they lack them; with `weights_at_once` they go with the first question to each that
+    has not shown that it has them: right after training nobody has the final ones, and a round of messages is saved.
     """
 
     def __init__(

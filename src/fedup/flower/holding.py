@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor
 
 from fedup.errors import DataError
 from fedup.federation import check_samples
+from fedup.flower.rows import Rows, rows_of
 from fedup.request import Forget
 
-Rows = tuple[Tensor, Tensor]
 T = TypeVar("T")
 
 
@@ -36,21 +37,6 @@ class Holding:
     y: Tensor
     ids: Tensor | None
     client: int
-
-    @classmethod
-    def of(
-        cls,
-        context: Context,
-        data: Callable[[Context], Rows],
-        ids: Callable[[Context], Sequence[int]] | None,
-        client: Callable[[Context], int] | None,
-    ) -> "Holding":
-        x, y = own(lambda: data(context))
-        names = None if ids is None else own(lambda: torch.as_tensor(ids(context), dtype=torch.int64))
-        number = own(lambda: client(context)) if client else context.node_config.get("partition-id", context.node_id)
-        if len(x) != len(y) or (names is not None and (len(names) != len(y) or len(names.unique()) != len(names))):
-            raise DataError("Rows, labels and ids must be as many, and each id must be there once.")
-        return cls(x, y.long(), names, int(number))
 
     @property
     def names(self) -> Tensor:
@@ -78,3 +64,33 @@ class Holding:
 
     def _are(self, samples: frozenset[int]) -> Tensor:
         return torch.isin(self.names, torch.tensor(sorted(samples), dtype=torch.int64))
+
+
+@dataclass(frozen=True)
+class Source:
+    """The user's own functions; what they give is asked for when it is needed, once for each message."""
+
+    context: Context
+    data: Callable[[Context], Rows]
+    ids: Callable[[Context], Sequence[int]] | None
+    number: Callable[[Context], int] | None
+
+    @cached_property
+    def client(self) -> int:
+        """The node's number among clients."""
+        number = self.number
+        if number is not None:
+            return int(own(lambda: number(self.context)))
+        return int(self.context.node_config.get("partition-id", self.context.node_id))
+
+    @cached_property
+    def holding(self) -> Holding:
+        """Its rows, checked."""
+        x, y = rows_of(own(lambda: self.data(self.context)))
+        name = self.ids
+        ids = None if name is None else own(lambda: torch.as_tensor(name(self.context), dtype=torch.int64))
+        if len(x) != len(y) or (ids is not None and (len(ids) != len(y) or len(ids.unique()) != len(ids))):
+            raise DataError("Rows, labels and ids must be as many, and each id must be there once.")
+        if y.is_floating_point() and not torch.equal(y, y.round()):
+            raise DataError("A label is no whole number.")
+        return Holding(x, y.long(), ids, self.client)

@@ -1,18 +1,19 @@
 """A node's side: one query handler on the user's own ClientApp, which answers from the node's own rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from torch import nn
+from torch import Tensor, nn
 
 from fedup.centroids import how_from
 from fedup.errors import BudgetError, DataError, FedUPError
 from fedup.flower.answering import KINDS, RELEASES, Work
-from fedup.flower.holding import Holding, OwnError, Rows, own
+from fedup.flower.holding import OwnError, Source, own
 from fedup.flower.policy import Policy, RefusedError
-from fedup.flower.state import KeptLedger, keep_weights, kept_weights
-from fedup.flower.wire import QUERY, Answer, Ask, read_ask, write_answer
+from fedup.flower.rows import Rows
+from fedup.flower.state import KeptLedger, keep_weights, keeps_weights_of, kept_weights
+from fedup.flower.wire import QUERY, WITHOUT_MODEL, Answer, Ask, read_ask, write_answer
 from fedup.privacy.guarantee import DP
 from fedup.sharing import fingerprint
 
@@ -31,7 +32,8 @@ def mount(
 ) -> None:
     """Let the app answer FedUP's questions.
 
-    `data` gives the rows the node trained on and their labels, in the same order each time; `model` an untrained model,
+    `data` gives the rows the node trained on and their labels, in the same order each time: a pair of tensors, or a
+    Dataset or DataLoader (whose data set is read in its own order); `model` an untrained model,
     which takes the weights that the server sends; `ids` whole numbers that name the rows in sample requests (their
     places, where it is not given); `client` the number that names the node in client requests (its partition, or else
     the node's own number). Features stay in the node's state, up to `most_kept` bytes (0: none), so that they are read
@@ -41,18 +43,18 @@ def mount(
 
     @app.query(QUERY)
     def answer(message: Message, context: Context) -> Message:
-        told = _answer(message, context, lambda: Holding.of(context, data, ids, client), model, rules, most_kept)
+        told = _answer(message, context, Source(context, data, ids, client), model, rules, most_kept)
         return Message(write_answer(told), reply_to=message)
 
 
 class _NeedsWeightsError(Exception):
-    """The question is about a model whose weights are not here."""
+    """The question is about a model whose weights are not here, or are not sound."""
 
 
 def _answer(
     message: Message,
     context: Context,
-    hold: Callable[[], Holding],
+    source: Source,
     blank: Callable[[], nn.Module],
     policy: Policy,
     most_kept: int,
@@ -67,10 +69,11 @@ def _answer(
             raise DataError(f"There is no question of the kind {ask.kind!r}.")
         dp = how_from(details["how"]) if ask.kind in RELEASES else None
         policy.check(ask.kind, dp if isinstance(dp, DP) else None)
-        holding = hold()
         if isinstance(dp, DP):
-            KeptLedger(context, policy).check([holding.client], dp)  # before anything is computed
-        work = Work(holding, lambda: _model(ask, context, blank), context, policy, base, most_kept)
+            KeptLedger(context, policy).check([source.client], dp)  # before anything is computed
+        if ask.kind not in WITHOUT_MODEL and ask.weights is None and not keeps_weights_of(context, base):
+            raise _NeedsWeightsError  # before any row is read
+        work = Work(source, lambda: _model(ask, context, blank), context, policy, base, most_kept)
         return KINDS[ask.kind](work, details)
     except _NeedsWeightsError:
         return Answer("needs weights", base)
@@ -88,19 +91,22 @@ def _answer(
 
 def _model(ask: Ask, context: Context, blank: Callable[[], nn.Module]) -> nn.Module:
     """The model that is asked about: with the weights that came, or those that are kept."""
-    weights = kept_weights(context) if ask.weights is None else ask.weights
-    if weights is None:
-        raise _NeedsWeightsError
-    model = own(blank)
+    if ask.weights is None:
+        try:
+            return _loaded(own(blank), kept_weights(context), ask.base)
+        except DataError as error:  # the state was damaged
+            raise _NeedsWeightsError from error
+    model = _loaded(own(blank), ask.weights, ask.base)
+    keep_weights(context, ask.base, ask.weights)
+    return model
+
+
+def _loaded(model: nn.Module, weights: Mapping[str, Tensor], base: str) -> nn.Module:
     try:
         model.load_state_dict(dict(weights))
     except (RuntimeError, KeyError) as error:
         raise DataError("The weights do not fit this node's model: it is of another shape.") from error
     model.eval().requires_grad_(False)
-    if fingerprint(model) != ask.base:
-        if ask.weights is None:
-            raise _NeedsWeightsError  # those that are kept are of an earlier model
+    if fingerprint(model) != base:
         raise DataError("The weights that came are not those that the question is about.")
-    if ask.weights is not None:
-        keep_weights(context, ask.weights)
     return model

@@ -16,18 +16,25 @@ from fedup.flower.policy import Policy
 from fedup.flower.wire import array_of, tensor_of
 from fedup.privacy.ledger import Charge, Ledger
 
-_WEIGHTS, _LEDGER = "fedup-weights", "fedup-ledger"
+_LEDGER = "fedup-ledger"
+_WEIGHTS, _WEIGHTS_OF = "fedup-weights", "fedup-weights-of"
 _FEATURES, _FEATURES_OF = "fedup-features", "fedup-features-of"
 
 
-def kept_weights(context: Context) -> dict[str, Tensor] | None:
+def keeps_weights_of(context: Context, base: str) -> bool:
+    """Whether the weights of this model are here, by their fingerprint as it was when they came."""
+    about = context.state.config_records.get(_WEIGHTS_OF)
+    return about is not None and about.get("base") == base and _WEIGHTS in context.state.array_records
+
+
+def kept_weights(context: Context) -> dict[str, Tensor]:
     """The weights that came with an earlier question."""
-    kept = context.state.array_records.get(_WEIGHTS)
-    return None if kept is None else {name: tensor_of(array, name) for name, array in kept.items()}
+    return {name: tensor_of(array, name) for name, array in context.state.array_records[_WEIGHTS].items()}
 
 
-def keep_weights(context: Context, weights: Mapping[str, Tensor]) -> None:
+def keep_weights(context: Context, base: str, weights: Mapping[str, Tensor]) -> None:
     """Of one model only: those of an earlier one go."""
+    context.state[_WEIGHTS_OF] = ConfigRecord({"base": base})
     context.state[_WEIGHTS] = ArrayRecord({name: array_of(tensor) for name, tensor in weights.items()})
 
 
