@@ -2,6 +2,7 @@ import copy
 import json
 import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from fedup import Centroids, Federation, Forget, collect, fingerprint, load_cent
 from fedup.centroids import insert
 from fedup.client import Summary
 from fedup.contact import InProcess
-from fedup.errors import ArtifactError, CutError, DataError, RequestError, SettingError
+from fedup.errors import ArtifactError, CutError, DataError, RequestError, SettingError, StorageError
 from fedup.kmeans import centroid_count
 
 NAN = float("nan")
@@ -89,6 +90,24 @@ def test_same_seed_same_bits_and_another_seed_others(collected, small_model, dig
     assert_equal_stores(collect(small_model, digits_federation, ratio=0.5, seed=1), collected)
     other = collect(small_model, digits_federation, ratio=0.5, seed=2)
     assert not torch.equal(other.vectors, collected.vectors)
+
+
+def test_a_store_on_disk_is_the_same_and_leaves_no_file(collected, small_model, digits_federation, tmp_path):
+    on_disk = collect(small_model, digits_federation, ratio=0.5, seed=1, folder=tmp_path)
+    assert_equal_stores(on_disk, collected)
+    assert list(tmp_path.iterdir()) == []
+    where = on_disk.vectors.untyped_storage().data_ptr()
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    assert any(int(line.split("-")[0], 16) <= where < int(line.split()[0].split("-")[1], 16) for line in mapped)
+    on_disk.put(on_disk.cells[0], on_disk.vectors[:0], on_disk.counts[:0])
+    assert not on_disk.vectors[on_disk.cells[0].slot].any()
+    save_centroids(on_disk, tmp_path / "store")
+    assert_equal_stores(load_centroids(tmp_path / "store"), on_disk)
+
+
+def test_a_store_on_a_disk_that_is_not_there_is_a_clear_error(small_model, digits_federation, tmp_path):
+    with pytest.raises(StorageError, match="Could not write"):
+        collect(small_model, digits_federation, ratio=0.5, folder=tmp_path / "nowhere")
 
 
 def test_rows_know_their_labels_and_cells(store):

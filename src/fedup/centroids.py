@@ -1,8 +1,10 @@
 """Phase 2, centroids: the server's store of what each (client, class) cell sent, once."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Literal, Self
 
 import torch
@@ -14,6 +16,7 @@ from fedup.contact import Contact, InProcess
 from fedup.cut import find_cut
 from fedup.errors import ArtifactError, DataError, SettingError
 from fedup.federation import Federation
+from fedup.files import explained
 from fedup.kmeans import centroid_count
 from fedup.presets import PresetName
 from fedup.presets import preset as settings_of
@@ -144,6 +147,7 @@ def collect(
     keep_forgotten_classes: bool | None = None,
     privacy: DP | Literal["paper"] | None = None,
     ledger: Ledger | None = None,
+    folder: str | Path | None = None,
 ) -> Centroids:
     """Ask every client, once, for the centroids of its cells.
 
@@ -155,6 +159,9 @@ def collect(
     `privacy` is a `DP` guarantee, under which clients send noisy statistics and each release is charged to the `ledger`
     (one without limits where none is given); or "paper": its noise, σ = 0.001 where none is given, and its
     ε counted for each cell, which is noise only and not a DP guarantee.
+
+    With a `folder` the vectors lie on its disk in place of memory, for federations of many clients: in a file without a
+    name, which goes with the store. `save_centroids` keeps them; what `load_centroids` gives lies on disk anyway.
     """
     requests = frozenset(forget)
     usual = settings_of(preset, requests)
@@ -173,6 +180,7 @@ def collect(
             find_cut(model, cut),
             requests,
             usual.config.class_policy != "drop" if keep_forgotten_classes is None else keep_forgotten_classes,
+            None if folder is None else Path(folder),
         )
 
 
@@ -199,6 +207,7 @@ def _collect(
     place: str,
     requests: frozenset[Forget],
     keep_forgotten_classes: bool,
+    folder: Path | None,
 ) -> Centroids:
     gone = union(requests)
     for request in (*requests, *([gone] if requests else [])):
@@ -226,7 +235,7 @@ def _collect(
         )
         if store is None:
             store = Centroids(
-                vectors=summary.vectors.new_empty(cells[-1].slot.stop, summary.vectors.shape[1]),
+                vectors=_room_for(cells[-1].slot.stop, summary.vectors, folder),
                 counts=summary.counts.new_zeros(cells[-1].slot.stop),
                 cells=tuple(cells),
                 clients=tuple(contact.clients),
@@ -246,6 +255,17 @@ def _collect(
     if store is None:
         raise DataError("No client has anything to summarize.")
     return store
+
+
+def _room_for(rows: int, like: Tensor, folder: Path | None) -> Tensor:
+    """So many vectors like these, yet to be written."""
+    if folder is None:
+        return like.new_empty(rows, like.shape[1])
+    with explained(f"write to {folder}"), NamedTemporaryFile(dir=folder) as file:  # it is gone once it is mapped
+        if hasattr(os, "posix_fallocate"):  # a full disk says so now
+            os.posix_fallocate(file.fileno(), 0, max(1, rows * like.shape[1] * like.element_size()))
+        mapped = torch.from_file(file.name, shared=True, size=rows * like.shape[1], dtype=like.dtype)
+    return mapped.view(rows, like.shape[1])
 
 
 def _lay_out(sizes: dict[int, dict[int, int]], ratio: float, without: frozenset[int]) -> dict[int, list[Cell]]:

@@ -18,7 +18,7 @@ from fedup.errors import BudgetError, ContactError, DataError, FedUPError, Reque
 from fedup.flower import GridContact, Policy
 from fedup.flower import contact as server
 from fedup.flower.contact import MOST_BYTES
-from fedup.flower.wire import Answer
+from fedup.flower.wire import Answer, write_ask
 from fedup.privacy import DP, Budget, Ledger
 
 PRIVATE = DP(4.0, clip=4.0, replay_seed=5)
@@ -1145,3 +1145,45 @@ def test_nodes_that_answer_under_dp_only_are_a_clear_error_without_it(world):
 def test_settings_out_of_range_are_refused(world, settings):
     with pytest.raises(SettingError, match="timeout must be above 0"):
         world.contact(world.grid(), **settings)
+
+
+# --- weights with the first question
+
+
+def test_weights_at_once_save_a_round_of_messages_and_are_sent_once(world):
+    usual, saving = world.grid(), world.grid()
+    one = collect(world.model, world.contact(usual))
+    contact = world.contact(saving, weights_at_once=True)
+    other = collect(world.model, contact)
+    assert torch.equal(one.vectors, other.vectors)
+    assert (len(usual.asked("summarize")), len(saving.asked("summarize"))) == (8, 4)
+    assert all(ask.weights is not None for _, ask in saving.asked("summarize"))
+    collect(world.model, contact, ratio=0.3)
+    assert [ask.weights is None for _, ask in saving.asked("summarize")] == [False] * 4 + [True] * 4
+    assert contact.bytes_up > 0
+
+
+def test_a_node_that_lost_its_weights_gets_them_again(world):
+    grid = world.grid()
+    contact = world.contact(grid, weights_at_once=True)
+    collect(world.model, contact)
+    for name in ("fedup-weights", "fedup-weights-of"):
+        del grid.contexts[FIRST + 1].state[name]
+    assert len(collect(world.model, contact, ratio=0.3).clients) == 4
+    assert [node for node, ask in grid.asked("summarize")[4:] if ask.weights is not None] == [FIRST + 1]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_nobody_gets_weights_for_what_needs_none(world, at_once):
+    grid = world.grid()
+    contact = world.contact(grid, weights_at_once=at_once)
+    sample = int(world.rows(1)[0])
+    assert contact.clients and contact.labels_of(1, frozenset([sample])) == {sample: int(world.federation.y[sample])}
+    assert all(ask.weights is None for _, ask in grid.asked())
+
+
+def test_a_question_to_all_is_written_once(world, monkeypatch):
+    written = []
+    monkeypatch.setattr(server, "write_ask", lambda ask: written.append(ask) or write_ask(ask))
+    collect(world.model, world.contact(world.grid()))
+    assert [ask.weights is None for ask in written] == [True, False]  # and not for each of four nodes

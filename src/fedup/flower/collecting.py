@@ -38,7 +38,7 @@ def collect(
 
     `model` takes the arrays; `example` is one blank row of its inputs. With a `request` this is the paper's protocol:
     nodes leave out what it names. `contact` are settings of `GridContact` (timeout, least_fraction, folder, …), `how`
-    those of `fedup.collect` (ratio, privacy, seed, cut, …).
+    those of `fedup.collect` (ratio, privacy, seed, cut, folder, …).
     """
     reached = GridContact(grid, load_arrays(model, arrays), example=example, num_classes=num_classes, **(contact or {}))
     return core.collect(model, reached, forget=[request] if request else (), **how)

@@ -68,7 +68,7 @@ class RunMemory:
             model = load_base(self.run, writer.state, self._blank())
             contact.ledger = RunLedger(writer)  # every release is charged in the journal
             started = time.perf_counter()
-            store = ask_clients(model, contact, cut=writer.state.about["cut"], **how)
+            store = ask_clients(model, contact, cut=writer.state.about["cut"], folder=self.run.path, **how)
             keep_centroids(writer, store, {"time_s": time.perf_counter() - started})
             return store
 

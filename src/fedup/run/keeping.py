@@ -1,6 +1,7 @@
 """A trained model and the centroids of its clients, put into a run folder."""
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -28,7 +29,7 @@ def keep_model(writer: Writer, model: nn.Module, facts: Mapping[str, Any]) -> di
 
 def keep_centroids(writer: Writer, store: Centroids, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The clients' cells, with what each of them released. What was written."""
-    cells = {client: sum(cell.client == client for cell in store.cells) for client in store.bytes_up}
+    cells = Counter(cell.client for cell in store.cells)
     sent = [Release(client, cells[client], size) for client, size in store.bytes_up.items()]
     body = {
         "centroids": writer.put("centroids", lambda path: save_centroids(store, path)).to_json(),
