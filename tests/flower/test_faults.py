@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from flwr.server.superlink.linkstate.utils import NODE_UNAVAILABLE_ERROR_REASON
 from tests.flower._deployment import Deployment, wait_until
 from tests.flower.faulty_app.faulty import task
 
@@ -16,6 +17,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.sweep]
 FAULTS = ["die before", "die during", "", "hang", "refuse", "", "send NaN"]
 VICTIM = 5  # dies after its answer
 TIMEOUT_S = 60  # for each message a node starts a process: seven need 20 s on two cores that others use, too
+SILENT = f"no answer within {TIMEOUT_S} s, asked 1 times"
+# Flower gives a node up that was not heard of for a minute: this may be before the time is up, or after.
+GONE = [SILENT, f"failed: Flower says {NODE_UNAVAILABLE_ERROR_REASON!r}"]
 
 
 @pytest.fixture
@@ -57,22 +61,15 @@ def test_nodes_that_die_hang_refuse_or_send_nan_are_left_out_and_of_a_dead_one_n
 
     heard = {client: deployment.asked(client) for client in range(len(FAULTS))}
     clients = {str(asked[0]["node"]): client for client, asked in heard.items()}
-    silent = f"no answer within {TIMEOUT_S} s, asked 1 times"
-    assert {clients[node]: why for node, why in result["left_out"].items()} == {
-        0: silent,
-        1: silent,
-        3: silent,
-        4: "refused: the owner said no",
-        6: "vectors holds NaN or infinity",
-    }
+    left_out = {clients[node]: why for node, why in result["left_out"].items()}
+    assert left_out.pop(0) in GONE and left_out.pop(1) in GONE
+    assert left_out == {3: SILENT, 4: "refused: the owner said no", 6: "vectors holds NaN or infinity"}
     assert [client for client, asked in heard.items() if not alive(asked[0]["session"])] == [0, 1, VICTIM]
     assert_same_as_in_process(deployment, [2, VICTIM])
 
-    assert result["samples"] == {
-        "error": f"Client {VICTIM} gave no answer of use: {silent}. Nothing was changed.",
-        "same_model": True,
-        "same_store": True,
-    }
+    errors = [f"Client {VICTIM} gave no answer of use: {why}. Nothing was changed." for why in GONE]
+    assert result["samples"].pop("error") in errors
+    assert result["samples"] == {"same_model": True, "same_store": True}
     assert [ask["kind"] for ask in heard[VICTIM]] == ["summarize", "summarize"]  # dead before it was asked for samples
 
 
