@@ -44,6 +44,11 @@ def assert_same_as_in_process(deployment, clients):
     assert store.cells == expected.cells
     assert torch.equal(store.vectors, expected.vectors)
     assert torch.equal(store.counts, expected.counts)
+    assert answers_on_disk(deployment) == []  # all are in the store now, and nowhere else
+
+
+def answers_on_disk(deployment):
+    return list(deployment.out.glob("answers/*/*.safetensors"))
 
 
 def alive(session):
@@ -88,7 +93,7 @@ def test_a_server_that_is_killed_in_the_middle_asks_only_for_what_is_missing(dep
     deployment.serve("deployment")
     slow, settings = 2, {"faults": ",,wait", "timeout": 300}
     deployment.submit(**settings)
-    wait_until(lambda: len(list(deployment.out.glob("answers/*/*.safetensors"))) == 3, 120, "three answers on disk")
+    wait_until(lambda: len(answers_on_disk(deployment)) == 3, 120, "three answers on disk")
     wait_until(lambda: len(deployment.asked(slow)) == 2, 60, "the slow node at work")
     (process,) = deployment.out.glob("server-*")
     os.kill(int(process.read_text()), signal.SIGKILL)
