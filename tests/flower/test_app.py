@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli._in_process import ok as fedup_command
+from tests.flower import _processes
 
 import fedup
 from fedup.flower import RunMemory
@@ -19,7 +20,6 @@ from fedup.flower import RunMemory
 APP = Path(__file__).parents[2] / "examples" / "flower-app"
 CONFIG = 'data="digits" rounds=1 epochs=4'  # the least that learns all there is to forget
 LIMIT_S = 540
-MARK = "FEDUP_TEST_OF_APP"  # a variable that every process of a run inherits
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ class AppRun:
     """One call of run.py, whose processes are known by a mark."""
 
     def __init__(self, way: str, out: Path, config: str = CONFIG) -> None:
-        self.mark, self._log = f"{MARK}={uuid.uuid4()}", out.with_suffix(".log")
+        self.mark, self._log = f"{_processes.MARK}={uuid.uuid4()}", out.with_suffix(".log")
         name, value = self.mark.split("=")
         command = [sys.executable, str(APP / "run.py"), way, "--out", str(out), "-c", config]
         with self._log.open("w") as log:
@@ -48,22 +48,11 @@ class AppRun:
         return self._log.read_text()
 
     def running(self) -> list[str]:
-        """Processes of this run, but for the dead that nobody has buried."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if self.mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except OSError:
-                continue  # of another user, or gone
-        return found
+        return _processes.running(self.mark)
 
     def left(self) -> list[str]:
         """What still runs a little later."""
-        until = time.monotonic() + 15
-        while (found := self.running()) and time.monotonic() < until:
-            time.sleep(0.5)
-        return found
+        return _processes.left(self.mark)
 
 
 @pytest.mark.parametrize("way", ["simulation", "deployment", pytest.param("secure", marks=pytest.mark.sweep)])

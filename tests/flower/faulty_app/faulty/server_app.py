@@ -1,0 +1,68 @@
+"""A server that trains nothing: it collects, may ask for samples of a node that has died, and says what happened."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from torch import nn
+
+import fedup
+from fedup import Centroids, FilterConfig, Forget
+from fedup.errors import ContactError
+from fedup.flower import GridContact
+
+from . import task
+
+app = ServerApp()
+CONFIG = FilterConfig(rank=4, steps=10, batch_size=32)
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config, model = context.run_config, task.make_model()
+    out, victim = Path(str(config["out"])), int(config["samples-of"])
+    (out / f"server-{context.run_id}").write_text(str(os.getpid()))
+    while len(list(grid.get_node_ids())) < int(config["nodes"]):
+        time.sleep(0.2)
+    contact = GridContact(
+        grid,
+        model,
+        example=task.EXAMPLE,
+        num_classes=task.NUM_CLASSES,
+        timeout=float(config["timeout"]),
+        retries=0,
+        least_fraction=float(config["least-fraction"]),
+        folder=out / "answers",
+        tell=print,
+    )
+    centroids = fedup.collect(model, contact)
+    fedup.save_centroids(centroids, out / "centroids.safetensors")
+    told: dict[str, Any] = {"run": context.run_id, "left_out": contact.left_out, "messages": contact.messages}
+    if victim >= 0:
+        told["samples"] = ask_the_dead(out, victim, model, centroids, contact)
+    (out / "result.new").write_text(json.dumps(told))
+    (out / "result.new").rename(out / "result.json")  # whoever waits for it finds all of it
+
+
+def ask_the_dead(
+    out: Path, victim: int, model: nn.Module, centroids: Centroids, contact: GridContact
+) -> dict[str, object]:
+    """A node dies whose answer has come; then its samples are to be forgotten by a model that has forgotten a class."""
+    plugged, rows = fedup.plug(model), task.read_rows(out, victim)
+    fedup.unlearn(plugged, centroids, Forget.classes([4]), config=CONFIG)
+    served, before, kept = plugged.served, plugged(rows["x"]), centroids.vectors.clone()
+    session = json.loads((out / f"asked-{victim}.jsonl").read_text().splitlines()[-1])["session"]
+    os.killpg(session, signal.SIGKILL)
+    try:
+        fedup.unlearn(plugged, centroids, Forget.samples({victim: rows["ids"][:20].tolist()}), clients=contact)
+        error = ""
+    except ContactError as caught:
+        error = str(caught)
+    same = plugged.served is served and torch.equal(plugged(rows["x"]), before)
+    return {"error": error, "same_model": same, "same_store": torch.equal(centroids.vectors, kept)}
