@@ -238,7 +238,7 @@ def _collect(
                 vectors=_room_for(cells[-1].slot.stop, summary.vectors, folder),
                 counts=summary.counts.new_zeros(cells[-1].slot.stop),
                 cells=tuple(cells),
-                clients=tuple(contact.clients),
+                clients=tuple(sorted({*asked, *gone.client_ids})),  # and nobody who gave no answer
                 num_classes=contact.num_classes,
                 how=how,
                 cut=place,

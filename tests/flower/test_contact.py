@@ -9,6 +9,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from tests.flower._grid import FIRST, LocalGrid, World, changed, digits, told, with_answer
 
 from fedup import Centroids, FilterConfig, Forget, collect, fingerprint, plug, restore, unlearn
@@ -646,7 +647,6 @@ def test_a_node_with_a_model_of_another_shape_is_left_out(world, plain):
     check_left_out(world, plain, grid)
 
 
-@pytest.mark.xfail(strict=True, reason="a store names all clients that the contact ever met, not those that are in it")
 @pytest.mark.parametrize("gone", [(), [Forget.clients([0])]], ids=["known before", "asked who it is first"])
 def test_a_client_that_was_met_but_is_left_out_of_a_collection_is_unknown_to_its_store(world, gone):
     grid = world.grid()
@@ -1201,3 +1201,45 @@ def test_a_question_to_all_is_written_once(world, monkeypatch):
     monkeypatch.setattr(server, "write_ask", lambda ask: written.append(ask) or write_ask(ask))
     collect(world.model, world.contact(world.grid()))
     assert [ask.weights is None for ask in written] == [True, False]  # and not for each of four nodes
+
+
+# --- nodes that come back, and nodes that do not
+
+
+@pytest.mark.parametrize("code", [ErrorCode.NODE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE])
+def test_a_node_that_flower_calls_unavailable_is_asked_again(world, monkeypatch, code):
+    monkeypatch.setattr(server.time, "sleep", lambda seconds: None)
+    lost = iter([True])
+
+    def once(node, reply):
+        return Message(Error(code, "gone"), reply_to=reply_of(reply)) if node == ODD and next(lost, None) else reply
+
+    grid = world.grid(once)
+    contact = world.contact(grid)
+    assert_same_store(collect(world.model, contact), collect(world.model, world.contact(world.grid())))
+    assert contact.left_out == {}
+
+
+def test_a_node_that_stays_unavailable_is_left_out_after_the_retries(world, monkeypatch):
+    monkeypatch.setattr(server.time, "sleep", lambda seconds: None)
+
+    def never(node, reply):
+        return Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=reply_of(reply)) if node == ODD else reply
+
+    grid = world.grid(never)
+    contact = world.contact(grid, least_fraction=0.5, retries=2)
+    assert 2 not in collect(world.model, contact).clients
+    assert len([node for node, _ in grid.asked() if node == ODD]) == 3
+    assert "asked 3 times" in contact.left_out[ODD]
+
+
+def test_a_node_that_is_not_connected_any_more_is_missing(world):
+    grid = world.grid()
+    contact = world.contact(grid)
+    collect(world.model, contact)
+    del grid.apps[ODD]
+    with pytest.raises(ContactError, match=r"3 of 4 nodes.*not connected any more"):
+        collect(world.model, contact)
+    contact = world.contact(grid, least_fraction=0.7)
+    assert collect(world.model, contact).clients == (0, 1, 3)
+    assert contact.left_out == {}  # this one has never met it

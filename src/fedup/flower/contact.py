@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
@@ -35,6 +36,7 @@ MOST_BYTES = 16_000_000  # of one answer
 _LONGEST_PAUSE_S = 30.0  # between tries
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0  # between looks for answers
 _PULLED_AT_ONCE = 16  # answers
+_MAY_COME_BACK = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 T = TypeVar("T")
 
 
@@ -144,7 +146,7 @@ class GridContact:
                 found[node] = self._take(node, ask, answer, expected[node])
         left = {node: ask for node, ask in asks.items() if node not in found}
         found |= self._wave(left, lambda node, answer: self._take(node, asks[node], answer, expected[node]))
-        self._enough(len(asks), len(found))
+        self._enough(len(asks) + len(self._note_lost(asks, gone)), len(found))
         self._meet({node: waiting.client for node, waiting in found.items()})
         self._ready = {waiting.client: waiting for waiting in found.values()}
         self._rows |= {waiting.client: waiting.rows for waiting in found.values()}
@@ -289,6 +291,12 @@ class GridContact:
             raise ContactError("No node is connected to the federation: there is nobody to ask.")
         return nodes
 
+    def _note_lost(self, asked: Collection[int], gone: Forget) -> set[int]:
+        """Nodes that were here once and are not even to be asked now: they are missing, too."""
+        lost = {node for client, node in self._nodes.items() if client not in gone.client_ids} - set(asked)
+        self.left_out |= dict.fromkeys(lost, "it is not connected any more")
+        return lost
+
     def _meet(self, clients: Mapping[int, int]) -> None:
         """Learn which node is which client; a number that two nodes claim is an error."""
         known = {node: client for client, node in self._nodes.items()}
@@ -330,6 +338,8 @@ class GridContact:
                 time.sleep(min(2.0 ** (tries - 1), _LONGEST_PAUSE_S))
             tries += 1
             for node, answer in self._answers(dict(waiting)):
+                if answer.status == "lost":
+                    continue  # as if nothing had come
                 del waiting[node]
                 try:
                     if answer.status != "ok":
@@ -397,6 +407,8 @@ class GridContact:
 
     def _judged(self, reply: Message) -> Answer:
         if reply.has_error():
+            if reply.error.code in _MAY_COME_BACK:
+                return Answer("lost", self._base)
             return Answer("failed", self._base, reason=f"Flower says {reply.error.reason!r}")
         self.bytes_up += size_of(reply.content)
         try:

@@ -15,7 +15,7 @@ from fedup.errors import DataError
 
 QUERY = "fedup"  # nodes register it, and messages are of the type query.fedup
 FORMAT = 1
-Status = Literal["ok", "refused", "failed", "needs weights"]
+Status = Literal["ok", "refused", "failed", "needs weights", "lost"]  # a lost answer is never sent
 WITHOUT_MODEL = ("who", "labels")  # questions that a node answers from its rows alone
 _TYPES = {"float16", "float32", "float64", "int32", "int64", "uint8", "bool"}
 
