@@ -1,7 +1,7 @@
 """Phase 2, centroids: the server's store of what each (client, class) cell sent, once."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -29,7 +29,7 @@ from fedup.sharing import fingerprint
 CellName = tuple[int, int]  # (client, class)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Cell:
     """A slot of the store: rows start … start + size hold the centroids of one client's one class."""
 
@@ -78,6 +78,9 @@ class Centroids:
 
     def __post_init__(self) -> None:
         self._by_name = {cell.name: cell for cell in self.cells}
+        self._by_client: dict[int, list[Cell]] = {}
+        for cell in self.cells:
+            self._by_client.setdefault(cell.client, []).append(cell)
 
     @property
     def dp(self) -> DP | None:
@@ -97,6 +100,10 @@ class Centroids:
     def cell(self, name: CellName) -> Cell | None:
         """The slot of a cell, or None where that client holds nothing of that class."""
         return self._by_name.get(name)
+
+    def cells_of(self, client: int) -> Sequence[Cell]:
+        """The slots of a client."""
+        return self._by_client.get(client, ())
 
     def row_labels(self) -> Tensor:
         """The class of each row's cell. (M,)"""

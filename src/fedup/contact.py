@@ -1,7 +1,7 @@
 """How the server reaches clients after training: in process here, over a real federation elsewhere."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
@@ -15,6 +15,8 @@ from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
 from fedup.private_erasure import NoisyStatistics, gather_privately
 from fedup.request import Forget
+
+Asked = Literal["labels_of", "summarize", "shifts", "gather", "gather_privately"]
 
 
 class Contact(Protocol):
@@ -38,6 +40,10 @@ class Contact(Protocol):
     def reach(self, *, cut: str, how: Summarizing | DP, gone: Forget, without: frozenset[int]) -> Sequence[int]:
         """The clients that `summarize` will be asked for, all but those that are gone, about all classes but these. A
         contact that reaches clients together asks them now, and names those that answered."""
+
+    def ahead(self, question: Asked, of: Mapping[int, Mapping[str, Any]]) -> None:
+        """One of the questions below will be asked of these clients next, with these arguments. A contact that reaches
+        clients together asks all of them now, in place of one after another; others have nothing to do."""
 
     def cell_sizes(self, clients: Sequence[int]) -> dict[int, dict[int, int]]:
         """How many training rows of each class each of these clients holds: `{client: {class: rows}}`."""
@@ -106,6 +112,9 @@ class InProcess:
 
     def reach(self, *, cut: str, how: Summarizing | DP, gone: Forget, without: frozenset[int]) -> Sequence[int]:
         return [client for client in self.clients if client not in gone.client_ids]
+
+    def ahead(self, question: Asked, of: Mapping[int, Mapping[str, Any]]) -> None:
+        """They are all here."""
 
     def cell_sizes(self, clients: Sequence[int]) -> dict[int, dict[int, int]]:
         sizes = {}

@@ -146,6 +146,9 @@ class Erasing:
         cut, over = fixed_place(offered_cuts(self._model), self._config.erase_at)
         contact, asked = self._reach(), sorted(_samples(question))
         contact.ledger.check(asked, dp)
+        contact.ahead(
+            "gather_privately", {client: {"cut": cut, "dp": dp, "question": question.to(client)} for client in asked}
+        )
         sent = []
         for client in asked:
             sent.append(contact.gather_privately(client, cut=cut, dp=dp, question=question.to(client)))
@@ -215,6 +218,7 @@ class Erasing:
         """Of one request: what each client tells at each cut that may be taken."""
         one = replace(question, requests={name: question.requests[name]})
         cuts, contact = self._candidates(), self._reach()
+        contact.ahead("shifts", {client: {"cuts": cuts, "question": one.to(client)} for client in clients})
         return {client: contact.shifts(client, cuts=cuts, question=one.to(client)) for client in clients}
 
     def _note_shifts(
@@ -253,11 +257,13 @@ class Erasing:
     def _contrast(self, question: Question, asked: Sequence[int], place: Place) -> Contrast | None:
         """The second message: full statistics, at the chosen place alone."""
         contact = self._reach()
+        at: dict[str, Any] = {"cut": place.cut, "over": place.over, "positions": place.positions}
+        contact.ahead("gather", {client: {**at, "question": question.to(client)} for client in asked})
         added: Contrast | None = None
         for client in asked:
-            own, told = question.to(client), {"cut": place.cut, "over": place.over, "positions": place.positions}
-            found = contact.gather(client, cut=place.cut, over=place.over, positions=place.positions, question=own)
-            self._note(client, own, told, found.size_bytes if found else 0, "moments")
+            own = question.to(client)
+            found = contact.gather(client, **at, question=own)
+            self._note(client, own, at, found.size_bytes if found else 0, "moments")
             if found is not None:
                 added = found if added is None else added + found
         if added is None:

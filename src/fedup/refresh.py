@@ -1,7 +1,8 @@
 """Cells brought to the state that requests ask for, by their clients where needed, and back if something fails."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from fedup.centroids import Cell, Centroids, insert, message_size
 from fedup.contact import Contact
@@ -36,11 +37,17 @@ class Refresh:
 
     def bring_up_to_date(self, used: list[Cell], gone: Forget) -> None:
         """Put sealed originals back where nothing is left out any more; ask the clients for the other touched cells."""
-        for client, asked, unsealed in self.touched(used, gone):
+        touched = self.touched(used, gone)
+        questions = {
+            client: self._question(asked, gone.sample_ids.get(client)) for client, asked, _ in touched if asked
+        }
+        if questions:
+            self._reach().ahead("summarize", questions)
+        for client, asked, unsealed in touched:
             for cell in unsealed:
                 self._unseal(cell)
             if asked:
-                self._ask(client, asked, gone.sample_ids.get(client, frozenset()))
+                self._ask(client, asked, questions[client])
 
     def touched(self, used: list[Cell], gone: Forget) -> list[tuple[int, list[Cell], list[Cell]]]:
         """By client: the cells that it must be asked for, and those whose sealed original will do.
@@ -48,6 +55,7 @@ class Refresh:
         Touched are cells in use that were purged or leave out other samples than they should, and sealed ones that
         still hold samples to be left out.
         """
+        self._ask_for_labels(gone.sample_ids)
         by_client: dict[int, list[Cell]] = {client: [] for client in gone.sample_ids}
         for cell in used:
             by_client.setdefault(cell.client, []).append(cell)
@@ -78,7 +86,7 @@ class Refresh:
         """All cells of the client or none: asking for some would tell of which classes the samples are. What was
         purged and is not in use stays away; which cells these are is known from requests."""
         store = self.centroids
-        own = [cell for cell in store.cells if cell.client == client]
+        own = store.cells_of(client)
         live = [cell for cell in own if cell.name not in store.purged or cell in used]
         if all(self._left_out(cell) == wanted and cell.name not in store.purged for cell in live):
             return [], []
@@ -88,6 +96,14 @@ class Refresh:
 
     def _left_out(self, cell: Cell) -> frozenset[int]:
         return self.centroids.excluded.get(cell.name, frozenset())
+
+    def _ask_for_labels(self, samples: Mapping[int, frozenset[int]]) -> None:
+        """Of all clients at once, where the contact can; under DP nobody is asked of which class a sample is."""
+        known = self.centroids.sample_labels
+        unknown = {client: ids - known.get(client, {}).keys() for client, ids in samples.items()}
+        questions = {client: {"samples": ids} for client, ids in unknown.items() if ids}
+        if questions and not self.centroids.dp:
+            self._reach().ahead("labels_of", questions)
 
     def _labels_of(self, client: int, samples: frozenset[int]) -> dict[int, int]:
         """The samples' classes: asked once, then known."""
@@ -108,10 +124,19 @@ class Refresh:
         store.put(cell, *store.sealed.pop(cell.name))
         store.excluded.pop(cell.name, None)
 
-    def _ask(self, client: int, cells: list[Cell], excluded: frozenset[int]) -> None:
-        store = self.centroids
+    def _question(self, cells: list[Cell], samples: frozenset[int] | None) -> dict[str, Any]:
         labels = frozenset(cell.label for cell in cells)
-        summary = self._reach().summarize(client, cut=store.cut, how=store.how, labels=labels, excluded=excluded)
+        return {
+            "cut": self.centroids.cut,
+            "how": self.centroids.how,
+            "labels": labels,
+            "excluded": samples or frozenset(),
+        }
+
+    def _ask(self, client: int, cells: list[Cell], question: dict[str, Any]) -> None:
+        store = self.centroids
+        labels, excluded = question["labels"], question["excluded"]
+        summary = self._reach().summarize(client, **question)
         for cell in cells:
             self._remember(cell)
             untouched = cell.name not in store.excluded and cell.name not in store.purged

@@ -16,8 +16,7 @@ from fedup import Centroids, FilterConfig, Forget, collect, fingerprint, plug, r
 from fedup.client import Summarizing
 from fedup.contact import InProcess
 from fedup.errors import BudgetError, ContactError, DataError, FedUPError, RequestError, SettingError
-from fedup.flower import GridContact, Policy
-from fedup.flower import contact as server
+from fedup.flower import GridContact, Policy, messaging
 from fedup.flower.contact import MOST_BYTES
 from fedup.flower.wire import Answer, write_ask
 from fedup.privacy import DP, Budget, Ledger
@@ -100,7 +99,7 @@ def warm(told_once) -> LocalGrid:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(server, "time", made)
+    monkeypatch.setattr(messaging, "time", made)
     return made
 
 
@@ -1091,8 +1090,7 @@ def test_an_interrupted_collection_charges_each_node_once(world, tmp_path, clock
     assert charges(grid) == server_charges(contact.ledger)
 
 
-def test_a_release_whose_reply_was_lost_is_paid_for_at_the_node(world):
-    """The server cannot know of it; the node's own account decides."""
+def test_a_release_whose_reply_was_lost_is_sent_again_and_paid_for_once(world):
     lost = []
 
     def spoil(node, reply):
@@ -1104,7 +1102,8 @@ def test_a_release_whose_reply_was_lost_is_paid_for_at_the_node(world):
     grid = world.grid(spoil)
     contact = world.contact(grid)
     collect(world.model, contact, privacy=REAL)
-    assert {client: len(own) for client, own in charges(grid).items()} == {0: 1, 1: 1, 2: 2, 3: 1}
+    assert lost == [ODD]
+    assert {client: len(own) for client, own in charges(grid).items()} == dict.fromkeys(range(4), 1)
     assert {client: len(own) for client, own in server_charges(contact.ledger).items()} == dict.fromkeys(range(4), 1)
 
 
@@ -1198,7 +1197,7 @@ def test_nobody_gets_weights_for_what_needs_none(world, at_once):
 
 def test_a_question_to_all_is_written_once(world, monkeypatch):
     written = []
-    monkeypatch.setattr(server, "write_ask", lambda ask: written.append(ask) or write_ask(ask))
+    monkeypatch.setattr(messaging, "write_ask", lambda ask: written.append(ask) or write_ask(ask))
     collect(world.model, world.contact(world.grid()))
     assert [ask.weights is None for ask in written] == [True, False]  # and not for each of four nodes
 
@@ -1208,7 +1207,7 @@ def test_a_question_to_all_is_written_once(world, monkeypatch):
 
 @pytest.mark.parametrize("code", [ErrorCode.NODE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE])
 def test_a_node_that_flower_calls_unavailable_is_asked_again(world, monkeypatch, code):
-    monkeypatch.setattr(server.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(messaging.time, "sleep", lambda seconds: None)
     lost = iter([True])
 
     def once(node, reply):
@@ -1221,7 +1220,7 @@ def test_a_node_that_flower_calls_unavailable_is_asked_again(world, monkeypatch,
 
 
 def test_a_node_that_stays_unavailable_is_left_out_after_the_retries(world, monkeypatch):
-    monkeypatch.setattr(server.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(messaging.time, "sleep", lambda seconds: None)
 
     def never(node, reply):
         return Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=reply_of(reply)) if node == ODD else reply
@@ -1243,3 +1242,72 @@ def test_a_node_that_is_not_connected_any_more_is_missing(world):
     contact = world.contact(grid, least_fraction=0.7)
     assert collect(world.model, contact).clients == (0, 1, 3)
     assert contact.left_out == {}  # this one has never met it
+
+
+# --- several clients at once
+
+
+def shared_request(world: World, many: int = 30) -> Forget:
+    return Forget.samples({client: world.rows(client)[:many].tolist() for client in (0, 1, 3)})
+
+
+def waves(grid: LocalGrid) -> list[tuple[str, list[int]]]:
+    """What was asked of which nodes, one after another; questions of the same kind in a row are one wave."""
+    found: list[tuple[str, list[int]]] = []
+    for node, ask in grid.asked():
+        if not found or found[-1][0] != ask.kind:
+            found.append((ask.kind, []))
+        found[-1][1].append(node)
+    return found
+
+
+def test_clients_of_one_request_are_asked_together_and_the_filter_is_the_same(world):
+    config = FilterConfig(filter="both", steps=20)
+    grid = world.grid()
+    contact = world.contact(grid)
+    store, plugged = collect(world.model, contact), plug(world.model)
+    grid.sent.clear()
+    pushes, push = [], grid.push_messages
+    grid.push_messages = lambda messages: pushes.append(len(messages)) or push(messages)
+    report = unlearn(plugged, store, shared_request(world), clients=contact, config=config)
+    nodes = [FIRST, FIRST + 1, FIRST + 3]
+    assert waves(grid) == [(kind, nodes) for kind in ("labels", "summarize", "shifts", "gather")]
+    assert pushes == [3, 3, 3, 3]
+    assert report.clients_contacted == [0, 1, 3]
+
+    here, at_home = plug(world.model), InProcess(world.federation, world.model)
+    unlearn(here, collect(world.model, world.federation), shared_request(world), clients=at_home, config=config)
+    x = world.dataset.test_x
+    assert torch.equal(plugged(x), here(x))
+
+
+@pytest.mark.parametrize("kind", ["labels", "summarize", "shifts", "gather"])
+def test_one_client_of_several_that_fails_ends_it_and_changes_nothing(world, kind):
+    grid = world.grid()
+    contact = world.contact(grid, retries=0, timeout=0.1)
+    store, plugged = collect(world.model, contact), plug(world.model)
+    before = copy.deepcopy(store)
+    spoilt = FIRST + 1
+
+    def spoil(node, reply):
+        asked = [ask.kind for number, ask in grid.asked() if number == node][-1]
+        return None if node == spoilt and asked == kind else reply
+
+    grid.spoil = spoil
+    with pytest.raises(ContactError, match="Client 1 gave no answer of use"):
+        unlearn(plugged, store, shared_request(world), clients=contact, config=FilterConfig(filter="both", steps=5))
+    assert plugged.served is None
+    assert_same_store(store, before)
+    grid.spoil = lambda node, reply: reply
+    unlearn(plugged, store, shared_request(world), clients=contact, config=FilterConfig(filter="both", steps=5))
+    assert plugged.served is not None
+
+
+def test_an_answer_that_came_early_is_judged_as_any_other(world):
+    grid = world.grid()
+    contact = world.contact(grid)
+    store, plugged = collect(world.model, contact), plug(world.model)
+    grid.spoil = lambda node, reply: changed(reply, vectors=None) if node == ODD - 1 and told(reply).arrays else reply
+    with pytest.raises(ContactError, match=r"Client 1 gave no answer of use: .*missing"):
+        unlearn(plugged, store, shared_request(world), clients=contact, config=FilterConfig(steps=5))
+    assert plugged.served is None

@@ -17,7 +17,7 @@ from fedup.contrast import Question
 from fedup.errors import DataError, MissingDataError, SettingError
 from fedup.flower import Policy, mount
 from fedup.flower.reading import contrast_of, labels_of, noisy_of, shifts_of
-from fedup.flower.wire import Ask, array_of, tensor_of
+from fedup.flower.wire import Answer, Ask, array_of, tensor_of
 from fedup.privacy import DP, Budget, Ledger
 
 PRIVATE = DP(2.0, clip=4.0, replay_seed=7)
@@ -410,7 +410,7 @@ def test_a_budget_is_spent_over_several_questions_and_kept_in_the_state(world):
     assert affordable > 1, "premise"
     for i in range(affordable):
         node.app = world.app(CLIENT, **settings)  # a new process; only the state stays
-        assert node.summarize(REAL).status == "ok"
+        assert node.summarize(REAL, without=[i]).status == "ok"
         assert len(node.charges()) == i + 1
     answer = node.summarize(REAL)
     assert answer.status != "ok"
@@ -420,6 +420,37 @@ def test_a_budget_is_spent_over_several_questions_and_kept_in_the_state(world):
     asked = question(world).to_json()
     assert node.ask("gather privately", cut="conv2", how=asdict(REAL), question=asked).status != "ok"
     assert node.summarize(replace(REAL, epsilon=1e-3)).status == "ok"  # a small release is still affordable
+
+
+@pytest.mark.parametrize("kind", ["centroids", "an eraser's"])
+def test_what_was_released_is_sent_again_for_nothing(world, kind):
+    def ask(node: Node) -> Answer:
+        if kind == "centroids":
+            return node.summarize(REAL)
+        return node.ask("gather privately", cut="conv2", how=asdict(REAL), question=question(world).to_json())
+
+    node = Node(world, world.app(CLIENT, policy=Policy(budget=Budget(3.0))))
+    first = ask(node)
+    assert first.status == "ok"
+    node.summarize(REAL, without=[1])  # spends what is left
+    node.app = world.app(CLIENT, policy=Policy(budget=Budget(3.0)))
+    again, spent = ask(node), len(node.charges())
+    assert (again.status, again.details) == ("ok", first.details)
+    assert all(torch.equal(again.arrays[name], first.arrays[name]) for name in first.arrays)
+    assert spent == len(node.charges())
+    changed = Node(world, world.app(CLIENT, **with_rows(world, 3, 0.5)))
+    changed.context = node.context
+    other = ask(changed)  # of other rows it is another release
+    assert not all(torch.equal(other.arrays[name], first.arrays[name]) for name in first.arrays)
+    assert len(changed.charges()) == spent + 1
+
+
+def test_not_every_release_is_kept_for_ever(world, node):
+    for i in range(20):
+        assert node.summarize(replace(REAL, epsilon=1 + i / 100)).status == "ok"
+    kept = [name for name in node.context.state.config_records if name.startswith("fedup-released-")]
+    assert len(kept) == 16
+    assert len(node.charges()) == 20
 
 
 def test_a_budget_too_small_refuses_before_anything_is_computed(world):

@@ -1,11 +1,12 @@
 """Tables in Markdown, generated from result files."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedup.bench.core_figures import summary_rows
+from fedup.bench.scale_table import scale_table
 from fedup.bench.speed.table import cells, command, notes, title
 from fedup.errors import DataError
 from fedup.files import write_text
@@ -21,11 +22,11 @@ def write_tables(benchmarks: Path, experiments: Sequence[Path] = (), results: Pa
     if experiments:
         return [path for one in experiments for path in _write_experiment(one, benchmarks, results, needed=True)]
     written = []
-    files = sorted((benchmarks / "speed").glob("*.json"))
-    speed = _read(files)
-    if speed:
-        text = "\n\n".join(_speed_table_of(path, result) for path, result in zip(files, speed, strict=True))
-        written.append(_write(benchmarks / "tables" / "speed.md", text, "benchmarks/speed"))
+    for name, table in (("speed", speed_table), ("scale", scale_table)):
+        files = sorted((benchmarks / name).glob("*.json"))
+        if files:
+            text = "\n\n".join(_table_of(path, name, table) for path in files)
+            written.append(_write(benchmarks / "tables" / f"{name}.md", text, f"benchmarks/{name}"))
     for path in sorted((benchmarks / "experiments").glob("*.toml")):
         written += _write_experiment(path, benchmarks, results, needed=False)
     core = _read(sorted(results.glob("core-*-seed*.json")))
@@ -77,12 +78,13 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _speed_table_of(path: Path, result: Any) -> str:
+def _table_of(path: Path, name: str, table: Callable[[dict[str, Any]], str]) -> str:
+    (result,) = _read([path])
     try:
-        return speed_table(result)
+        return table(result)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise DataError(
-            f"{path} is no result of this version's `fedup bench speed` ({error!r}): measure again, or remove it."
+            f"{path} is no result of this version's `fedup bench {name}` ({error!r}): measure again, or remove it."
         ) from error
 
 

@@ -175,6 +175,37 @@ def report(
 
 
 @app.command()
+def scale(
+    clients: Annotated[str, typer.Option(help="Numbers of clients, as 10,100,1000.")] = "10,100,1000",
+    out: Annotated[Path, typer.Option(help="Result file.")] = Path("benchmarks/scale/this-machine.json"),
+) -> None:
+    """Messages, bytes, memory and time of federations of many small clients, in Flower's simulation engine.
+
+    A thousand clients take some minutes on two cores. Needs the extra `flower`.
+
+    Example: [bold]fedup bench scale --clients 10,100[/]
+    """
+    from fedup.bench.scale import run_scale
+    from fedup.bench.scale_table import HEAD, measured_rows
+
+    try:
+        sizes = sorted({int(size) for size in clients.split(",")})
+    except ValueError as error:
+        raise typer.BadParameter(f"--clients: {clients} is no list of numbers, as 10,100.") from error
+    if not sizes or sizes[0] < 2:
+        raise typer.BadParameter("--clients: a federation has 2 clients or more.")
+    console = wide_console()
+    with progress_bars(console) as progress:
+        result = run_scale(sizes, progress=progress)
+    write_text(out, json.dumps(result, indent=2) + "\n")
+    table = Table("", *(row[0] for row in measured_rows(result)), title="clients", title_justify="left")
+    for name, *values in zip(HEAD[1:], *(row[1:] for row in measured_rows(result)), strict=True):
+        table.add_row(name, *values)
+    console.print(table)
+    console.print(f"Result: {out}", highlight=False, soft_wrap=True)
+
+
+@app.command()
 def speed(
     out: Annotated[Path, typer.Option(help="Result file.")] = Path("benchmarks/speed/this-machine.json"),
     only: Annotated[

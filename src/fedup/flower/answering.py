@@ -1,5 +1,6 @@
 """What a node answers to each kind of question, from its own rows."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,7 @@ from fedup.contrast import Question
 from fedup.federation import Client, Federation
 from fedup.flower.holding import Holding, Source
 from fedup.flower.policy import Policy
-from fedup.flower.state import KeptLedger, KeptReader, drop_features
+from fedup.flower.state import KeptLedger, KeptReader, digest_of, drop_features, release_once
 from fedup.flower.wire import Answer
 from fedup.moments import SHIFT_PARTS
 from fedup.privacy.guarantee import DP
@@ -54,6 +55,12 @@ class Work:
         alone = Client(mine.client, torch.arange(len(mine.y)), nothing, nothing)
         federation = Federation(mine.x, mine.y, (alone,), num_classes)
         return InProcess(federation, self.make_model(), ledger=self.ledger)
+
+    def name_of(self, kind: str, details: Mapping[str, Any]) -> str:
+        """The same for the same question about the same model and rows."""
+        mine = self.holding
+        told = json.dumps([kind, self.base, mine.client, dict(details)], sort_keys=True)
+        return digest_of(told, *mine.x.split(4096), mine.y, mine.names)
 
     def ok(self, details: Mapping[str, Any], arrays: Mapping[str, Tensor] | None = None) -> Answer:
         """An answer in this node's name."""
@@ -111,23 +118,28 @@ def _summarize_privately(
     work: Work, model: nn.Module, details: dict[str, Any], dp: DP, labels: frozenset[int], excluded: frozenset[int]
 ) -> Answer:
     holding = work.holding
-    summary = summarize_privately(
-        model,
-        holding.x,
-        holding.y,
-        torch.arange(len(holding.y)),
-        client=holding.client,
-        cut=details["cut"],
-        dp=dp,
-        num_classes=int(details["num_classes"]),
-        labels=labels,
-        excluded=excluded,
-        subjects=None,
-        ids=holding.ids,
-        spend=lambda: work.ledger.spend(holding.client, dp, "centroids"),
-        reader=work.reader(model, details["cut"]),
-    )
-    return work.ok(_about(summary, {}), {"vectors": summary.vectors, "counts": summary.counts})
+
+    def release() -> Answer:
+        work.ledger.check([holding.client], dp)  # before anything is computed
+        summary = summarize_privately(
+            model,
+            holding.x,
+            holding.y,
+            torch.arange(len(holding.y)),
+            client=holding.client,
+            cut=details["cut"],
+            dp=dp,
+            num_classes=int(details["num_classes"]),
+            labels=labels,
+            excluded=excluded,
+            subjects=None,
+            ids=holding.ids,
+            spend=lambda: work.ledger.spend(holding.client, dp, "centroids"),
+            reader=work.reader(model, details["cut"]),
+        )
+        return work.ok(_about(summary, {}), {"vectors": summary.vectors, "counts": summary.counts})
+
+    return release_once(work.context, work.name_of("summarize", details), release)
 
 
 def _with_empty(summary: Summary, empty: Mapping[int, frozenset[int]]) -> Summary:
@@ -193,8 +205,13 @@ def _gather_privately(work: Work, details: dict[str, Any]) -> Answer:
     contact, question = work.contact(int(details["num_classes"])), _question(work, details["question"])
     dp = how_from(details["how"])
     assert isinstance(dp, DP)
-    found = contact.gather_privately(work.holding.client, cut=details["cut"], dp=dp, question=question)
-    return work.ok({"clip": found.clip}, {"sums": found.sums, "counts": found.counts})
+
+    def release() -> Answer:
+        work.ledger.check([work.holding.client], dp)  # before anything is computed
+        found = contact.gather_privately(work.holding.client, cut=details["cut"], dp=dp, question=question)
+        return work.ok({"clip": found.clip}, {"sums": found.sums, "counts": found.counts})
+
+    return release_once(work.context, work.name_of("gather privately", details), release)
 
 
 RELEASES = ("summarize", "gather privately")  # questions that can be answered under a guarantee

@@ -1,26 +1,26 @@
 """The server's side: the questions of `fedup.contact.Contact`, asked over a Flower Grid."""
 
+import json
 import math
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from flwr.app import Message, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from fedup.client import Summarizing, Summary
+from fedup.contact import Asked
 from fedup.contrast import Question
 from fedup.cut import read_features
-from fedup.errors import ContactError, DataError, FingerprintError, RequestError, SettingError
+from fedup.errors import ContactError, DataError, RequestError, SettingError
 from fedup.flower import reading
+from fedup.flower.messaging import Messenger
 from fedup.flower.spool import Spool
-from fedup.flower.wire import QUERY, WITHOUT_MODEL, Answer, Ask, read_answer, size_of, write_ask
+from fedup.flower.wire import Answer, Ask
 from fedup.moments import Contrast, Shift
 from fedup.positions import Over, to_positions
 from fedup.privacy.dp import Layout
@@ -29,14 +29,9 @@ from fedup.privacy.ledger import Ledger
 from fedup.privacy.projection import basis_of
 from fedup.private_erasure import NoisyStatistics
 from fedup.request import Forget, check_known
-from fedup.sharing import fingerprint
 from fedup.taps import Taps
 
 MOST_BYTES = 16_000_000  # of one answer
-_LONGEST_PAUSE_S = 30.0  # between tries
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0  # between looks for answers
-_PULLED_AT_ONCE = 16  # answers
-_MAY_COME_BACK = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 T = TypeVar("T")
 
 
@@ -85,27 +80,54 @@ class GridContact:
                 f"{timeout}, {retries}, {least_fraction}, {num_classes}."
             )
         self._grid, self._model, self._example, self._classes = grid, model, example[:1], num_classes
-        self._timeout, self._retries, self._least = timeout, retries, least_fraction
-        self._half, self._most_bytes, self._tell = half, most_bytes, tell
-        self._weights_at_once = weights_at_once
-        self._have: set[int] = set()  # nodes that have shown that they have the weights
+        self._least = least_fraction
+        self._half = half
+        self._messenger = Messenger(
+            grid,
+            model,
+            timeout=timeout,
+            retries=retries,
+            weights_at_once=weights_at_once,
+            most_bytes=most_bytes,
+            tell=tell,
+        )
         self._ledger = Ledger() if ledger is None else ledger
-        self._base = fingerprint(model)
-        self._spool = Spool(folder, self._base)
+        self._spool = Spool(folder, self._messenger.base)
         self._nodes: dict[int, int] = {}  # by client
         self._labels: dict[int, dict[int, int]] = {}  # by client: classes of samples, as told
         self._known: dict[tuple[str, Summarizing | DP], tuple[tuple[int, ...], bool, int]] = {}
         self._rows: dict[int, Mapping[int, int]] = {}  # by client: rows of each class, as told at collection
+        self._early: dict[tuple[int, str], Answer | None] = {}  # by node and question: None where nothing of use came
         self._ready: dict[int, _Waiting] = {}  # by client: answers to a collection, not taken yet
-        self.left_out: dict[int, str] = {}  # nodes that gave no answer of use, and why
-        self.bytes_up = self.bytes_down = self.messages = 0  # as serialised, in all
+
+    @property
+    def left_out(self) -> Mapping[int, str]:
+        """Nodes that gave no answer of use, and why."""
+        return self._messenger.left_out
+
+    @property
+    def messages(self) -> int:
+        """Sent so far."""
+        return self._messenger.messages
+
+    @property
+    def bytes_up(self) -> int:
+        """From nodes, as serialised."""
+        return self._messenger.bytes_up
+
+    @property
+    def bytes_down(self) -> int:
+        """To nodes, as serialised."""
+        return self._messenger.bytes_down
 
     @property
     def clients(self) -> Sequence[int]:
         """All that answered so far; on first use they are asked who they are."""
         if not self._nodes:
             nodes = self._all_nodes()
-            found = self._wave(dict.fromkeys(nodes, self._ask("who")), lambda node, answer: reading.client_of(answer))
+            found = self._messenger.wave(
+                dict.fromkeys(nodes, self._ask("who")), lambda node, answer: reading.client_of(answer)
+            )
             self._enough(len(nodes), len(found))
             self._meet(found)
         return sorted(self._nodes)
@@ -145,7 +167,7 @@ class GridContact:
             if answer is not None:
                 found[node] = self._take(node, ask, answer, expected[node])
         left = {node: ask for node, ask in asks.items() if node not in found}
-        found |= self._wave(left, lambda node, answer: self._take(node, asks[node], answer, expected[node]))
+        found |= self._messenger.wave(left, lambda node, answer: self._take(node, asks[node], answer, expected[node]))
         self._enough(len(asks) + len(self._note_lost(asks, gone)), len(found))
         self._meet({node: waiting.client for node, waiting in found.items()})
         self._ready = {waiting.client: waiting for waiting in found.values()}
@@ -172,7 +194,7 @@ class GridContact:
         known = self._labels.setdefault(client, {})
         if not samples <= known.keys():
             read = partial(reading.labels_of, samples=samples, num_classes=self._classes)
-            known |= self._one(client, self._ask("labels", samples=sorted(samples)), read)
+            known |= self._one(client, self._labels_ask(samples), read)
         return {sample: known[sample] for sample in samples}
 
     def summarize(
@@ -191,7 +213,7 @@ class GridContact:
             if not any(other.asked[1] for other in self._ready.values()):
                 self._spool.clear()  # all that have cells are in the store now
         else:  # what waits answers another question: a collection that was given up
-            ask = self._summary_ask(cut, how, labels, frozenset(), excluded)
+            ask = self._cells_ask(cut, how, labels, excluded)
             expected = self._expected(cut, how, ask, client)
             summary = self._one(client, ask, lambda answer: reading.told_of(answer, expected)).summary
         if isinstance(how, DP):  # the node has charged its own account already
@@ -201,26 +223,57 @@ class GridContact:
         return summary
 
     def shifts(self, client: int, *, cuts: Mapping[str, Over], question: Question) -> dict[str, Shift]:
-        ask = self._ask("shifts", cuts=dict(cuts), question=question.to_json())
-        return self._one(client, ask, partial(reading.shifts_of, spreads=self._spreads(cuts)))
+        return self._one(
+            client, self._shifts_ask(cuts, question), partial(reading.shifts_of, spreads=self._spreads(cuts))
+        )
 
     def gather(
         self, client: int, *, cut: str, over: Over, positions: Sequence[int], question: Question
     ) -> Contrast | None:
-        ask = self._ask("gather", cut=cut, over=over, positions=list(positions), question=question.to_json())
+        ask = self._gather_ask(cut, over, positions, question)
         spread = len(positions), self._spreads({cut: over})[cut][1]
         return self._one(client, ask, partial(reading.contrast_of, spread=spread, names=set(question.requests)))
 
     def gather_privately(self, client: int, *, cut: str, dp: DP, question: Question) -> NoisyStatistics:
-        ask = self._ask("gather privately", cut=cut, how=asdict(dp), question=question.to_json())
-        found = self._one(client, ask, reading.noisy_of)
+        found = self._one(client, self._private_ask(cut, dp, question), reading.noisy_of)
         self._ledger.spend(client, dp, "eraser")
         return found
 
+    def ahead(self, question: Asked, of: Mapping[int, Mapping[str, Any]]) -> None:
+        """One wave for all of these clients; their answers wait until the question is asked of each."""
+        self._early = {}
+        if len(of) < 2:  # it will be asked soon enough
+            return
+        write: Mapping[Asked, Callable[..., Ask]] = {
+            "labels_of": self._labels_ask,
+            "summarize": self._cells_ask,
+            "shifts": self._shifts_ask,
+            "gather": self._gather_ask,
+            "gather_privately": self._private_ask,
+        }
+        asks = {self._node_of(client): write[question](**arguments) for client, arguments in of.items()}
+        found = self._messenger.wave(asks, lambda node, answer: answer)
+        self._early = {(node, _name(ask)): found.get(node) for node, ask in asks.items()}
+
     # --- what is asked
 
+    def _labels_ask(self, samples: frozenset[int]) -> Ask:
+        return self._ask("labels", samples=sorted(samples))
+
+    def _cells_ask(self, cut: str, how: Summarizing | DP, labels: frozenset[int], excluded: frozenset[int]) -> Ask:
+        return self._summary_ask(cut, how, labels, frozenset(), excluded)
+
+    def _shifts_ask(self, cuts: Mapping[str, Over], question: Question) -> Ask:
+        return self._ask("shifts", cuts=dict(cuts), question=question.to_json())
+
+    def _gather_ask(self, cut: str, over: Over, positions: Sequence[int], question: Question) -> Ask:
+        return self._ask("gather", cut=cut, over=over, positions=list(positions), question=question.to_json())
+
+    def _private_ask(self, cut: str, dp: DP, question: Question) -> Ask:
+        return self._ask("gather privately", cut=cut, how=asdict(dp), question=question.to_json())
+
     def _ask(self, kind: str, **details: object) -> Ask:
-        return Ask(kind, self._base, {**details, "num_classes": self._classes})
+        return Ask(kind, self._messenger.base, {**details, "num_classes": self._classes})
 
     def _summary_ask(
         self,
@@ -294,7 +347,7 @@ class GridContact:
     def _note_lost(self, asked: Collection[int], gone: Forget) -> set[int]:
         """Nodes that were here once and are not even to be asked now: they are missing, too."""
         lost = {node for client, node in self._nodes.items() if client not in gone.client_ids} - set(asked)
-        self.left_out |= dict.fromkeys(lost, "it is not connected any more")
+        self._messenger.left_out |= dict.fromkeys(lost, "it is not connected any more")
         return lost
 
     def _meet(self, clients: Mapping[int, int]) -> None:
@@ -308,13 +361,24 @@ class GridContact:
             self._nodes[client] = node
 
     def _one(self, client: int, ask: Ask, read: Callable[[Answer], T]) -> T:
+        node = self._node_of(client)
+        if (node, _name(ask)) in self._early:
+            early = self._early.pop((node, _name(ask)))
+            try:
+                if early is not None:
+                    return read(early)
+            except DataError as error:
+                self._messenger.left_out[node] = str(error)
+        else:
+            found = self._messenger.wave({node: ask}, lambda node, answer: read(answer))
+            if node in found:
+                return found[node]
+        raise ContactError(f"Client {client} gave no answer of use: {self.left_out[node]}. Nothing was changed.")
+
+    def _node_of(self, client: int) -> int:
         if client not in self.clients:
             raise ContactError(f"Client {client} has not answered so far: no node goes by that number.")
-        node = self._nodes[client]
-        found = self._wave({node: ask}, lambda node, answer: read(answer))
-        if node not in found:
-            raise ContactError(f"Client {client} gave no answer of use: {self.left_out[node]}. Nothing was changed.")
-        return found[node]
+        return self._nodes[client]
 
     def _enough(self, asked: int, answered: int) -> None:
         if answered < max(1, self._least * asked * (1 - 1e-9)):  # 0.28 of 25 are 7, not a little more
@@ -324,102 +388,7 @@ class GridContact:
                 f"{reasons}. Ask again later, or with a smaller least_fraction."
             )
 
-    # --- messages
 
-    def _wave(self, asks: Mapping[int, Ask], read: Callable[[int, Answer], T]) -> dict[int, T]:
-        """Ask nodes, each its own question, until all have answered or the retries are spent; the answers that fit."""
-        if fingerprint(self._model) != self._base:
-            raise FingerprintError("The model was changed after this contact was made for it: make another.")
-        found: dict[int, T] = {}
-        waiting, tries = dict(asks), 0
-        self.left_out = {node: why for node, why in self.left_out.items() if node not in asks}
-        while waiting and tries <= self._retries:
-            if tries:
-                time.sleep(min(2.0 ** (tries - 1), _LONGEST_PAUSE_S))
-            tries += 1
-            for node, answer in self._answers(dict(waiting)):
-                if answer.status == "lost":
-                    continue  # as if nothing had come
-                del waiting[node]
-                try:
-                    if answer.status != "ok":
-                        raise DataError(f"{answer.status}: {answer.reason}")
-                    found[node] = read(node, answer)
-                except DataError as error:  # asking again would bring the same
-                    self.left_out[node] = str(error)
-        self.left_out |= dict.fromkeys(waiting, f"no answer within {self._timeout:g} s, asked {tries} times")
-        for node in asks:
-            if node in self.left_out:
-                self._tell(f"node {node} is left out: {self.left_out[node]}")
-        return found
-
-    def _answers(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, Answer]]:
-        """One round of messages; a second one with weights to those nodes alone that lack them."""
-        short, known = [], self._have if self._weights_at_once else asks.keys()
-        for node, answer in self._send(self._with_weights(asks, asks.keys() - known)):
-            if answer.status == "needs weights":
-                self._have.discard(node)
-                short.append(node)
-            else:
-                yield node, answer
-        if short:
-            yield from self._send(self._with_weights({node: asks[node] for node in short}, short))
-
-    def _with_weights(self, asks: Mapping[int, Ask], nodes: Collection[int]) -> dict[int, Ask]:
-        """The same questions, with weights for some of the nodes. Nodes that get the same get the same object."""
-        made: dict[int, Ask] = {}
-        weights = dict(self._model.state_dict())
-        for node in nodes:
-            ask = asks[node]
-            if ask.kind not in WITHOUT_MODEL:
-                made.setdefault(id(ask), replace(ask, weights=weights))
-        return {node: made.get(id(ask), ask) if node in nodes else ask for node, ask in asks.items()}
-
-    def _send(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, Answer]]:
-        """What comes back in time, as it comes, so that no more than some answers are in memory at once.
-
-        (`Grid.send_and_receive` gives all of them together, and looks for them every three seconds.)
-        """
-        contents = {id(ask): write_ask(ask) for ask in {id(ask): ask for ask in asks.values()}.values()}
-        messages = [self._message(node, ask, contents[id(ask)]) for node, ask in asks.items()]
-        pushed = zip(self._grid.push_messages(messages) if messages else (), asks, strict=False)
-        nodes = {number: node for number, node in pushed if number}  # by message; what could not be sent has no number
-        until, pause = time.monotonic() + self._timeout, _FIRST_PAUSE_S
-        while nodes:
-            for some in _batched(list(nodes), _PULLED_AT_ONCE):
-                for reply in self._grid.pull_messages(some):
-                    node = nodes.pop(reply.metadata.reply_to_message_id, None)
-                    if node is not None:  # late answers to earlier messages are nobody's
-                        answer = self._judged(reply)
-                        if answer.status == "ok" and asks[node].kind not in WITHOUT_MODEL:
-                            self._have.add(node)
-                        yield node, answer
-            if time.monotonic() >= until:
-                return
-            if nodes:
-                time.sleep(pause)
-                pause = min(1.5 * pause, _LAST_PAUSE_S)
-
-    def _message(self, node: int, ask: Ask, content: RecordDict) -> Message:
-        self.bytes_down += size_of(content)
-        self.messages += 1
-        return Message(content, dst_node_id=node, message_type=f"query.{QUERY}", group_id=ask.kind)
-
-    def _judged(self, reply: Message) -> Answer:
-        if reply.has_error():
-            if reply.error.code in _MAY_COME_BACK:
-                return Answer("lost", self._base)
-            return Answer("failed", self._base, reason=f"Flower says {reply.error.reason!r}")
-        self.bytes_up += size_of(reply.content)
-        try:
-            answer = read_answer(reply.content, most_bytes=self._most_bytes)
-        except DataError as error:
-            return Answer("failed", self._base, reason=str(error))
-        if answer.base != self._base and answer.status == "ok":
-            return Answer("failed", self._base, reason="it answers for another model")
-        return answer
-
-
-def _batched(values: Sequence[T], size: int) -> Iterable[Sequence[T]]:
-    """Values in groups of so many; `itertools.batched` is not in Python 3.11."""
-    return (values[start : start + size] for start in range(0, len(values), size))
+def _name(ask: Ask) -> str:
+    """By which the same question is known again."""
+    return json.dumps([ask.kind, dict(ask.details)], sort_keys=True)

@@ -12,7 +12,7 @@ from fedup.flower.answering import KINDS, RELEASES, Work
 from fedup.flower.holding import OwnError, Source, own
 from fedup.flower.policy import Policy, RefusedError
 from fedup.flower.rows import Rows
-from fedup.flower.state import KeptLedger, keep_weights, keeps_weights_of, kept_weights
+from fedup.flower.state import keep_weights, keeps_weights_of, kept_weights
 from fedup.flower.wire import QUERY, WITHOUT_MODEL, Answer, Ask, read_ask, write_answer
 from fedup.privacy.guarantee import DP
 from fedup.sharing import fingerprint
@@ -69,8 +69,6 @@ def _answer(
             raise DataError(f"There is no question of the kind {ask.kind!r}.")
         dp = how_from(details["how"]) if ask.kind in RELEASES else None
         policy.check(ask.kind, dp if isinstance(dp, DP) else None)
-        if isinstance(dp, DP):
-            KeptLedger(context, policy).check([source.client], dp)  # before anything is computed
         if ask.kind not in WITHOUT_MODEL and ask.weights is None and not keeps_weights_of(context, base):
             raise _NeedsWeightsError  # before any row is read
         work = Work(source, lambda: _model(ask, context, blank), context, policy, base, most_kept)
