@@ -14,6 +14,8 @@ from tempfile import TemporaryDirectory
 
 import keys
 
+from fedup.bench.machine import describe_code, describe_machine
+
 HERE, BIN = Path(__file__).resolve().parent, Path(sys.executable).parent
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 START_S, STOP_S = 60, 20
@@ -113,16 +115,18 @@ def serve(processes: Processes, way: str, home: Path, nodes: int) -> None:
         processes.start(f"supernode{node}", *command, *([] if secure else ["--insecure"]))
 
 
-def run(processes: Processes, out: Path, nodes: int, simulated: bool, config: list[str]) -> None:
+def run(processes: Processes, out: Path, nodes: int, way: str, config: list[str]) -> None:
     """The app itself, to its end; raises unless Flower says that it completed and it wrote its figures."""
     (out / "result.json").unlink(missing_ok=True)
     settings = [f"nodes={nodes}", f'out="{out}"', *config]
-    resources = ["--federation-config", f"num-supernodes={nodes}"] if simulated else []
+    resources = ["--federation-config", f"num-supernodes={nodes}"] if way == "simulation" else []
     processes.call("flwr", "run", str(HERE), "fedup", "--stream", "-c", " ".join(settings), *resources, quiet=False)
     runs = json.loads(processes.call("flwr", "list", "fedup", "--format", "json"))["runs"]  # `run` tells no failure
     if [one["status"] for one in runs] != ["finished:completed"]:
         raise RuntimeError(f"The run failed: {json.dumps(runs)}.")
     result = json.loads((out / "result.json").read_text())
+    about = {"way": way, "machine": describe_machine(), "code": describe_code()}
+    (out / "result.json").write_text(json.dumps({**about, **result}, indent=2))
     if not all(request["restored"] for request in result["requests"]):
         raise RuntimeError("A restored model is not the original, bit for bit.")
 
@@ -146,7 +150,7 @@ def main() -> None:
         processes = Processes(Path(home), out, asked.limit_s)
         try:
             serve(processes, asked.way, Path(home), asked.nodes)
-            run(processes, out, asked.nodes, asked.way == "simulation", asked.config)
+            run(processes, out, asked.nodes, asked.way, asked.config)
             processes.check()
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             sys.exit(f"{error} What Flower's processes said is in {out}.")

@@ -35,7 +35,9 @@ def main(grid: Grid, context: Context) -> None:
     out = Path(str(config["out"])).absolute()
     memory = RunMemory(out / f"run-{context.run_id}", task.make_model)
     memory.keep(model)
-    contact = GridContact(grid, model, example=task.EXAMPLE, num_classes=task.NUM_CLASSES, timeout=120, tell=print)
+    contact = GridContact(
+        grid, model, example=task.EXAMPLE, num_classes=task.NUM_CLASSES, timeout=120, weights_at_once=True, tell=print
+    )
     started = time.perf_counter()
     centroids = memory.collect(contact)
     content = centroids.vectors.numpy().tobytes() + centroids.counts.numpy().tobytes()
@@ -59,7 +61,7 @@ def main(grid: Grid, context: Context) -> None:
         print(f"answered: {json.dumps(told)}")
         requests.append(told)
 
-    result = {"run_folder": str(memory.run.path), "nodes": nodes, "training": training, "collection": collection}
+    result = {"run_folder": memory.run.path.name, "nodes": nodes, "training": training, "collection": collection}
     (out / "result.json").write_text(json.dumps({**result, "requests": requests}, indent=2))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedup.bench.core_figures import summary_rows
+from fedup.bench.flower_table import flower_table
 from fedup.bench.scale_table import scale_table
 from fedup.bench.speed.table import cells, command, notes, title
 from fedup.errors import DataError
@@ -22,7 +23,7 @@ def write_tables(benchmarks: Path, experiments: Sequence[Path] = (), results: Pa
     if experiments:
         return [path for one in experiments for path in _write_experiment(one, benchmarks, results, needed=True)]
     written = []
-    for name, table in (("speed", speed_table), ("scale", scale_table)):
+    for name, table in (("speed", speed_table), ("scale", scale_table), ("flower", flower_table)):
         files = sorted((benchmarks / name).glob("*.json"))
         if files:
             text = "\n\n".join(_table_of(path, name, table) for path in files)
@@ -83,9 +84,7 @@ def _table_of(path: Path, name: str, table: Callable[[dict[str, Any]], str]) -> 
     try:
         return table(result)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise DataError(
-            f"{path} is no result of this version's `fedup bench {name}` ({error!r}): measure again, or remove it."
-        ) from error
+        raise DataError(f"{path} is no result of this version ({error!r}): measure again, or remove it.") from error
 
 
 def speed_table(result: dict[str, Any]) -> str:

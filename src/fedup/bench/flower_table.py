@@ -1,0 +1,38 @@
+"""What the example app took on Flower, for people; from the result files that it writes."""
+
+from typing import Any
+
+from fedup.bench.shown import show_bytes
+
+HEAD = ["step", "s", "messages", "up", "down", "R-A", "F-A", "by stage"]
+
+
+def flower_table(result: dict[str, Any]) -> str:
+    """One run: training, collection, and each request from its first question to the filter in force."""
+    from fedup.bench.tables import markdown_table
+
+    machine, code = result["machine"], result["code"]
+    commit = (code["commit"] or "unknown")[:7] + (" with local changes" if code["changed"] else "")
+    rows = [["FedAvg, Flower's own", _seconds(result["training"]["time_s"]), "", "", "", "", "", ""]]
+    rows.append(["collect", *_costs(result["collection"], result["collection"]["time_s"]), "", "", ""])
+    for one in result["requests"]:
+        stages = ", ".join(f"{name} {_seconds(value)}" for name, value in one["time_s"].items())
+        judged = [f"{one['before'][key]:.2f} → {one['after'][key]:.2f}" for key in ("retain", "forget")]
+        rows.append([f"forget a {one['kind']}", *_costs(one, sum(one["time_s"].values())), *judged, stages])
+    return "\n\n".join(
+        [
+            f"## {result['way'].capitalize()}, {result['nodes']} nodes",
+            f"`python examples/flower-app/run.py {result['way']}` on {machine['processor']}, all nodes on one machine, "
+            f"commit {commit}; n = 1. R-A on the test set, F-A on what was to be forgotten; each model was restored "
+            "bit for bit.",
+            markdown_table(HEAD, rows),
+        ]
+    )
+
+
+def _costs(of: dict[str, Any], seconds: float) -> list[str]:
+    return [_seconds(seconds), str(of["messages"]), show_bytes(of["bytes_up"]), show_bytes(of["bytes_down"])]
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2g}" if value < 10 else f"{value:.0f}"

@@ -1,0 +1,88 @@
+"""Scale: counts that can be known beforehand, over nodes in this process; the engine itself in the slow tests."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from flwr.clientapp import ClientApp
+from tests.cli._in_process import fedup as fedup_command
+from tests.flower._grid import LocalGrid
+
+from fedup.bench import scale
+from fedup.bench.scale_table import FAR, HEAD, far_rows, measured_rows, scale_table
+from fedup.flower import mount
+
+CLIENTS = 6
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict:
+    app = ClientApp()
+    mount(app, data=scale.rows_of, model=scale.SmallNet)
+    return scale.measure(LocalGrid(dict.fromkeys(range(100, 100 + CLIENTS), app)), CLIENTS)
+
+
+@pytest.fixture
+def result(figures) -> dict:
+    about = {"rows": scale.ROWS, "width": scale.WIDTH, "forgotten": scale.FORGOTTEN, "engine": "none"}
+    machine = {"processor": "a processor", "threads": 2, "torch": "2.13.0"}
+    return {"about": about, "machine": machine, "code": {"commit": "0123456789", "changed": False}, "sizes": [figures]}
+
+
+def test_every_node_is_asked_once_and_only_the_holder_of_samples_again(figures):
+    assert (
+        figures["who"]["messages"] == figures["collect"]["messages"] == figures["collect_again"]["messages"] == CLIENTS
+    )
+    assert figures["class"]["messages"] == figures["client"]["messages"] == figures["class"]["bytes_up"] == 0
+    assert 1 <= figures["sample"]["messages"] <= 4
+
+
+def test_weights_travel_once_and_vectors_in_full(figures):
+    assert figures["collect"]["bytes_down"] > CLIENTS * figures["model_bytes"]
+    assert figures["collect_again"]["bytes_down"] < figures["model_bytes"]
+    vectors = figures["store_bytes"]
+    assert vectors == figures["centroids"] * scale.WIDTH * 4
+    assert vectors < figures["collect"]["bytes_up"] < 1.1 * vectors
+    assert figures["collect_private"]["bytes_up"] < figures["collect"]["bytes_up"] / 10
+
+
+def test_clients_hold_the_digits_over_and_over():
+    def rows(client):
+        return scale.rows_of(SimpleNamespace(node_config={"partition-id": client}))
+
+    x, y = rows(0)
+    assert x.shape == (scale.ROWS, 8, 8) and y.shape == (scale.ROWS,)
+    assert not torch.equal(x, rows(1)[0])
+    assert rows(10**6)[0].shape == x.shape
+
+
+def test_tables_have_a_line_for_each_size_and_say_what_is_not_measured(result):
+    (row,) = measured_rows(result)
+    assert len(row) == len(HEAD) and row[0] == str(CLIENTS)
+    text = scale_table(result)
+    assert "Not measured" in text and "commit 0123456" in text
+    assert [line[0] for line in far_rows(result)] == [f"{clients:,}" for clients in FAR]
+
+
+def test_far_sizes_grow_in_proportion_and_requests_do_not(result):
+    (here,), (far, _) = measured_rows(result), far_rows(result)
+    at = {name: index for index, name in enumerate(HEAD)}
+    assert far[at["messages"]] == f"{FAR[0]:,}"
+    for name in ("class, s", "client, s", "sample, s", "sample, messages"):
+        assert far[at[name]] == here[at[name]]
+
+
+@pytest.mark.parametrize("clients", ["", "many", "10,x", "1", "0,10"])
+def test_numbers_of_clients_that_are_none_are_refused(clients):
+    ran = fedup_command("bench", "scale", "--clients", clients)
+    assert ran.code == 2 and "--clients" in ran.err
+
+
+@pytest.mark.slow
+@pytest.mark.sweep
+def test_the_simulation_engine_gives_the_same_counts(figures, tmp_path):
+    (found,) = scale.run_scale([CLIENTS], progress=lambda what, done, total: None)["sizes"]
+    for name in ("who", "collect", "collect_again", "class", "client", "sample", "collect_private"):
+        assert found[name]["messages"] == figures[name]["messages"]
+        assert found[name]["bytes_down"] == figures[name]["bytes_down"]
+    assert found["store_bytes"] == figures["store_bytes"]
