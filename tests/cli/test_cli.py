@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.cli._in_process import fedup as in_process
 
 
 def run(*arguments, **environment):
@@ -93,10 +94,10 @@ def test_json_goes_to_standard_output_alone(tmp_path):
     ],
 )
 def test_failures_exit_1_with_one_clear_line_and_no_traceback(arguments, told, tmp_path):
-    process = run(*arguments, FEDUP_DATA=str(tmp_path))
-    assert process.returncode == 1
-    assert told in " ".join(process.stderr.split())
-    assert "Traceback" not in process.stderr
+    ran = in_process(*arguments, FEDUP_DATA=str(tmp_path))
+    assert ran.code == 1
+    assert told in ran.told
+    assert "Traceback" not in ran.err
 
 
 def test_wrong_usage_exits_2():

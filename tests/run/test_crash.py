@@ -36,7 +36,7 @@ def test_a_command_killed_at_a_random_moment_is_before_or_after_its_step(step: S
     _kill_at_random(step, tmp_path, _FEW)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_command_killed_at_any_of_200_random_moments_is_before_or_after_its_step(step: Step, tmp_path: Path):
     _kill_at_random(step, tmp_path, _MOMENTS.get(step.name, _OTHERWISE))
 

@@ -36,7 +36,7 @@ class Floor:
         self._loaded = {} if loaded is None else loaded  # the last data set, for groups that have the same
         self._made: dict[str, Any] = {}
         self._seconds = 0.0
-        self._done_with_histories: Callable[[], None] = lambda: None
+        self._done_with_histories: Callable[[], None] | None = None  # once they are in use
 
     def make(self, *, reference: bool) -> None:
         """Train what a method needs to be there; the reference too, unless the method is it."""
@@ -103,8 +103,9 @@ class Floor:
 
     def clear(self) -> None:
         """All cells of the group are over: its histories go, unless another process still needs them."""
-        self._done_with_histories()
-        self._done_with_histories = lambda: None
+        if self._done_with_histories is not None:
+            self._done_with_histories()
+            self._done_with_histories = None
 
     def _prepare(self) -> Situation:
         recipe, dataset = self.group.recipe, self.dataset
@@ -119,8 +120,8 @@ class Floor:
         situation, recipe = self.situation, self.group.recipe
         start = recipe.blank_model(self.dataset.x.shape[1:], self.dataset.num_classes)
         history = None
-        self._done_with_histories()  # a task is made again where a method has spoiled it
-        self._done_with_histories = use_histories(start, situation.federation, recipe)
+        if self._done_with_histories is None:  # a task is made again where a method has spoiled it
+            self._done_with_histories = use_histories(start, situation.federation, recipe)
         if self.group.recorded and self._with_history:
             model, history = recorded(start, situation.federation, recipe, progress=self._progress)
         else:
