@@ -4,7 +4,8 @@ from typing import Any
 
 from fedup.bench.shown import show_bytes
 
-HEAD = ["step", "s", "messages", "up", "down", "R-A", "F-A", "by stage"]
+HEAD = ["step", "s", "messages", "up", "down", "R-A", "F-A", "by stage, s"]
+_LEAST_S = 0.001  # of a stage that is worth a word
 
 
 def flower_table(result: dict[str, Any]) -> str:
@@ -16,7 +17,7 @@ def flower_table(result: dict[str, Any]) -> str:
     rows = [["FedAvg, Flower's own", _seconds(result["training"]["time_s"]), "", "", "", "", "", ""]]
     rows.append(["collect", *_costs(result["collection"], result["collection"]["time_s"]), "", "", ""])
     for one in result["requests"]:
-        stages = ", ".join(f"{name} {_seconds(value)}" for name, value in one["time_s"].items())
+        stages = ", ".join(f"{name} {_seconds(value)}" for name, value in one["time_s"].items() if value >= _LEAST_S)
         judged = [f"{one['before'][key]:.2f} → {one['after'][key]:.2f}" for key in ("retain", "forget")]
         rows.append([f"forget a {one['kind']}", *_costs(one, sum(one["time_s"].values())), *judged, stages])
     return "\n\n".join(
