@@ -85,11 +85,12 @@ def scale_table(result: dict[str, Any]) -> str:
             f"`fedup bench scale`, commit {commit}; n = 1. Clients of {about['rows']} rows, {about['width']} features, "
             f"ρ = 0.8, a model of {show_bytes(result['sizes'][0]['model_bytes'])}; {about['engine']}: all nodes are "
             "simulated on these cores, and that is what most of the time goes to. *Memory* is by how much the server's "
-            "process grows at most in a collection, without pages of files; nodes have weights and features already. A "
-            f"sample request names {about['forgotten']} rows of one client.",
+            "process grows at most in a collection, without pages of files and what it had free before; nodes have "
+            "weights and features already. A sample request "
+            f"names {about['forgotten']} rows of one client.",
             markdown_table(HEAD, measured_rows(result)),
             f"### From {largest:,} clients to far more\n\nNot measured: collections taken to grow in proportion to the "
-            "clients, answers to requests not at all.",
+            "clients, answers to requests not at all, which leaves out their one pass over the store.",
             markdown_table(HEAD, far_rows(result)),
         ]
     )
