@@ -49,6 +49,13 @@ def test_f_a_is_judged_by_how_close_it_is_to_retrains(told):
     assert told(**figures) == []
 
 
+@pytest.mark.parametrize(("asr", "named"), [(0.05, True), (0.9, False), (None, False)])
+def test_who_keeps_the_backdoor_is_not_praised_for_finding_its_class(told, asr, named):
+    goal, ours = {**BASE, "asr": 0.04, "zero_a": 0.6}, {**BASE, "asr": 0.02, "zero_a": 0.5}
+    theirs = {**BASE, "zero_a": 0.99, **({} if asr is None else {"asr": asr})}
+    assert any("0A (0.990 against 0.500)" in one for one in told(retrain=goal, fedup=ours, none=theirs)) == named
+
+
 def test_an_effect_that_fedup_never_reaches_is_lost_to_whoever_does(told):
     fast, never = {**BASE, "time_to_effect": 5.0}, {**BASE, "time_to_effect": None}
     assert "time to effect (5.00 s against never)" in told(retrain=BASE, fedup=never, none=fast)[0]

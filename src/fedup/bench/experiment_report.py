@@ -178,7 +178,7 @@ def _words(blocks: Sequence[Block]) -> list[str]:
 _RULE = (
     "A method is named where it is better in every seed in which the attack took: on shares by more than 0.002, on "
     "times by more than a tenth, on F-A by being closer to Retrain's. Methods that lose more than ten points of R-A "
-    "to Retrain are left out."
+    "to Retrain are left out, and on 0A those that keep more than ten points of ASR more than it."
 )
 
 

@@ -12,7 +12,7 @@ OURS = "fedup"
 JUDGED = ("r_a", "f_a", "f_a_train", "test", "asr", "zero_a", "ps", "triggered", "tow", "tv", "time_to_effect")
 _LEAST = 0.002  # of a share: less is no difference
 _LEAST_SHARE = 0.1  # of times and bytes: a tenth less, or no less
-_USABLE = 0.1  # a method that loses more R-A than this to Retrain is no alternative
+_USABLE = 0.1  # a method that loses more R-A than this to Retrain, or keeps more of a backdoor, is no alternative
 
 
 def verdicts(blocks: Sequence[Block]) -> list[str]:
@@ -48,12 +48,20 @@ def beats(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) 
     theirs, mine, goal = (figure.values if (figure := one.figure(column.key)) else {} for one in (row, ours, reference))
     if not seeds <= theirs.keys():
         return False
+    if column.key == "zero_a" and not _resists(row, reference, seeds):
+        return False
     if column.key == "time_to_effect":  # a moment that we never reach is later than any
         mine = {seed: mine.get(seed, math.inf) for seed in seeds}
     if not seeds <= mine.keys():
         return False
     least = {s: _LEAST if column.style == "share" else _LEAST_SHARE * theirs[s] for s in seeds}
     return all(_gain(theirs[s], mine[s], goal.get(s), column) > least[s] for s in seeds)
+
+
+def _resists(row: Row, reference: Row, seeds: set[int]) -> bool:
+    """Whether the backdoor is gone: who calls every triggered row by its class finds all that are of it."""
+    here, goal = row.figure("asr", seeds), reference.figure("asr", seeds)
+    return here is not None and goal is not None and here.mean <= goal.mean + _USABLE
 
 
 def _gain(theirs: float, mine: float, goal: float | None, column: Column) -> float:
