@@ -106,7 +106,7 @@ def test_a_store_on_disk_is_the_same_and_leaves_no_file(collected, small_model, 
 
 
 def test_a_store_on_a_disk_that_is_not_there_is_a_clear_error(small_model, digits_federation, tmp_path):
-    with pytest.raises(StorageError, match="Could not write"):
+    with pytest.raises(StorageError, match="no folder"):
         collect(small_model, digits_federation, ratio=0.5, folder=tmp_path / "nowhere")
 
 

@@ -14,7 +14,7 @@ from fedup.artifacts import load_tensors, save_tensors, serialized_size
 from fedup.client import Summarizing, Summary
 from fedup.contact import Contact, InProcess
 from fedup.cut import find_cut
-from fedup.errors import ArtifactError, DataError, SettingError
+from fedup.errors import ArtifactError, DataError, SettingError, StorageError
 from fedup.federation import Federation
 from fedup.files import explained
 from fedup.kmeans import centroid_count
@@ -170,6 +170,8 @@ def collect(
     With a `folder` the vectors lie on its disk in place of memory, for federations of many clients: in a file without a
     name, which goes with the store. `save_centroids` keeps them; what `load_centroids` gives lies on disk anyway.
     """
+    if folder is not None and not Path(folder).is_dir():  # before anybody is asked, and charged
+        raise StorageError(f"There is no folder {folder} to write to. Make it first.")
     requests = frozenset(forget)
     usual = settings_of(preset, requests)
     how = _how(privacy, ratio, sigma, seed, Summarizing(usual.ratio, usual.sigma))

@@ -11,10 +11,12 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from tests.flower._grid import FIRST, LocalGrid, World, changed, digits, told, with_answer
+from torch import nn
 
 from fedup import Centroids, FilterConfig, Forget, collect, fingerprint, plug, restore, unlearn
 from fedup.client import Summarizing
 from fedup.contact import InProcess
+from fedup.contrast import Question
 from fedup.errors import BudgetError, ContactError, DataError, FedUPError, RequestError, SettingError
 from fedup.flower import GridContact, Policy, messaging
 from fedup.flower.contact import MOST_BYTES
@@ -108,8 +110,9 @@ def assert_same_store(one: Centroids, other: Centroids) -> None:
     assert torch.equal(one.counts, other.counts)
     for name in ("cells", "clients", "num_classes", "how", "cut", "base", "nonnegative", "shape", "collected_for"):
         assert getattr(one, name) == getattr(other, name), name
-    for name in ("excluded", "sample_labels", "purged", "paper_epsilons", "ledger"):
+    for name in ("excluded", "sample_labels", "purged", "paper_epsilons"):
         assert getattr(one, name) == getattr(other, name), name
+    assert server_charges(one.ledger) == server_charges(other.ledger)
     assert one.sealed.keys() == other.sealed.keys()
 
 
@@ -1044,14 +1047,19 @@ def charges(grid: LocalGrid) -> dict[int, list[dict]]:
     found = {}
     for node, context in grid.contexts.items():
         kept = context.state.config_records.get("fedup-ledger")
-        found[node - FIRST] = json.loads(kept["json"])["charges"] if kept else []
+        found[node - FIRST] = [unnamed(charge) for charge in json.loads(kept["json"])["charges"]] if kept else []
     return found
+
+
+def unnamed(charge: dict) -> dict:
+    """Without the name of the release, which the server alone notes."""
+    return {name: value for name, value in charge.items() if name != "release"}
 
 
 def server_charges(ledger: Ledger) -> dict[int, list[dict]]:
     by_client: dict[int, list[dict]] = {client: [] for client in range(4)}
     for charge in ledger.to_json()["charges"]:
-        by_client[charge["client"]].append(charge)
+        by_client[charge["client"]].append(unnamed(charge))
     return by_client
 
 
@@ -1199,7 +1207,7 @@ def test_a_question_to_all_is_written_once(world, monkeypatch):
     written = []
     monkeypatch.setattr(messaging, "write_ask", lambda ask: written.append(ask) or write_ask(ask))
     collect(world.model, world.contact(world.grid()))
-    assert [ask.weights is None for ask in written] == [True, False]  # and not for each of four nodes
+    assert [ask.record is None for ask in written] == [True, False]  # and not for each of four nodes
 
 
 # --- nodes that come back, and nodes that do not
@@ -1311,3 +1319,114 @@ def test_an_answer_that_came_early_is_judged_as_any_other(world):
     with pytest.raises(ContactError, match=r"Client 1 gave no answer of use: .*missing"):
         unlearn(plugged, store, shared_request(world), clients=contact, config=FilterConfig(steps=5))
     assert plugged.served is None
+
+
+# --- answers that wait are of one question
+
+
+def test_an_answer_that_waits_is_not_taken_for_another_cut(world, tmp_path):
+    """Two cuts of the same width, so that no shape would tell."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 10))
+    app = lambda client: world.app(client, model=lambda: copy.deepcopy(model))  # noqa: E731
+    grid = LocalGrid({FIRST + i: app(i) for i in range(4)})
+    contact = GridContact(grid, model.eval(), example=world.example, num_classes=10, timeout=2.0)
+    how = Summarizing(0.5)
+    contact.reach(cut="3", how=how, gone=Forget(), without=frozenset())  # a collection that is given up
+    asked = {"how": how, "labels": frozenset(contact.cell_sizes([1])[1]), "excluded": frozenset()}
+    expected = InProcess(world.federation, model).summarize(1, cut="5", **asked)
+    assert torch.equal(contact.summarize(1, cut="5", **asked).vectors, expected.vectors)
+
+
+def test_what_came_early_for_a_request_that_failed_is_asked_for_anew(world):
+    grid = world.grid()
+    contact = world.contact(grid, retries=0, timeout=0.1)
+    store, plugged = collect(world.model, contact), plug(world.model)
+    grid.spoil = lambda node, reply: None
+    with pytest.raises(ContactError, match="Client 0 gave no answer of use"):
+        unlearn(plugged, store, shared_request(world), clients=contact)
+    grid.spoil = lambda node, reply: reply
+    grid.sent.clear()
+    sample = int(world.rows(3)[0])
+    assert contact.labels_of(3, frozenset([sample])) == {sample: int(world.federation.y[sample])}
+    assert grid.nodes_asked("labels") == [FIRST + 3]
+    assert collect(world.model, contact, forget=[Forget.samples({1: [int(world.rows(1)[0])]})]).clients == (0, 1, 2, 3)
+
+
+# --- accounts
+
+
+def test_a_release_that_came_is_charged_though_the_request_fails(world):
+    grid = world.grid()
+    contact = world.contact(grid, retries=0, timeout=0.1)
+    store, plugged = collect(world.model, contact, privacy=DP(100.0, clip=4.0)), plug(world.model)
+    grid.spoil = lambda node, reply: None if node == FIRST + 1 else reply
+    config = FilterConfig(filter="bottleneck", steps=5)
+    with pytest.raises(ContactError, match="Client 1"):
+        unlearn(plugged, store, shared_request(world), clients=contact, config=config)
+    at_nodes = {client: len(own) for client, own in charges(grid).items()}
+    at_server = {client: len(own) for client, own in server_charges(contact.ledger).items()}
+    assert at_nodes == {0: 2, 1: 2, 2: 1, 3: 2}
+    assert at_server == {0: 2, 1: 1, 2: 1, 3: 2}  # it cannot know of the answer that was lost
+    grid.spoil = lambda node, reply: reply
+    unlearn(plugged, store, shared_request(world), clients=contact, config=config)
+    assert {client: len(own) for client, own in charges(grid).items()} == {0: 3, 1: 3, 2: 1, 3: 3}
+    assert {client: len(own) for client, own in server_charges(contact.ledger).items()} == {0: 3, 1: 2, 2: 1, 3: 3}
+
+
+def test_answers_on_disk_are_charged_once_by_a_server_that_was_killed(world, tmp_path):
+    grid, ledger = world.grid(), Ledger()
+    contact = world.contact(grid, folder=tmp_path, ledger=ledger)
+    contact.reach(cut="head", how=REAL, gone=Forget(), without=frozenset())
+    every = {"cut": "head", "how": REAL, "labels": frozenset(range(10)), "excluded": frozenset()}
+    for client in (0, 1):
+        contact.summarize(client, **every)  # and killed here
+    collect(world.model, world.contact(grid, folder=tmp_path, ledger=ledger), cut="head", privacy=REAL)
+    assert {client: len(own) for client, own in charges(grid).items()} == dict.fromkeys(range(4), 1)
+    assert {client: len(own) for client, own in server_charges(ledger).items()} == dict.fromkeys(range(4), 1)
+
+
+@pytest.mark.parametrize("part", ["sums", "counts", "clip"])
+def test_noisy_statistics_out_of_shape_are_not_taken(world, part):
+    grid = world.grid()
+    contact = world.contact(grid, retries=0)
+    question = Question({"it": Forget.samples({2: world.rows(2)[:40].tolist()})}, Forget())
+    asked = {"cut": "conv2", "dp": REAL, "question": question}
+
+    def spoil(node, reply):
+        if told(reply).status != "ok" or not told(reply).arrays:
+            return reply
+        if part == "clip":
+            return changed(reply, {"clip": 1e300})
+        wrong = told(reply).arrays[part][:, :1] if part == "sums" else told(reply).arrays[part][:5]
+        return changed(reply, **{part: wrong})
+
+    grid.spoil = spoil
+    with pytest.raises(ContactError, match="Client 2 gave no answer of use"):
+        contact.gather_privately(2, **asked)
+
+
+# --- nodes that come under another number, or late
+
+
+def test_a_client_that_comes_back_by_another_number_is_the_same(world):
+    grid = world.grid()
+    contact = world.contact(grid)
+    store = collect(world.model, contact)
+    grid.apps[300] = grid.apps.pop(ODD)
+    grid.contexts[300] = grid.contexts.pop(ODD)
+    assert_same_store(collect(world.model, contact), store)
+    sample = int(world.rows(2)[0])
+    assert contact.labels_of(2, frozenset([sample]))
+    grid.apps[301], grid.contexts[301] = grid.apps[300], grid.contexts[300]
+    with pytest.raises(DataError, match="Two nodes say they are client 2"):
+        collect(world.model, contact)
+
+
+def test_a_node_that_joined_late_is_asked_too(world):
+    grid = world.grid()
+    late, context = grid.apps.pop(FIRST + 3), grid.contexts[FIRST + 3]
+    contact = world.contact(grid)
+    assert list(contact.clients) == [0, 1, 2]
+    grid.apps[FIRST + 3], grid.contexts[FIRST + 3] = late, context
+    assert collect(world.model, contact, forget=[Forget.clients([0])]).clients == (0, 1, 2, 3)
+    assert list(contact.clients) == [0, 1, 2, 3]

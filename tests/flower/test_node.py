@@ -1,5 +1,6 @@
 """A node answers from its own rows what it would answer in process, under its own rules, and tells nothing else."""
 
+import json
 from dataclasses import asdict, replace
 
 import pytest
@@ -14,9 +15,10 @@ from fedup import Forget, fingerprint
 from fedup.client import Summarizing
 from fedup.contact import InProcess
 from fedup.contrast import Question
-from fedup.errors import DataError, MissingDataError, SettingError
+from fedup.errors import BudgetError, DataError, MissingDataError, SettingError
 from fedup.flower import Policy, mount
 from fedup.flower.reading import contrast_of, labels_of, noisy_of, shifts_of
+from fedup.flower.state import KeptLedger
 from fedup.flower.wire import Answer, Ask, array_of, tensor_of
 from fedup.privacy import DP, Budget, Ledger
 
@@ -165,7 +167,7 @@ def test_noisy_statistics_of_an_eraser_are_those_of_the_client_in_process_and_ch
     asked = Question({"it": Forget.samples({CLIENT: world.rows(CLIENT)[:40].tolist()})}, Forget())
     expected = in_process(world, ledger).gather_privately(CLIENT, cut="conv2", dp=PRIVATE, question=asked)
     answer = node.ask("gather privately", cut="conv2", how=asdict(PRIVATE), question=asked.to_json())
-    found = noisy_of(answer)
+    found = noisy_of(answer, SPREADS["conv2"], 10)
     assert torch.equal(found.sums, expected.sums)
     assert torch.equal(found.counts, expected.counts)
     assert found.clip == expected.clip
@@ -423,34 +425,70 @@ def test_a_budget_is_spent_over_several_questions_and_kept_in_the_state(world):
 
 
 @pytest.mark.parametrize("kind", ["centroids", "an eraser's"])
-def test_what_was_released_is_sent_again_for_nothing(world, kind):
-    def ask(node: Node) -> Answer:
+def test_a_release_is_sent_again_for_nothing_where_it_is_asked_for_by_its_name(world, kind):
+    def ask(node: Node, release: str) -> Answer:
         if kind == "centroids":
-            return node.summarize(REAL)
-        return node.ask("gather privately", cut="conv2", how=asdict(REAL), question=question(world).to_json())
+            return node.summarize(REAL, release=release)
+        asked = {"how": asdict(REAL), "question": question(world).to_json()}
+        return node.ask("gather privately", cut="conv2", release=release, **asked)
 
-    node = Node(world, world.app(CLIENT, policy=Policy(budget=Budget(3.0))))
-    first = ask(node)
-    assert first.status == "ok"
-    node.summarize(REAL, without=[1])  # spends what is left
-    node.app = world.app(CLIENT, policy=Policy(budget=Budget(3.0)))
-    again, spent = ask(node), len(node.charges())
+    policy = Policy(budget=Budget(3.0))
+    node = Node(world, world.app(CLIENT, policy=policy))
+    first = ask(node, "a")
+    assert (first.status, first.details["release"]) == ("ok", "a")
+    node.app = world.app(CLIENT, policy=policy)  # a new process; only the state stays
+    again = ask(node, "a")
     assert (again.status, again.details) == ("ok", first.details)
     assert all(torch.equal(again.arrays[name], first.arrays[name]) for name in first.arrays)
-    assert spent == len(node.charges())
-    changed = Node(world, world.app(CLIENT, **with_rows(world, 3, 0.5)))
-    changed.context = node.context
-    other = ask(changed)  # of other rows it is another release
+    assert len(node.charges()) == 1
+    other = ask(node, "b")
+    assert other.status == "ok" and len(node.charges()) == 2
     assert not all(torch.equal(other.arrays[name], first.arrays[name]) for name in first.arrays)
-    assert len(changed.charges()) == spent + 1
+    while ask(node, "c").status == "ok" and len(node.charges()) < 10:
+        node.context.state.pop("fedup-released-summarize", None)  # forget it, so that each is a new one
+        node.context.state.pop("fedup-released-gather", None)
+    spent = len(node.charges())
+    assert ask(node, "d").status == "refused" and len(node.charges()) == spent
 
 
-def test_not_every_release_is_kept_for_ever(world, node):
-    for i in range(20):
-        assert node.summarize(replace(REAL, epsilon=1 + i / 100)).status == "ok"
-    kept = [name for name in node.context.state.config_records if name.startswith("fedup-released-")]
-    assert len(kept) == 16
-    assert len(node.charges()) == 20
+def test_without_a_name_each_release_is_a_new_one(world, node):
+    one, other = node.summarize(REAL), node.summarize(REAL)
+    assert not torch.equal(one.arrays["vectors"], other.arrays["vectors"])
+    assert len(node.charges()) == 2
+
+
+def test_only_the_last_release_of_a_kind_is_kept(world, node):
+    for name in "abc":
+        node.summarize(REAL, release=name)
+    kept = [name for name in node.context.state if name.startswith("fedup-released-")]
+    assert len(kept) == 2 and len(node.charges()) == 3
+    node.summarize(REAL, release="a")
+    assert len(node.charges()) == 4
+
+
+def test_an_account_in_a_file_outlives_the_state(world, tmp_path):
+    policy = Policy(budget=Budget(3.0), account=tmp_path / "account.json")
+    told = [Node(world, world.app(CLIENT, policy=policy)).summarize(REAL).status for _ in range(4)]  # a state each
+    affordable = int(policy.budget.mu**2 / REAL.mu**2 * (1 + 1e-9))
+    assert told == ["ok"] * affordable + ["refused"] * (4 - affordable) and 0 < affordable < 4
+    charges = json.loads(policy.account.read_text())["charges"]
+    assert len(charges) == affordable
+    policy.account.write_text("{")
+    node = Node(world, world.app(CLIENT, policy=policy))
+    answer = node.summarize(REAL)
+    assert answer.status == "failed" and "account cannot be read" in answer.reason and not answer.arrays
+
+
+def test_two_runs_at_once_have_one_account(world, tmp_path):
+    policy = Policy(budget=Budget(3.0), account=tmp_path / "account.json")
+    affordable = int(policy.budget.mu**2 / REAL.mu**2 * (1 + 1e-9))
+    contexts = [Node(world, world.app(CLIENT, policy=policy)).context for _ in range(2)]
+    ledgers = [KeptLedger(context, policy) for context in contexts]  # both looked before either spent
+    for _ in range(affordable):
+        ledgers[0].spend(CLIENT, REAL, "centroids")
+    with pytest.raises(BudgetError, match="another run"):
+        ledgers[1].spend(CLIENT, REAL, "centroids")
+    assert len(json.loads(policy.account.read_text())["charges"]) == affordable
 
 
 def test_a_budget_too_small_refuses_before_anything_is_computed(world):

@@ -1,6 +1,5 @@
 """What a node answers to each kind of question, from its own rows."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +15,8 @@ from fedup.contrast import Question
 from fedup.federation import Client, Federation
 from fedup.flower.holding import Holding, Source
 from fedup.flower.policy import Policy
-from fedup.flower.state import KeptLedger, KeptReader, digest_of, drop_features, release_once
-from fedup.flower.wire import Answer
+from fedup.flower.state import KeptLedger, KeptReader, drop_features, release_once
+from fedup.flower.wire import NONCE, Answer
 from fedup.moments import SHIFT_PARTS
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
@@ -56,12 +55,6 @@ class Work:
         federation = Federation(mine.x, mine.y, (alone,), num_classes)
         return InProcess(federation, self.make_model(), ledger=self.ledger)
 
-    def name_of(self, kind: str, details: Mapping[str, Any]) -> str:
-        """The same for the same question about the same model and rows."""
-        mine = self.holding
-        told = json.dumps([kind, self.base, mine.client, dict(details)], sort_keys=True)
-        return digest_of(told, *mine.x.split(4096), mine.y, mine.names)
-
     def ok(self, details: Mapping[str, Any], arrays: Mapping[str, Tensor] | None = None) -> Answer:
         """An answer in this node's name."""
         return Answer("ok", self.base, {"client": self.source.client, **details}, arrays or {})
@@ -84,7 +77,8 @@ def _summarize(work: Work, details: dict[str, Any]) -> Answer:
     wanted = None if details["labels"] is None else frozenset(map(int, details["labels"]))
     without = frozenset(map(int, details["without"]))
     model = work.make_model()
-    drop_features(work.context, work.holding.places(excluded))
+    named = torch.isin(work.holding.y, torch.tensor(sorted(without), dtype=torch.int64)).nonzero().flatten()
+    drop_features(work.context, {*work.holding.places(excluded), *named.tolist()})
     if isinstance(how, DP):
         every = frozenset(range(int(details["num_classes"]))) - without
         return _summarize_privately(work, model, details, how, every if wanted is None else wanted, excluded)
@@ -96,6 +90,7 @@ def _summarize(work: Work, details: dict[str, Any]) -> Answer:
     }
     kept = holding.rows_by_label(excluded)
     enough = frozenset(label for label in told if kept.get(label, 0) >= least)
+    reader = work.reader(model, details["cut"])
     summary = summarize(
         model,
         holding.x,
@@ -107,8 +102,9 @@ def _summarize(work: Work, details: dict[str, Any]) -> Answer:
         labels=enough,
         excluded=excluded,
         ids=holding.ids,
-        reader=work.reader(model, details["cut"]),
+        reader=reader,
     )
+    reader.keep()
     summary = _with_empty(summary, {label: holding.of_class(label, excluded) for label in told.keys() - enough})
     vectors = summary.vectors.half() if details.get("half") else summary.vectors
     return work.ok(_about(summary, told), {"vectors": vectors, "counts": summary.counts})
@@ -121,6 +117,7 @@ def _summarize_privately(
 
     def release() -> Answer:
         work.ledger.check([holding.client], dp)  # before anything is computed
+        reader = work.reader(model, details["cut"])
         summary = summarize_privately(
             model,
             holding.x,
@@ -135,11 +132,12 @@ def _summarize_privately(
             subjects=None,
             ids=holding.ids,
             spend=lambda: work.ledger.spend(holding.client, dp, "centroids"),
-            reader=work.reader(model, details["cut"]),
+            reader=reader,
         )
+        reader.keep()
         return work.ok(_about(summary, {}), {"vectors": summary.vectors, "counts": summary.counts})
 
-    return release_once(work.context, work.name_of("summarize", details), release)
+    return release_once(work.context, "summarize", str(details.get(NONCE, "")), release)
 
 
 def _with_empty(summary: Summary, empty: Mapping[int, frozenset[int]]) -> Summary:
@@ -211,7 +209,7 @@ def _gather_privately(work: Work, details: dict[str, Any]) -> Answer:
         found = contact.gather_privately(work.holding.client, cut=details["cut"], dp=dp, question=question)
         return work.ok({"clip": found.clip}, {"sums": found.sums, "counts": found.counts})
 
-    return release_once(work.context, work.name_of("gather privately", details), release)
+    return release_once(work.context, "gather", str(details.get(NONCE, "")), release)
 
 
 RELEASES = ("summarize", "gather privately")  # questions that can be answered under a guarantee

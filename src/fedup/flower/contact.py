@@ -2,7 +2,9 @@
 
 import json
 import math
+import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +22,7 @@ from fedup.errors import ContactError, DataError, RequestError, SettingError
 from fedup.flower import reading
 from fedup.flower.messaging import Messenger
 from fedup.flower.spool import Spool
-from fedup.flower.wire import Answer, Ask
+from fedup.flower.wire import NONCE, Answer, Ask
 from fedup.moments import Contrast, Shift
 from fedup.positions import Over, to_positions
 from fedup.privacy.dp import Layout
@@ -41,7 +43,10 @@ class _Waiting:
 
     client: int
     rows: Mapping[int, int]
-    asked: tuple[Summarizing | DP, frozenset[int], frozenset[int]]  # how, which classes, without which samples
+    asked: tuple[
+        str, Summarizing | DP, frozenset[int], frozenset[int]
+    ]  # cut, how, which classes, without which samples
+    release: str  # under DP, its name
     load: Callable[[], Summary]
 
 
@@ -97,7 +102,7 @@ class GridContact:
         self._labels: dict[int, dict[int, int]] = {}  # by client: classes of samples, as told
         self._known: dict[tuple[str, Summarizing | DP], tuple[tuple[int, ...], bool, int]] = {}
         self._rows: dict[int, Mapping[int, int]] = {}  # by client: rows of each class, as told at collection
-        self._early: dict[tuple[int, str], Answer | None] = {}  # by node and question: None where nothing of use came
+        self._early: dict[tuple[int, str], Answer | str] = {}  # by node and question; why, where nothing of use came
         self._ready: dict[int, _Waiting] = {}  # by client: answers to a collection, not taken yet
 
     @property
@@ -124,13 +129,17 @@ class GridContact:
     def clients(self) -> Sequence[int]:
         """All that answered so far; on first use they are asked who they are."""
         if not self._nodes:
-            nodes = self._all_nodes()
-            found = self._messenger.wave(
-                dict.fromkeys(nodes, self._ask("who")), lambda node, answer: reading.client_of(answer)
-            )
-            self._enough(len(nodes), len(found))
-            self._meet(found)
+            self._greet()
         return sorted(self._nodes)
+
+    def _greet(self) -> None:
+        """Ask those who they are that nobody has met yet."""
+        nodes = self._all_nodes()
+        strangers = [node for node in nodes if node not in self._nodes.values()]
+        asks = dict.fromkeys(strangers, self._ask("who"))
+        found = self._messenger.wave(asks, lambda node, answer: reading.client_of(answer))
+        self._enough(len(nodes), len(nodes) - len(strangers) + len(found))
+        self._meet(found)
 
     @property
     def num_classes(self) -> int:
@@ -152,6 +161,7 @@ class GridContact:
 
     def reach(self, *, cut: str, how: Summarizing | DP, gone: Forget, without: frozenset[int]) -> Sequence[int]:
         """One wave for all, whose answers then wait for `summarize`; the clients that answered."""
+        self._ready, self._early = {}, {}  # what waits is of a collection, or of a request, that was given up
         if self._ledger.budgets:  # a node that answers has spent: what this server may not have is not asked for
             asked = [client for client in self.clients if client not in gone.client_ids]
             self._ledger.check(asked, how) if isinstance(how, DP) else self._ledger.check_exact(asked)
@@ -164,22 +174,28 @@ class GridContact:
         found = {}
         for node, ask in asks.items():
             answer = self._spool.get(node, ask)
-            if answer is not None:
-                found[node] = self._take(node, ask, answer, expected[node])
+            with suppress(DataError):  # one that does not fit any more is asked for again
+                if answer is not None:
+                    found[node] = self._waiting(node, ask, answer, expected[node], kept=True)
         left = {node: ask for node, ask in asks.items() if node not in found}
         found |= self._messenger.wave(left, lambda node, answer: self._take(node, asks[node], answer, expected[node]))
-        self._enough(len(asks) + len(self._note_lost(asks, gone)), len(found))
         self._meet({node: waiting.client for node, waiting in found.items()})
+        self._enough(len(asks) + len(self._note_lost(asks, gone)), len(found))
         self._ready = {waiting.client: waiting for waiting in found.values()}
         self._rows |= {waiting.client: waiting.rows for waiting in found.values()}
         return sorted(self._ready)
 
     def _take(self, node: int, ask: Ask, answer: Answer, expected: reading.Expected) -> "_Waiting":
         """A summary that fits; where there is a folder it waits there, and not in memory."""
+        reading.told_of(answer, expected)  # raises before anything is written
+        return self._waiting(node, ask, answer, expected, kept=self._spool.put(node, ask, answer))
+
+    def _waiting(self, node: int, ask: Ask, answer: Answer, expected: reading.Expected, *, kept: bool) -> "_Waiting":
         told = reading.told_of(answer, expected)
-        kept = None if self._spool.put(node, ask, answer) else told.summary
-        asked = expected.how, frozenset(told.summary.labels), expected.excluded
-        return _Waiting(told.summary.client, told.rows, asked, lambda: kept or self._again(node, ask, expected))
+        summary = None if kept else told.summary
+        asked = ask.details["cut"], expected.how, frozenset(told.summary.labels), expected.excluded
+        load = partial(self._again, node, ask, expected) if summary is None else lambda: summary
+        return _Waiting(told.summary.client, told.rows, asked, reading.release_of(answer), load)
 
     def _again(self, node: int, ask: Ask, expected: reading.Expected) -> Summary:
         answer = self._spool.get(node, ask)
@@ -208,16 +224,17 @@ class GridContact:
         out: Tensor | None = None,
     ) -> Summary:
         waiting = self._ready.pop(client, None)
-        if waiting is not None and waiting.asked == (how, labels, excluded):
-            summary = waiting.load()
-            if not any(other.asked[1] for other in self._ready.values()):
+        if waiting is not None and waiting.asked == (cut, how, labels, excluded):
+            summary, release = waiting.load(), waiting.release
+            if not any(other.asked[2] for other in self._ready.values()):
                 self._spool.clear()  # all that have cells are in the store now
         else:  # what waits answers another question: a collection that was given up
             ask = self._cells_ask(cut, how, labels, excluded)
             expected = self._expected(cut, how, ask, client)
-            summary = self._one(client, ask, lambda answer: reading.told_of(answer, expected)).summary
+            read = partial(_with_release, read=lambda answer: reading.told_of(answer, expected).summary)
+            summary, release = self._one(client, ask, read)
         if isinstance(how, DP):  # the node has charged its own account already
-            self._ledger.spend(client, how, "centroids")
+            self._ledger.spend(client, how, "centroids", release)
         if summary.client != client or set(summary.labels) != labels:  # a cell left out would stay as it was
             raise DataError(f"Client {client} answered for another client, or for other classes than it was asked for.")
         return summary
@@ -235,13 +252,19 @@ class GridContact:
         return self._one(client, ask, partial(reading.contrast_of, spread=spread, names=set(question.requests)))
 
     def gather_privately(self, client: int, *, cut: str, dp: DP, question: Question) -> NoisyStatistics:
-        found = self._one(client, self._private_ask(cut, dp, question), reading.noisy_of)
-        self._ledger.spend(client, dp, "eraser")
+        places, channels = self._spreads({cut: "each"})[cut]
+        read = partial(reading.noisy_of, spread=(places, channels), num_classes=self._classes)
+        found, release = self._one(client, self._private_ask(cut, dp, question), partial(_with_release, read=read))
+        self._ledger.spend(client, dp, "eraser", release)
         return found
 
     def ahead(self, question: Asked, of: Mapping[int, Mapping[str, Any]]) -> None:
         """One wave for all of these clients; their answers wait until the question is asked of each."""
         self._early = {}
+        if question == "labels_of":
+            of = {
+                client: one for client, one in of.items() if not one["samples"] <= self._labels.get(client, {}).keys()
+            }
         if len(of) < 2:  # it will be asked soon enough
             return
         write: Mapping[Asked, Callable[..., Ask]] = {
@@ -252,8 +275,17 @@ class GridContact:
             "gather_privately": self._private_ask,
         }
         asks = {self._node_of(client): write[question](**arguments) for client, arguments in of.items()}
-        found = self._messenger.wave(asks, lambda node, answer: answer)
-        self._early = {(node, _name(ask)): found.get(node) for node, ask in asks.items()}
+        clients = {self._nodes[client]: client for client in of}
+
+        def take(node: int, answer: Answer) -> Answer:
+            dp = of[clients[node]].get("how" if question == "summarize" else "dp")
+            if isinstance(dp, DP):  # it is here, whatever becomes of the request
+                what = "centroids" if question == "summarize" else "eraser"
+                self._ledger.spend(clients[node], dp, what, reading.release_of(answer))
+            return answer
+
+        found = self._messenger.wave(asks, take)
+        self._early = {(node, _name(ask)): found.get(node, self.left_out.get(node, "")) for node, ask in asks.items()}
 
     # --- what is asked
 
@@ -270,7 +302,7 @@ class GridContact:
         return self._ask("gather", cut=cut, over=over, positions=list(positions), question=question.to_json())
 
     def _private_ask(self, cut: str, dp: DP, question: Question) -> Ask:
-        return self._ask("gather privately", cut=cut, how=asdict(dp), question=question.to_json())
+        return self._ask("gather privately", **_nonce(dp), cut=cut, how=asdict(dp), question=question.to_json())
 
     def _ask(self, kind: str, **details: object) -> Ask:
         return Ask(kind, self._messenger.base, {**details, "num_classes": self._classes})
@@ -286,6 +318,7 @@ class GridContact:
         """For some classes, or for all that a client holds without these."""
         return self._ask(
             "summarize",
+            **_nonce(how),
             cut=cut,
             how=asdict(how),
             labels=None if labels is None else sorted(labels),
@@ -298,9 +331,15 @@ class GridContact:
         """By node. Where a request names clients or samples, each node gets what concerns it, and no other's."""
         if not gone.client_ids and not gone.sample_ids:
             return dict.fromkeys(self._all_nodes(), self._summary_ask(cut, how, None, without, frozenset()))
+        self._greet()
         asked = [client for client in self.clients if client not in gone.client_ids]
-        samples = {client: gone.sample_ids.get(client, frozenset()) for client in asked}
-        return {self._nodes[client]: self._summary_ask(cut, how, None, without, samples[client]) for client in asked}
+        usual = self._summary_ask(cut, how, None, without, frozenset())  # one object for all that get the same
+        return {
+            self._nodes[client]: self._summary_ask(cut, how, None, without, gone.sample_ids[client])
+            if client in gone.sample_ids
+            else usual
+            for client in asked
+        }
 
     def _expected(self, cut: str, how: Summarizing | DP, ask: Ask, client: int | None) -> reading.Expected:
         """What a node must say to this question."""
@@ -352,9 +391,10 @@ class GridContact:
 
     def _meet(self, clients: Mapping[int, int]) -> None:
         """Learn which node is which client; a number that two nodes claim is an error."""
-        known = {node: client for client, node in self._nodes.items()}
+        known, connected = {node: client for client, node in self._nodes.items()}, set(self._grid.get_node_ids())
         for node, client in clients.items():
-            if self._nodes.get(client, node) != node:
+            before = self._nodes.get(client, node)
+            if before != node and (before in connected or before in clients):  # else it has come back by another number
                 raise DataError(f"Two nodes say they are client {client}: {self._nodes[client]} and {node}.")
             if known.get(node, client) != client:
                 raise DataError(f"Node {node} was client {known[node]} before, and says now that it is {client}.")
@@ -365,15 +405,18 @@ class GridContact:
         if (node, _name(ask)) in self._early:
             early = self._early.pop((node, _name(ask)))
             try:
-                if early is not None:
+                if not isinstance(early, str):
                     return read(early)
+                why = early
             except DataError as error:
-                self._messenger.left_out[node] = str(error)
+                why = self._messenger.left_out[node] = str(error)
+            self._early = {}  # the request is given up: whoever asks next asks anew
         else:
             found = self._messenger.wave({node: ask}, lambda node, answer: read(answer))
             if node in found:
                 return found[node]
-        raise ContactError(f"Client {client} gave no answer of use: {self.left_out[node]}. Nothing was changed.")
+            why = self.left_out[node]
+        raise ContactError(f"Client {client} gave no answer of use: {why}. Nothing was changed.")
 
     def _node_of(self, client: int) -> int:
         if client not in self.clients:
@@ -391,4 +434,14 @@ class GridContact:
 
 def _name(ask: Ask) -> str:
     """By which the same question is known again."""
-    return json.dumps([ask.kind, dict(ask.details)], sort_keys=True)
+    return json.dumps([ask.kind, {key: value for key, value in ask.details.items() if key != NONCE}], sort_keys=True)
+
+
+def _nonce(how: Summarizing | DP) -> dict[str, str]:
+    """A name for what is released to this question, so that a node that is asked again, since its answer was lost on
+    the way, sends it once more in place of paying twice."""
+    return {NONCE: secrets.token_hex(16)} if isinstance(how, DP) else {}
+
+
+def _with_release(answer: Answer, read: Callable[[Answer], T]) -> tuple[T, str]:
+    return read(answer), reading.release_of(answer)

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from fedup.errors import DataError, FingerprintError
-from fedup.flower.wire import QUERY, WITHOUT_MODEL, Answer, Ask, read_answer, size_of, write_ask
+from fedup.flower.wire import QUERY, WITHOUT_MODEL, Answer, Ask, read_answer, record_of, size_of, write_ask
 from fedup.sharing import fingerprint
 
 _LONGEST_PAUSE_S = 30.0  # between tries
@@ -84,11 +84,11 @@ class Messenger:
     def _with_weights(self, asks: Mapping[int, Ask], nodes: Collection[int]) -> dict[int, Ask]:
         """The same questions, with weights for some of the nodes. Nodes that get the same get the same object."""
         made: dict[int, Ask] = {}
-        weights = dict(self._model.state_dict())
+        record = record_of(self._model.state_dict()) if nodes else None  # one for all: it may be large
         for node in nodes:
             ask = asks[node]
             if ask.kind not in WITHOUT_MODEL:
-                made.setdefault(id(ask), replace(ask, weights=weights))
+                made.setdefault(id(ask), replace(ask, record=record))
         return {node: made.get(id(ask), ask) if node in nodes else ask for node, ask in asks.items()}
 
     def _send(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, Answer]]:

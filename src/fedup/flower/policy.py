@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from fedup.errors import SettingError
 from fedup.privacy.guarantee import DP
@@ -15,13 +16,15 @@ class RefusedError(Exception):
 @dataclass(frozen=True)
 class Policy:
     """`least_rows`: classes of which fewer rows are retained are not told. `only_private`: nothing but releases under
-    differential privacy leaves the client. `budget`: what all of these may cost together. `ask`: a function of the kind
-    of question that gives a reason to refuse it, or None.
+    differential privacy leaves the client. `budget`: what all of these may cost together. `account`: a file on the
+    node's disk that what was spent is written to; without one it is in the node's Flower state, which ends with the run
+    or with the SuperNode. `ask`: a function of the kind of question that gives a reason to refuse it, or None.
     """
 
     least_rows: int = 1
     only_private: bool = False
     budget: Budget | None = None
+    account: Path | None = None
     ask: Callable[[str], str | None] | None = None
 
     def __post_init__(self) -> None:

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from fedup.client import Summarizing, Summary
 from fedup.errors import DataError
-from fedup.flower.wire import Answer
+from fedup.flower.wire import NONCE, Answer
 from fedup.kmeans import centroid_count
 from fedup.moments import SHIFT_PARTS, Contrast, Moments, Shift, Sums
 from fedup.privacy.guarantee import DP
 from fedup.private_erasure import NoisyStatistics
 
+_LARGEST_CLIP = 1e12
 _FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
@@ -157,11 +158,21 @@ def contrast_of(answer: Answer, spread: tuple[int, int], names: Collection[str])
     return Contrast(groups["forgotten"], groups["reference"], Moments(count, sums, squares))
 
 
-def noisy_of(answer: Answer) -> NoisyStatistics:
-    """Noisy statistics for an eraser."""
+def noisy_of(answer: Answer, spread: tuple[int, int], num_classes: int) -> NoisyStatistics:
+    """Noisy statistics for an eraser at so many positions and channels."""
     clip = answer.details.get("clip")
-    _require(isinstance(clip, int | float) and clip > 0, "its clip is no positive number")
-    return NoisyStatistics(_floats(answer, "sums", None), _floats(answer, "counts", None), float(clip or 0))
+    if not isinstance(clip, int | float) or not 0 < clip < _LARGEST_CLIP:
+        raise DataError("its clip is no positive number, or one that no feature has")
+    sums, counts = _floats(answer, "sums", None), _floats(answer, "counts", None)
+    groups = len(counts.flatten()) - 1  # retained rows class by class, or all together where that would be too much
+    _require(groups in (1, num_classes) and counts.ndim == 1, "its counts are of other groups")
+    _require(tuple(sums.shape) == (groups + 2, *spread), f"sums is of shape {tuple(sums.shape)}")
+    return NoisyStatistics(sums, counts, float(clip))
+
+
+def release_of(answer: Answer) -> str:
+    """The name of what was released under a guarantee; none without one."""
+    return str(answer.details.get(NONCE, ""))[:64]
 
 
 def _require(holds: bool, otherwise: str) -> None:

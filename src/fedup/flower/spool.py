@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedup.artifacts import load_tensors, save_tensors
 from fedup.errors import ArtifactError
-from fedup.flower.wire import Answer, Ask
+from fedup.flower.wire import NONCE, Answer, Ask
 
 _KIND = "answer"
 
@@ -43,5 +43,7 @@ class Spool:
 
     @staticmethod
     def _path(folder: Path, node: int, ask: Ask) -> Path:
-        question = hashlib.sha256(json.dumps(dict(ask.details), sort_keys=True).encode()).hexdigest()
+        question = hashlib.sha256(
+            json.dumps({key: value for key, value in ask.details.items() if key != NONCE}, sort_keys=True).encode()
+        ).hexdigest()
         return folder / f"{node}-{question[:32]}.safetensors"

@@ -4,22 +4,24 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from torch import Tensor, nn
 
 from fedup.cut import FEATURE_BATCH, FeatureReader, Features
-from fedup.errors import DataError
+from fedup.errors import ArtifactError, BudgetError, DataError
+from fedup.files import write_text
 from fedup.flower.policy import Policy
-from fedup.flower.wire import Answer, array_of, tensor_of
+from fedup.flower.wire import NONCE, Answer, array_of, tensor_of
 from fedup.privacy.ledger import Charge, Ledger
+from fedup.run.lock import held
 
 _LEDGER = "fedup-ledger"
 _WEIGHTS, _WEIGHTS_OF = "fedup-weights", "fedup-weights-of"
-_RELEASED = "fedup-released-"  # and the digest of what was asked
-_MOST_RELEASED = 16  # answers under differential privacy
+_RELEASED = "fedup-released-"  # and the kind of question
+_A_WHILE_S = 60.0
 _FEATURES, _FEATURES_OF = "fedup-features", "fedup-features-of"
 
 
@@ -41,44 +43,67 @@ def keep_weights(context: Context, base: str, weights: Mapping[str, Tensor]) -> 
 
 
 class KeptLedger(Ledger):
-    """The node's own account."""
+    """The node's own account: in the file that the policy names, or else in the state, which lives as long as a run."""
 
     def __init__(self, context: Context, policy: Policy) -> None:
-        kept = context.state.config_records.get(_LEDGER)
-        known = Ledger.from_json(json.loads(str(kept["json"]))) if kept else Ledger()
-        super().__init__(known.charges, {None: policy.budget} if policy.budget else {})
-        self._context = context
+        self._context, self._file = context, policy.account
+        super().__init__(self._read().charges, {None: policy.budget} if policy.budget else {})
+
+    def _read(self) -> Ledger:
+        if self._file is not None:
+            if not self._file.exists():
+                return Ledger()
+            try:
+                return Ledger.from_json(json.loads(self._file.read_text(encoding="utf-8")))
+            except (ValueError, OSError) as error:
+                raise ArtifactError("This node's account cannot be read: nothing is released until it can.") from error
+        kept = self._context.state.config_records.get(_LEDGER)
+        return Ledger.from_json(json.loads(str(kept["json"]))) if kept else Ledger()
 
     def _record(self, charge: Charge) -> None:
-        text = json.dumps({"charges": [asdict(one) for one in [*self.charges, charge]], "budgets": []})
-        self._context.state[_LEDGER] = ConfigRecord({"json": text})
+        if self._file is None:
+            text = json.dumps({"charges": [asdict(one) for one in [*self.charges, charge]], "budgets": []})
+            self._context.state[_LEDGER] = ConfigRecord({"json": text})
+            return
+        with held(self._file.with_suffix(".lock"), "fedup", wait_s=_A_WHILE_S):  # two runs at once have one account
+            now = Ledger(self._read().charges, self.budgets)
+            if self.budgets:
+                _check_room(now, charge)
+            text = json.dumps({"charges": [asdict(one) for one in [*now.charges, charge]], "budgets": []})
+            write_text(self._file, text)
 
 
-def release_once(context: Context, name: str, answer: Callable[[], Answer]) -> Answer:
-    """The answer to a question under differential privacy; the same one where it was given before.
+def _check_room(ledger: Ledger, charge: Charge) -> None:
+    """Another run may have spent meanwhile."""
+    budget = ledger.budget(charge.client)
+    if budget is not None and ledger.mu(charge.client) ** 2 + charge.mu**2 > budget.mu**2 * (1 + 1e-9):
+        raise BudgetError("This node's budget was spent by another run meanwhile. Nothing was released.")
 
-    A reply that was lost on its way is asked for again: what was released already is sent once more, and costs nothing.
+
+def release_once(context: Context, kind: str, name: str, answer: Callable[[], Answer]) -> Answer:
+    """The answer to a question under differential privacy; where its name is that of the last one of its kind, the one
+    that was given then.
+
+    A reply that was lost on its way is asked for again by the same name: it was released already, and costs nothing.
     """
-    key = _RELEASED + name
+    key = _RELEASED + kind
     about, arrays = context.state.config_records.get(key), context.state.array_records.get(f"{key}-arrays")
-    if about is not None and arrays is not None:
+    if about is not None and arrays is not None and name and about["name"] == name:
         told = json.loads(str(about["json"]))
         return Answer(
             "ok", told["base"], told["details"], {one: tensor_of(array, one) for one, array in arrays.items()}
         )
     found = answer()
-    if found.status == "ok":
-        kept = [one for one in context.state.config_records if one.startswith(_RELEASED)]
-        for old in kept[: max(0, len(kept) + 1 - _MOST_RELEASED)]:  # the first that were given
-            del context.state[old], context.state[f"{old}-arrays"]
+    found = replace(found, details={**found.details, NONCE: name})
+    if found.status == "ok" and name:
         context.state[f"{key}-arrays"] = ArrayRecord({one: array_of(tensor) for one, tensor in found.arrays.items()})
         text = json.dumps({"base": found.base, "details": dict(found.details)})
-        context.state[key] = ConfigRecord({"json": text})
+        context.state[key] = ConfigRecord({"name": name, "json": text})
     return found
 
 
 class KeptReader(FeatureReader):
-    """Reads features once: they stay in the state as long as model, cut, rows and their order are the same.
+    """Reads features once: after `keep` they stay in the state, for the same model, cut and rows in the same order.
 
     The bits are those of reading anew: a row lies at the same place of a batch of the same size whichever rows are
     wanted. More than `most_bytes` are not kept, since the state travels between Flower's processes at the node with
@@ -88,29 +113,44 @@ class KeptReader(FeatureReader):
     def __init__(self, model: nn.Module, cut: str, *, base: str, context: Context, most_bytes: int) -> None:
         super().__init__(model, cut)
         self._base, self._context, self._most_bytes = base, context, most_bytes
+        self._rows: tuple[Tensor, Tensor, int] | None = None  # of which the key is known
+        self._key = ""
+        self._kept: _KeptFeatures | None = None
+        self._new = False
 
     def read(
         self, x: Tensor, rows: Tensor, *, wanted: Tensor | None = None, batch_size: int = FEATURE_BATCH
     ) -> Features:
-        chosen = rows if wanted is None else rows[wanted]
-        key = self._key(x, rows, batch_size)
-        kept = _KeptFeatures.of(self._context, key)
-        if kept is not None and bool(kept.known[chosen.cpu()].all()):
-            return Features(kept.values[chosen.cpu()].to(rows.device), kept.nonnegative, kept.shape)
+        if not self._most_bytes:
+            return super().read(x, rows, wanted=wanted, batch_size=batch_size)
+        self._look(x, rows, batch_size)
+        chosen, kept = (rows if wanted is None else rows[wanted]).cpu(), self._kept
+        if kept is not None and bool(kept.known[chosen].all()):
+            return Features(kept.values[chosen].to(rows.device), kept.nonnegative, kept.shape)
         found = super().read(x, rows, wanted=wanted, batch_size=batch_size)
         width = found.values.shape[1]
-        if len(x) * (4 * width + 1) <= self._most_bytes:
+        if kept is None and len(x) * (4 * width + 1) <= self._most_bytes:
             known = torch.zeros(len(x), dtype=torch.bool)
-            kept = kept or _KeptFeatures(key, torch.zeros(len(x), width), known, found.nonnegative, found.shape)
-            kept.values[chosen.cpu()] = found.values.cpu()
-            kept.known[chosen.cpu()] = True
-            kept.keep(self._context)
+            kept = _KeptFeatures(self._key, torch.zeros(len(x), width), known, found.nonnegative, found.shape)
+        if kept is not None:
+            kept.values[chosen] = found.values.cpu()
+            kept.known[chosen] = True
+            self._kept, self._new = kept, True
         return found
 
-    def _key(self, x: Tensor, rows: Tensor, batch_size: int) -> str:
-        """Of all that decides the bits: model, cut, the rows' content, their order, and how many are read at once."""
+    def keep(self) -> None:
+        """What was read goes into the state; once, since it may be large."""
+        if self._kept is not None and self._new:
+            self._kept.keep(self._context)
+
+    def _look(self, x: Tensor, rows: Tensor, batch_size: int) -> None:
+        """What is here of these rows, by all that decides the bits: model, cut, the rows' content, their order, how
+        many are read at once."""
+        if self._rows is not None and self._rows[0] is x and self._rows[1] is rows and self._rows[2] == batch_size:
+            return
         told = f"{self._base} {self.cut} {batch_size} {torch.get_num_threads()} {x.dtype} {tuple(x.shape)}"
-        return digest_of(told, *x.split(4096), rows)
+        self._rows, self._key = (x, rows, batch_size), digest_of(told, *x.split(4096), rows)
+        self._kept, self._new = _KeptFeatures.of(self._context, self._key), False
 
 
 def digest_of(told: str, *tensors: Tensor) -> str:

@@ -16,6 +16,7 @@ from fedup.errors import DataError
 QUERY = "fedup"  # nodes register it, and messages are of the type query.fedup
 FORMAT = 1
 Status = Literal["ok", "refused", "failed", "needs weights", "lost"]  # a lost answer is never sent
+NONCE = "release"  # a detail: what names a release under differential privacy
 WITHOUT_MODEL = ("who", "labels")  # questions that a node answers from its rows alone
 _TYPES = {"float16", "float32", "float64", "int32", "int64", "uint8", "bool"}
 
@@ -28,6 +29,7 @@ class Ask:
     base: str  # fingerprint of the model
     details: Mapping[str, Any] = field(default_factory=dict)  # plain data
     weights: Mapping[str, Tensor] | None = None  # for nodes that lack them
+    record: ArrayRecord | None = None  # the same as it is sent, which messages may share
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,16 @@ def write_ask(ask: Ask) -> RecordDict:
     """As the content of a message."""
     text = json.dumps({"format": FORMAT, "kind": ask.kind, "base": ask.base, "details": dict(ask.details)})
     content = RecordDict({"fedup": ConfigRecord({"json": text})})
-    if ask.weights is not None:
-        content["weights"] = ArrayRecord({name: array_of(tensor) for name, tensor in ask.weights.items()})
+    if ask.record is not None:
+        content["weights"] = ask.record
+    elif ask.weights is not None:
+        content["weights"] = record_of(ask.weights)
     return content
+
+
+def record_of(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """Tensors as Flower sends them."""
+    return ArrayRecord({name: array_of(tensor) for name, tensor in tensors.items()})
 
 
 def read_ask(content: RecordDict) -> Ask:

@@ -37,6 +37,7 @@ class Charge:
     mu: float
     what: str
     mechanism: str
+    release: str = ""  # its own name, where it may come to be charged twice
 
     def __post_init__(self) -> None:
         if not 0 <= self.mu < math.inf:
@@ -113,10 +114,13 @@ class Ledger:
                 "allows them. Collect under DP (epsilon and clip). Nothing was released."
             )
 
-    def spend(self, client: int, dp: DP, what: str) -> None:
-        """Charge a release; it is recorded before the noise is drawn, so that no release goes uncharged."""
+    def spend(self, client: int, dp: DP, what: str, release: str = "") -> None:
+        """Charge a release; it is recorded before the noise is drawn, so that no release goes uncharged. One with a
+        name is charged once."""
+        if release and any((charge.client, charge.release) == (client, release) for charge in self.charges):
+            return
         self.check([client], dp)
-        charge = Charge(client, dp.mu, what, str(dp))
+        charge = Charge(client, dp.mu, what, str(dp), release)
         self._record(charge)
         self.charges.append(charge)
         self._squares[client] = self._squares.get(client, 0.0) + charge.mu**2
