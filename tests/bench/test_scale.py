@@ -34,7 +34,7 @@ def test_every_node_is_asked_once_and_only_the_holder_of_samples_again(figures):
         figures["who"]["messages"] == figures["collect"]["messages"] == figures["collect_again"]["messages"] == CLIENTS
     )
     assert figures["class"]["messages"] == figures["client"]["messages"] == figures["class"]["bytes_up"] == 0
-    assert 1 <= figures["sample"]["messages"] <= 4
+    assert figures["sample"]["messages"] == 4  # classes, centroids, shifts, and statistics for an eraser
 
 
 def test_weights_travel_once_and_vectors_in_full(figures):

@@ -12,6 +12,7 @@ HEAD = [
     "up",
     "down",
     "store on disk",
+    "memory, first",
     "memory",
     "memory, no folder",
     "class, s",
@@ -45,6 +46,7 @@ def _row(clients: int, of: dict[str, Any]) -> list[str]:
         show_bytes(collect["bytes_up"]),
         show_bytes(collect["bytes_down"]),
         show_bytes(of["store_bytes"]),
+        _memory(collect["peak_bytes"]),
         _memory(of["collect_again"]["peak_bytes"]),
         _memory(of["collect_in_memory"]["peak_bytes"]),
         *(_seconds(of[kind]["time_s"]) for kind in ("class", "client", "sample")),
@@ -84,10 +86,10 @@ def scale_table(result: dict[str, Any]) -> str:
             f"## {machine['processor']}, {machine['threads']} threads, torch {machine['torch']}",
             f"`fedup bench scale`, commit {commit}; n = 1. Clients of {about['rows']} rows, {about['width']} features, "
             f"ρ = 0.8, a model of {show_bytes(result['sizes'][0]['model_bytes'])}; {about['engine']}: all nodes are "
-            "simulated on these cores, and that is what most of the time goes to. *Memory* is by how much the server's "
-            "process grows at most in a collection, without pages of files and what it had free before; nodes have "
-            "weights and features already. A sample request "
-            f"names {about['forgotten']} rows of one client.",
+            "simulated on these cores, and that is what most of the time goes to. *Memory* is by how much this process, "
+            "without pages of files, grows at most in a collection: in the first one with the simulated nodes' own "
+            "states, weights and features, which are in it too; then in a second, where only the server's part is new; "
+            f"and in a third without a folder. A sample request names {about['forgotten']} rows of one client.",
             markdown_table(HEAD, measured_rows(result)),
             f"### From {largest:,} clients to far more\n\nNot measured: collections taken to grow in proportion to the "
             "clients, answers to requests not at all, which leaves out their one pass over the store.",
