@@ -87,9 +87,10 @@ def scale_table(result: dict[str, Any]) -> str:
             f"`fedup bench scale`, commit {commit}; n = 1. Clients of {about['rows']} rows, {about['width']} features, "
             f"ρ = 0.8, a model of {show_bytes(result['sizes'][0]['model_bytes'])}; {about['engine']}: all nodes are "
             "simulated on these cores, and that is what most of the time goes to. *Memory* is by how much this "
-            "process, without pages of files, grows at most in a collection: in the first one with the simulated nodes' "
-            "own states, weights and features, which are in it too; then in a second, where only the server's part is new; "
-            f"and in a third without a folder. A sample request names {about['forgotten']} rows of one client.",
+            "process, without pages of files, grows at most in a collection: in the first one with the states of the "
+            "simulated nodes, weights and features, which are in it too; then in a second, where only the server's "
+            "part is new; and in a third without a folder. A sample request names "
+            f"{about['forgotten']} rows of one client.",
             markdown_table(HEAD, measured_rows(result)),
             f"### From {largest:,} clients to far more\n\nNot measured: collections taken to grow in proportion to the "
             "clients, answers to requests not at all, which leaves out their one pass over the store.",
