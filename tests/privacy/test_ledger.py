@@ -288,3 +288,17 @@ def test_a_ledger_whose_clients_were_edited_is_refused(edit):
 def test_ledgers_with_the_same_charges_and_budgets_are_equal():
     assert Ledger.from_json(_told()) == Ledger.from_json(_told())
     assert Ledger.from_json(_told()) != Ledger()
+
+
+def test_a_release_with_a_name_is_charged_once_also_by_a_ledger_that_was_read_back():
+    dp = DP(1.0, clip=1.0)
+    ledger = Ledger(budgets={None: Budget(1.0)})
+    ledger.spend(0, dp, "centroids", "a")
+    ledger.spend(0, dp, "centroids", "a")  # which the budget would not allow twice
+    again = Ledger.from_json(ledger.to_json())
+    again.spend(0, dp, "centroids", "a")
+    assert len(ledger.charges) == len(again.charges) == 1
+    with pytest.raises(BudgetError):
+        again.spend(0, dp, "centroids", "b")
+    ledger.spend(1, dp, "centroids", "a")  # another client's is another
+    assert len(ledger.charges) == 2

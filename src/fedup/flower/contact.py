@@ -134,8 +134,8 @@ class GridContact:
 
     def _greet(self) -> None:
         """Ask those who they are that nobody has met yet."""
-        nodes = self._all_nodes()
-        strangers = [node for node in nodes if node not in self._nodes.values()]
+        nodes, met = self._all_nodes(), set(self._nodes.values())
+        strangers = [node for node in nodes if node not in met]
         asks = dict.fromkeys(strangers, self._ask("who"))
         found = self._messenger.wave(asks, lambda node, answer: reading.client_of(answer))
         self._enough(len(nodes), len(nodes) - len(strangers) + len(found))
@@ -176,7 +176,8 @@ class GridContact:
             answer = self._spool.get(node, ask)
             with suppress(DataError):  # one that does not fit any more is asked for again
                 if answer is not None:
-                    found[node] = self._waiting(node, ask, answer, expected[node], kept=True)
+                    told = reading.told_of(answer, expected[node])
+                    found[node] = self._waiting(node, ask, answer, expected[node], told, kept=True)
         left = {node: ask for node, ask in asks.items() if node not in found}
         found |= self._messenger.wave(left, lambda node, answer: self._take(node, asks[node], answer, expected[node]))
         self._meet({node: waiting.client for node, waiting in found.items()})
@@ -187,11 +188,12 @@ class GridContact:
 
     def _take(self, node: int, ask: Ask, answer: Answer, expected: reading.Expected) -> "_Waiting":
         """A summary that fits; where there is a folder it waits there, and not in memory."""
-        reading.told_of(answer, expected)  # raises before anything is written
-        return self._waiting(node, ask, answer, expected, kept=self._spool.put(node, ask, answer))
+        told = reading.told_of(answer, expected)  # raises before anything is written
+        return self._waiting(node, ask, answer, expected, told, kept=self._spool.put(node, ask, answer))
 
-    def _waiting(self, node: int, ask: Ask, answer: Answer, expected: reading.Expected, *, kept: bool) -> "_Waiting":
-        told = reading.told_of(answer, expected)
+    def _waiting(
+        self, node: int, ask: Ask, answer: Answer, expected: reading.Expected, told: reading.Told, *, kept: bool
+    ) -> "_Waiting":
         summary = None if kept else told.summary
         asked = ask.details["cut"], expected.how, frozenset(told.summary.labels), expected.excluded
         load = partial(self._again, node, ask, expected) if summary is None else lambda: summary

@@ -64,6 +64,7 @@ class Ledger:
         self.charges = list(charges)
         self.budgets = dict(budgets or {})
         self._squares: dict[int, float] = {}
+        self._named = {(charge.client, charge.release) for charge in self.charges}
         for charge in self.charges:
             self._squares[charge.client] = self._squares.get(charge.client, 0.0) + charge.mu**2
 
@@ -117,12 +118,13 @@ class Ledger:
     def spend(self, client: int, dp: DP, what: str, release: str = "") -> None:
         """Charge a release; it is recorded before the noise is drawn, so that no release goes uncharged. One with a
         name is charged once."""
-        if release and any((charge.client, charge.release) == (client, release) for charge in self.charges):
+        if release and (client, release) in self._named:
             return
         self.check([client], dp)
         charge = Charge(client, dp.mu, what, str(dp), release)
         self._record(charge)
         self.charges.append(charge)
+        self._named.add((client, release))
         self._squares[client] = self._squares.get(client, 0.0) + charge.mu**2
 
     def _record(self, charge: Charge) -> None:
