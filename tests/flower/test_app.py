@@ -92,7 +92,7 @@ def test_the_app_learns_forgets_and_remembers_over_flower_as_in_one_process(way,
 @pytest.mark.parametrize(
     ("way", "how"),
     [
-        ("deployment", signal.SIGINT),
+        pytest.param("deployment", signal.SIGINT, marks=pytest.mark.sweep),
         pytest.param("deployment", signal.SIGTERM, marks=pytest.mark.sweep),
         pytest.param("simulation", signal.SIGINT, marks=pytest.mark.sweep),  # Ray leaves processes behind
     ],
