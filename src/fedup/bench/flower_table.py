@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fedup.bench.machine import show_commit
 from fedup.bench.shown import show_bytes
 
 HEAD = ["step", "s", "messages", "up", "down", "R-A", "F-A", "by stage, s"]
@@ -13,7 +14,7 @@ def flower_table(result: dict[str, Any]) -> str:
     from fedup.bench.tables import markdown_table
 
     machine, code = result["machine"], result["code"]
-    commit = (code["commit"] or "unknown")[:7] + (" with local changes" if code["changed"] else "")
+    commit = show_commit(code)
     rows = [["FedAvg, Flower's own", _seconds(result["training"]["time_s"]), "", "", "", "", "", ""]]
     rows.append(["collect", *_costs(result["collection"], result["collection"]["time_s"]), "", "", ""])
     for one in result["requests"]:

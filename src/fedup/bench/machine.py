@@ -3,7 +3,9 @@
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -51,3 +53,8 @@ def _processor() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def show_commit(code: Mapping[str, Any]) -> str:
+    """What `describe_code` found, in a few words."""
+    return (code["commit"] or "unknown")[:7] + (" with local changes" if code["changed"] else "")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from fedup.bench.machine import describe_code, describe_machine
 from fedup.bench.watching import Progress
 from fedup.centroids import collect
-from fedup.errors import DataError
+from fedup.errors import DataError, SettingError
 from fedup.plugging import plug
 from fedup.privacy import DP
 from fedup.request import Forget
@@ -38,6 +39,8 @@ _STATUS = Path("/proc/self/status")
 
 def run_scale(sizes: Sequence[int], *, progress: Progress) -> dict[str, Any]:
     """Figures for each number of clients, and what made them."""
+    if find_spec("flwr") is None or find_spec("ray") is None:
+        raise SettingError("Flower's simulation engine is not installed. Add it: pip install 'fedup[flower]'")
     found = []
     for done, clients in enumerate(sizes):
         progress(f"{clients:,} clients", done, len(sizes))

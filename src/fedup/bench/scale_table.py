@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fedup.bench.machine import show_commit
 from fedup.bench.shown import show_bytes
 
 FAR = (10**5, 10**7)  # clients
@@ -79,7 +80,7 @@ def scale_table(result: dict[str, Any]) -> str:
     from fedup.bench.tables import markdown_table
 
     about, machine = result["about"], result["machine"]
-    commit = (result["code"]["commit"] or "unknown")[:7] + (" with local changes" if result["code"]["changed"] else "")
+    commit = show_commit(result["code"])
     largest = max(one["clients"] for one in result["sizes"])
     return "\n\n".join(
         [

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedup.bench.core_figures import summary_rows
 from fedup.bench.flower_table import flower_table
+from fedup.bench.machine import show_commit
 from fedup.bench.scale_table import scale_table
 from fedup.bench.speed.table import cells, command, notes, title
 from fedup.errors import DataError
@@ -89,7 +90,7 @@ def _table_of(path: Path, name: str, table: Callable[[dict[str, Any]], str]) -> 
 
 def speed_table(result: dict[str, Any]) -> str:
     """One machine's speed, with what it was computed from."""
-    commit = (result["code"]["commit"] or "unknown")[:7] + (" with local changes" if result["code"]["changed"] else "")
+    commit = show_commit(result["code"])
     return "\n\n".join(
         [
             f"## {title(result)}: {', '.join(dict.fromkeys(row['part'] for row in result['table']))}",

@@ -72,7 +72,7 @@ class GridContact:
         timeout: float = 60.0,
         retries: int = 2,
         least_fraction: float = 1.0,
-        folder: Path | None = None,
+        folder: str | Path | None = None,
         half: bool = False,
         weights_at_once: bool = False,
         most_bytes: int = MOST_BYTES,

@@ -24,7 +24,7 @@ class Policy:
     least_rows: int = 1
     only_private: bool = False
     budget: Budget | None = None
-    account: Path | None = None
+    account: str | Path | None = None
     ask: Callable[[str], str | None] | None = None
 
     def __post_init__(self) -> None:

@@ -15,8 +15,8 @@ _KIND = "answer"
 class Spool:
     """One folder for each model, one file for each node and question; without a folder nothing is kept."""
 
-    def __init__(self, folder: Path | None, base: str) -> None:
-        self._folder = None if folder is None else folder / base[:32]
+    def __init__(self, folder: str | Path | None, base: str) -> None:
+        self._folder = None if folder is None else Path(folder) / base[:32]
 
     def get(self, node: int, ask: Ask) -> Answer | None:
         """An answer that is here; None for one that is not, or is damaged: it is asked for again."""

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
@@ -14,7 +15,7 @@ from fedup.cut import FEATURE_BATCH, FeatureReader, Features
 from fedup.errors import ArtifactError, BudgetError, DataError
 from fedup.files import write_text
 from fedup.flower.policy import Policy
-from fedup.flower.wire import NONCE, Answer, array_of, tensor_of
+from fedup.flower.wire import NONCE, Answer, array_of, record_of, tensor_of
 from fedup.privacy.ledger import Charge, Ledger
 from fedup.run.lock import held
 
@@ -39,14 +40,14 @@ def kept_weights(context: Context) -> dict[str, Tensor]:
 def keep_weights(context: Context, base: str, weights: Mapping[str, Tensor]) -> None:
     """Of one model only: those of an earlier one go."""
     context.state[_WEIGHTS_OF] = ConfigRecord({"base": base})
-    context.state[_WEIGHTS] = ArrayRecord({name: array_of(tensor) for name, tensor in weights.items()})
+    context.state[_WEIGHTS] = record_of(weights)
 
 
 class KeptLedger(Ledger):
     """The node's own account: in the file that the policy names, or else in the state, which lives as long as a run."""
 
     def __init__(self, context: Context, policy: Policy) -> None:
-        self._context, self._file = context, policy.account
+        self._context, self._file = context, None if policy.account is None else Path(policy.account)
         super().__init__(self._read().charges, {None: policy.budget} if policy.budget else {})
 
     def _read(self) -> Ledger:
@@ -67,17 +68,10 @@ class KeptLedger(Ledger):
             return
         with held(self._file.with_suffix(".lock"), "fedup", wait_s=_A_WHILE_S):  # two runs at once have one account
             now = Ledger(self._read().charges, self.budgets)
-            if self.budgets:
-                _check_room(now, charge)
+            if not now.affords(charge.client, charge.mu**2):
+                raise BudgetError("This node's budget was spent by another run meanwhile. Nothing was released.")
             text = json.dumps({"charges": [asdict(one) for one in [*now.charges, charge]], "budgets": []})
             write_text(self._file, text)
-
-
-def _check_room(ledger: Ledger, charge: Charge) -> None:
-    """Another run may have spent meanwhile."""
-    budget = ledger.budget(charge.client)
-    if budget is not None and ledger.mu(charge.client) ** 2 + charge.mu**2 > budget.mu**2 * (1 + 1e-9):
-        raise BudgetError("This node's budget was spent by another run meanwhile. Nothing was released.")
 
 
 def release_once(context: Context, kind: str, name: str, answer: Callable[[], Answer]) -> Answer:
@@ -96,7 +90,7 @@ def release_once(context: Context, kind: str, name: str, answer: Callable[[], An
     found = answer()
     found = replace(found, details={**found.details, NONCE: name})
     if found.status == "ok" and name:
-        context.state[f"{key}-arrays"] = ArrayRecord({one: array_of(tensor) for one, tensor in found.arrays.items()})
+        context.state[f"{key}-arrays"] = record_of(found.arrays)
         text = json.dumps({"base": found.base, "details": dict(found.details)})
         context.state[key] = ConfigRecord({"name": name, "json": text})
     return found

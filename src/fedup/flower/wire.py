@@ -82,7 +82,7 @@ def write_answer(answer: Answer) -> RecordDict:
     }
     content = RecordDict({"fedup": ConfigRecord({"json": json.dumps(told)})})
     if answer.arrays:
-        content["arrays"] = ArrayRecord({name: array_of(tensor) for name, tensor in answer.arrays.items()})
+        content["arrays"] = record_of(answer.arrays)
     return content
 
 

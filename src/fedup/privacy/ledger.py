@@ -92,12 +92,17 @@ class Ledger:
             return math.inf
         return epsilon_of(math.sqrt(max(0.0, budget.mu**2 - self._squares.get(client, 0.0))), budget.delta)
 
+    def affords(self, client: int, squares: float) -> bool:
+        """Whether so much more, as a sum of μ², is within the client's budget."""
+        budget = self.budget(client)
+        return budget is None or self._squares.get(client, 0.0) + squares <= budget.mu**2 * (1 + _ROUNDING)
+
     def check(self, clients: Iterable[int], dp: DP) -> None:
         """Raise unless these clients can afford such a release, one named twice two of them; nothing is charged."""
         for client, releases in Counter(clients).items():
             budget = self.budget(client)
             after = self._squares.get(client, 0.0) + releases * dp.mu**2
-            if budget is None or after <= budget.mu**2 * (1 + _ROUNDING):
+            if budget is None or self.affords(client, releases * dp.mu**2):
                 continue
             raise BudgetError(
                 f"Client {client} has spent ε = {self.epsilon(client, budget.delta):.4g} of its ε = {budget.epsilon:g} "

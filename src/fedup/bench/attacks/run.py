@@ -10,7 +10,7 @@ from fedup.bench.attacks.canary import audit_guarantees, audit_paper
 from fedup.bench.attacks.membership import membership
 from fedup.bench.attacks.reidentify import reidentify
 from fedup.bench.datasets import check_there
-from fedup.bench.machine import describe_code, describe_machine
+from fedup.bench.machine import describe_code, describe_machine, show_commit
 from fedup.bench.recipe import Recipe
 from fedup.bench.tables import GENERATED, markdown_table
 from fedup.bench.trained import trained
@@ -124,7 +124,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _section(told: dict[str, Any]) -> str:
     results = results_of(told)
     machine, code = told["machine"], told["code"]
-    commit = (code["commit"] or "unknown")[:7] + (" with local changes" if code["changed"] else "")
+    commit = show_commit(code)
     recipe = told["recipe"]
     command = (
         f"fedup bench attack --data {recipe['data']} --model {recipe['model']} --rounds {recipe['rounds']} "
