@@ -68,6 +68,7 @@ class Centroids:
     nonnegative: bool
     shape: tuple[int, ...]  # of one row's features at the cut, D in all
     collected_for: frozenset[Forget] = frozenset()  # requests already left out when the clients were asked
+    open: set[Forget] = field(default_factory=set)  # withdrawn samples that no filter answers: left out all the same
     excluded: dict[CellName, frozenset[int]] = field(default_factory=dict)  # sample ids left out of a cell
     sample_labels: dict[int, dict[int, int]] = field(default_factory=dict)  # by client: classes of samples asked about
     purged: set[CellName] = field(default_factory=set)
@@ -333,6 +334,7 @@ def save_centroids(store: Centroids, path: str | Path) -> None:
         "nonnegative": store.nonnegative,
         "shape": list(store.shape),
         "collected_for": sorted((request.to_json() for request in store.collected_for), key=str),
+        "open": sorted((request.to_json() for request in store.open), key=str),
         "excluded": [[*name, sorted(ids)] for name, ids in sorted(store.excluded.items())],
         "sample_labels": [[client, *pair] for client, of in sorted(store.sample_labels.items()) for pair in of.items()],
         "purged": sorted(map(list, store.purged)),
@@ -361,6 +363,7 @@ def load_centroids(path: str | Path) -> Centroids:
             nonnegative=header["nonnegative"],
             shape=tuple(header["shape"]),
             collected_for=frozenset(map(Forget.from_json, header["collected_for"])),
+            open=set(map(Forget.from_json, header["open"])),
             excluded={(client, label): frozenset(ids) for client, label, ids in header["excluded"]},
             sample_labels=_by_client(header["sample_labels"]),
             purged={(client, label) for client, label in header["purged"]},

@@ -6,17 +6,27 @@ from typing import Any, Literal, Protocol
 from torch import Tensor, nn
 
 from fedup.client import Summarizing, Summary, summarize, summarize_privately
-from fedup.contrast import Question, gather, measure_shifts
 from fedup.cut import FeatureReader
+from fedup.eraser_statistics import (
+    GroupSpreads,
+    Question,
+    Sketches,
+    Weights,
+    measure_groups,
+    second_moments,
+    sketch_groups,
+)
 from fedup.federation import Federation, check_samples
-from fedup.moments import Contrast, Shift
+from fedup.moments import Moments
+from fedup.plugging import Served, filtered_view
 from fedup.positions import Over
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
 from fedup.private_erasure import NoisyStatistics, gather_privately
 from fedup.request import Forget
+from fedup.tally import Tally, TallyQuestion, tally
 
-Asked = Literal["labels_of", "summarize", "shifts", "gather", "gather_privately"]
+Asked = Literal["labels_of", "summarize", "sketch_groups", "measure_groups", "second_moments", "gather_privately", "tally"]
 
 
 class Contact(Protocol):
@@ -67,16 +77,28 @@ class Contact(Protocol):
         A client in this process may write them to `out` instead of allocating; others ignore it.
         """
 
-    def shifts(self, client: int, *, cuts: Mapping[str, Over], question: Question) -> dict[str, Shift]:
-        """How far the client's forgotten rows lie from its retained ones at each cut; none where these are too few."""
+    def sketch_groups(self, client: int, *, cut: str, over: Over, question: Question) -> Sketches:
+        """Sketches of the client's forgotten rows by request, and of its retained ones by class, at a cut."""
 
-    def gather(
+    def measure_groups(
+        self, client: int, *, cuts: Mapping[str, Over], question: Question, weights: Weights
+    ) -> GroupSpreads:
+        """Means and variances of the client's forgotten rows, and of its share of a mixture, at each cut."""
+
+    def second_moments(
         self, client: int, *, cut: str, over: Over, positions: Sequence[int], question: Question
-    ) -> Contrast | None:
-        """The client's counts, sums and second moments at some positions of a cut; None where it has none to tell."""
+    ) -> Moments | None:
+        """The client's second moments at some positions of a cut; None where it has too few rows."""
 
     def gather_privately(self, client: int, *, cut: str, dp: DP, question: Question) -> NoisyStatistics:
         """The client's noisy statistics for an eraser at all positions of a cut, charged to its ledger."""
+
+    def tally(self, client: int, *, before: Served | None, after: Served | None, question: TallyQuestion) -> Tally:
+        """How the model answers the client's rows under two filters (None: the original), in counts."""
+
+    @property
+    def measures_by_default(self) -> bool:
+        """Whether asking clients to count costs so little that it is done with every request."""
 
 
 class InProcess:
@@ -169,15 +191,21 @@ class InProcess:
             reader=self._reader(cut),
         )
 
-    def shifts(self, client: int, *, cuts: Mapping[str, Over], question: Question) -> dict[str, Shift]:
-        data = self._federation
-        return measure_shifts(self._model, cuts, data.x, data.y, data.client(client), question)
-
-    def gather(
-        self, client: int, *, cut: str, over: Over, positions: Sequence[int], question: Question
-    ) -> Contrast | None:
+    def sketch_groups(self, client: int, *, cut: str, over: Over, question: Question) -> Sketches:
         data, holder = self._federation, self._federation.client(client)
-        return gather(self._model, cut, data.x, data.y, holder, question, over=over, positions=positions)
+        return sketch_groups(self._model, cut, data.x, data.y, holder, question, over=over)
+
+    def measure_groups(
+        self, client: int, *, cuts: Mapping[str, Over], question: Question, weights: Weights
+    ) -> GroupSpreads:
+        data, holder = self._federation, self._federation.client(client)
+        return measure_groups(self._model, cuts, data.x, data.y, holder, question, weights)
+
+    def second_moments(
+        self, client: int, *, cut: str, over: Over, positions: Sequence[int], question: Question
+    ) -> Moments | None:
+        data, holder = self._federation, self._federation.client(client)
+        return second_moments(self._model, cut, data.x, data.y, holder, question, over=over, positions=positions)
 
     def gather_privately(self, client: int, *, cut: str, dp: DP, question: Question) -> NoisyStatistics:
         data, holder = self._federation, self._federation.client(client)
@@ -192,6 +220,15 @@ class InProcess:
             num_classes=data.num_classes,
             spend=lambda: self.ledger.spend(client, dp, "eraser"),
         )
+
+    def tally(self, client: int, *, before: Served | None, after: Served | None, question: TallyQuestion) -> Tally:
+        data, holder = self._federation, self._federation.client(client)
+        views = [filtered_view(self._model, served) for served in (None, before, after)]
+        return tally(*views, data.x, data.y, holder, question)
+
+    @property
+    def measures_by_default(self) -> bool:
+        return True
 
     def _reader(self, cut: str) -> FeatureReader | None:
         if self._readers is None:

@@ -46,12 +46,12 @@ def find_cut(model: nn.Module, name: str | None = None) -> str:
     return linear[-1]
 
 
-def offered_cuts(model: nn.Module) -> dict[str, Over]:
+def offered_cuts(model: nn.Module, cut: str | None = None) -> dict[str, Over]:
     """The places for a filter that a model offers, from early to late, and what an eraser acts on there.
 
     A model says so in an attribute `cuts`: names, or names with `each` (every position of a map by itself, the usual
     way) or `tokens` (texts, where nothing has a fixed place). Without one these are the layers of a plain
-    `nn.Sequential` from the second on; else the default cut alone.
+    `nn.Sequential` from the second on; else `cut` alone, where the model was plugged, or the default one.
 
     >>> offered_cuts(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
     {'2': 'each'}
@@ -65,7 +65,7 @@ def offered_cuts(model: nn.Module) -> dict[str, Over]:
         layers = [name for name, child in model.named_children() if any(True for _ in child.parameters())]
         if layers[1:]:
             return dict.fromkeys(layers[1:], "each")
-    return {find_cut(model): "each"}
+    return {find_cut(model, cut): "each"}
 
 
 def tail_of(model: nn.Module, cut: str) -> Callable[[Tensor], Tensor]:

@@ -1,6 +1,8 @@
 """The erasure filter: an oblique projection that takes a concept out of features, in closed form."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +55,15 @@ class Eraser(nn.Module):
         change = torch.einsum("nkr,kcr->nkc", amount.to(kind), self.concept.to(kind))
         erased = spread.index_add(1, self.positions, -change.to(kind))  # autocast may have made less of it
         return from_positions(erased, tuple(features.shape[1:])).to(features.dtype)
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """An eraser, its cut, and why it sits there."""
+
+    cut: str
+    filter: Eraser
+    about: Mapping[str, Any]  # plain data for reports
 
 
 class TokenEraser(Eraser):

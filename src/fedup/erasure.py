@@ -1,21 +1,23 @@
-"""Where and what to erase: clients are asked twice, for shifts that choose a place, then for statistics at it alone."""
+"""Where and what to erase: what forgotten rows have beyond rows that look like them anywhere in the federation."""
 
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedup.contact import Contact
-from fedup.contrast import Question
 from fedup.cut import find_cut, offered_cuts
-from fedup.eraser import Eraser, make_eraser
+from fedup.eraser import Erasure, make_eraser
+from fedup.eraser_statistics import GroupSpreads, Question, Sketches, Spread, Weights, sum_by_cut
 from fedup.errors import ContactError, RequestError
 from fedup.filter import FilterConfig
-from fedup.moments import LEAST_ROWS, Contrast, Shift
+from fedup.mixture import mixture
+from fedup.moments import LEAST_ROWS, Contrast, Moments, Shift, Sums
 from fedup.place import Place, choose_place, judge_place
 from fedup.positions import Over
 from fedup.privacy.guarantee import DP
@@ -24,15 +26,7 @@ from fedup.report import Release, Report
 from fedup.request import Forget, union
 
 LEAST_SIGNAL = 2.5  # shift over sampling noise below which there is nothing to erase
-
-
-@dataclass(frozen=True)
-class Erasure:
-    """An eraser, its cut, and why it sits there."""
-
-    cut: str
-    filter: Eraser
-    about: Mapping[str, Any]  # plain data for reports
+MOST_CELLS = 512  # that a mixture is made of one by one; beyond, cells of clients without forgotten rows are joined
 
 
 class Erasing:
@@ -57,8 +51,8 @@ class Erasing:
     def erasure_for(
         self, requests: Collection[Forget], gone: Forget, question: str | None, before: Erasure | None
     ) -> Erasure | None:
-        """The eraser of the requests, asked of the clients that hold their rows; what there was `before` where the
-        question is the same as then."""
+        """The eraser of the requests, asked of the clients; what there was `before` where the question is the same as
+        then."""
         asking = question_for(requests, gone, self._config)
         if asking is None or (self._dp is not None and not self._possible_under_dp(asking)):
             return None
@@ -86,47 +80,132 @@ class Erasing:
             return []
         if self._dp is not None:
             return sorted(_samples(asking))
-        return sorted({client for clients in self._holders(asking).values() for client in clients})
+        return self._clients(asking) if self._holders(asking) else []
 
     def _erasure(self, question: Question, requests: Collection[Forget]) -> Erasure | None:
         holders = self._holders(question)
-        shifts = {name: self._shifts(question, name, clients) for name, clients in holders.items()}
-        self._note_shifts(question, holders, shifts)
-        added = {name: _sum_by_cut(found.values()) for name, found in shifts.items()}
-        told = [name for name in holders if self._stands_out(added[name])]
+        question = replace(question, requests={name: question.requests[name] for name in holders})
+        if not holders:
+            return None
+        weights = self._mixtures(question)
+        found = self._spreads(question, weights)
+        forgotten, reference = (
+            {name: sum_by_cut([getattr(one, kind).get(name, {}) for one in found.values()]) for name in holders}
+            for kind in ("forgotten", "reference")
+        )
+        shifts = {
+            name: {
+                cut: _shift(forgotten[name][cut], reference[name][cut], weights[name].chance) for cut in forgotten[name]
+            }
+            for name in weights
+        }
+        told = [name for name in shifts if self._stands_out(shifts[name])]
         if not told:
             return None
-        places = self._places(_sum_by_cut([added[name] for name in told]))
-        place = choose_place(places, most_price=self._config.most_price)
-        if place.price > self._config.most_price:
+        added = {cut: _summed([shifts[name][cut] for name in told]) for cut in shifts[told[0]]}
+        places = [judge_place(cut, over, added[cut], most_price=self._price) for cut, over in self._candidates().items()]
+        place = choose_place(places, most_price=self._price)
+        if place.price > self._price:
             self._report.notes.append(
                 f"The eraser takes {place.price:.1%} of the variance at {place.cut} with it: nowhere is it less."
             )
         asked = sorted({client for name in told for client in holders[name]})
-        contrast = self._contrast(
-            replace(question, requests={name: question.requests[name] for name in told}), asked, place
-        )
-        if contrast is None:
+        pooled = self._second_moments(question, asked, place)
+        if pooled is None:
             self._leave(f"no client has {LEAST_ROWS} or more forgotten and retained rows, which an eraser needs")
             return None
+        at = torch.tensor(place.positions)
+        contrast = Contrast(
+            {name: _sums(forgotten[name][place.cut], at, rows=forgotten[name][place.cut].weight) for name in told},
+            {name: _sums(reference[name][place.cut], at, rows=forgotten[name][place.cut].weight) for name in told},
+            pooled,
+        )
         fitted = make_eraser(contrast, place.positions, over=place.over)
-        rows = sum(max((shift.rows for shift in added[name].values()), default=0) for name in told)
         about = {
             "place": place.to_json(),
             "cuts": [one.to_json() for one in places],
             "rank": fitted.rank,
-            "rows": rows or sum(sums.count for sums in contrast.forgotten.values()),
+            "rows": sum(round(forgotten[name][place.cut].weight) for name in told),
             "clients": asked,
+            "compared_with": sorted({client for name in told for client in weights[name].clients}),
             "size_bytes": fitted.size_bytes,
             "parts": told,
             "requests": sorted(r.digest for r in requests if _part(r, question.gone, self._config).digest in told),
         }
         return Erasure(place.cut, fitted, about)
 
+    @property
+    def _price(self) -> float:
+        return self._config.most_price
+
+    # --- what clients are asked
+
+    def _mixtures(self, question: Question) -> dict[str, "_Mixture"]:
+        """The first message, of all: by request the mixture of retained cells that looks most like its rows."""
+        contact, clients = self._reach(), self._clients(question)
+        cut, over = next(iter(offered_cuts(self._model, self._cut).items()))
+        at: dict[str, Any] = {"cut": cut, "over": over}
+        contact.ahead("sketch_groups", {client: {**at, "question": question.to(client)} for client in clients})
+        told: dict[int, Sketches] = {}
+        for client in clients:
+            told[client] = contact.sketch_groups(client, **at, question=question.to(client))
+            self._note(client, question.to(client), at, told[client].size_bytes, "sketches")
+        mixtures: dict[str, _Mixture] = {}
+        for name in question.requests:
+            parts = [one.forgotten[name] for one in told.values() if name in one.forgotten]
+            rows = sum(part.count for part in parts)
+            cells = _cells(told, {client for client, one in told.items() if name in one.forgotten})
+            if not rows or not cells:
+                self._leave("there are no retained rows to compare the forgotten ones with")
+                continue
+            mean = sum((part.sums.double() for part in parts), torch.zeros(())) / rows
+            mixtures[name] = _Mixture.nearest(mean, cells)
+        return mixtures
+
+    def _spreads(self, question: Question, mixtures: Mapping[str, "_Mixture"]) -> dict[int, GroupSpreads]:
+        """The second message, of those whose rows are forgotten or compared with: means and variances at each cut."""
+        contact, cuts = self._reach(), self._candidates()
+        weights: dict[int, Weights] = {
+            client: {name: mixture.of(client) for name, mixture in mixtures.items()}
+            for client in self._clients(question)
+        }
+        holders = {client for clients in self._holders(question, quiet=True).values() for client in clients}
+        asked = [client for client, of in weights.items() if client in holders or any(of.values())]
+        questions = {
+            client: {"cuts": cuts, "question": question.to(client), "weights": weights[client]} for client in asked
+        }
+        contact.ahead("measure_groups", questions)
+        found = {}
+        for client, one in questions.items():
+            found[client] = contact.measure_groups(client, **one)
+            told = {"cuts": list(cuts), "weights": {name: dict(of) for name, of in weights[client].items()}}
+            self._note(client, question.to(client), told, found[client].size_bytes, "means and variances")
+        return found
+
+    def _second_moments(self, question: Question, asked: Sequence[int], place: Place) -> Moments | None:
+        """The third message, of those whose rows are forgotten: second moments, at the chosen place alone."""
+        contact = self._reach()
+        at: dict[str, Any] = {"cut": place.cut, "over": place.over, "positions": place.positions}
+        contact.ahead("second_moments", {client: {**at, "question": question.to(client)} for client in asked})
+        added: Moments | None = None
+        for client in asked:
+            own = question.to(client)
+            found = contact.second_moments(client, **at, question=own)
+            self._note(client, own, at, found.size_bytes if found else 0, "moments")
+            if found is not None:
+                added = found if added is None else added + found
+        return added
+
+    def _clients(self, question: Question) -> list[int]:
+        """All that may hold rows to forget or to compare with; of those that are forgotten as a whole, whose rows are to
+        be erased."""
+        erased = union(question.requests.values()).client_ids
+        return [client for client in self._reach().clients if client in erased or client not in question.gone.client_ids]
+
     def _possible_under_dp(self, question: Question) -> bool:
         """Whether an eraser can be had from releases under DP; says why where it cannot."""
         assert self._dp is not None
-        offered = offered_cuts(self._model)
+        offered = offered_cuts(self._model, self._cut)
         if self._dp.unit != "record":
             self._leave("statistics of an eraser protect records, and the guarantee is for subjects")
         elif any(request.client_ids or request.class_ids for request in question.requests.values()):
@@ -143,7 +222,7 @@ class Erasing:
         return False
 
     def _private_erasure(self, question: Question, requests: Collection[Forget], dp: DP) -> Erasure | None:
-        cut, over = fixed_place(offered_cuts(self._model), self._config.erase_at)
+        cut, over = fixed_place(offered_cuts(self._model, self._cut), self._config.erase_at)
         contact, asked = self._reach(), sorted(_samples(question))
         contact.ledger.check(asked, dp)
         contact.ahead(
@@ -181,18 +260,18 @@ class Erasing:
             )
         return self._contact
 
-    def _holders(self, question: Question) -> dict[str, list[int]]:
-        """By request the clients that hold enough of its rows, and those they must be compared with."""
+    def _holders(self, question: Question, *, quiet: bool = False) -> dict[str, list[int]]:
+        """By request the clients that hold enough of its rows."""
         found = {}
         for name, request in question.requests.items():
             enough = {client for client, ids in request.sample_ids.items() if len(ids) >= LEAST_ROWS}
-            whole = bool(request.client_ids or request.class_ids)
-            clients = sorted(self._reach().clients if whole else enough)
+            whole = set(self._reach().clients) if request.class_ids else set(request.client_ids)
+            clients = sorted(enough | whole)
             few = sum(len(ids) for client, ids in request.sample_ids.items() if client not in clients)
             if not clients:
                 self._leave(f"no client has {LEAST_ROWS} or more of the forgotten samples, which an eraser needs")
                 continue
-            if few:
+            if few and not quiet:
                 self._report.notes.append(
                     f"The eraser is made without {few} samples of clients that have fewer than {LEAST_ROWS} each."
                 )
@@ -200,76 +279,36 @@ class Erasing:
         return found
 
     def _digest(self, question: Question) -> str:
-        gone = question.gone
-        held = sorted({client for request in question.requests.values() for client in request.sample_ids})
-        whole = any(request.client_ids or request.class_ids for request in question.requests.values())
+        """Of all that decides what clients answer: which rows are erased, and which are there to compare them with."""
         told = {
             "requests": sorted(question.requests),
-            "classes": [] if self._dp is not None else sorted(gone.class_ids),  # a new release would cost
-            "clients": sorted(gone.client_ids if whole else gone.client_ids & set(held)),
-            "samples": {str(client): sorted(ids) for client, ids in gone.sample_ids.items() if whole or client in held},
-            "how": [self._cut, self._config.erase_at, self._config.most_price, question.by_class],
+            "gone": question.gone.to_json() if self._dp is None else _held(question),  # a new release would cost
+            "config": [self._cut, self._config.erase_at, self._config.most_price],
             "needs signal": self._config.filter == "auto",
             **({"dp": asdict(self._dp)} if self._dp is not None else {}),
         }
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
-    def _shifts(self, question: Question, name: str, clients: Sequence[int]) -> dict[int, dict[str, Shift]]:
-        """Of one request: what each client tells at each cut that may be taken."""
-        one = replace(question, requests={name: question.requests[name]})
-        cuts, contact = self._candidates(), self._reach()
-        contact.ahead("shifts", {client: {"cuts": cuts, "question": one.to(client)} for client in clients})
-        return {client: contact.shifts(client, cuts=cuts, question=one.to(client)) for client in clients}
-
-    def _note_shifts(
-        self, question: Question, holders: Mapping[str, list[int]], shifts: Mapping[str, dict[int, dict[str, Shift]]]
-    ) -> None:
-        """The first message: a client tells of all requests at once."""
-        for client in sorted({client for clients in holders.values() for client in clients}):
-            sent = [shift for found in shifts.values() for shift in found.get(client, {}).values()]
-            size = sum(shift.size_bytes for shift in sent)
-            self._note(client, question.to(client), {"cuts": list(self._candidates())}, size, "shifts")
-
     def _stands_out(self, shifts: Mapping[str, Shift]) -> bool:
-        """Whether a request's rows differ from retained ones by more than chance; not asked where an eraser is."""
+        """Whether a request's rows differ from those that look like them by more than chance; not asked where an eraser
+        is."""
         if self._config.filter != "auto":
             return True
-        signal = choose_place(self._places(shifts), most_price=self._config.most_price).signal
+        places = [judge_place(cut, over, shifts[cut], most_price=self._price) for cut, over in self._candidates().items()]
+        signal = choose_place(places, most_price=self._price).signal
         if signal < LEAST_SIGNAL:
-            self._leave(f"these samples differ from retained ones no more than by chance ({signal:.1f} times)")
+            self._leave(
+                f"these samples differ from retained ones that look like them no more than by chance ({signal:.1f} times)"
+            )
         return signal >= LEAST_SIGNAL
-
-    def _places(self, shifts: Mapping[str, Shift]) -> list[Place]:
-        cuts, most_price = self._candidates(), self._config.most_price
-        if not shifts:  # nobody can compare within its own rows: a row as one vector, at the cut named or the last one
-            cut = self._cut if self._config.erase_at == "auto" else next(iter(cuts))
-            return [Place(cut, "all", (0,), 1, cover=1.0, price=0.0, signal=float("inf"))]
-        return [judge_place(cut, over, shifts[cut], most_price=most_price) for cut, over in cuts.items()]
 
     def _candidates(self) -> dict[str, Over]:
         """The cuts that may be taken: the one named, or all that the model offers up to that of the bottleneck."""
-        offered, named = offered_cuts(self._model), self._config.erase_at
+        offered, named = offered_cuts(self._model, self._cut), self._config.erase_at
         if named != "auto":
             return {find_cut(self._model, named): offered.get(named, "each")}
         early = list(offered)[: list(offered).index(self._cut) + 1] if self._cut in offered else list(offered)
         return {cut: offered.get(cut, "each") for cut in dict.fromkeys([*early, self._cut])}
-
-    def _contrast(self, question: Question, asked: Sequence[int], place: Place) -> Contrast | None:
-        """The second message: full statistics, at the chosen place alone."""
-        contact = self._reach()
-        at: dict[str, Any] = {"cut": place.cut, "over": place.over, "positions": place.positions}
-        contact.ahead("gather", {client: {**at, "question": question.to(client)} for client in asked})
-        added: Contrast | None = None
-        for client in asked:
-            own = question.to(client)
-            found = contact.gather(client, **at, question=own)
-            self._note(client, own, at, found.size_bytes if found else 0, "moments")
-            if found is not None:
-                added = found if added is None else added + found
-        if added is None:
-            return None
-        usable = any(min(_counts(added, name)) >= LEAST_ROWS for name in added.forgotten)
-        return added if usable else None
 
     def _note(self, client: int, question: Question, told: dict[str, Any], size: int, what: str) -> None:
         self._report.note_contact(client, question.to_json() | told)
@@ -281,7 +320,91 @@ class Erasing:
             raise RequestError(
                 f"There can be no eraser: {why}. Use filter='bottleneck', which reads nothing of forgotten rows."
             )
-        self._report.notes.append(f"No eraser: {why}. These samples are left to the bottleneck.")
+        note = f"No eraser was made: {why}. The bottleneck alone answers the request; the verdict says what that did."
+        if note not in self._report.notes:
+            self._report.notes.append(note)
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """Retained rows of one class at one client, or at several that are joined: {client: share of it}."""
+
+    holders: Mapping[int, float]
+    label: int
+    sums: Sums
+
+    def __add__(self, other: "_Cell") -> "_Cell":
+        sums = self.sums + other.sums
+        mine, theirs = self.sums.count / sums.count, other.sums.count / sums.count
+        holders = {client: mine * share for client, share in self.holders.items()}
+        return _Cell(holders | {client: theirs * share for client, share in other.holders.items()}, self.label, sums)
+
+
+@dataclass(frozen=True)
+class _Mixture:
+    """Weights of cells that together look most like some forgotten rows."""
+
+    weights: Mapping[tuple[int, int], float]  # by client and class
+    chance: float  # Σ weight² / rows: the variance of its mean, in units of that of a row
+
+    @classmethod
+    def nearest(cls, mean: Tensor, cells: Sequence[_Cell]) -> "_Mixture":
+        """The mixture of the cells that comes closest to a mean."""
+        shares = mixture(mean, [cell.sums.sums.double() / cell.sums.count for cell in cells]).tolist()
+        weights = {
+            (client, cell.label): share * part
+            for share, cell in zip(shares, cells, strict=True)
+            if share > 0
+            for client, part in cell.holders.items()
+        }
+        return cls(weights, sum(share**2 / cell.sums.count for share, cell in zip(shares, cells, strict=True)))
+
+    @property
+    def clients(self) -> set[int]:
+        """Those whose rows are in it."""
+        return {client for client, _ in self.weights}
+
+    def of(self, client: int) -> dict[int, float]:
+        """Its weights of one client's classes."""
+        return {label: weight for (holder, label), weight in self.weights.items() if holder == client}
+
+
+def _cells(told: Mapping[int, Sketches], touched: Collection[int]) -> list[_Cell]:
+    """All retained cells; where they are very many, those of clients without forgotten rows are joined by class."""
+    cells = [
+        _Cell({client: 1.0}, label, sums) for client, one in told.items() for label, sums in one.retained.items()
+    ]
+    if len(cells) <= MOST_CELLS:
+        return cells
+    joined: dict[int, _Cell] = {}
+    own = []
+    for cell in cells:
+        if cell.holders.keys() <= set(touched):
+            own.append(cell)
+        else:
+            joined[cell.label] = joined[cell.label] + cell if cell.label in joined else cell
+    return [*own, *joined.values()]
+
+
+def _shift(forgotten: Spread, reference: Spread, chance: float) -> Shift:
+    """How far the means lie apart; `chance` is the variance of the reference's mean in units of that of a row."""
+    rows, there, like = round(forgotten.weight), forgotten.average, reference.average
+    distance = (there.mean - like.mean).square()  # (P, C)
+    both = rows + 1 / max(chance, 1e-12)
+    within = (rows * there.variance + like.variance / max(chance, 1e-12)) / both
+    floor = 0.01 * within.mean() + 1e-12  # a channel that never changes is not infinitely telling
+    noise = within * (1 / rows + chance)
+    told = distance, noise, distance / (within + floor), within
+    return Shift(rows, *((rows * one.sum(1)).float() for one in told))
+
+
+def _summed(shifts: Sequence[Shift]) -> Shift:
+    return sum(shifts[1:], start=shifts[0])
+
+
+def _sums(spread: Spread, positions: Tensor, *, rows: float) -> Sums:
+    """A group's mean at some positions, as sums of so many rows."""
+    return Sums(round(rows), rows * spread.average.mean[positions])
 
 
 def _samples(question: Question) -> Mapping[int, frozenset[int]]:
@@ -290,16 +413,11 @@ def _samples(question: Question) -> Mapping[int, frozenset[int]]:
     return {client: ids for client, ids in named.items() if len(ids) >= LEAST_ROWS}
 
 
-def _sum_by_cut(found: Iterable[Mapping[str, Shift]]) -> dict[str, Shift]:
-    added: dict[str, Shift] = {}
-    for shifts in found:
-        for cut, shift in shifts.items():
-            added[cut] = added[cut] + shift if cut in added else shift
-    return added
-
-
-def _counts(contrast: Contrast, name: str) -> tuple[int, int]:
-    return contrast.forgotten[name].count, contrast.reference[name].count
+def _held(question: Question) -> dict[str, Any]:
+    """What is forgotten of the clients whose samples are erased."""
+    held = sorted({client for request in question.requests.values() for client in request.sample_ids})
+    samples = {str(client): sorted(ids) for client, ids in question.gone.sample_ids.items() if client in held}
+    return {"clients": sorted(question.gone.client_ids & set(held)), "samples": samples}
 
 
 def question_for(requests: Collection[Forget], gone: Forget, config: FilterConfig) -> Question | None:
@@ -308,7 +426,7 @@ def question_for(requests: Collection[Forget], gone: Forget, config: FilterConfi
         return None
     parts = [_part(request, gone, config) for request in requests]
     named = {part.digest: part for part in sorted(parts, key=lambda part: part.digest) if part.kind}
-    return Question(named, gone, config.by_class) if named else None
+    return Question(named, gone) if named else None
 
 
 def _part(request: Forget, gone: Forget, config: FilterConfig) -> Forget:

@@ -1,5 +1,7 @@
 """Every error of the library: what happened, what was found, what to do."""
 
+from collections.abc import Sequence
+
 
 class FedUPError(Exception):
     """Base of all errors raised on purpose by fedup."""
@@ -23,6 +25,14 @@ class RequestError(FedUPError, ValueError):
 
 class ContactError(RequestError):
     """The request needs an answer from clients, and no way to reach them was given."""
+
+
+class HarmError(RequestError):
+    """The answer would cost those who did not ask too much; `classes` are the ones that would pay."""
+
+    def __init__(self, message: str, classes: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.classes = list(classes)
 
 
 class BudgetError(RequestError):

@@ -25,7 +25,7 @@ class FilterConfig:
     `filter` says which filters there are: the bottleneck, an eraser (`fedup.erasure`) or both; `auto` takes an eraser
     for samples, and the bottleneck for clients, classes and samples that nothing can be erased of. `erase_at` names
     the eraser's cut, or leaves the choice to a criterion; `most_price` is the share of the variance that may
-    go with what is erased. With `by_class` each class of the forgotten rows is erased by itself. With `per_position`
+    go with what is erased. With `per_position`
     one bottleneck acts on each position of a map, or on each token.
     """
 
@@ -41,7 +41,6 @@ class FilterConfig:
     filter: FilterKind = "auto"
     erase_at: str = "auto"
     most_price: float = 0.02
-    by_class: bool = False
     per_position: bool = False
 
     def __post_init__(self) -> None:

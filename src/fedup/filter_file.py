@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from fedup.artifacts import load_tensors, save_tensors
-from fedup.eraser import Eraser, load_eraser
-from fedup.erasure import Erasure
+from fedup.eraser import Eraser, Erasure, load_eraser
 from fedup.errors import ArtifactError, FingerprintError, NotFittedError, RequestError
 from fedup.filter import Bottleneck, FilterConfig
 from fedup.plugging import ANSWERING, PluggedModel, Served
@@ -20,10 +19,15 @@ _ERASER = "eraser."  # before the names of an eraser's weights
 
 def save_filter(plugged: PluggedModel, path: str | Path) -> None:
     """Write the active filter with its base's fingerprint, its cut, its settings and its requests."""
-    served = plugged.served
-    if served is None:
+    if plugged.served is None:
         raise NotFittedError("There is no filter to save: call fedup.unlearn(plugged, …) first.")
     plugged.check_base()
+    tensors, header = parts_of(plugged.served)
+    save_tensors(path, tensors, kind="filter", header=header)
+
+
+def parts_of(served: Served) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A fitted filter as tensors and plain data: what is stored, or sent."""
     header = {
         "base": served.base,
         "cut": served.cut,
@@ -37,7 +41,7 @@ def save_filter(plugged: PluggedModel, path: str | Path) -> None:
     tensors = dict(served.filter.state_dict()) if served.filter is not None else {}
     if served.erasure is not None:
         tensors |= {f"{_ERASER}{name}": tensor for name, tensor in served.erasure.filter.state_dict().items()}
-    save_tensors(path, tensors, kind="filter", header=header)
+    return tensors, header
 
 
 def load_filter(plugged: PluggedModel, path: str | Path) -> None:
@@ -49,25 +53,34 @@ def load_filter(plugged: PluggedModel, path: str | Path) -> None:
             f"model is {plugged.base_fingerprint[:12]} at cut {plugged.cut!r}. Use a filter of this model."
         )
     try:
-        config = FilterConfig(**{"filter": "bottleneck", **header["config"]})  # older files have no other
-        erasure = _erasure(tensors, header.get("erasure"))
-        if header.get("derived_from_forgotten", False) != (erasure is not None):
-            raise ValueError("it does not say truly whether it was derived from forgotten rows")
-        fitted = _bottleneck({n: t for n, t in tensors.items() if not n.startswith(_ERASER)}, header, config)
-        requests = frozenset(map(Forget.from_json, header["requests"]))
-        cut = header["cut"]
-    except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
-        raise ArtifactError(f"{path} lacks a part of a filter ({error}). Take a good copy of it.") from error
-    if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-        raise ArtifactError(f"The filter in {path} holds NaN or infinite weights: it is damaged.")
+        served = served_from(tensors, header)
+    except ArtifactError as error:
+        raise ArtifactError(f"{path} {error}") from error
     with ANSWERING:
-        dropped = plugged.requests - requests
+        dropped = plugged.requests - served.requests
         if dropped:
             raise RequestError(
                 f"The filter in {path} was not fitted for {', '.join(map(str, dropped))}, which is active here and "
                 "would come back. Take it back with restore() first, or load into a freshly plugged model."
             )
-        plugged.serve(Served(fitted, requests, config, header["base"], cut, erasure, header.get("question")))
+        plugged.serve(served)
+
+
+def served_from(tensors: dict[str, Tensor], header: dict[str, Any]) -> Served:
+    """The opposite of `parts_of`; raises where parts are missing or do not fit each other."""
+    try:
+        config = FilterConfig(**header["config"])
+        erasure = _erasure(tensors, header.get("erasure"))
+        if header.get("derived_from_forgotten", False) != (erasure is not None):
+            raise ValueError("it does not say truly whether it was derived from forgotten rows")
+        fitted = _bottleneck({n: t for n, t in tensors.items() if not n.startswith(_ERASER)}, header, config)
+        requests = frozenset(map(Forget.from_json, header["requests"]))
+        served = Served(fitted, requests, config, header["base"], header["cut"], erasure, header.get("question"))
+    except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+        raise ArtifactError(f"lacks a part of a filter ({error}). Take a good copy of it.") from error
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+        raise ArtifactError("holds a filter with NaN or infinite weights: it is damaged.")
+    return served
 
 
 def _bottleneck(tensors: dict[str, Tensor], header: dict[str, Any], config: FilterConfig) -> Bottleneck | None:

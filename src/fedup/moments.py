@@ -38,6 +38,14 @@ class Moments:
         return Moments(self.count + other.count, self.sums + other.sums, self.squares + other.squares)
 
     @property
+    def size_bytes(self) -> int:
+        """Of the message, as serialised: of a symmetric matrix one half is sent."""
+        channels = self.sums.shape[1]
+        one, other = torch.triu_indices(channels, channels)
+        tensors = {"sums": self.sums.float(), "squares": self.squares[:, one, other].float()}
+        return serialized_size(tensors, {"rows": self.count})
+
+    @property
     def mean(self) -> Tensor:
         """(P, C)"""
         return self.sums / max(self.count, 1)
@@ -72,11 +80,8 @@ class Sums:
 
 @dataclass(frozen=True)
 class Shift:
-    """How far forgotten rows lie from retained ones at a cut, position by position: what a cut is chosen by.
-
-    A client makes it of means and diagonals of its own rows; four numbers a position leave it, multiplied by its
-    number of forgotten rows so that they add up over clients.
-    """
+    """How far forgotten rows lie from rows that look like them at a cut, position by position: what a cut is chosen
+    by. Numbers are multiplied by the forgotten rows, so that they add up over requests."""
 
     rows: int  # forgotten
     distance: Tensor  # (P,) squared distance between the means
@@ -85,50 +90,15 @@ class Shift:
     variance: Tensor  # (P,) within the two sets, summed over channels
 
     def __add__(self, other: "Shift") -> "Shift":
-        return Shift(self.rows + other.rows, *(getattr(self, name) + getattr(other, name) for name in SHIFT_PARTS))
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the message, as serialised."""
-        return serialized_size({name: getattr(self, name) for name in SHIFT_PARTS}, {"rows": self.rows})
-
-
-SHIFT_PARTS = ("distance", "noise", "fisher", "variance")
+        parts = ("distance", "noise", "fisher", "variance")
+        return Shift(self.rows + other.rows, *(getattr(self, name) + getattr(other, name) for name in parts))
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """A client's statistics for an eraser, or several clients' together.
-
-    For each thing to erase the sums of its forgotten rows and of what they are compared with (counts are weights
-    there); second moments of all of these rows together, since an eraser does not depend on which is which.
-    """
+    """What an eraser is made of: for each thing to erase the sums of its forgotten rows and of what they are compared
+    with (counts are weights there), and second moments of rows of both kinds together."""
 
     forgotten: Mapping[str, Sums]
     reference: Mapping[str, Sums]
     pooled: Moments
-
-    def __add__(self, other: "Contrast") -> "Contrast":
-        return Contrast(
-            _joined(self.forgotten, other.forgotten),
-            _joined(self.reference, other.reference),
-            self.pooled + other.pooled,
-        )
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the message, as serialised: of a symmetric matrix one half is sent."""
-        channels = self.pooled.sums.shape[1]
-        one, other = torch.triu_indices(channels, channels)
-        tensors = {"sums": self.pooled.sums.float(), "squares": self.pooled.squares[:, one, other].float()}
-        header = {"rows": self.pooled.count, "groups": list(self.forgotten)}
-        for kind, groups in (("forgotten", self.forgotten), ("reference", self.reference)):
-            tensors |= {f"{kind}.{i}": sums.sums.float() for i, sums in enumerate(groups.values())}
-        return serialized_size(tensors, header)
-
-
-def _joined(one: Mapping[str, Sums], other: Mapping[str, Sums]) -> dict[str, Sums]:
-    joined = dict(one)
-    for name, sums in other.items():
-        joined[name] = joined[name] + sums if name in joined else sums
-    return joined

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedup.cut import find_cut
-from fedup.erasure import Erasure
+from fedup.eraser import Erasure
 from fedup.errors import FingerprintError, NotFittedError, PlugError, StaleFilterError
 from fedup.filter import Bottleneck, FilterConfig
 from fedup.request import Forget
@@ -65,6 +65,17 @@ class _AtCut:
 
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (self.filter(args[0]), *args[1:])
+
+
+def filtered_view(model: nn.Module, served: Served | None) -> nn.Module:
+    """A view of a model with these filters at their cuts; with none it answers as the model does."""
+    view = shared_view(model, frozen=True)
+    if served is not None and not served.placed:
+        raise PlugError("There is no filter in it: nothing would be forgotten.")
+    for cut, fitted in served.placed if served is not None else ():
+        place = view.get_submodule(find_cut(view, cut))
+        place.register_forward_pre_hook(_AtCut(fitted.to(_device(model))).before)
+    return view
 
 
 def plug(model: nn.Module, cut: str | None = None) -> "PluggedModel":
@@ -158,13 +169,7 @@ class PluggedModel(nn.Module):
                 f"The filter was made for base {served.base[:12]} at cut {served.cut!r}; this is base "
                 f"{self.base_fingerprint[:12]} at cut {self.cut!r}. Use the filter of this model."
             )
-        view = shared_view(self.base, frozen=True)
-        if not served.placed:
-            raise PlugError("There is no filter in it: nothing would be forgotten.")
-        for cut, fitted in served.placed:
-            place = view.get_submodule(find_cut(view, cut))
-            place.register_forward_pre_hook(_AtCut(fitted.to(_device(self.base))).before)
-        self.__dict__["_view"], self._served = view, served
+        self.__dict__["_view"], self._served = filtered_view(self.base, served), served
 
     @contextmanager
     def restored(self) -> Iterator[nn.Module]:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from fedup.artifacts import serialized_size
-from fedup.contrast import Question, mixed, mixture
+from fedup.eraser_statistics import Question
 from fedup.errors import DataError
 from fedup.federation import Client, named_rows
+from fedup.mixture import mixed, mixture
 from fedup.moments import LEAST_ROWS, Contrast, Moments, Shift, Sums
 from fedup.positions import Over, to_positions
 from fedup.privacy.dp import release

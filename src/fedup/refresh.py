@@ -35,6 +35,12 @@ class Refresh:
         while self._undo:
             self._undo.pop()()
 
+    def leave_open(self, requests: frozenset[Forget]) -> None:
+        """Samples of these requests are left out whether or not a filter answers them."""
+        store, before = self.centroids, self.centroids.open
+        self._undo.append(lambda: setattr(store, "open", before))
+        store.open = before | requests
+
     def bring_up_to_date(self, used: list[Cell], gone: Forget) -> None:
         """Put sealed originals back where nothing is left out any more; ask the clients for the other touched cells."""
         touched = self.touched(used, gone)
@@ -49,27 +55,33 @@ class Refresh:
             if asked:
                 self._ask(client, asked, questions[client])
 
-    def touched(self, used: list[Cell], gone: Forget) -> list[tuple[int, list[Cell], list[Cell]]]:
-        """By client: the cells that it must be asked for, and those whose sealed original will do.
+    def touched(
+        self, used: list[Cell], gone: Forget, *, ask: bool = True
+    ) -> list[tuple[int, list[Cell], list[Cell]]]:
+        """By client: the cells that it must be asked for, and those whose sealed original will do. Clients tell of which
+        class samples are; without `ask` nobody is asked, and samples of unknown classes touch no cell.
 
         Touched are cells in use that were purged or leave out other samples than they should, and sealed ones that
         still hold samples to be left out.
         """
-        self._ask_for_labels(gone.sample_ids)
+        if ask:
+            self._ask_for_labels(gone.sample_ids)
         by_client: dict[int, list[Cell]] = {client: [] for client in gone.sample_ids}
         for cell in used:
             by_client.setdefault(cell.client, []).append(cell)
         return [
-            (client, *self._touched_of(client, cells, gone.sample_ids.get(client, frozenset())))
+            (client, *self._touched_of(client, cells, gone.sample_ids.get(client, frozenset()), ask))
             for client, cells in by_client.items()
         ]
 
-    def _touched_of(self, client: int, used: list[Cell], wanted: frozenset[int]) -> tuple[list[Cell], list[Cell]]:
+    def _touched_of(
+        self, client: int, used: list[Cell], wanted: frozenset[int], ask: bool
+    ) -> tuple[list[Cell], list[Cell]]:
         store = self.centroids
         if store.dp:
             return self._touched_under_dp(client, used, wanted)
-        labels = self._labels_of(client, wanted)
-        should = {(client, label): frozenset(i for i in wanted if labels[i] == label) for label in labels.values()}
+        labels = self._labels_of(client, wanted) if ask else store.sample_labels.get(client, {})
+        should = {(client, label): frozenset(i for i in wanted if labels.get(i) == label) for label in labels.values()}
         touched = [
             cell
             for cell in used

@@ -5,9 +5,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedup.request import Forget
+
+if TYPE_CHECKING:
+    from fedup.class_recall import Recall
+    from fedup.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,15 @@ class Report:
     cells_replaced: int = 0  # by what clients sent, or by sealed originals
     erasure: Mapping[str, Any] | None = None  # what is erased, where and why there
     notes: list[str] = field(default_factory=list)  # for people
+    verdicts: "dict[str, Verdict]" = field(default_factory=dict)  # by digest of each request that is new
+    class_recall: "dict[int, Recall]" = field(default_factory=dict)  # on retained rows, original and with the filter
+    forced: list[str] = field(default_factory=list)  # what would have been refused without force
+    withheld: frozenset[Forget] = frozenset()  # requests that stay open: no filter was served for them
+
+    @property
+    def worst_class(self) -> "tuple[int, Recall] | None":
+        """The class that loses most of its recall; None where it was not measured."""
+        return max(self.class_recall.items(), key=lambda pair: pair[1].loss, default=None)
 
     @property
     def bytes_up(self) -> int:

@@ -4,14 +4,20 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from fedup.errors import RequestError
+
+Reason = Literal["withdrawal", "poison"]
 
 
 @dataclass(frozen=True)
 class Forget:
     """A request to forget clients, classes or samples; `|` joins several into one.
+
+    The `reason` says what it is to achieve: withdrawn rows are to look like rows that were never seen, poisoned ones are
+    to lose their hold on the label they carry. It is no part of what is forgotten: two requests for the same data are
+    equal whatever their reasons.
 
     >>> request = Forget.classes([7]) | Forget.samples({3: [10, 11]})
     >>> request.kind
@@ -21,17 +27,20 @@ class Forget:
     client_ids: frozenset[int] = frozenset()
     class_ids: frozenset[int] = frozenset()
     sample_ids: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    reason: Reason = field(default="withdrawal", compare=False)
 
     def __post_init__(self) -> None:
+        if self.reason not in get_args(Reason):
+            raise RequestError(f"The reason of a request is {' or '.join(get_args(Reason))}; found {self.reason!r}.")
         object.__setattr__(self, "client_ids", frozenset(self.client_ids))
         object.__setattr__(self, "class_ids", frozenset(self.class_ids))
         samples = {client: frozenset(ids) for client, ids in sorted(self.sample_ids.items())}
         object.__setattr__(self, "sample_ids", samples)
 
     @classmethod
-    def clients(cls, ids: Iterable[int]) -> "Forget":
+    def clients(cls, ids: Iterable[int], *, reason: Reason = "withdrawal") -> "Forget":
         """Forget everything that these clients contributed."""
-        return cls(client_ids=_ids(ids, "client"))
+        return cls(client_ids=_ids(ids, "client"), reason=reason)
 
     @classmethod
     def classes(cls, ids: Iterable[int]) -> "Forget":
@@ -39,19 +48,26 @@ class Forget:
         return cls(class_ids=_ids(ids, "class"))
 
     @classmethod
-    def samples(cls, ids: Mapping[int, Iterable[int]]) -> "Forget":
+    def samples(cls, ids: Mapping[int, Iterable[int]], *, reason: Reason = "withdrawal") -> "Forget":
         """Forget single samples, given by the client that holds them: `{client: sample ids}`."""
         if not isinstance(ids, Mapping):
             raise RequestError(f"A sample request maps clients to sample ids, as in {{3: [17, 42]}}; found {ids!r}.")
         clients = _ids(ids, "client")
-        return cls(sample_ids={client: _ids(ids[client], f"sample of client {client}") for client in sorted(clients)})
+        samples = {client: _ids(ids[client], f"sample of client {client}") for client in sorted(clients)}
+        return cls(sample_ids=samples, reason=reason)
 
     def __or__(self, other: "Forget") -> "Forget":
         samples = {
             client: self.sample_ids.get(client, frozenset()) | other.sample_ids.get(client, frozenset())
             for client in sorted({*self.sample_ids, *other.sample_ids})
         }
-        return Forget(self.client_ids | other.client_ids, self.class_ids | other.class_ids, samples)
+        reason: Reason = "poison" if "poison" in (self.reason, other.reason) else "withdrawal"
+        return Forget(self.client_ids | other.client_ids, self.class_ids | other.class_ids, samples, reason)
+
+    def at(self, client: int) -> "Forget":
+        """The part of it that a client needs to know: nothing of what other clients hold."""
+        samples = {client: self.sample_ids[client]} if client in self.sample_ids else {}
+        return Forget(self.client_ids & {client}, self.class_ids, samples, self.reason)
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -65,10 +81,13 @@ class Forget:
     @property
     def digest(self) -> str:
         """sha256 of the request's canonical form: equal for equal requests, in this process and any other."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self._data(), sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists and strings, sorted."""
+        """Plain lists and strings, sorted; a reason where it is not the usual one."""
+        return self._data() | ({"reason": self.reason} if self.reason != "withdrawal" else {})
+
+    def _data(self) -> dict[str, Any]:
         return {
             "clients": sorted(self.client_ids),
             "classes": sorted(self.class_ids),
@@ -79,7 +98,8 @@ class Forget:
     def from_json(cls, value: Mapping[str, Any]) -> "Forget":
         """The inverse of `to_json`."""
         samples = {int(client): frozenset(ids) for client, ids in value["samples"].items()}
-        return cls(frozenset(value["clients"]), frozenset(value["classes"]), samples)
+        reason: Any = value.get("reason", "withdrawal")
+        return cls(frozenset(value["clients"]), frozenset(value["classes"]), samples, reason)
 
     def __str__(self) -> str:
         parts = []

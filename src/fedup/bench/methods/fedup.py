@@ -52,7 +52,6 @@ class Method:
     filter: FilterKind = later("auto", before="bottleneck")
     erase_at: str = later("auto")
     most_price: float = later(0.02)
-    by_class: bool = later(False)
     per_position: bool = later(False)
     epsilon: float = later(0.0)  # none
     delta: float = later(1e-5)

@@ -1,0 +1,376 @@
+"""An answer to requests, from centroids to a filter that is served: built, checked for harm, measured, and only then in
+force."""
+
+import copy
+import statistics
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedup.bottleneck_fit import fit_bottleneck, used_cells
+from fedup.centroids import Cell, Centroids
+from fedup.class_recall import (
+    Recall,
+    check_classes_left,
+    check_recall,
+    recall_from_tallies,
+    recall_on_vectors,
+)
+from fedup.contact import Contact
+from fedup.cut import flat_tail
+from fedup.eraser import Erasure
+from fedup.erasure import Erasing
+from fedup.errors import HarmError, RequestError, SettingError
+from fedup.filter import FilterConfig
+from fedup.fit import Trace
+from fedup.plugging import PluggedModel, Served
+from fedup.refresh import Refresh
+from fedup.report import Report
+from fedup.request import Forget, union
+from fedup.sharing import shared_view
+from fedup.tally import Tally, TallyQuestion
+from fedup.verdict import Verdict, class_part, judge, not_measured, rows_part
+
+_BROKEN = 0.5  # of the usual recall
+FARTHER = (
+    "The filter that can be made would make the model know these samples better than before, so it is withheld: the "
+    "request stays open, and its rows are left out of all centroids and of later rounds. What helps is another round of "
+    "training without them, or retraining; force=True serves the filter all the same."
+)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On which terms a filter may be served.
+
+    A class that nobody asked to forget may lose `max_class_loss` points of its recall on retained rows; with `force`
+    more, and withdrawn samples that come out better known than before are served, too. `measure` says whether clients
+    count answers for a verdict; None: where that costs little, or they are asked anyway.
+    """
+
+    force: bool = False
+    max_class_loss: float = 5.0
+    measure: bool | None = None
+    keep_sealed: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.max_class_loss >= 0:  # NaN would allow everything
+            raise SettingError(f"max_class_loss, in points of recall, must be 0 or more; found {self.max_class_loss}.")
+
+
+class Execution:
+    """Answers requests with one model, one store and one way to reach clients."""
+
+    def __init__(
+        self,
+        plugged: PluggedModel,
+        centroids: Centroids,
+        contact: Contact | None,
+        config: FilterConfig,
+        terms: Terms,
+        report: Report,
+        trace: Trace | None = None,
+    ) -> None:
+        self._plugged, self._centroids, self._contact = plugged, centroids, contact
+        self._config, self._terms, self._report, self._trace = config, terms, report, trace
+        self._counted: tuple[Served, Mapping[int, Tally]] | None = None  # what clients counted, of one candidate
+
+    def answer(self, active: frozenset[Forget], new: frozenset[Forget]) -> None:
+        """Serve a filter for the active requests and the new ones; what may not be served is refused, or stays open."""
+        store, report, before = self._centroids, self._report, self._plugged.served
+        original = copy.deepcopy(store) if len(new) > 1 and self._measures(new) else None
+        refresh = Refresh(store, self._contact, report, keep_sealed=self._terms.keep_sealed)
+        with refresh.undone_on_error(), self._plain():
+            candidate = self.build(active | new, refresh, checked_against=active)
+            while True:
+                report.verdicts = {request.digest: self._verdict(request, active, new, candidate, original) for request in new}
+                farther = frozenset(request for request in new if self._is_withheld(request))
+                if not farther:
+                    break
+                report.withheld |= farther
+                new -= farther
+                if not new:
+                    candidate = before
+                    break
+                refresh.leave_open(farther)
+                candidate = self.build(active | new, None)
+            self._settle(active | new, candidate, report.withheld)
+
+    def _settle(self, requests: frozenset[Forget], candidate: Served | None, withheld: frozenset[Forget]) -> None:
+        report, store = self._report, self._centroids
+        with report.stage("swap"):
+            if candidate is not None and candidate is not self._plugged.served:
+                self._plugged.serve(candidate)
+        report.requests = requests
+        report.erasure = candidate.erasure.about if candidate is not None and candidate.erasure is not None else None
+        store.open = {request for request in store.open if request not in requests} | withheld
+        if withheld:
+            report.notes.append(FARTHER)
+
+    # --- a candidate
+
+    def build(
+        self, requests: frozenset[Forget], refresh: Refresh | None, checked_against: frozenset[Forget] | None = None
+    ) -> Served:
+        """A filter for these requests that harms no class, from cells that leave out what they name."""
+        store, report, config = self._centroids, self._report, self._config
+        gone, left_out = union(requests), union([*requests, *store.open])
+        used = used_cells(store, gone, config)
+        if refresh is not None:
+            with report.stage("contact"):
+                refresh.touched(used, left_out)  # of which classes the samples are
+                if checked_against is not None:
+                    self._allow(lambda: check_classes_left(store, gone, union(checked_against)))
+                refresh.bring_up_to_date(used, left_out)
+        erasing = Erasing(self._plugged.base, self._plugged.cut, config, self._contact, report, dp=store.dp)
+        served = self._plugged.served
+        erasure = erasing.erasure_for(
+            requests, left_out, served.question if served else None, served.erasure if served else None
+        )
+        refused: HarmError | None = None
+        for with_eraser, with_bottleneck in self._kinds(gone, erasure, complete=erasing.complete):
+            candidate = self._fitted(requests, used, gone, erasure if with_eraser else None, with_bottleneck)
+            candidate = replace(candidate, question=erasing.question)
+            try:
+                self._check_recall(candidate, used, gone, requests)
+            except HarmError as error:
+                refused = refused or error
+                continue
+            self._note_fallback(refused, with_eraser)
+            if with_eraser and not with_bottleneck:
+                self._note_broken_classes(used, gone)
+            return candidate
+        assert refused is not None  # there is at least one kind
+        if not self._terms.force:
+            raise refused
+        with_eraser, with_bottleneck = self._kinds(gone, erasure, complete=erasing.complete)[0]
+        candidate = self._fitted(requests, used, gone, erasure if with_eraser else None, with_bottleneck)
+        with_question = replace(candidate, question=erasing.question)
+        self._allow(lambda: self._check_recall(with_question, used, gone, requests))
+        return with_question
+
+    def _kinds(self, gone: Forget, erasure: Erasure | None, *, complete: bool) -> list[tuple[bool, bool]]:
+        """(eraser, bottleneck) in the order in which they are tried: by default an eraser for samples, with a bottleneck
+        where the request names more, or where the eraser alone harms a class; without the eraser where it harms and the
+        samples are merely withdrawn (docs/cuts_and_erasure.md has the figures)."""
+        if self._config.filter != "auto":
+            return [(erasure is not None, self._config.filter != "erasure")]
+        if erasure is None:
+            return [(False, True)]
+        kinds = [(True, True)] if not complete or gone.client_ids or gone.class_ids else [(True, False), (True, True)]
+        return kinds if gone.reason == "poison" or self._terms.force else [*kinds, (False, True)]
+
+    def _fitted(
+        self, requests: frozenset[Forget], used: list[Cell], gone: Forget, erasure: Erasure | None, bottleneck: bool
+    ) -> Served:
+        plugged, report, fitted = self._plugged, self._report, None
+        with report.stage("fit"):
+            if bottleneck:
+                fitted, report.centroids_used = fit_bottleneck(
+                    plugged, self._centroids, used, gone, self._config, self._trace, erasure, report.notes
+                )
+            else:
+                report.centroids_used = 0
+        return Served(fitted, requests, self._config, plugged.base_fingerprint, plugged.cut, erasure)
+
+    def _note_fallback(self, refused: HarmError | None, with_eraser: bool) -> None:
+        if refused is None:
+            return
+        classes = ", ".join(map(str, refused.classes))
+        instead = "A bottleneck besides it mends that." if with_eraser else "The bottleneck alone answers the request."
+        self._report.notes.append(f"An eraser alone would cost class {classes} too much of its recall. {instead}")
+
+    # --- harm
+
+    def _check_recall(
+        self, candidate: Served, used: list[Cell], gone: Forget, requests: frozenset[Forget]
+    ) -> None:
+        """Compare every class's recall on retained rows with the original's; raise where a class loses too much."""
+        report = self._report
+        with report.stage("check"):
+            report.class_recall = self._recall(candidate, used, gone, requests)
+            check_recall(report.class_recall, gone, max_class_loss=self._terms.max_class_loss)
+
+    def _recall(
+        self, candidate: Served, used: list[Cell], gone: Forget, requests: frozenset[Forget]
+    ) -> dict[int, Recall]:
+        store = self._centroids
+        if any(cut != self._plugged.cut for cut, _ in candidate.placed):  # centroids lie behind the eraser
+            if store.dp is not None:
+                raise HarmError(
+                    "Under differential privacy nobody can be asked what an eraser does to each class, so it is not "
+                    "served unless you say so with force=True. Nothing was changed, but what clients released is spent."
+                )
+            new = requests - self._plugged.requests
+            return recall_from_tallies(list(self._tallies(candidate, new if len(new) == 1 else frozenset()).values()))
+        kept = [cell for cell in used if cell.label not in gone.class_ids]
+        if store.dp is not None:
+            return {}
+        rows = store.rows_of(kept)
+        return recall_on_vectors(
+            self._plugged, store, candidate, store.vectors[rows], store.row_labels()[rows], store.counts[rows]
+        )
+
+    def _allow(self, check: Callable[[], None]) -> None:
+        """A check that force overrides, and the report tells."""
+        try:
+            check()
+        except HarmError as error:
+            if not self._terms.force:
+                raise
+            self._report.forced.append(str(error).partition(" Nothing was changed.")[0])
+
+    # --- verdicts
+
+    def _measures(self, new: Collection[Forget]) -> bool:
+        if self._contact is None or self._centroids.dp is not None:
+            return False
+        if self._terms.measure is not None:
+            return self._terms.measure
+        return self._contact.measures_by_default or any(request.sample_ids for request in new)
+
+    def _verdict(
+        self,
+        request: Forget,
+        active: frozenset[Forget],
+        new: frozenset[Forget],
+        candidate: Served,
+        original: Centroids | None,
+    ) -> Verdict:
+        if not self._measures(new):
+            return not_measured(self._why_not_measured())
+        before = self._plugged.served
+        if original is not None and len(new) > 1:  # all the others, without this one
+            before = self._aside(original).build_from(active | (new - {request}))
+        with self._report.stage("measure"):
+            if len(new) == 1 and self._counted is not None and self._counted[0] is candidate:
+                tallies = self._counted[1]
+            else:
+                tallies = self._tallies(candidate, frozenset([request]), before=before, classes=False)
+            return judge(request, tallies)
+
+    def _why_not_measured(self) -> str:
+        if self._centroids.dp is not None:
+            return "under differential privacy nobody counts answers"
+        if self._contact is None:
+            return "no way to reach the clients' rows was given (clients=…)"
+        return "measuring was left out (measure=True asks the clients)"
+
+    def _tallies(
+        self,
+        candidate: Served,
+        requests: frozenset[Forget],
+        *,
+        before: Served | None = None,
+        classes: bool = True,
+    ) -> Mapping[int, Tally]:
+        """What clients count under the candidate, and without these requests."""
+        contact, gone = self._contact, union(candidate.requests)
+        assert contact is not None  # an eraser was just made of what clients sent
+        before = before if before is not None else self._plugged.served
+        question = TallyQuestion(
+            {name: part for request in requests for name, part in _parts(request).items()},
+            gone,
+            {request.digest: self._labels_carried(request) for request in requests if request.reason == "poison"},
+            classes,
+        )
+        asked = self._who_counts(requests, gone, classes=classes)
+        questions = {
+            client: {"before": before, "after": candidate, "question": question.to(client)} for client in asked
+        }
+        contact.ahead("tally", questions)
+        counted = {}
+        for client, one in questions.items():
+            counted[client] = contact.tally(client, **one)
+            self._report.note_contact(client, one["question"].to_json())
+        if classes and len(requests) == 1:
+            self._counted = candidate, counted
+        return counted
+
+    def _who_counts(self, requests: Collection[Forget], gone: Forget, *, classes: bool) -> list[int]:
+        named = union(requests)
+        holders = {*named.client_ids, *named.sample_ids}
+        everyone = classes or named.class_ids or named.reason == "poison"
+        clients = self._contact.clients if self._contact is not None else ()
+        return [c for c in clients if c in holders or (everyone and c not in gone.client_ids)]
+
+    def _labels_carried(self, request: Forget) -> dict[int, float]:
+        """The share of each label among the rows of a request, as the store knows them."""
+        store, counts = self._centroids, Counter[int]()
+        for cell in store.cells:
+            if cell.client in request.client_ids:
+                counts[cell.label] += int(store.counts[cell.slot].sum()) + len(store.excluded.get(cell.name, ()))
+        for client, ids in request.sample_ids.items():
+            if client not in request.client_ids:
+                counts.update(store.sample_labels.get(client, {})[i] for i in ids)
+        total = max(1, counts.total())
+        return {label: count / total for label, count in sorted(counts.items())}
+
+    def _is_withheld(self, request: Forget) -> bool:
+        verdict = self._report.verdicts[request.digest]
+        if verdict.finding != "farther than before" or request.kind != "sample" or request.reason != "withdrawal":
+            return False
+        if self._terms.force:
+            self._report.forced.append(f"To {request} was answered although it makes the model know them better.")
+            return False
+        return True
+
+    # --- other sets of requests, on the side
+
+    def _aside(self, store: Centroids) -> "Execution":
+        """The same on a copy of a store, whose report is nobody's."""
+        quiet = replace(self._terms, force=True)
+        aside = Report(frozenset())
+        return Execution(self._plugged, copy.deepcopy(store), self._contact, self._config, quiet, aside)
+
+    def build_from(self, requests: frozenset[Forget]) -> Served | None:
+        """A filter for these requests from a store that may be behind; None where there are none."""
+        if not requests:
+            return None
+        refresh = Refresh(self._centroids, self._contact, self._report, keep_sealed=False)
+        return self.build(requests, refresh)
+
+    @contextmanager
+    def _plain(self) -> Iterator[None]:
+        """Gradients as a fit needs them; autocast's cached casts would hide its steps."""
+        device = self._centroids.vectors.device.type
+        with torch.inference_mode(False), torch.autocast(device, enabled=False):
+            yield
+
+    @torch.no_grad()
+    def _note_broken_classes(self, used: list[Cell], gone: Forget) -> None:
+        """Classes of forgotten samples whose retained centroids the original model gets right far less often than
+        others': wrong labels among the samples may have done that, and an eraser does not mend it."""
+        store = self._centroids
+        if self._config.filter != "auto" or store.dp is not None:
+            return
+        named = {store.sample_labels[client][i] for client, ids in gone.sample_ids.items() for i in ids}
+        rows = store.rows_of(used)
+        labels = store.row_labels()[rows]
+        tail = flat_tail(shared_view(self._plugged.base, frozen=True), self._plugged.cut, store.shape)
+        right = torch.cat([tail(store.vectors[part]).argmax(1) for part in rows.split(1024)]) == labels
+        recalls = {label: float(right[labels == label].float().mean()) for label in labels.unique().tolist()}
+        usual = statistics.median(recalls.values())
+        broken = sorted(label for label in named if recalls.get(label, usual) < _BROKEN * usual)
+        if broken:
+            self._report.notes.append(
+                f"Class {', '.join(map(str, broken))}, as the forgotten samples were labelled, is recognised far less "
+                "often than others: their labels may have broken it. A bottleneck besides the eraser (filter both) "
+                "mends that."
+            )
+
+
+def _parts(request: Forget) -> dict[str, Forget]:
+    """A request's rows, and its classes, which are measured in another way."""
+    parts = {rows_part(request): Forget(request.client_ids, frozenset(), request.sample_ids, request.reason)}
+    parts[class_part(request)] = Forget(class_ids=request.class_ids)
+    return {name: part for name, part in parts.items() if part.kind}
+
+
+def check_leaves_something(used: list[Cell], gone: Forget) -> None:
+    """Raise where no centroid would be left to keep."""
+    if not used:
+        raise RequestError(f"To {gone} leaves no centroid to keep. Take the model out of service instead.")

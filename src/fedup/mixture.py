@@ -1,0 +1,45 @@
+"""The mixture of groups that comes closest to a mean: what forgotten rows are compared with."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_STEPS = 400
+
+
+def mixture(mean: Tensor, references: Sequence[Tensor]) -> Tensor:
+    """Weights of a mixture of references that comes closest to a mean: none negative, 1 together.
+
+    Forgotten rows rarely have the classes of retained ones in the same proportions (the label of a poisoned row says
+    nothing of its content). Compared with the mixture, what is left is what only forgotten rows have.
+
+    >>> corners = [torch.tensor([0.0, 0.0]), torch.tensor([4.0, 0.0])]
+    >>> mixture(torch.tensor([1.0, 3.0]), corners).tolist()
+    [0.75, 0.25]
+    """
+    centre = mean.flatten()
+    table = torch.stack([reference.flatten() - centre for reference in references])  # (K, D)
+    gram = (table @ table.T).cpu().numpy()
+    step = 1 / max(float(np.linalg.norm(gram, 2)), 1e-12)
+    weights = ahead = np.full(len(references), 1 / len(references))
+    pace = 1.0
+    for _ in range(_STEPS):  # projected gradient with momentum (Beck & Teboulle 2009)
+        before, weights = weights, _onto_simplex(ahead - step * (gram @ ahead))
+        faster = (1 + (1 + 4 * pace**2) ** 0.5) / 2
+        ahead = weights + (pace - 1) / faster * (weights - before)
+        pace = faster
+    return torch.from_numpy(weights)
+
+
+def _onto_simplex(values: np.ndarray) -> np.ndarray:
+    """The nearest weights that are not negative and sum to 1 (Duchi et al. 2008)."""
+    ordered = np.sort(values)[::-1]
+    beyond = (ordered.cumsum() - 1) / np.arange(1, len(values) + 1)
+    return np.maximum(values - beyond[int((ordered > beyond).sum()) - 1], 0)
+
+
+def mixed(means: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """The mean of such a mixture."""
+    return torch.einsum("k,k...->...", weights.to(means[0]), torch.stack(list(means)))

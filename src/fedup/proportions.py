@@ -1,0 +1,118 @@
+"""Intervals for shares and their differences that stay wide when all answers agree (Newcombe 1998)."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_Z = 1.959963984540054  # 95 %
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def width(self) -> float:
+        """From one end of the interval to the other."""
+        return self.high - self.low
+
+    def __sub__(self, other: "Estimate") -> "Estimate":
+        """The difference of two independent figures: each end from the distances of theirs (Newcombe's hybrid score)."""
+        value = self.value - other.value
+        return Estimate(
+            value,
+            value - math.hypot(self.value - self.low, other.high - other.value),
+            value + math.hypot(self.high - self.value, other.value - other.low),
+        )
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Answers of two models to the same rows: how many rows, how many hits before and after, and how many in both.
+
+    Counts add up over clients; where a hit has a weight in [0, 1] they are sums of weights.
+    """
+
+    rows: float = 0.0
+    before: float = 0.0
+    after: float = 0.0
+    both: float = 0.0
+
+    def __add__(self, other: "Paired") -> "Paired":
+        return Paired(
+            self.rows + other.rows, self.before + other.before, self.after + other.after, self.both + other.both
+        )
+
+    @property
+    def share_before(self) -> Estimate:
+        """Of hits before, by Wilson's score interval."""
+        return wilson(self.before, self.rows)
+
+    @property
+    def share_after(self) -> Estimate:
+        """Of hits after."""
+        return wilson(self.after, self.rows)
+
+    @property
+    def change(self) -> Estimate:
+        """Share after less share before, on the same rows (Newcombe's method 10 for paired shares).
+
+        >>> Paired(100, 100, 100, 100).change.width > 0.07  # all agree, and yet it is not certain
+        True
+        """
+        before, after, link = self.share_before, self.share_after, self._correlation()
+        value = after.value - before.value
+        return Estimate(
+            value,
+            value - _linked(after.value - after.low, before.high - before.value, link),
+            value + _linked(after.high - after.value, before.value - before.low, link),
+        )
+
+    def _correlation(self) -> float:
+        """Of hits before and after, drawn towards 0 as by Newcombe's continuity correction."""
+        only_after, only_before = self.after - self.both, self.before - self.both
+        neither = self.rows - self.both - only_after - only_before
+        scale = self.before * (self.rows - self.before) * self.after * (self.rows - self.after)
+        product = self.both * neither - only_after * only_before
+        if scale <= 0:
+            return 0.0
+        return (max(product - self.rows / 2, 0.0) if product > 0 else product) / math.sqrt(scale)
+
+
+def _linked(one: float, other: float, correlation: float) -> float:
+    return math.sqrt(max(one**2 - 2 * correlation * one * other + other**2, 0.0))
+
+
+def wilson(hits: float, rows: float) -> Estimate:
+    """A share and Wilson's interval for it.
+
+    >>> wilson(10, 10).low < 0.75
+    True
+    """
+    if rows <= 0:
+        return Estimate(0.0, 0.0, 1.0)
+    share = min(max(hits / rows, 0.0), 1.0)
+    centre = (share + _Z**2 / (2 * rows)) / (1 + _Z**2 / rows)
+    half = _Z / (1 + _Z**2 / rows) * math.sqrt(share * (1 - share) / rows + _Z**2 / (4 * rows**2))
+    return Estimate(share, max(0.0, min(centre - half, share)), min(1.0, max(centre + half, share)))
+
+
+def weighted(strata: Iterable[tuple[float, Paired]]) -> Paired:
+    """Strata in given proportions as one group of as many rows as it is worth: Σ weight = 1 wanted, 1/Σ(weight²/rows)
+    rows got."""
+    used = [(weight, one) for weight, one in strata if weight > 0 and one.rows > 0]
+    total = sum(weight for weight, _ in used)
+    if not used:
+        return Paired()
+    rows = 1 / sum((weight / total) ** 2 / one.rows for weight, one in used)
+    parts = [(weight / total * rows / one.rows, one) for weight, one in used]
+    return Paired(
+        rows,
+        sum(scale * one.before for scale, one in parts),
+        sum(scale * one.after for scale, one in parts),
+        sum(scale * one.both for scale, one in parts),
+    )
