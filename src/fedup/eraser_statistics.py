@@ -21,7 +21,8 @@ from fedup.request import Forget
 from fedup.rng import generator
 from fedup.taps import Taps
 
-SKETCH_SIZE = 512  # numbers that a mean is told in
+SKETCH_GROUPS = 64  # of neighbouring positions
+SKETCH_SIZE = 512  # numbers that a mean is told in, or a few more
 LEAST_REFERENCE_ROWS = 5  # retained rows of one class at one client that a mean is told of
 MOST_REFERENCE_ROWS = 256  # of one class at one client: more would not make a mean any surer
 EVERY_CLASS = -1  # the label of a cell that holds all retained rows, where no class has enough by itself
@@ -65,8 +66,8 @@ class Question:
 class Sketches:
     """A client's means at the earliest cut, shortened to a few hundred numbers that keep distances."""
 
-    forgotten: Mapping[str, Sums]  # by request (S,)
-    retained: Mapping[int, Sums]  # by class (S,)
+    forgotten: Mapping[str, Sums]  # by request (G, S)
+    retained: Mapping[int, Sums]  # by class (G, S)
 
     @property
     def size_bytes(self) -> int:
@@ -134,15 +135,20 @@ def sketch_groups(
 
 
 def shortened(mean: Tensor) -> Tensor:
-    """A mean in at most `SKETCH_SIZE` numbers: each goes into one of as many buckets with a random sign, which keeps
-    distances on average (count sketch, Charikar et al. 2002). (S,)"""
-    flat = mean.flatten()
-    if len(flat) <= SKETCH_SIZE:
-        return flat
-    source = generator(0, "sketch", len(flat))
-    bucket = torch.randint(SKETCH_SIZE, (len(flat),), generator=source).to(flat.device)
-    sign = 2 * torch.randint(2, (len(flat),), generator=source).to(flat) - 1
-    return flat.new_zeros(SKETCH_SIZE).index_add_(0, bucket, sign * flat)
+    """A mean (P, C) in some hundred numbers: those of neighbouring positions go into a few buckets with random signs,
+    which keeps distances on average (count sketch, Charikar et al. 2002), and keeps apart what lies apart. (G, S)"""
+    positions, channels = mean.shape
+    groups = min(positions, SKETCH_GROUPS)
+    size = SKETCH_SIZE // groups
+    if -(-positions // groups) * channels <= size:
+        size = -(-positions // groups) * channels
+    source = generator(0, "sketch", positions, channels)
+    group = torch.arange(positions) * groups // positions
+    bucket = torch.randint(size, (positions, channels), generator=source) + size * group[:, None]
+    sign = 2.0 * torch.randint(2, (positions, channels), generator=source) - 1
+    flat = mean.new_zeros(groups * size)
+    flat.index_add_(0, bucket.flatten().to(mean.device), (sign.to(mean) * mean).flatten())
+    return flat.view(groups, size)
 
 
 def measure_groups(

@@ -16,7 +16,7 @@ from fedup.eraser import Erasure, make_eraser
 from fedup.eraser_statistics import GroupSpreads, Question, Sketches, Spread, Weights, sum_by_cut
 from fedup.errors import ContactError, RequestError
 from fedup.filter import FilterConfig
-from fedup.mixture import mixture
+from fedup.mixture import robust_mixture
 from fedup.moments import LEAST_ROWS, Contrast, Moments, Shift, Sums
 from fedup.place import Place, choose_place, judge_place
 from fedup.positions import Over
@@ -350,7 +350,7 @@ class _Mixture:
     @classmethod
     def nearest(cls, mean: Tensor, cells: Sequence[_Cell]) -> "_Mixture":
         """The mixture of the cells that comes closest to a mean."""
-        shares = mixture(mean, [cell.sums.sums.double() / cell.sums.count for cell in cells]).tolist()
+        shares = robust_mixture(mean, [cell.sums.sums.double() / cell.sums.count for cell in cells]).tolist()
         weights = {
             (client, cell.label): share * part
             for share, cell in zip(shares, cells, strict=True)

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 _STEPS = 400
+_REWEIGHTINGS = 8
+_FAR = 1.5  # times the median distance
 
 
 def mixture(mean: Tensor, references: Sequence[Tensor]) -> Tensor:
@@ -31,6 +33,21 @@ def mixture(mean: Tensor, references: Sequence[Tensor]) -> Tensor:
         ahead = weights + (pace - 1) / faster * (weights - before)
         pace = faster
     return torch.from_numpy(weights)
+
+
+def robust_mixture(mean: Tensor, references: Sequence[Tensor]) -> Tensor:
+    """The same for means (G, S) that lie far apart in a few of their G groups: what only forgotten rows have (a patch in
+    a corner) must not choose what they are compared with.
+
+    Groups whose distance is far above the usual one count in proportion less (Huber 1964, by reweighting).
+    """
+    weights = mixture(mean, references)
+    for _ in range(_REWEIGHTINGS):
+        distances = (mean - mixed(references, weights)).norm(dim=1)
+        usual = distances.median().clamp(min=1e-12)
+        scale = (_FAR * usual / distances.clamp(min=1e-12)).clamp(max=1).sqrt()[:, None]
+        weights = mixture(scale * mean, [scale * reference for reference in references])
+    return weights
 
 
 def _onto_simplex(values: np.ndarray) -> np.ndarray:

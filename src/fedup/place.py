@@ -11,6 +11,7 @@ from fedup.moments import Shift
 from fedup.positions import Over
 
 ENOUGH = 0.99  # of the shift: more positions would be erased for nothing
+CLEAR = 4.0  # times chance: a position that differs by less is left alone
 LEAST_COVER = 0.5  # of the shift that must be within the price for a cut to be taken
 
 
@@ -46,14 +47,16 @@ class Place:
 
 def judge_place(cut: str, over: Over, shift: Shift, *, most_price: float) -> Place:
     """The most telling positions of a cut: until they hold nearly all of the shift, or would cost too much."""
-    excess = (shift.distance - shift.noise).clamp(min=0)
+    clear = shift.distance > CLEAR * shift.noise
+    clear = clear if bool(clear.any()) else torch.ones_like(clear)  # where an eraser was asked for all the same
+    excess = torch.where(clear, (shift.distance - shift.noise).clamp(min=0), 0)
     price = torch.where(shift.fisher > 0, shift.distance / shift.fisher.clamp(min=1e-30), 0)
-    order = shift.fisher.argsort(descending=True, stable=True)
+    order = torch.where(clear, shift.fisher, -1).argsort(descending=True, stable=True)
     covers = excess[order].double().cumsum(0) / excess.double().sum().clamp(min=1e-30)
     prices = (shift.rows * price[order].double()).cumsum(0) / shift.variance.double().sum().clamp(min=1e-30)
     enough = int((covers < ENOUGH).sum()) + 1
     affordable = max(1, int((prices <= most_price).sum()))
-    many = min(enough, affordable, len(order))
+    many = min(enough, affordable, int(clear.sum()))
     return Place(
         cut,
         over,

@@ -24,7 +24,7 @@ class Scenario:
         """The federation with one liar, who is to be forgotten."""
         liar = target_client(federation, self.client)
         story = f"Client {liar.id} called every class by the next one's name. Forget that client."
-        return Situation(_flip_labels(federation, liar), Forget.clients([liar.id]), story)
+        return Situation(_flip_labels(federation, liar), Forget.clients([liar.id], reason="poison"), story)
 
     def took(self, original: Mapping[str, float | None], retrained: Mapping[str, float | None]) -> bool:
         """Whether the liar cost retained accuracy."""

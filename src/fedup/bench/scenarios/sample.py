@@ -54,7 +54,7 @@ class Scenario:
             f"{len(rows)} samples of {'client' if len(marked) == 1 else 'clients'} {' and '.join(map(str, marked))} "
             f"carry a trigger and the label {dataset.class_names[self.target]!r}. Forget these samples."
         )
-        request = Forget.samples({client: ids.tolist() for client, ids in marked.items()})
+        request = Forget.samples({client: ids.tolist() for client, ids in marked.items()}, reason="poison")
         triggered = Triggered(inputs.triggered(dataset.test_x, self.trigger), dataset.test_y, self.target)
         return Situation(replace(federation, x=x, y=y), request, story, triggered)
 
