@@ -6,6 +6,8 @@ import pytest
 from safetensors import safe_open
 from tests.cli._in_process import FAST, TRAIN, contents, copy_of, fedup, filter_file, ok, sample_ids, sha256
 
+from fedup.centroids import Centroids
+from fedup.cli._session import Session
 from fedup.run.folder import Run
 
 
@@ -22,6 +24,11 @@ def answered(tmp_path):
 
 def kinds(run):
     return [event.kind for event in Run(run).read().events]
+
+
+def test_on_the_cpu_the_centroids_of_a_folder_are_not_copied_into_memory(run, monkeypatch):
+    monkeypatch.setattr(Centroids, "to", lambda store, device: pytest.fail(f"copied to {device}"))
+    assert Session(run).store(Run(run).read()).vectors.device.type == "cpu"
 
 
 # Training and collecting
