@@ -233,6 +233,21 @@ def test_after_the_last_one_the_original_model_answers(answered, names):
     assert contents(answered) == before
 
 
+def test_a_reference_of_two_requests_is_refused_and_both_are_listed(answered):
+    ok("unlearn", "--run", answered, "--class", 3, "--reference", "t-1", "--force")
+    before = contents(answered)
+    for command in ("restore", "evidence"):
+        ran = fedup(command, "T-1", "--run", answered)
+        told = " ".join(ran.err.split())
+        assert ran.code == 1
+        assert "R1: forget classes [7], in force; R4: forget classes [3], in force" in told
+        assert "by its id" in told
+        assert contents(answered) == before
+    assert ok("restore", "R4", "--run", answered, "--force", "--json").json["requests"] == ["R4"]
+    assert "R4: forget classes [3], taken back" in " ".join(fedup("evidence", "T-1", "--run", answered).err.split())
+    assert ok("evidence", "R1", "--run", answered, "--json").json["request"]["id"] == "R1"
+
+
 def test_an_unknown_request_among_known_ones_takes_nothing_back(answered):
     before = contents(answered)
     ran = fedup("restore", "R1", "R9", "--run", answered)
