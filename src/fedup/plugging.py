@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import torch
@@ -48,6 +48,11 @@ class Served:
         """Bytes of the filters' weights."""
         erased = self.erasure.filter.size_bytes if self.erasure else 0
         return erased + (self.filter.size_bytes if self.filter is not None else 0)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings as they were used, plain: the rank is the bottleneck's own where there is one."""
+        return asdict(self.config) | ({} if self.filter is None else {"rank": self.filter.rank})
 
     @property
     def derived_from_forgotten(self) -> bool:
