@@ -26,6 +26,9 @@ from fedup import (
     save_filter,
     unlearn,
 )
+from fedup.bench.methods import fedup as fedup_method
+from fedup.bench.methods import random_filter
+from fedup.bench.settings import config_of
 from fedup.contact import InProcess
 from fedup.errors import SettingError
 from fedup.filter import Bottleneck
@@ -153,6 +156,14 @@ def test_a_chosen_rank_that_is_too_wide_is_refused_before_anybody_is_asked(reque
         unlearn(plugged, store, request_, clients=FEDERATION, config=config)
     assert plugged.served is None
     assert torch.equal(store.vectors, before.vectors)
+
+
+@pytest.mark.parametrize("method", [fedup_method.Method, random_filter.Method])
+def test_a_method_of_the_benchmark_does_not_choose_the_default_and_its_results_stay_valid(method):
+    config = (lambda one: one.config(0)) if method is fedup_method.Method else (lambda one: one.config())
+    assert config(method()).rank_for(8) == 8
+    assert config(method(rank=4)).rank == 4
+    assert config_of(method())["rank"] == 32  # as it stands in the results that were measured
 
 
 def test_evidence_shows_the_rank_that_was_used(tmp_path):
