@@ -1,7 +1,7 @@
 import copy
 import json
 import re
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,8 @@ from fedup.client import Summary
 from fedup.contact import InProcess
 from fedup.errors import ArtifactError, CutError, DataError, RequestError, SettingError, StorageError
 from fedup.kmeans import centroid_count
+from fedup.privacy.guarantee import DP
+from fedup.privacy.ledger import Ledger
 
 NAN = float("nan")
 
@@ -274,6 +276,76 @@ def test_a_store_comes_back_from_its_file_bit_for_bit(rich, collected, tmp_path)
     for store in (rich, collected):
         save_centroids(store, tmp_path / "centroids")
         assert_equal_stores(load_centroids(tmp_path / "centroids"), store)
+
+
+def _changeable_parts(value):
+    """All objects in a value that can change: tensors by their memory, the others by their identity."""
+    if isinstance(value, torch.Tensor):
+        return {("memory", value.untyped_storage().data_ptr())}
+    if isinstance(value, dict):
+        return {id(value)}.union(*map(_changeable_parts, value.values()))
+    if isinstance(value, list | set):
+        return {id(value)}.union(*map(_changeable_parts, value))
+    if isinstance(value, tuple):
+        return set().union(*map(_changeable_parts, value))
+    if isinstance(value, Ledger):
+        return {id(value)} | _changeable_parts(vars(value))
+    frozen = is_dataclass(value) and value.__dataclass_params__.frozen
+    assert frozen or isinstance(value, str | int | float | frozenset | None), f"can {value!r} change?"
+    return set()
+
+
+@pytest.fixture
+def own(rich) -> Centroids:
+    """The same, to be changed."""
+    own = copy.deepcopy(rich)
+    own.sample_labels[0] = {3: 1}
+    own.ledger.spend(0, DP(1.0, clip="unit"), "centroids")
+    return own
+
+
+def test_a_moved_store_is_equal_and_shares_nothing_that_can_change(own):
+    moved = own.to("cpu")
+    assert_equal_stores(moved, own)
+    for field in fields(Centroids):  # so that one that is added later is looked at as well
+        shared = _changeable_parts(getattr(own, field.name)) & _changeable_parts(getattr(moved, field.name))
+        assert not shared, field.name
+
+
+def _change(value):
+    """Change whatever can be changed in a value."""
+    if isinstance(value, torch.Tensor):
+        value.fill_(7)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _change(item)
+        value.clear()
+    elif isinstance(value, set | list):
+        value.clear()
+    elif isinstance(value, tuple):
+        for item in value:
+            _change(item)
+    elif isinstance(value, Ledger):
+        value.spend(1, DP(1.0, clip="unit"), "centroids")
+
+
+@pytest.mark.parametrize("which", ["the moved one", "the one it came from"])
+def test_what_is_done_to_a_store_never_shows_in_the_moved_one_nor_the_other_way_round(own, which):
+    before, moved = copy.deepcopy(own), own.to("cpu")
+    changed, untouched = (moved, own) if which == "the moved one" else (own, moved)
+    for field in fields(Centroids):
+        _change(getattr(changed, field.name))
+    assert_equal_stores(untouched, before)
+
+
+def test_a_ledger_that_is_kept_elsewhere_stays_one_account(own):
+    """Two that did not know of each other's charges could spend one budget twice."""
+
+    class Elsewhere(Ledger):
+        pass
+
+    own.ledger = Elsewhere()
+    assert own.to("cpu").ledger is own.ledger
 
 
 def test_every_truncated_file_is_refused(rich, tmp_path):

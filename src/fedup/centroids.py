@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, Literal, Self
@@ -94,9 +94,12 @@ class Centroids:
         return sum(self.bytes_up.values())
 
     def to(self, device: torch.device | str) -> Self:
-        """The same store with its arrays on a device."""
-        sealed = {name: (vectors.to(device), counts.to(device)) for name, (vectors, counts) in self.sealed.items()}
-        return replace(self, vectors=self.vectors.to(device), counts=self.counts.to(device), sealed=sealed)
+        """A store of its own with the same content, its arrays on a device: copied even where they are there already.
+
+        What is done to one never shows in the other. That goes for the ledger, too: each knows its own charges alone,
+        so work with one of the two. Only a ledger that is kept elsewhere (a run folder's) stays one for both.
+        """
+        return replace(self, **{part.name: _copied(getattr(self, part.name), device) for part in fields(self)})
 
     def cell(self, name: CellName) -> Cell | None:
         """The slot of a cell, or None where that client holds nothing of that class."""
@@ -140,6 +143,19 @@ class Centroids:
             slot[: len(vectors)] = vectors.to(slot)
         self.counts[cell.slot] = 0
         self.counts[cell.start : cell.start + len(counts)] = counts.to(self.counts)
+
+
+def _copied(value: Any, device: torch.device | str) -> Any:
+    """The same with nothing in it that could change in both; tensors on the device."""
+    if isinstance(value, Tensor):
+        return value.to(device, copy=True)
+    if isinstance(value, Ledger):
+        return value.copy()
+    if isinstance(value, dict):
+        return {key: _copied(item, device) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return type(value)(_copied(item, device) for item in value)
+    return value  # a number, a text or frozen
 
 
 def collect(

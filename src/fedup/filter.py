@@ -12,11 +12,15 @@ from fedup.positions import from_positions, to_positions
 
 ClassPolicy = Literal["drop", "remap", "remap_client"]
 FilterKind = Literal["auto", "bottleneck", "erasure", "both"]
+DEFAULT_RANK = 32
 
 
 @dataclass(frozen=True)
 class FilterConfig:
     """How a filter is shaped and fitted.
+
+    `rank` is the width of the bottleneck. Where none is chosen it is 32, or the number of features where that is less;
+    one that is chosen and wider than the features is refused.
 
     `class_policy` says what becomes of a forgotten class: `drop` uses nothing of it and guards against it
     (`fedup.guard`); `remap` relabels each of its centroids to a random retained class; `remap_client` does so per
@@ -29,7 +33,7 @@ class FilterConfig:
     one bottleneck acts on each position of a map, or on each token.
     """
 
-    rank: int = 32
+    rank: int | None = None
     alpha: float = 0.5
     steps: int = 300
     batch_size: int = 128
@@ -52,11 +56,12 @@ class FilterConfig:
             raise SettingError(f"erase_at is 'auto' or the name of a cut; found {self.erase_at!r}.")
         if not 0 <= self.alpha <= 1:
             raise SettingError(f"alpha weighs cross-entropy against reconstruction, in [0, 1]; found {self.alpha}.")
-        whole = {"rank": self.rank, "steps": self.steps, "batch_size": self.batch_size}
+        rank = DEFAULT_RANK if self.rank is None else self.rank
+        whole = {"rank": rank, "steps": self.steps, "batch_size": self.batch_size}
         for name, value in whole.items():
             if not isinstance(value, int):
                 raise SettingError(f"{name} must be a whole number; found {value!r}.")
-        if self.rank < 1:
+        if rank < 1:
             raise SettingError(f"rank, the width of the bottleneck, must be at least 1; found {self.rank}.")
         if self.steps < 1 or self.batch_size < 1 or not 0 < self.lr < float("inf"):
             raise SettingError(
@@ -64,6 +69,24 @@ class FilterConfig:
             )
         if self.class_policy not in ("drop", "remap", "remap_client"):
             raise SettingError(f"class_policy is 'drop', 'remap' or 'remap_client'; found {self.class_policy!r}.")
+
+    def rank_for(self, width: int) -> int:
+        """The width of a bottleneck for so many features; one that was chosen and does not fit is refused.
+
+        >>> FilterConfig().rank_for(512), FilterConfig().rank_for(8), FilterConfig(rank=4).rank_for(8)
+        (32, 8, 4)
+        """
+        if self.rank is None:
+            return min(DEFAULT_RANK, width)
+        _check_rank(self.rank, width)
+        return self.rank
+
+
+def _check_rank(rank: int, width: int) -> None:
+    if rank > width:
+        raise SettingError(
+            f"rank {rank} is wider than the {width} features at the cut: use FilterConfig(rank={width}) or less."
+        )
 
 
 class Bottleneck(nn.Module):
@@ -85,15 +108,17 @@ class Bottleneck(nn.Module):
         source: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        if rank > width:
-            raise SettingError(
-                f"rank {rank} is wider than the {width} features at the cut: use FilterConfig(rank={width}) or less."
-            )
+        _check_rank(rank, width)
         self.nonnegative, self.per_position = nonnegative, per_position
         self.encoder = nn.Parameter(torch.empty(rank, width))
         self.decoder = nn.Parameter(torch.empty(width, rank))
         for weight in (self.encoder, self.decoder):  # as nn.Linear does
             nn.init.kaiming_uniform_(weight, a=5**0.5, generator=source)
+
+    @property
+    def rank(self) -> int:
+        """Number of features that it lets through at once."""
+        return self.encoder.shape[0]
 
     @property
     def width(self) -> int:

@@ -64,9 +64,10 @@ def fit_filter(
     _check(tail, examples)
     source = generator(config.seed, "filter")
     shape, device = examples.shape or tuple(examples.vectors.shape[1:]), examples.vectors.device
+    width = positions_of(shape, "each" if config.per_position else "all")[1]
     fitted = Bottleneck(
-        positions_of(shape, "each" if config.per_position else "all")[1],
-        config.rank,
+        width,
+        config.rank_for(width),
         nonnegative=examples.nonnegative,
         per_position=config.per_position,
         source=source,

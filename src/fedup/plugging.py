@@ -1,10 +1,11 @@
 """Phase 4, serving and restoring: a filter plugged into a model that is never touched."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import torch
@@ -19,8 +20,8 @@ from fedup.sharing import fingerprint, shared_view, tensors
 
 # One request at a time changes what is served and what the server stores; serving itself never waits.
 ANSWERING = threading.RLock()
-# The plugged models that this thread, or this task of an event loop, has inside restored().
-_RESTORED: ContextVar[frozenset[int]] = ContextVar("restored", default=frozenset())
+# The blocks of restored() that this thread or task is in, or inherited from the one that started it.
+_BLOCKS: ContextVar[tuple["_RestoredBlock", ...]] = ContextVar("restored", default=())
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class Served:
         """Bytes of the filters' weights."""
         erased = self.erasure.filter.size_bytes if self.erasure else 0
         return erased + (self.filter.size_bytes if self.filter is not None else 0)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings as they were used, plain: the rank is the bottleneck's own where there is one."""
+        return asdict(self.config) | ({} if self.filter is None else {"rank": self.filter.rank})
 
     @property
     def derived_from_forgotten(self) -> bool:
@@ -78,6 +84,36 @@ def filtered_view(model: nn.Module, served: Served | None) -> nn.Module:
     return view
 
 
+class _RestoredBlock:
+    """One block of `restored()`. Contexts are copied, this is not: its end is the end in every context it reached."""
+
+    def __init__(self, plugged: "PluggedModel") -> None:
+        self._plugged: PluggedModel | None = plugged
+        self._process = os.getpid()  # a forked process never hears of the end
+
+    def end(self) -> None:
+        """From now on nobody is inside; a call under way may finish."""
+        self._plugged = None
+
+    @property
+    def plugged(self) -> "PluggedModel | None":
+        """The model that answers unfiltered inside; None once the block has ended."""
+        return self._plugged if self._process == os.getpid() else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # what is copied inside ends with the block, too
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ended_block, ()
+
+
+def _ended_block() -> _RestoredBlock:
+    """What is left of a block in a file or in another process, which its end could not reach."""
+    block = _RestoredBlock.__new__(_RestoredBlock)
+    block._plugged, block._process = None, 0
+    return block
+
+
 def plug(model: nn.Module, cut: str | None = None) -> "PluggedModel":
     """A model with a place for a filter at the cut: found (before the last linear layer), or named.
 
@@ -90,7 +126,50 @@ def plug(model: nn.Module, cut: str | None = None) -> "PluggedModel":
     return PluggedModel(model, find_cut(model, cut))
 
 
-class PluggedModel(nn.Module):
+class _Front(nn.Module):
+    """A module that has no weights and answers through another, chosen and checked anew at each call."""
+
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A compiled model skips this frame and compiles the view behind it, which is chosen anew at each call."""
+        return self.forward(*args, **kwargs)
+
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._answering()(*args, **kwargs)
+
+    def _answering(self) -> nn.Module:
+        """The view that answers this call; raises where there is none, or none that can be trusted."""
+        raise NotImplementedError
+
+    def train(self, mode: bool = True) -> Self:
+        """Stays in eval mode whatever is asked: training would move the base's BatchNorm statistics."""
+        return super().train(False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        raise PlugError("A plugged model does not move or change its type: move the base model, then plug it again.")
+
+
+class _RestoredModel(_Front):
+    """What `restored()` gives: the original model's answers, in any thread, until the end of the block."""
+
+    def __init__(self, block: _RestoredBlock) -> None:
+        super().__init__()
+        self._block = block
+        self.eval()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _answering(self) -> nn.Module:
+        plugged = self._block.plugged
+        if plugged is None:
+            raise PlugError(
+                "The block of restored() that gave this model has ended, and its unfiltered answers with it. Call it "
+                "inside the block, or open another one: `with plugged.restored() as original:`."
+            )
+        return plugged._original_view()
+
+
+class PluggedModel(_Front):
     """A base model seen through a filter, always in eval mode.
 
     Calls fail while no filter is fitted: the unfiltered answer is given inside `restored()` only. Each filter has a
@@ -112,22 +191,20 @@ class PluggedModel(nn.Module):
         self._state = _state(base)
         self.eval()
 
-    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """A compiled model skips this frame and compiles the view behind it, which is chosen anew at each call."""
-        return self.forward(*args, **kwargs)
-
-    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._answering()(*args, **kwargs)
-
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _answering(self) -> nn.Module:
-        """The view that answers this call; raises where there is none, or none that can be trusted."""
+        if any(block.plugged is self for block in _BLOCKS.get()):
+            return self._original_view()
+        return self._filtered_view()
+
+    def _original_view(self) -> nn.Module:
+        self._check_base_unchanged()
+        original: nn.Module = self.__dict__["_original"]
+        return original
+
+    def _filtered_view(self) -> nn.Module:
         self._check_base_unchanged()
         view: nn.Module | None = self.__dict__["_view"]
-        if id(self) in _RESTORED.get():
-            view = self.__dict__["_original"]
         if view is None:
             raise NotFittedError(
                 "No filter is fitted: call fedup.unlearn(plugged, …) or load_filter(plugged, …) first. "
@@ -154,9 +231,9 @@ class PluggedModel(nn.Module):
         return self._served.requests if self._served else frozenset()
 
     def view(self) -> nn.Module:
-        """The module that answers, with the filter at its cut: to export or trace. A snapshot: later requests make
-        another."""
-        return self._answering()
+        """The module with the filter at its cut, inside `restored()` as well: to export or trace. A snapshot: later
+        requests make another. Of the original, export `base`."""
+        return self._filtered_view()
 
     def serve(self, served: Served | None) -> None:
         """Swap the filter in one assignment: a call sees the old one or the new one, never a mixture."""
@@ -173,23 +250,27 @@ class PluggedModel(nn.Module):
 
     @contextmanager
     def restored(self) -> Iterator[nn.Module]:
-        """Inside, the model answers as the original does, bit for bit; other threads and tasks stay filtered."""
+        """Inside, the model answers as the original does, bit for bit; so does what the block gives.
+
+        Tasks and threads with a copied context (`asyncio.to_thread`) that were started inside are inside, too; all
+        others stay filtered. The end of the block ends it for everyone, whatever was kept or still runs. A generator
+        has no context of its own: one that yields inside the block leaves its caller inside until it goes on.
+        """
         self.check_base()
-        outside = _RESTORED.set(_RESTORED.get() | {id(self)})
+        block = _RestoredBlock(self)
         try:
-            yield self.__dict__["_original"]
+            _BLOCKS.set((*_BLOCKS.get(), block))
+            yield _RestoredModel(block)
         finally:
-            _RESTORED.reset(outside)
+            block.end()
+            # Not reset(): a generator may be closed in another context, and blocks may end in any order.
+            _BLOCKS.set(tuple(other for other in _BLOCKS.get() if other.plugged is not None))
 
     def unplug(self) -> nn.Module:
         """The base model; this plugged model answers no more."""
         base = self.base
         self.__dict__.update(_base=None, _original=None, _view=None, _served=None)
         return base
-
-    def train(self, mode: bool = True) -> Self:
-        """Stays in eval mode whatever is asked: training would move the base's BatchNorm statistics."""
-        return super().train(False)
 
     def check_base(self) -> None:
         """Raise if the base's weights are not those it was plugged with."""
@@ -204,9 +285,6 @@ class PluggedModel(nn.Module):
         """Cheap at each call: hashes only when a tensor was replaced or written to since the last look."""
         if _state(self.base) != self._state:
             self.check_base()
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        raise PlugError("A plugged model does not move or change its type: move the base model, then plug it again.")
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -296,17 +296,13 @@ def _check_arguments(plugged: object, centroids: object, requests: Iterable[obje
 def _check_shape(centroids: Centroids, config: FilterConfig) -> None:
     """Refuse a bottleneck that does not fit before any client is asked, and charged."""
     dp = centroids.dp
-    if config.filter == "erasure" or (dp is None and config.filter == "auto"):  # there may be no bottleneck at all
+    if config.filter == "erasure":
         return
     if config.class_policy == "remap_client" and dp is not None:
         raise SettingError("Under DP clients are added up before they are relabelled: use class_policy='remap'.")
     if config.per_position and dp is not None:
         raise SettingError("Under DP a filter acts on a row's features as one vector: per_position has to be off.")
-    width = positions_of(centroids.shape, "each" if config.per_position else "all")[1]
-    if config.rank > width:
-        raise SettingError(
-            f"rank {config.rank} is wider than the {width} features at the cut: use FilterConfig(rank={width}) or less."
-        )
+    config.rank_for(positions_of(centroids.shape, "each" if config.per_position else "all")[1])  # raises if too wide
 
 
 def _check_budgets(

@@ -6,6 +6,8 @@ import pytest
 from safetensors import safe_open
 from tests.cli._in_process import FAST, TRAIN, contents, copy_of, fedup, filter_file, ok, sample_ids, sha256
 
+from fedup.centroids import Centroids
+from fedup.cli._session import Session
 from fedup.run.folder import Run
 
 
@@ -22,6 +24,11 @@ def answered(tmp_path):
 
 def kinds(run):
     return [event.kind for event in Run(run).read().events]
+
+
+def test_on_the_cpu_the_centroids_of_a_folder_are_not_copied_into_memory(run, monkeypatch):
+    monkeypatch.setattr(Centroids, "to", lambda store, device: pytest.fail(f"copied to {device}"))
+    assert Session(run).store(Run(run).read()).vectors.device.type == "cpu"
 
 
 # Training and collecting
@@ -224,6 +231,21 @@ def test_after_the_last_one_the_original_model_answers(answered, names):
     before = contents(answered)
     ok("restore", "--all", "--run", answered)
     assert contents(answered) == before
+
+
+def test_a_reference_of_two_requests_is_refused_and_both_are_listed(answered):
+    ok("unlearn", "--run", answered, "--class", 3, "--reference", "t-1", "--force")
+    before = contents(answered)
+    for command in ("restore", "evidence"):
+        ran = fedup(command, "T-1", "--run", answered)
+        told = " ".join(ran.err.split())
+        assert ran.code == 1
+        assert "R1: forget classes [7], in force; R4: forget classes [3], in force" in told
+        assert "by its id" in told
+        assert contents(answered) == before
+    assert ok("restore", "R4", "--run", answered, "--force", "--json").json["requests"] == ["R4"]
+    assert "R4: forget classes [3], taken back" in " ".join(fedup("evidence", "T-1", "--run", answered).err.split())
+    assert ok("evidence", "R1", "--run", answered, "--json").json["request"]["id"] == "R1"
 
 
 def test_an_unknown_request_among_known_ones_takes_nothing_back(answered):

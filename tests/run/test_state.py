@@ -1,5 +1,7 @@
 """The state of a folder: a fold over events, checked against a plain account of what was asked and taken back."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -138,13 +140,20 @@ def test_a_request_is_found_by_its_reference_in_any_case():
     assert state.request("STRASSE 7").id == "R1"
 
 
-def test_of_requests_with_one_reference_the_latest_is_found():
-    state = state_of([unlearned(("R1", "T-1")), unlearned(("R2", "t-1"), seq=2)])
-    assert state.request("T-1").id == "R2"
+@pytest.mark.parametrize("name", ["T-1", "t-1"])
+def test_a_reference_of_several_requests_is_refused_and_they_are_listed(name):
+    back = event("restored", {"requests": ["R1"], "filter": None, "centroids": None}, 3)
+    state = state_of([unlearned(("R1", "T-1")), unlearned(("R2", "t-1"), ("R3", None), seq=2), back])
+    listed = (
+        f"2 requests have the reference '{name}': R1: forget clients [3], taken back; R2: forget clients [3], in force."
+    )
+    with pytest.raises(RequestError, match=f"^{re.escape(listed)} Name the one that is meant by its id"):
+        state.request(name)
+    assert [state.request(own).id for own in ("r1", "R2")] == ["R1", "R2"]
 
 
 def test_an_id_comes_before_a_reference_that_looks_like_it():
-    state = state_of([unlearned(("R1", None)), unlearned(("R2", "R1"), seq=2)])
+    state = state_of([unlearned(("R1", None)), unlearned(("R2", "R1"), ("R3", "r1"), seq=2)])
     assert state.request("r1").id == "R1"
 
 

@@ -94,7 +94,9 @@ class Session:
     def store(self, state: State, writer: Writer | None = None) -> Centroids:
         """The centroids, where the model computes; for a writer with the folder's ledger, which releases are charged
         to."""
-        store = load_store(self.run, state).to(self.device)
+        store = load_store(self.run, state)
+        if store.vectors.device != torch.device(self.device):  # else it would be copied: a whole file into memory
+            store = store.to(self.device)
         store.ledger = RunLedger(writer) if writer else ledger_of(state)
         return store
 

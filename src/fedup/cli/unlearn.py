@@ -43,7 +43,9 @@ def unlearn(
     keep_sealed: Annotated[
         bool, typer.Option("--keep-sealed", help="Keep replaced cells, so that taking back needs no client for them.")
     ] = False,
-    rank: Annotated[int | None, typer.Option(help="Width of the filter's bottleneck (32).", min=1)] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Width of the filter's bottleneck (32, or the features where fewer).", min=1)
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of the fit (300).", min=1)] = None,
     alpha: Annotated[
         float | None, typer.Option(help="Weight of the classes against the features, 0 to 1 (0.5).")

@@ -135,6 +135,14 @@ class Ledger:
     def _record(self, charge: Charge) -> None:
         """Where a ledger is kept elsewhere, a charge is written there first; if that fails nothing is released."""
 
+    def copy(self) -> "Ledger":
+        """An account of its own with the same charges and budgets so far.
+
+        Where a ledger is kept elsewhere there is one account, and this is it: two that do not know of each other's
+        charges could spend one budget twice.
+        """
+        return Ledger(self.charges, self.budgets) if type(self) is Ledger else self
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {

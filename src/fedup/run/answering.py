@@ -1,7 +1,7 @@
 """Requests answered in a run folder: fitted, judged, stored, and only then in force."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedup.centroids import CellName, Centroids, save_centroids
@@ -185,7 +185,7 @@ def _settle(
     body |= {
         "active": [request.id for request in writer.state.active if request.id not in ids],
         "filter": stored.to_json() if stored else None,
-        "config": asdict(served.config) if served else None,
+        "config": served.settings if served else None,
         "centroids": changed.to_json() if changed else None,
         "time_s": dict(report.time_s),
     }

@@ -162,6 +162,11 @@ def _retrained(state: State, serving: Event) -> dict[str, Any] | None:
     return None
 
 
+def _settings(config: Mapping[str, Any]) -> str:
+    """In words; a rank that nobody chose is none where there is no bottleneck."""
+    return ", ".join(f"{key} {value}" for key, value in config.items() if value is not None)
+
+
 def _page(evidence: Mapping[str, Any]) -> Page:
     request, filtered, contact = evidence["request"], evidence["filter"], evidence["contact"]
     name = f"Request {request['id']}" + (f" · {request['reference']}" if request["reference"] else "")
@@ -208,7 +213,7 @@ def _page(evidence: Mapping[str, Any]) -> Page:
             ),
             *([("Eraser", _eraser(evidence["erasure"]))] if evidence["erasure"] else []),
             *(("Note", note) for note in evidence["notes"]),
-            ("Settings of the filter", ", ".join(f"{key} {value}" for key, value in filtered["config"].items())),
+            ("Settings of the filter", _settings(filtered["config"])),
         ]
     )
     page.heading("What is claimed")

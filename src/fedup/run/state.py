@@ -88,13 +88,20 @@ class State:
         return sent[0]["mechanism"] if sent else "none"
 
     def request(self, request_id: str) -> Request:
-        """The request of that id (R1, R2, …, in any case) or reference."""
+        """The request of that id (R1, R2, …, in any case) or, where no other has it, of that reference."""
         wanted = request_id.casefold()
-        latest_first = self.requests[::-1]
-        found = [r for r in latest_first if r.id.casefold() == wanted]
-        found += [r for r in latest_first if r.reference and r.reference.casefold() == wanted]
-        if found:
+        for request in self.requests:
+            if request.id.casefold() == wanted:
+                return request
+        found = [r for r in self.requests if r.reference and r.reference.casefold() == wanted]
+        if len(found) == 1:
             return found[0]
+        if found:
+            listed = "; ".join(f"{r.id}: {r.forget}, {'in force' if r.is_active else 'taken back'}" for r in found)
+            raise RequestError(
+                f"{len(found)} requests have the reference {request_id!r}: {listed}. Name the one that is meant by its "
+                f"id, as in {found[0].id}. Nothing was changed."
+            )
         known = ", ".join(request.id for request in self.requests) or "none yet"
         raise RequestError(f"There is no request {request_id!r} in this folder; there are: {known}.")
 

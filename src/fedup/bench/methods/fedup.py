@@ -13,7 +13,7 @@ from fedup.bench.task import Task, Unlearned
 from fedup.centroids import Centroids, collect
 from fedup.client import Summarizing
 from fedup.errors import SettingError
-from fedup.filter import ClassPolicy, FilterConfig, FilterKind
+from fedup.filter import DEFAULT_RANK, ClassPolicy, FilterConfig, FilterKind
 from fedup.plugging import PluggedModel, plug
 from fedup.presets import PresetName, preset
 from fedup.privacy.guarantee import DP
@@ -30,7 +30,8 @@ class Method:
 
     With `cache` clients send centroids of all their data once, ahead of any request; without it, as in the paper, they
     are asked after the request and leave out what it names. With `preset = "paper"` ratio, sigma, cache, class_policy,
-    guard and filter are the paper's, whatever is given here.
+    guard and filter are the paper's, whatever is given here. The default `rank` is that of the features where they are
+    fewer.
 
     With an `epsilon` clients send noisy statistics under differential privacy instead; the noise is replayable here, so
     that results can be reproduced: no privacy, of public data. `paper_accounting` counts the paper's ε of `sigma`.
@@ -40,7 +41,7 @@ class Method:
     sigma: float = 0.0
     cut: str | None = None
     cache: bool = True
-    rank: int = 32
+    rank: int = DEFAULT_RANK
     alpha: float = 0.5
     steps: int = 300
     batch_size: int = 128
@@ -68,9 +69,10 @@ class Method:
         preset(self.preset)  # and the name
 
     def config(self, seed: int) -> FilterConfig:
-        """The settings of the filter."""
+        """The settings of the filter; the default rank counts as not chosen."""
         own = ("ratio", "sigma", "cut", "cache", "preset", "epsilon", "delta", "clip", "cells", "paper_accounting")
-        return FilterConfig(**{name: value for name, value in asdict(self).items() if name not in own}, seed=seed)
+        config = FilterConfig(**{name: value for name, value in asdict(self).items() if name not in own}, seed=seed)
+        return replace(config, rank=None) if self.rank == DEFAULT_RANK else config
 
     def privacy(self, seed: int) -> DP | Literal["paper"] | None:
         """What protects messages."""
@@ -140,7 +142,8 @@ class Method:
 
     def _did(self, report: Report, plugged: PluggedModel) -> str:
         """One line for people."""
-        kind = "an eraser" if report.erasure else f"a filter of rank {self.rank}"
+        fitted = plugged.served.filter if plugged.served else None
+        kind = "an eraser" if report.erasure or fitted is None else f"a filter of rank {fitted.rank}"
         size = plugged.served.size_bytes if plugged.served else 0
         asked = f"{len(report.clients_contacted)} clients" if report.clients_contacted else "no client"
         return (

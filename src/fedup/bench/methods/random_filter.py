@@ -7,7 +7,7 @@ import torch
 from fedup.bench.cost import Cost
 from fedup.bench.task import Task, Unlearned
 from fedup.cut import read_features
-from fedup.filter import Bottleneck, FilterConfig
+from fedup.filter import DEFAULT_RANK, Bottleneck, FilterConfig
 from fedup.plugging import Served, plug
 from fedup.request import Forget
 from fedup.rng import generator
@@ -15,13 +15,17 @@ from fedup.rng import generator
 
 @dataclass(frozen=True)
 class Method:
-    """What the bottleneck does by itself."""
+    """What the bottleneck does by itself; the default rank is that of the features where they are fewer."""
 
-    rank: int = 32
+    rank: int = DEFAULT_RANK
     cut: str | None = None
 
     def __post_init__(self) -> None:
-        FilterConfig(rank=self.rank)  # checks it
+        self.config()  # checks it
+
+    def config(self) -> FilterConfig:
+        """The settings of the filter; the default rank counts as not chosen."""
+        return FilterConfig(rank=None if self.rank == DEFAULT_RANK else self.rank)
 
     def supports(self, request: Forget) -> bool:
         """It does not look at the request."""
@@ -37,8 +41,9 @@ class Method:
             features = read_features(plugged.base, plugged.cut, task.federation.x, first, wanted=nobody)
             source = generator(task.recipe.seed, "random filter")
             width, nonnegative = features.values.shape[1], features.nonnegative
-            random = Bottleneck(width, self.rank, nonnegative=nonnegative, source=source).requires_grad_(False)
-            config = FilterConfig(rank=self.rank)
+            config = self.config()
+            rank = config.rank_for(width)
+            random = Bottleneck(width, rank, nonnegative=nonnegative, source=source).requires_grad_(False)
             requests = frozenset([task.request])
             plugged.serve(Served(random, requests, config, plugged.base_fingerprint, plugged.cut))
         did = "a filter with random weights, fitted to nothing"

@@ -105,9 +105,9 @@ def _compare_with_literal(model: nn.Module, federation: Federation) -> dict[str,
     config = FilterConfig()
     head = model.get_submodule("head")
     started = time.perf_counter()
-    fitted = fit_literally(
-        head, torch.cat(found), labels, rank=config.rank, alpha=config.alpha, nonnegative=True, seed=0
-    )
+    centroids = torch.cat(found)
+    rank = config.rank_for(centroids.shape[1])
+    fitted = fit_literally(head, centroids, labels, rank=rank, alpha=config.alpha, nonnegative=True, seed=0)
     fit_s = time.perf_counter() - started
     kept, gone = federation.retained(request, "heldout"), federation.forgotten(request, "heldout")
 

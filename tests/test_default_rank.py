@@ -1,0 +1,177 @@
+"""The rank of a bottleneck: 32 unless chosen, and never wider than the features at the cut."""
+
+import copy
+import json
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.cli._in_process import FAST, copy_of, ok
+from torch import nn
+
+from fedup import (
+    DP,
+    Federation,
+    FilterConfig,
+    Forget,
+    LocalTraining,
+    collect,
+    federate,
+    iid,
+    load_filter,
+    plan,
+    plug,
+    save_filter,
+    unlearn,
+)
+from fedup.bench.methods import fedup as fedup_method
+from fedup.bench.methods import random_filter
+from fedup.bench.settings import config_of
+from fedup.contact import InProcess
+from fedup.errors import SettingError
+from fedup.filter import Bottleneck
+from fedup.fit import Examples, fit_filter
+
+SHORT = FilterConfig(steps=10, batch_size=32)
+WIDTHS = [4, 5, 8, 16, 31, 32, 33]
+Y = torch.arange(480) % 4
+X = torch.randn(480, 8, generator=torch.Generator().manual_seed(0)) + 3 * nn.functional.one_hot(Y, 8)
+FEDERATION = Federation.split(X, Y, iid(Y, 4))
+FEW, MANY = ({0: FEDERATION.client(0).train[:rows].tolist()} for rows in (3, 25))
+REQUESTS = {
+    "a class": Forget.classes([1]),
+    "a client": Forget.clients([2]),
+    "a few samples": Forget.samples(FEW),
+    "many samples": Forget.samples(MANY),
+    "all together": Forget.classes([1]) | Forget.clients([2]) | Forget.samples(MANY),
+}
+
+
+def _base(width):
+    torch.manual_seed(width)
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 4)).eval()
+
+
+class _Maps(nn.Module):
+    """Maps of few channels and many positions before the last layer."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.features = nn.Sequential(nn.Unflatten(1, (1, 2, 4)), nn.Conv2d(1, channels, 1), nn.ReLU())
+        self.head = nn.Sequential(nn.Flatten(), nn.Linear(8 * channels, 4))
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+def _answered(base, request, config, cut=None):
+    plugged = plug(base, cut)
+    unlearn(plugged, collect(base, FEDERATION, cut=cut), request, clients=FEDERATION, config=config)
+    return plugged
+
+
+@given(chosen=st.none() | st.integers(1, 80), width=st.integers(1, 80))
+def test_a_rank_is_as_chosen_or_32_or_the_features_and_never_wider_than_these(chosen, width):
+    config = FilterConfig(rank=chosen)
+    if chosen is not None and chosen > width:
+        with pytest.raises(SettingError, match=f"rank {chosen} is wider than the {width} features"):
+            config.rank_for(width)
+        return
+    rank = config.rank_for(width)
+    assert rank == (min(32, width) if chosen is None else chosen)
+    assert Bottleneck(width, rank, nonnegative=True).rank == rank
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_kind_of_request_is_answered_whatever_the_width_of_the_cut(width, request_):
+    for kind in ("auto", "bottleneck", "both"):
+        if kind == "both" and request_ not in (REQUESTS["many samples"], REQUESTS["all together"]):
+            continue  # there is too little to erase
+        plugged = _answered(_base(width), request_, replace(SHORT, filter=kind))
+        assert plugged(X).isfinite().all()
+        if plugged.served.filter is not None:
+            assert plugged.served.filter.rank == plugged.served.settings["rank"] == min(32, width)
+        assert plugged.served.config.rank is None  # nobody chose one: a later request is free as well
+
+
+def test_the_defaults_alone_are_enough_for_a_narrow_layer():
+    base = federate(_base(8), FEDERATION, rounds=4, local=LocalTraining(batch_size=8)).model
+    plugged = _answered(base, Forget.classes([1]), None)
+    assert plugged.served.filter.rank == 8
+    assert not (plugged(X).argmax(1) == 1).any()
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
+@pytest.mark.parametrize("channels", [4, 31, 33])
+def test_with_a_bottleneck_for_each_position_the_channels_are_what_counts(channels, request_):
+    torch.manual_seed(0)
+    plugged = _answered(_Maps(channels).eval(), request_, replace(SHORT, per_position=True), cut="head")
+    if plugged.served.filter is not None:
+        assert plugged.served.filter.rank == min(32, channels)
+    assert plugged(X).isfinite().all()
+
+
+def test_under_a_guarantee_the_default_rank_fits_a_narrow_layer_as_well():
+    base = _base(8)
+    store = collect(base, FEDERATION, privacy=DP(50.0, clip="unit", replay_seed=0))
+    plugged = plug(base)
+    unlearn(plugged, store, Forget.classes([1]), config=SHORT)
+    assert plugged.served.filter.rank == 8
+
+
+def test_the_default_gives_the_bits_of_the_same_rank_chosen():
+    answers = [_answered(_base(12), Forget.classes([1]), replace(SHORT, rank=rank))(X) for rank in (None, 12)]
+    assert torch.equal(*answers)
+    examples = Examples(torch.rand(50, 40), torch.arange(50), torch.arange(50) % 4, torch.ones(50), True)
+    fits = [fit_filter(nn.Linear(40, 4).requires_grad_(False), examples, replace(SHORT, rank=r)) for r in (None, 32)]
+    assert [fit.rank for fit in fits] == [32, 32]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_filter_of_the_default_rank_comes_back_from_its_file_as_it_was(width, tmp_path):
+    base = _base(width)
+    plugged, other = _answered(base, REQUESTS["a client"], SHORT), plug(base)
+    save_filter(plugged, tmp_path / "filter")
+    load_filter(other, tmp_path / "filter")
+    assert torch.equal(other(X), plugged(X))
+    assert (other.served.config, other.served.settings) == (plugged.served.config, plugged.served.settings)
+    assert other.served.settings["rank"] == min(32, width)
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
+@pytest.mark.parametrize("kind", ["auto", "bottleneck", "both"])
+def test_a_chosen_rank_that_is_too_wide_is_refused_before_anybody_is_asked(request_, kind, monkeypatch):
+    base, config = _base(8), replace(SHORT, rank=32, filter=kind)
+    store, plugged = collect(base, FEDERATION), plug(base)
+    before = copy.deepcopy(store)
+    told = r"rank 32 is wider than the 8 features at the cut.*rank=8"
+    with pytest.raises(SettingError, match=told):
+        plan(plugged, store, [request_], clients=FEDERATION, config=config)
+    for name in ("reach", "ahead", "summarize", "labels_of", "shifts", "gather", "gather_privately"):
+        monkeypatch.setattr(InProcess, name, lambda *_, **__: pytest.fail("a client was asked"))
+    with pytest.raises(SettingError, match=told):
+        unlearn(plugged, store, request_, clients=FEDERATION, config=config)
+    assert plugged.served is None
+    assert torch.equal(store.vectors, before.vectors)
+
+
+@pytest.mark.parametrize("method", [fedup_method.Method, random_filter.Method])
+def test_a_method_of_the_benchmark_does_not_choose_the_default_and_its_results_stay_valid(method):
+    config = (lambda one: one.config(0)) if method is fedup_method.Method else (lambda one: one.config())
+    assert config(method()).rank_for(8) == 8
+    assert config(method(rank=4)).rank == 4
+    assert config_of(method())["rank"] == 32  # as it stands in the results that were measured
+
+
+def test_evidence_shows_the_rank_that_was_used(tmp_path):
+    run = copy_of("collected", tmp_path)
+    ok("unlearn", "--run", run, "--class", 7, "--force", *FAST)
+    told = ok("evidence", "R1", "--run", run, "--json").json
+    assert told["filter"]["config"]["rank"] == told["first_filter"]["config"]["rank"] == 32
+    page = (run / "evidence" / "R1.html").read_text(encoding="utf-8")
+    assert "rank 32, " in page
+    assert "None" not in page
+    assert json.loads(json.dumps(asdict(FilterConfig())))["rank"] is None  # in a file: nobody chose one
