@@ -51,8 +51,8 @@ def recall_on_vectors(
     for label in labels.unique().tolist():
         own = labels == label
         rows = float(weights[own].sum())
-        shares = (float((weights * hit)[own].sum()) / rows for hit in (before, after))
-        found[label] = Recall(*shares, round(rows))
+        one, other = (float((weights * hit)[own].sum()) / rows for hit in (before, after))
+        found[label] = Recall(one, other, round(rows))
     return found
 
 

@@ -223,8 +223,8 @@ class InProcess:
 
     def tally(self, client: int, *, before: Served | None, after: Served | None, question: TallyQuestion) -> Tally:
         data, holder = self._federation, self._federation.client(client)
-        views = [filtered_view(self._model, served) for served in (None, before, after)]
-        return tally(*views, data.x, data.y, holder, question)
+        original, without, with_it = (filtered_view(self._model, served) for served in (None, before, after))
+        return tally(original, without, with_it, data.x, data.y, holder, question)
 
     @property
     def measures_by_default(self) -> bool:

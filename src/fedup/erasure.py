@@ -171,7 +171,7 @@ class Erasing:
         }
         holders = {client for clients in self._holders(question, quiet=True).values() for client in clients}
         asked = [client for client, of in weights.items() if client in holders or any(of.values())]
-        questions = {
+        questions: dict[int, dict[str, Any]] = {
             client: {"cuts": cuts, "question": question.to(client), "weights": weights[client]} for client in asked
         }
         contact.ahead("measure_groups", questions)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -93,11 +94,10 @@ class Execution:
                 report.withheld |= farther
                 new -= farther
                 if not new:
-                    candidate = before
                     break
                 refresh.leave_open(farther)
                 candidate = self.build(active | new, None)
-            self._settle(active | new, candidate, report.withheld)
+            self._settle(active | new, candidate if new or not report.withheld else before, report.withheld)
 
     def _settle(self, requests: frozenset[Forget], candidate: Served | None, withheld: frozenset[Forget]) -> None:
         report, store = self._report, self._centroids
@@ -278,7 +278,7 @@ class Execution:
             classes,
         )
         asked = self._who_counts(requests, gone, classes=classes)
-        questions = {
+        questions: dict[int, dict[str, Any]] = {
             client: {"before": before, "after": candidate, "question": question.to(client)} for client in asked
         }
         contact.ahead("tally", questions)
