@@ -1,7 +1,7 @@
 """The bottleneck of a set of requests, fitted to what they leave of the centroids."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -35,8 +35,9 @@ def fit_bottleneck(
     trace: Trace | None = None,
     erasure: Erasure | None = None,
     notes: list[str] | None = None,
+    emphasis: Mapping[int, float] | None = None,
 ) -> tuple[Bottleneck, int]:
-    """The filter and how many centroids it was fitted to.
+    """The filter and how many centroids it was fitted to; classes in `emphasis` are drawn so many times as often.
 
     Behind an eraser at the same cut it is fitted to what that leaves of the centroids; with one at an earlier cut, to
     the centroids as they are: retained rows pass it nearly unchanged.
@@ -50,10 +51,16 @@ def fit_bottleneck(
         rows = torch.arange(len(examples.rows), device=examples.rows.device)
         kept = examples.vectors[examples.rows].reshape(-1, *centroids.shape)
         examples = replace(examples, vectors=erasure.filter.to(kept.device)(kept).flatten(1), rows=rows)
+    if emphasis:
+        shares = torch.ones(len(examples.rows), device=examples.rows.device)
+        for label, times in emphasis.items():
+            shares[examples.labels == label] = times
+        examples = replace(examples, shares=shares)
     return fit_filter(tail, examples, config, trace=trace), len(centroids.rows_of(used))
 
 
 def used_cells(centroids: Centroids, gone: Forget, config: FilterConfig) -> list[Cell]:
+    """The cells that a filter for these requests is fitted to."""
     remapped = config.class_policy != "drop"
     return [
         cell

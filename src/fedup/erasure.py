@@ -114,10 +114,10 @@ class Erasing:
         if pooled is None:
             self._leave(f"no client has {LEAST_ROWS} or more forgotten and retained rows, which an eraser needs")
             return None
-        at = torch.tensor(place.positions)
+        at, device = torch.tensor(place.positions), pooled.sums.device
         contrast = Contrast(
-            {name: _sums(forgotten[name][place.cut], at, rows=forgotten[name][place.cut].weight) for name in told},
-            {name: _sums(reference[name][place.cut], at, rows=forgotten[name][place.cut].weight) for name in told},
+            {name: _sums(forgotten[name][place.cut], at, forgotten[name][place.cut].weight, device) for name in told},
+            {name: _sums(reference[name][place.cut], at, forgotten[name][place.cut].weight, device) for name in told},
             pooled,
         )
         fitted = make_eraser(contrast, place.positions, over=place.over)
@@ -402,9 +402,9 @@ def _summed(shifts: Sequence[Shift]) -> Shift:
     return sum(shifts[1:], start=shifts[0])
 
 
-def _sums(spread: Spread, positions: Tensor, *, rows: float) -> Sums:
+def _sums(spread: Spread, positions: Tensor, rows: float, device: torch.device) -> Sums:
     """A group's mean at some positions, as sums of so many rows."""
-    return Sums(round(rows), rows * spread.average.mean[positions])
+    return Sums(round(rows), (rows * spread.average.mean[positions]).to(device))
 
 
 def _samples(question: Question) -> Mapping[int, frozenset[int]]:

@@ -36,6 +36,7 @@ from fedup.tally import Tally, TallyQuestion
 from fedup.verdict import Verdict, class_part, judge, not_measured, rows_part
 
 _BROKEN = 0.5  # of the usual recall
+_GENTLE_FITS = 5
 FARTHER = (
     "The filter that can be made would make the model know these samples better than before, so it is withheld: the "
     "request stays open, and its rows are left out of all centroids and of later rounds. What helps is another round of "
@@ -166,15 +167,35 @@ class Execution:
     def _fitted(
         self, requests: frozenset[Forget], used: list[Cell], gone: Forget, erasure: Erasure | None, bottleneck: bool
     ) -> Served:
-        plugged, report, fitted = self._plugged, self._report, None
+        plugged, report = self._plugged, self._report
+        made = Served(None, requests, self._config, plugged.base_fingerprint, plugged.cut, erasure)
         with report.stage("fit"):
-            if bottleneck:
-                fitted, report.centroids_used = fit_bottleneck(
-                    plugged, self._centroids, used, gone, self._config, self._trace, erasure, report.notes
-                )
-            else:
+            if not bottleneck:
                 report.centroids_used = 0
-        return Served(fitted, requests, self._config, plugged.base_fingerprint, plugged.cut, erasure)
+                return made
+            return self._fit_gently(made, used, gone)
+
+    def _fit_gently(self, made: Served, used: list[Cell], gone: Forget) -> Served:
+        """With a bottleneck that costs no class much: where one would lose, it is fitted again with that class drawn more
+        often, some times, and the fit is taken that costs the worst class least."""
+        emphasis: dict[int, float] = {}
+        best: tuple[float, Served] | None = None
+        for _ in range(_GENTLE_FITS):
+            fitted, self._report.centroids_used = fit_bottleneck(
+                self._plugged, self._centroids, used, gone, self._config, self._trace, made.erasure, self._report.notes, emphasis
+            )  # fmt: skip
+            served = replace(made, filter=fitted)
+            recalls = {} if self._centroids.dp else self._recall_at_cut(served, used, gone)
+            worst = max((recall.loss for recall in recalls.values()), default=0.0)
+            if best is None or worst < best[0]:
+                best = worst, served
+            if worst <= self._terms.max_class_loss / 2:
+                break
+            for label, recall in recalls.items():
+                if recall.loss > self._terms.max_class_loss / 4:
+                    emphasis[label] = 2 * emphasis.get(label, 1.0)
+        assert best is not None  # there is at least one fit
+        return best[1]
 
     def _note_fallback(self, refused: HarmError | None, with_eraser: bool) -> None:
         if refused is None:
@@ -206,12 +227,16 @@ class Execution:
                 )
             new = requests - self._plugged.requests
             return recall_from_tallies(list(self._tallies(candidate, new if len(new) == 1 else frozenset()).values()))
-        kept = [cell for cell in used if cell.label not in gone.class_ids]
-        if store.dp is not None:
-            return {}
-        rows = store.rows_of(kept)
+        return {} if store.dp is not None else self._recall_at_cut(candidate, used, gone)
+
+    def _recall_at_cut(self, served: Served, used: list[Cell], gone: Forget) -> dict[int, Recall]:
+        """On retained centroids, of what acts at their cut."""
+        store = self._centroids
+        rows = store.rows_of([cell for cell in used if cell.label not in gone.class_ids])
+        if served.erasure is not None and served.erasure.cut != self._plugged.cut:
+            served = replace(served, erasure=None)
         return recall_on_vectors(
-            self._plugged, store, candidate, store.vectors[rows], store.row_labels()[rows], store.counts[rows]
+            self._plugged, store, served, store.vectors[rows], store.row_labels()[rows], store.counts[rows]
         )
 
     def _allow(self, check: Callable[[], None]) -> None:

@@ -27,6 +27,7 @@ class Examples:
     guarded: Sequence[int] = ()  # forgotten classes to guard against
     shape: tuple[int, ...] = ()  # of one row before it was flattened; (D,) where it is not given
     basis: Tensor | None = None  # (D, d) orthonormal: what is known of features lies in it, and no more passes
+    shares: Tensor | None = None  # (N,) how often each is drawn in proportion to others; None: as often
 
 
 @dataclass
@@ -136,14 +137,17 @@ def _guard(tail: Callable[[Tensor], Tensor], examples: Examples, config: FilterC
 def _batches(examples: Examples, config: FilterConfig, source: torch.Generator) -> Iterator[Tensor]:
     """Exactly `steps` batches of positions in `examples.rows`.
 
-    Drawn without replacement, so that each centroid counts once an epoch, or in proportion to the points behind it.
+    Drawn without replacement, so that each centroid counts once an epoch, or in proportion to the points behind it or
+    to its own share.
     """
     n, device = len(examples.rows), examples.rows.device
     size = min(n, config.batch_size)
     pool = torch.empty(0, dtype=torch.long)
     for _ in range(config.steps):
-        if config.weighted:
-            yield torch.multinomial(examples.counts.cpu().float(), size, replacement=True, generator=source).to(device)
+        if config.weighted or examples.shares is not None:
+            shares = examples.counts.cpu().float() if config.weighted else torch.ones(n)
+            shares = shares if examples.shares is None else shares * examples.shares.cpu()
+            yield torch.multinomial(shares, size, replacement=True, generator=source).to(device)
             continue
         if len(pool) < size:
             pool = torch.cat([pool, torch.randperm(n, generator=source)])
