@@ -36,7 +36,7 @@ from fedup.tally import Tally, TallyQuestion
 from fedup.verdict import Verdict, class_part, judge, not_measured, rows_part
 
 _BROKEN = 0.5  # of the usual recall
-_GENTLE_FITS = 5
+_GENTLE_ALPHAS = (1.0, 1.0, 1.0, 0.3, 0.1)  # of the weight of labels in each try of a fit
 FARTHER = (
     "The filter that can be made would make the model know these samples better than before, so it is withheld: the "
     "request stays open, and its rows are left out of all centroids and of later rounds. What helps is another round of "
@@ -177,12 +177,14 @@ class Execution:
 
     def _fit_gently(self, made: Served, used: list[Cell], gone: Forget) -> Served:
         """With a bottleneck that costs no class much: where one would lose, it is fitted again with that class drawn more
-        often, some times, and the fit is taken that costs the worst class least."""
+        often, then with less weight on labels and more on the features as they are; the fit is taken that costs the
+        worst class least."""
         emphasis: dict[int, float] = {}
         best: tuple[float, Served] | None = None
-        for _ in range(_GENTLE_FITS):
+        for share in _GENTLE_ALPHAS:
+            config = replace(self._config, alpha=share * self._config.alpha)
             fitted, self._report.centroids_used = fit_bottleneck(
-                self._plugged, self._centroids, used, gone, self._config, self._trace, made.erasure, self._report.notes, emphasis
+                self._plugged, self._centroids, used, gone, config, self._trace, made.erasure, self._report.notes, emphasis
             )  # fmt: skip
             served = replace(made, filter=fitted)
             recalls = {} if self._centroids.dp else self._recall_at_cut(served, used, gone)
