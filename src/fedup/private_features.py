@@ -2,9 +2,9 @@
 
 Whoever sends the weights can make features overflow, or the model fail, for exactly those rows that it is curious
 about. So nothing is raised because of what a row holds: what is NaN or infinite counts as 0, and so does a row that the
-model fails on. Batches always have the same size, with blanks where there are no rows, and a row's place in them depends
-on its place among all rows alone: the last bits of a feature differ between batch sizes, and weights can be chosen that
-make last bits large.
+model fails on. Batches always have the same size, with blanks where there are no rows, and a row's place in them
+depends on its place among all rows alone: the last bits of a feature differ between batch sizes, and weights can be
+chosen that make last bits large.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,8 +1,8 @@
 """Questions under differential privacy at a node: checked without data, charged, and only then answered from rows.
 
 A curious server may choose weights, classes and ids as it likes. So nothing that leaves the node depends on its rows
-but the noisy numbers. What can be refused is refused before any row is read, with its reason. Then the charge is written
-down. From there on there are two answers: the release, whose size and shape are public, or one fixed text.
+but the noisy numbers. What can be refused is refused before any row is read, with its reason. Then the charge is
+written down. From there on there are two answers: the release, whose size and shape are public, or one fixed text.
 """
 
 import json
