@@ -132,10 +132,17 @@ def overflowing(width: int, num_classes: int, *, pixel: int, above: float) -> nn
     return model
 
 
-def release(dp: DP | Summarizing = GUARANTEE, *, width: int, num_classes: int, **more: Any) -> dict[str, Any]:
+def release(dp: DP | Summarizing = GUARANTEE, /, *, width: int, num_classes: int, **more: Any) -> dict[str, Any]:
     """The details of a question for statistics of all classes."""
     row = {"shape": [width], "type": "float32"}
-    usual = {"cut": _CUT, "how": asdict(dp), "labels": None, "without": [], "excluded": [], "num_classes": num_classes}
+    usual: dict[str, Any] = {
+        "cut": _CUT,
+        "how": asdict(dp),
+        "labels": None,
+        "without": [],
+        "excluded": [],
+        "num_classes": num_classes,
+    }
     return {**usual, "row": row, **more}
 
 
@@ -194,7 +201,8 @@ def audit_interface(ground: Ground, *, seed: int = 0, progress: Progress) -> lis
     chosen = torch.randperm(len(ids), generator=generator(seed, "interface"))[:_TARGETS].tolist()
     steps = 6
     results = []
-    for done, (name, private, how) in enumerate(((PRIVATE, True, GUARANTEE), (OPEN, False, Summarizing(1.0)))):
+    cases: list[tuple[str, bool, DP | Summarizing]] = [(PRIVATE, True, GUARANTEE), (OPEN, False, Summarizing(1.0))]
+    for done, (name, private, how) in enumerate(cases):
         progress("Audit of a node's interface", 3 * done, steps)
         node = Node(rows, private, classes)
         bound = 0.0 if private else None
