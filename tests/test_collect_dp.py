@@ -1,5 +1,6 @@
 """Collecting under differential privacy: every client tells of every class, once, and only what it can afford."""
 
+import copy
 import json
 import math
 from dataclasses import replace
@@ -187,14 +188,16 @@ def test_without_a_ledger_there_is_one_without_limits(small_model, digits_federa
 
 @pytest.mark.parametrize("budgets", [{None: Budget(1.99)}, {4: Budget(0.1)}], ids=["of all", "of the last"])
 def test_a_budget_too_small_stops_all_before_anything_is_computed(small_model, digits_federation, budgets):
-    """All inputs are NaN: whoever looked at one would fail in another way."""
-    unreadable = _with_rows(digits_federation, slice(None), NAN)
-    with pytest.raises(DataError):
-        collect(small_model, unreadable, privacy=REAL)
+    """The model is never run: premise, it is where the budget allows."""
+    ran = []
+    watched = copy.deepcopy(small_model)
+    watched.register_forward_pre_hook(lambda module, args: ran.append(len(args[0])))
     ledger = Ledger(budgets=budgets)
     with pytest.raises(BudgetError, match="Nothing was released"):
-        collect(small_model, unreadable, privacy=REAL, ledger=ledger)
-    assert ledger.charges == []
+        collect(watched, digits_federation, privacy=REAL, ledger=ledger)
+    assert ledger.charges == [] and ran == []
+    collect(watched, digits_federation, privacy=REAL)
+    assert ran
 
 
 def test_a_budget_just_large_enough_is_spent_to_the_end(small_model, digits_federation):
@@ -222,21 +225,31 @@ def test_a_forgotten_client_needs_no_budget(small_model, digits_federation):
 
 
 @pytest.mark.parametrize("value", [NAN, math.inf])
-def test_a_client_with_rows_that_are_no_numbers_releases_nothing_and_pays_nothing(
-    small_model, digits_federation, value
-):
+def test_rows_that_are_no_numbers_do_not_stop_a_release_which_is_charged_as_any(small_model, digits_federation, value):
+    """A refusal would tell of them."""
     ledger, row = Ledger(), digits_federation.client(0).train[7]
-    with pytest.raises(DataError, match="NaN or infinite"):
-        collect(small_model, _with_rows(digits_federation, row, value), privacy=REAL, ledger=ledger)
-    assert ledger.charges == []
-    with pytest.raises(DataError):
-        collect(
-            small_model,
-            _with_rows(digits_federation, digits_federation.client(3).train[7], value),
-            privacy=REAL,
-            ledger=ledger,
+    store = collect(small_model, _with_rows(digits_federation, row, value), privacy=REAL, ledger=ledger)
+    assert bool(store.vectors.isfinite().all())
+    assert [charge.client for charge in ledger.charges] == [0, 1, 2, 3, 4]
+
+
+def test_a_release_is_charged_before_rows_are_read_and_stays_charged_if_it_fails(small_model, digits_federation):
+    class Unreadable(torch.Tensor):
+        """Its shape can be seen, and no row of it."""
+
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            if function is torch.Tensor.__getitem__ and len(args[0]) == every:
+                raise OSError("a broken disk")
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    ledger, every = Ledger(), len(digits_federation.x)
+    federation = replace(digits_federation, x=digits_federation.x.as_subclass(Unreadable))
+    with pytest.raises(OSError, match="broken disk"):
+        InProcess(federation, small_model, ledger=ledger).summarize(
+            0, cut="4", how=REAL, labels=frozenset(range(10)), excluded=frozenset()
         )
-    assert ledger.mu(3) == ledger.mu(4) == 0
+    assert [charge.client for charge in ledger.charges] == [0]
 
 
 @pytest.mark.parametrize("subjects", ["none", "some missing"])

@@ -85,7 +85,7 @@ def joined(message):
 @settings(max_examples=25, deadline=None)
 @given(
     gone=st.integers(0, 39),
-    scale=st.sampled_from([1e-3, 1.0, 1e3]),
+    scale=st.sampled_from([1e-3, 1.0, 1e3, 1e38, float("inf"), float("nan")]),
     clip=st.sampled_from([None, 0.5, 1e4]),
     weights=st.sampled_from([(0.5, 1.0), (2.0, 0.1)]),
 )

@@ -1,6 +1,6 @@
 """What a client answers after training, as pure functions: the same code in process and on a real node."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +10,7 @@ from fedup.cut import FeatureReader
 from fedup.errors import SettingError
 from fedup.federation import check_samples
 from fedup.kmeans import centroid_count, cluster_cells
-from fedup.privacy.dp import joint_vector, release
-from fedup.privacy.guarantee import DP
 from fedup.privacy.paper import DISCLAIMER, add_noise, paper_epsilon
-from fedup.privacy.projection import basis_of
 from fedup.rng import generator, seed_for
 
 _GROUP_ROWS = 4096
@@ -92,51 +89,6 @@ def summarize(
     with torch.autocast(x.device.type, enabled=False):  # a cell has the same bits whatever the caller is doing
         reader = reader or FeatureReader(model, cut)
         return _summarize_cells(reader, x, rows, classes, samples, left_out, held, client=client, how=how, out=out)
-
-
-def summarize_privately(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    rows: Tensor,
-    *,
-    client: int,
-    cut: str,
-    dp: DP,
-    num_classes: int,
-    labels: frozenset[int],
-    excluded: frozenset[int],
-    subjects: Tensor | None,
-    ids: Tensor | None = None,
-    spend: Callable[[], None],
-    reader: FeatureReader | None = None,
-) -> Summary:
-    """A client's noisy statistics of these classes, all others' left out, without the excluded samples.
-
-    `spend` charges the client's budget; it is called once everything is computed, right before the noise is drawn.
-    """
-    samples = rows if ids is None else ids[rows]
-    check_samples(samples, excluded, client)
-    kept = rows[~torch.isin(samples, torch.tensor(sorted(excluded), dtype=samples.dtype, device=rows.device))]
-    with torch.autocast(x.device.type, enabled=False):
-        features = (reader or FeatureReader(model, cut)).read(x, kept)
-    width = features.values.shape[1]
-    basis = basis_of(model, cut, width, how=dp.projection, dims=dp.dims, num_classes=num_classes)
-    points = features.values @ basis.to(features.values)
-    exact = joint_vector(dp, points, y[kept], None if subjects is None else subjects[kept], num_classes)
-    told = sorted(labels)
-    spend()
-    vectors = release(dp, exact[told], name=("cells", client, *sorted(excluded)))
-    return Summary(
-        client,
-        labels=tuple(told),
-        sizes=(1,) * len(told),
-        excluded=(excluded,) * len(told),
-        vectors=vectors.to(features.values),
-        counts=torch.ones(len(told), dtype=torch.int32, device=rows.device),  # messages, not rows
-        nonnegative=False,  # noise is of either sign
-        shape=features.shape,
-    )
 
 
 def _summarize_cells(

@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
-from fedup.client import Summarizing, Summary, summarize, summarize_privately
+from fedup.client import Summarizing, Summary, summarize
 from fedup.cut import FeatureReader
 from fedup.eraser_statistics import (
     GroupSpreads,
@@ -23,6 +23,7 @@ from fedup.positions import Over
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
 from fedup.private_erasure import NoisyStatistics, gather_privately
+from fedup.private_summary import summarize_privately
 from fedup.request import Forget
 from fedup.tally import Tally, TallyQuestion, tally
 
@@ -162,6 +163,7 @@ class InProcess:
         rows = self._federation.client(client).train
         data = self._federation
         if isinstance(how, DP):
+            check_samples(rows, excluded, client)  # whoever asks holds the data here: a slip is told, and costs nothing
             return summarize_privately(
                 self._model,
                 data.x,

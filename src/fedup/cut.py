@@ -163,18 +163,22 @@ class FeatureReader:
             self._known = nonnegative, tuple(features.shape[1:]), features.device
         return self._known
 
-    @torch.no_grad()
     def _read_batch(self, x: Tensor, rows: Tensor, wanted: Tensor | None) -> Tensor:
         if wanted is not None:
             rows = torch.where(wanted, rows, rows[wanted][0])  # a wanted row stands in for those not to be read
-        batch = x.index_select(0, rows)
+        features = self.at_once(x.index_select(0, rows)).flatten(1)
+        return features if wanted is None else features[wanted]
+
+    @torch.no_grad()
+    def at_once(self, batch: Tensor) -> Tensor:
+        """Features of a batch at the cut, whatever they are. (B, *shape)"""
         features = self._head(batch) if self._head is not None else self(batch)[0]
-        if len(features) != len(rows):
+        if len(features) != len(batch):
             raise CutError(
-                f"The module at the cut {self.cut!r} gets {len(features)} rows of a batch of {len(rows)} at a time; a "
+                f"The module at the cut {self.cut!r} gets {len(features)} rows of a batch of {len(batch)} at a time; a "
                 "filter needs a module that sees a batch at once. Name another with cut=."
             )
-        return features.flatten(1) if wanted is None else features.flatten(1)[wanted]
+        return features
 
     def _note(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not args or not isinstance(args[0], Tensor):

@@ -5,6 +5,7 @@ beforehand, sums of its forgotten rows, of its retained rows class by class, and
 to compare with, and where the two stand apart by more than noise, is found at the server.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,14 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from fedup.artifacts import serialized_size
+from fedup.cut import find_cut
 from fedup.eraser_statistics import Question
 from fedup.errors import DataError
 from fedup.federation import Client, named_rows
 from fedup.mixture import mixed, mixture
 from fedup.moments import LEAST_ROWS, Contrast, Moments, Shift, Sums
 from fedup.positions import Over, to_positions
-from fedup.privacy.dp import release
+from fedup.privacy.dp import clipped, release
 from fedup.privacy.guarantee import DP
+from fedup.private_features import blank_row, read_privately
 from fedup.request import union
 from fedup.rng import generator
 from fedup.taps import Taps
@@ -44,6 +47,48 @@ class NoisyStatistics:
         return serialized_size({"sums": self.sums, "counts": self.counts}, {"clip": self.clip})
 
 
+class PlannedStatistics:
+    """A question for noisy statistics at every position of a cut, checked against all that is public: no row is read
+    for it.
+
+    A row's features there, all together, are clipped to one norm. One record more or less is in one of the sums and in
+    the squares, and so moves the whole by at most `dp.sensitivity`. Retained rows are told class by class, held or not,
+    where that stays below the largest message, and all together otherwise.
+    """
+
+    def __init__(self, model: nn.Module, blank: Tensor, *, cut: str, dp: DP, num_classes: int) -> None:
+        self.dp, self.cut, self.num_classes = dp, find_cut(model, cut), num_classes
+        self._taps = Taps(model, [self.cut])
+        self.spread = to_positions(self._taps.at_once(blank)[self.cut]).shape[1:]  # (P, C)
+        self.numbers = math.prod(self.spread)
+        self.groups = num_classes if (num_classes + 2) * self.numbers <= _LARGEST_MESSAGE else 1
+        self.clip = dp.erase_clip or _public_norm(self._taps, self.cut, blank)
+
+    def answer(self, x: Tensor, y: Tensor, client: Client, question: Question) -> NoisyStatistics:
+        """The release, of a client's rows."""
+        rows, labels = client.train, y[client.train].long()
+        forgotten = torch.isin(rows, named_rows(client, union(question.requests.values()), rows, y)[0])
+        named = union([question.gone, *question.requests.values()])  # whatever is asked, no row is in two sums
+        kept = torch.isin(rows, named_rows(client, named, rows, y)[1]) & (labels >= 0) & (labels < self.num_classes)
+        group = 1 + labels if self.groups > 1 else torch.ones_like(labels)
+        wanted = forgotten | kept
+        places = torch.where(forgotten, 0, group)[wanted].cpu()  # the sum that each belongs to
+        exact = torch.zeros((2 + self.groups) * self.numbers + 1 + self.groups, dtype=torch.float64)
+        sums, counts = exact[: -(1 + self.groups)].view(2 + self.groups, -1), exact[-(1 + self.groups) :]  # views of it
+        counts += self.dp.count_weight * places.bincount(minlength=len(counts))
+        done = 0
+        for _, features in read_privately(self._features, x, rows, wanted=wanted, width=self.numbers):
+            points = clipped(features, self.clip)
+            sums.index_add_(0, places[done : done + len(points)], points)
+            sums[-1] += self.dp.spread_weight * points.square().sum(0)
+            done += len(points)
+        noisy = release(self.dp, exact, name=("eraser", client.id, self.cut))
+        return NoisyStatistics(noisy[: -len(counts)].view(-1, *self.spread), noisy[-len(counts) :], self.clip)
+
+    def _features(self, batch: Tensor) -> Tensor:
+        return to_positions(self._taps.at_once(batch)[self.cut]).flatten(1)
+
+
 def gather_privately(
     model: nn.Module,
     cut: str,
@@ -56,47 +101,20 @@ def gather_privately(
     num_classes: int,
     spend: Callable[[], None],
 ) -> NoisyStatistics:
-    """A client's noisy statistics at every position of a cut.
-
-    A row's features there, all together, are clipped to one norm. One record more or less is in one of the sums and in
-    the squares, and so moves the whole by at most `dp.sensitivity`. Retained rows are told class by class, held or not,
-    where that stays below the largest message, and all together otherwise.
-    """
-    forgotten = named_rows(client, union(question.requests.values()), client.train, y)[0]
-    named = union([question.gone, *question.requests.values()])  # whatever is asked, no row is in two sums
-    kept = named_rows(client, named, client.train, y)[1]
-    taps = Taps(model, [cut])
-    blank = next(taps.read(torch.zeros_like(x[:1]), client.train.new_zeros(1)))[cut]  # tells the shape
-    spread = to_positions(blank)[0]
-    clip = dp.erase_clip or _public_norm(taps, cut, x)
-    groups = num_classes if (num_classes + 2) * spread.numel() <= _LARGEST_MESSAGE else 1
-    exact = torch.zeros((2 + groups) * spread.numel() + 1 + groups, dtype=torch.float64)
-    sums, counts = exact[: -(1 + groups)].view(2 + groups, -1), exact[-(1 + groups) :]  # views of it
-    by_group = [kept[y[kept] == label] for label in range(groups)] if groups > 1 else [kept]
-    for place, rows in enumerate([forgotten, *by_group]):
-        for batch in taps.read(x, rows) if len(rows) else ():
-            points = _clipped(to_positions(batch[cut]).flatten(1).double().cpu(), clip)
-            sums[place] += points.sum(0)
-            sums[-1] += dp.spread_weight * points.square().sum(0)
-            counts[place] += dp.count_weight * len(points)
+    """A client's noisy statistics at every position of a cut; `spend` charges them before any row is read."""
+    planned = PlannedStatistics(model, blank_row(x), cut=cut, dp=dp, num_classes=num_classes)
     spend()
-    noisy = release(dp, exact, name=("eraser", client.id, cut))
-    return NoisyStatistics(noisy[: -len(counts)].view(-1, *spread.shape), noisy[-len(counts) :], clip)
+    return planned.answer(x, y, client, question)
 
 
-def _public_norm(taps: Taps, cut: str, x: Tensor) -> float:
+def _public_norm(taps: Taps, cut: str, blank: Tensor) -> float:
     """The median norm of the model's features of standard normal inputs: about that of normalised data at an early cut,
     and made without any."""
-    if not x.is_floating_point():
+    if not blank.is_floating_point():
         raise DataError("Inputs are no numbers: there is no public norm for their features. Pass erase_clip.")
-    inputs = torch.randn(_NOISE_INPUTS, *x.shape[1:], generator=generator(0, "public norm")).to(x)
-    (features,) = taps.read(inputs, torch.arange(len(inputs), device=x.device))
-    return max(float(features[cut].flatten(1).norm(dim=1).median()), 1e-6)
-
-
-def _clipped(points: Tensor, clip: float) -> Tensor:
-    """Points in units of the clip: none is longer than 1."""
-    return points / points.norm(dim=1, keepdim=True).clamp(min=clip)
+    inputs = torch.randn(_NOISE_INPUTS, *blank.shape[1:], generator=generator(0, "public norm")).to(blank)
+    (features,) = taps.read(inputs, torch.arange(len(inputs), device=blank.device))
+    return max(float(features[cut].flatten(1).double().norm(dim=1).median()), 1e-6)
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,25 @@ class Taps:
         for cut in cuts:
             self._view.get_submodule(cut).register_forward_pre_hook(partial(self._note, cut))
 
-    @torch.no_grad()
     def read(self, x: Tensor, rows: Tensor, batch_size: int = FEATURE_BATCH) -> Iterator[dict[str, Tensor]]:
-        """Features of the rows at each cut, batch by batch. (B, *shape) each"""
-        with torch.autocast(x.device.type, enabled=False):  # the same bits whatever the caller is doing
-            for batch in rows.split(batch_size):
-                for seen in self._seen.values():
-                    seen.clear()
-                self._view(x.index_select(0, batch))
-                yield {cut: self._once(cut, seen, len(batch)) for cut, seen in self._seen.items()}
+        """Features of the rows at each cut, batch by batch; raises where some are not finite. (B, *shape) each"""
+        for batch in rows.split(batch_size):
+            found = self.at_once(x.index_select(0, batch))
+            for cut, features in found.items():
+                if not bool(features.isfinite().all()):
+                    raise DataError(
+                        f"Some rows have NaN or infinite features at the cut {cut!r}. Check inputs and weights."
+                    )
+            yield found
+
+    @torch.no_grad()
+    def at_once(self, batch: Tensor) -> dict[str, Tensor]:
+        """Features of a batch at each cut, whatever they are. (B, *shape) each"""
+        for seen in self._seen.values():
+            seen.clear()
+        with torch.autocast(batch.device.type, enabled=False):  # the same bits whatever the caller is doing
+            self._view(batch)
+        return {cut: self._once(cut, seen, len(batch)) for cut, seen in self._seen.items()}
 
     def _note(self, cut: str, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not args or not isinstance(args[0], Tensor):
@@ -40,7 +50,4 @@ class Taps:
     def _once(self, cut: str, seen: list[Tensor], rows: int) -> Tensor:
         if len(seen) != 1 or len(seen[0]) != rows:
             raise CutError(f"The module at the cut {cut!r} does not see each batch once and whole: cut elsewhere.")
-        features = seen.pop().float()
-        if not bool(features.isfinite().all()):
-            raise DataError(f"Some rows have NaN or infinite features at the cut {cut!r}. Check inputs and weights.")
-        return features
+        return seen.pop().float()

@@ -89,7 +89,8 @@ def test_excluded_samples_are_left_out_and_never_read(world, how):
     unreadable = Node(world, world.app(CLIENT, **with_rows(world, slice(10, 30), NAN)))
     told = {"labels": list(range(10))} if how is PRIVATE else {}
     assert_summary(unreadable.summarize(how, cut="fc2", excluded=excluded, **told), expected)
-    assert unreadable.summarize(how, cut="fc2").status == "failed"  # premise: whoever reads them fails
+    if how is HOW:
+        assert unreadable.summarize(how, cut="fc2").status == "failed"  # premise: whoever reads them fails
 
 
 def test_without_ids_samples_go_by_their_places(world):
@@ -446,7 +447,7 @@ def test_a_release_is_sent_again_for_nothing_where_it_is_asked_for_by_its_name(w
     assert not all(torch.equal(other.arrays[name], first.arrays[name]) for name in first.arrays)
     while ask(node, "c").status == "ok" and len(node.charges()) < 10:
         node.context.state.pop("fedup-released-summarize", None)  # forget it, so that each is a new one
-        node.context.state.pop("fedup-released-gather", None)
+        node.context.state.pop("fedup-released-gather-privately", None)
     spent = len(node.charges())
     assert ask(node, "d").status == "refused" and len(node.charges()) == spent
 
@@ -499,10 +500,11 @@ def test_a_budget_too_small_refuses_before_anything_is_computed(world):
     assert "spent" in answer.reason
 
 
-def test_a_release_that_fails_is_not_charged(world):
+def test_rows_that_are_no_numbers_do_not_stop_a_release(world):
     node = Node(world, world.app(CLIENT, **with_rows(world, 3, NAN)))
-    assert node.summarize(REAL).status == "failed"
-    assert node.charges() == []
+    answer = node.summarize(REAL)
+    assert answer.status == "ok" and bool(answer.arrays["vectors"].isfinite().all())
+    assert len(node.charges()) == 1
 
 
 def test_a_damaged_account_stops_releases(world):
@@ -613,14 +615,20 @@ def test_ids_that_are_no_numbers_are_a_failure(world, ids):
 @pytest.mark.parametrize("unknown", [10**6, -1])
 def test_samples_that_the_node_does_not_hold_are_refused(world, node, unknown):
     own = int(world.rows(CLIENT)[0])
-    for answer in (
-        node.summarize(excluded=[own, unknown]),
-        node.summarize(PRIVATE, excluded=[own, unknown]),
-        node.ask("labels", samples=[own, unknown]),
-    ):
+    for answer in (node.summarize(excluded=[own, unknown]), node.ask("labels", samples=[own, unknown])):
         assert answer.status == "failed"
         assert "not trained on 1 of the 2" in answer.reason
     assert node.charges() == []
+
+
+@pytest.mark.parametrize("unknown", [10**6, -1])
+def test_under_a_guarantee_samples_that_the_node_does_not_hold_change_nothing(world, node, unknown):
+    own = int(world.rows(CLIENT)[0])
+    one, other = (node.summarize(PRIVATE, excluded=ids, labels=[1]) for ids in ([own], [own, unknown]))
+    assert (one.status, other.status) == ("ok", "ok")
+    noise = DP(1e6, clip=4.0, replay_seed=7)  # hardly any
+    one, other = (node.summarize(noise, excluded=ids, labels=[1]) for ids in ([own], [own, unknown]))
+    torch.testing.assert_close(one.arrays["vectors"], other.arrays["vectors"], atol=0.05, rtol=0)
 
 
 def test_a_question_of_an_unknown_kind_is_a_failure_that_says_so(node):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from fedup.errors import DataError, SettingError
 from fedup.privacy import DP
 from fedup.privacy import dp as mechanism
-from fedup.privacy.dp import Layout, joint_vector
+from fedup.privacy.dp import Layout, joint_vector, multiply_in_batches
+from fedup.rng import generator
 
 INF, NAN = float("inf"), float("nan")
 SLACK = 1 + 1e-9  # of sums of floats
@@ -114,7 +115,8 @@ def test_it_tells_counts_sums_and_second_moments(rows, cells, clip):
     dp = _dp(clip=clip, cells=cells, count_weight=0.7, spread_weight=1.3)
     layout = Layout.of(dp, rows.points.shape[1], rows.num_classes)
     sums, counts, spread = layout.split(rows.told(dp))
-    clipped = [point * min(1.0, clip / max(float(point.norm()), 1e-300)) / clip for point in rows.points]
+    norms = [math.hypot(*point.tolist()) for point in rows.points]  # which no square overflows in
+    clipped = [point / max(norm, clip) for point, norm in zip(rows.points, norms, strict=True)]
     for label in range(rows.num_classes):
         own = [point for point, of in zip(clipped, rows.labels, strict=True) if of == label]
         total = sum(own, start=torch.zeros(layout.dims, dtype=torch.float64))
@@ -268,11 +270,53 @@ def test_the_layout_depends_on_public_figures_alone():
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 @pytest.mark.parametrize("unit", ["record", "subject"])
 @pytest.mark.parametrize("clip", ["unit", 1.0])
-def test_features_that_are_no_numbers_are_refused(bad, unit, clip):
-    points = torch.ones(4, 3)
+def test_features_that_are_no_numbers_count_as_zero(bad, unit, clip):
+    points, labels, owner = torch.ones(4, 3), torch.zeros(4, dtype=torch.long), torch.arange(4)
     points[2, 1] = bad
-    with pytest.raises(DataError, match="nothing was released"):
-        joint_vector(_dp(unit=unit, clip=clip), points, torch.zeros(4, dtype=torch.long), torch.arange(4), 2)
+    told = joint_vector(_dp(unit=unit, clip=clip), points, labels, owner, 2)
+    points[2, 1] = 0.0
+    assert torch.equal(told, joint_vector(_dp(unit=unit, clip=clip), points, labels, owner, 2))
+
+
+@pytest.mark.parametrize("unit", ["record", "subject"])
+def test_a_row_with_a_label_that_no_class_has_adds_nothing(unit):
+    points, owner = torch.ones(4, 3), torch.arange(4)
+    labels = torch.tensor([0, 2, -1, torch.iinfo(torch.int64).max])
+    told = joint_vector(_dp(unit=unit), points, labels, owner, 2)
+    assert torch.equal(told, joint_vector(_dp(unit=unit), points[:1], labels[:1], owner[:1], 2))
+
+
+anything = st.floats(allow_nan=True, allow_infinity=True, allow_subnormal=True) | st.sampled_from(
+    [NAN, INF, -INF, 1e308, -1.7e308, 5e-324, 1e-170, 0.0]
+)
+
+
+@many
+@given(st.data(), st.integers(1, 5), st.integers(1, 3), st.integers(1, 8))
+def test_no_row_whatever_it_holds_moves_the_joint_vector_beyond_the_sensitivity(data, dims, num_classes, n):
+    dp = _dp(
+        clip=data.draw(st.sampled_from(["unit", 1.0, 1e-300, 5e-324, 1e300])),
+        cells=data.draw(st.integers(1, 3)),
+        count_weight=data.draw(st.sampled_from([1e-3, 0.5, 1e3])),
+        spread_weight=data.draw(st.sampled_from([1e-3, 1.0, 1e3])),
+    )
+    each = {"min_size": n, "max_size": n}
+    rows = data.draw(st.lists(st.lists(anything, min_size=dims, max_size=dims), **each))
+    points = torch.tensor(rows, dtype=torch.float64)
+    labels = torch.tensor(data.draw(st.lists(st.integers(-2, num_classes + 1) | st.just(2**62), **each)))
+    rest = torch.arange(n) != data.draw(st.integers(0, n - 1))
+    whole = joint_vector(dp, points, labels, None, num_classes)
+    less = joint_vector(dp, points[rest], labels[rest], None, num_classes)
+    assert bool(whole.isfinite().all())
+    assert float((whole - less).norm()) <= dp.sensitivity * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1023, 1024, 1025, 3000])
+def test_what_is_made_of_a_row_has_the_same_bits_however_many_others_there_are(rows):
+    """Else weights that make last bits large would make one row change all others."""
+    points = torch.randn(3000, 37, generator=generator(0, "points"), dtype=torch.float64)
+    matrix = torch.randn(37, 11, generator=generator(0, "matrix"), dtype=torch.float64)
+    assert torch.equal(multiply_in_batches(points[:rows], matrix), multiply_in_batches(points, matrix)[:rows])
 
 
 @pytest.mark.parametrize("subjects", [None, torch.arange(3), torch.tensor([0, 1, -1, 2])], ids=["no", "few", "some"])

@@ -27,7 +27,8 @@ def attack(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Attack what clients send: find a record among 100, tell members from others, and audit the ε that is claimed.
+    """Attack what clients send: find a record among 100, tell members from others, audit the ε that is claimed, and all
+    that a node's answers show besides.
 
     Each against centroids as they are, the paper's noise, and guarantees from ε = 8 to 0.5; with intervals and bounds.
 

@@ -1,4 +1,4 @@
-"""What a node answers to each kind of question, from its own rows."""
+"""What a node answers to each kind of question that is under no guarantee, from its own rows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -8,17 +8,15 @@ import torch
 from flwr.app import Context
 from torch import Tensor, nn
 
-from fedup.centroids import how_from
-from fedup.client import Summary, summarize, summarize_privately
+from fedup.client import Summarizing, Summary, summarize
 from fedup.contact import InProcess
 from fedup.contrast import Question
 from fedup.federation import Client, Federation
 from fedup.flower.holding import Holding, Source
 from fedup.flower.policy import Policy
-from fedup.flower.state import KeptLedger, KeptReader, drop_features, release_once
-from fedup.flower.wire import NONCE, Answer
+from fedup.flower.state import KeptLedger, KeptReader, drop_features
+from fedup.flower.wire import Answer
 from fedup.moments import SHIFT_PARTS
-from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget
 
@@ -72,16 +70,13 @@ def _labels(work: Work, details: dict[str, Any]) -> Answer:
 
 
 def _summarize(work: Work, details: dict[str, Any]) -> Answer:
-    """The centroids, or the noisy statistics, of the node's cells; what is to be left out is never read."""
-    how, excluded = how_from(details["how"]), frozenset(map(int, details["excluded"]))
+    """The centroids of the node's cells; what is to be left out is never read."""
+    how, excluded = Summarizing(**details["how"]), frozenset(map(int, details["excluded"]))
     wanted = None if details["labels"] is None else frozenset(map(int, details["labels"]))
     without = frozenset(map(int, details["without"]))
     model = work.make_model()
     named = torch.isin(work.holding.y, torch.tensor(sorted(without), dtype=torch.int64)).nonzero().flatten()
     drop_features(work.context, {*work.holding.places(excluded), *named.tolist()})
-    if isinstance(how, DP):
-        every = frozenset(range(int(details["num_classes"]))) - without
-        return _summarize_privately(work, model, details, how, every if wanted is None else wanted, excluded)
     holding, least = work.holding, work.policy.least_rows
     told = {
         label: n
@@ -107,37 +102,7 @@ def _summarize(work: Work, details: dict[str, Any]) -> Answer:
     reader.keep()
     summary = _with_empty(summary, {label: holding.of_class(label, excluded) for label in told.keys() - enough})
     vectors = summary.vectors.half() if details.get("half") else summary.vectors
-    return work.ok(_about(summary, told), {"vectors": vectors, "counts": summary.counts})
-
-
-def _summarize_privately(
-    work: Work, model: nn.Module, details: dict[str, Any], dp: DP, labels: frozenset[int], excluded: frozenset[int]
-) -> Answer:
-    holding = work.holding
-
-    def release() -> Answer:
-        work.ledger.check([holding.client], dp)  # before anything is computed
-        reader = work.reader(model, details["cut"])
-        summary = summarize_privately(
-            model,
-            holding.x,
-            holding.y,
-            torch.arange(len(holding.y)),
-            client=holding.client,
-            cut=details["cut"],
-            dp=dp,
-            num_classes=int(details["num_classes"]),
-            labels=labels,
-            excluded=excluded,
-            subjects=None,
-            ids=holding.ids,
-            spend=lambda: work.ledger.spend(holding.client, dp, "centroids"),
-            reader=reader,
-        )
-        reader.keep()
-        return work.ok(_about(summary, {}), {"vectors": summary.vectors, "counts": summary.counts})
-
-    return release_once(work.context, "summarize", str(details.get(NONCE, "")), release)
+    return work.ok(about(summary, told), {"vectors": vectors, "counts": summary.counts})
 
 
 def _with_empty(summary: Summary, empty: Mapping[int, frozenset[int]]) -> Summary:
@@ -155,7 +120,8 @@ def _with_empty(summary: Summary, empty: Mapping[int, frozenset[int]]) -> Summar
     )
 
 
-def _about(summary: Summary, rows: Mapping[int, int]) -> dict[str, Any]:
+def about(summary: Summary, rows: Mapping[int, int]) -> dict[str, Any]:
+    """A summary but for its vectors and counts, as plain data."""
     return {
         "labels": list(summary.labels),
         "sizes": list(summary.sizes),
@@ -199,25 +165,10 @@ def _gather(work: Work, details: dict[str, Any]) -> Answer:
     return work.ok({"none": False, "count": found.pooled.count, **counts}, arrays)
 
 
-def _gather_privately(work: Work, details: dict[str, Any]) -> Answer:
-    contact, question = work.contact(int(details["num_classes"])), _question(work, details["question"])
-    dp = how_from(details["how"])
-    assert isinstance(dp, DP)
-
-    def release() -> Answer:
-        work.ledger.check([work.holding.client], dp)  # before anything is computed
-        found = contact.gather_privately(work.holding.client, cut=details["cut"], dp=dp, question=question)
-        return work.ok({"clip": found.clip}, {"sums": found.sums, "counts": found.counts})
-
-    return release_once(work.context, "gather", str(details.get(NONCE, "")), release)
-
-
-RELEASES = ("summarize", "gather privately")  # questions that can be answered under a guarantee
 KINDS: dict[str, Callable[[Work, dict[str, Any]], Answer]] = {
     "who": _who,
     "labels": _labels,
     "summarize": _summarize,
     "shifts": _shifts,
     "gather": _gather,
-    "gather privately": _gather_privately,
 }

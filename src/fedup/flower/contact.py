@@ -22,7 +22,7 @@ from fedup.errors import ContactError, DataError, RequestError, SettingError
 from fedup.flower import reading
 from fedup.flower.messaging import Messenger
 from fedup.flower.spool import Spool
-from fedup.flower.wire import NONCE, Answer, Ask
+from fedup.flower.wire import NONCE, ROW, Answer, Ask, row_of
 from fedup.moments import Contrast, Shift
 from fedup.positions import Over, to_positions
 from fedup.privacy.dp import Layout
@@ -307,7 +307,7 @@ class GridContact:
         return self._ask("gather privately", **_nonce(dp), cut=cut, how=asdict(dp), question=question.to_json())
 
     def _ask(self, kind: str, **details: object) -> Ask:
-        return Ask(kind, self._messenger.base, {**details, "num_classes": self._classes})
+        return Ask(kind, self._messenger.base, {**details, "num_classes": self._classes, ROW: row_of(self._example)})
 
     def _summary_ask(
         self,

@@ -1,7 +1,7 @@
 """A node's own rows, and what they and it are called."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -43,15 +43,29 @@ class Holding:
         """What each row is called in sample requests."""
         return torch.arange(len(self.y)) if self.ids is None else self.ids
 
+    def on(self, device: torch.device) -> "Holding":
+        """The same with its rows where the model is."""
+        return replace(self, x=self.x.to(device))
+
     def places(self, samples: frozenset[int]) -> frozenset[int]:
         """Where samples lie; raises where one is unknown."""
         check_samples(self.names, samples, self.client)
+        return self.known_places(samples)
+
+    def known_places(self, samples: frozenset[int]) -> frozenset[int]:
+        """Where those of the samples lie that are here; nobody is told of the others."""
         return frozenset(self._are(samples).nonzero().flatten().tolist())
 
     def translated(self, request: Forget) -> Forget:
-        """A request with this node's samples by place, and nobody else's."""
+        """A request with this node's samples by place, and nobody else's; raises where one is unknown."""
+        check_samples(self.names, request.sample_ids.get(self.client, frozenset()), self.client)
+        return self.translated_quietly(request)
+
+    def translated_quietly(self, request: Forget) -> Forget:
+        """The same, without a word of samples that are unknown."""
         mine = request.sample_ids.get(self.client)
-        return Forget(request.client_ids, request.class_ids, {} if mine is None else {self.client: self.places(mine)})
+        samples = {} if mine is None else {self.client: self.known_places(mine)}
+        return Forget(request.client_ids, request.class_ids, samples)
 
     def rows_by_label(self, excluded: frozenset[int] = frozenset()) -> dict[int, int]:
         """How many rows of each class there are without these samples."""
@@ -86,11 +100,24 @@ class Source:
     @cached_property
     def holding(self) -> Holding:
         """Its rows, checked."""
-        x, y = rows_of(own(lambda: self.data(self.context)))
+        x, y, ids = self._read()
+        if y.is_floating_point() and not torch.equal(y, y.round()):
+            raise DataError("A label is no whole number.")
+        return Holding(x, y.long(), ids, self.client)
+
+    def holding_like(self, blank: Tensor | None) -> Holding:
+        """The same for a release under differential privacy: rows are to be like the blank one, and a label that is no
+        whole number is one that no class has."""
+        x, y, ids = self._read(blank)
+        if blank is not None and (x.shape[1:] != blank.shape[1:] or x.dtype != blank.dtype):
+            raise DataError("Rows are of another shape or type than the question says.")
+        whole = (y == y.round()) & (y.abs() < 2**31) if y.is_floating_point() else torch.ones_like(y, dtype=torch.bool)
+        return Holding(x, torch.where(whole, y, -1).long(), ids, self.client)
+
+    def _read(self, blank: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, y = rows_of(own(lambda: self.data(self.context)), blank=blank)
         name = self.ids
         ids = None if name is None else own(lambda: torch.as_tensor(name(self.context), dtype=torch.int64))
         if len(x) != len(y) or (ids is not None and (len(ids) != len(y) or len(ids.unique()) != len(ids))):
             raise DataError("Rows, labels and ids must be as many, and each id must be there once.")
-        if y.is_floating_point() and not torch.equal(y, y.round()):
-            raise DataError("A label is no whole number.")
-        return Holding(x, y.long(), ids, self.client)
+        return x, y, ids

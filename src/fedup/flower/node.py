@@ -1,16 +1,18 @@
 """A node's side: one query handler on the user's own ClientApp, which answers from the node's own rows."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedup.centroids import how_from
 from fedup.errors import BudgetError, DataError, FedUPError
-from fedup.flower.answering import KINDS, RELEASES, Work
+from fedup.flower.answering import KINDS, Work
 from fedup.flower.holding import OwnError, Source, own
 from fedup.flower.policy import Policy, RefusedError
+from fedup.flower.private import RELEASES, answer_privately
 from fedup.flower.rows import Rows
 from fedup.flower.state import keep_weights, keeps_weights_of, kept_weights
 from fedup.flower.wire import QUERY, WITHOUT_MODEL, Answer, Ask, read_ask, write_answer
@@ -39,12 +41,33 @@ def mount(
     the node's own number). Features stay in the node's state, up to `most_kept` bytes (0: none), so that they are read
     once for each model.
     """
-    rules = policy or Policy()
+    reply = replying(data=data, model=model, ids=ids, client=client, policy=policy, most_kept=most_kept)
 
     @app.query(QUERY)
     def answer(message: Message, context: Context) -> Message:
-        told = _answer(message, context, Source(context, data, ids, client), model, rules, most_kept)
-        return Message(write_answer(told), reply_to=message)
+        return Message(reply(message.content, context), reply_to=message)
+
+
+def replying(
+    *,
+    data: Callable[[Context], Rows],
+    model: Callable[[], nn.Module],
+    ids: Callable[[Context], Sequence[int]] | None = None,
+    client: Callable[[Context], int] | None = None,
+    policy: Policy | None = None,
+    most_kept: int = MOST_KEPT,
+) -> Callable[[RecordDict, Context], RecordDict]:
+    """What `mount` registers, without Flower's processes: a function of a message's content and the node's context that
+    gives the content of the reply."""
+    rules = policy or Policy()
+
+    def reply(content: RecordDict, context: Context) -> RecordDict:
+        until = time.monotonic() + rules.answer_after_s
+        told = write_answer(_answer(content, context, Source(context, data, ids, client), model, rules, most_kept))
+        time.sleep(max(0.0, until - time.monotonic()))
+        return told
+
+    return reply
 
 
 class _NeedsWeightsError(Exception):
@@ -52,26 +75,32 @@ class _NeedsWeightsError(Exception):
 
 
 def _answer(
-    message: Message,
+    content: RecordDict,
     context: Context,
     source: Source,
     blank: Callable[[], nn.Module],
     policy: Policy,
     most_kept: int,
 ) -> Answer:
-    """The answer to a message; refusals and failures are answers, too. A failure tells its kind, never what it met."""
+    """The answer to a message; refusals and failures are answers, too. A failure tells its kind, never what it met;
+    under a guarantee it tells nothing at all once a row is read (`fedup.flower.private`)."""
     base = ""
     try:
-        ask = read_ask(message.content)
+        ask = read_ask(content)
         base = ask.base
         details = dict(ask.details)
-        if ask.kind not in KINDS:
+        if ask.kind not in KINDS and ask.kind not in RELEASES:
             raise DataError(f"There is no question of the kind {ask.kind!r}.")
-        dp = how_from(details["how"]) if ask.kind in RELEASES else None
-        policy.check(ask.kind, dp if isinstance(dp, DP) else None)
+        how = how_from(details["how"]) if ask.kind in RELEASES else None
+        dp = how if isinstance(how, DP) else None
+        policy.check(ask.kind, dp)
         if ask.kind not in WITHOUT_MODEL and ask.weights is None and not keeps_weights_of(context, base):
             raise _NeedsWeightsError  # before any row is read
         work = Work(source, lambda: _model(ask, context, blank), context, policy, base, most_kept)
+        if dp is not None:
+            return answer_privately(work, ask.kind, details, dp)
+        if ask.kind not in KINDS:
+            raise DataError(f"The question {ask.kind!r} is answered under a guarantee only (epsilon and clip).")
         return KINDS[ask.kind](work, details)
     except _NeedsWeightsError:
         return Answer("needs weights", base)

@@ -1,5 +1,6 @@
 """What a client answers at all: its own rules, which no server can change."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ class Policy:
     differential privacy leaves the client. `budget`: what all of these may cost together. `account`: a file on the
     node's disk that what was spent is written to; without one it is in the node's Flower state, which ends with the run
     or with the SuperNode. `ask`: a function of the kind of question that gives a reason to refuse it, or None.
+    `answer_after_s`: no answer leaves before so many seconds have passed since the question came. More than the longest
+    answer takes, and less than the server waits, hides how long this one took.
     """
 
     least_rows: int = 1
@@ -26,8 +29,11 @@ class Policy:
     budget: Budget | None = None
     account: str | Path | None = None
     ask: Callable[[str], str | None] | None = None
+    answer_after_s: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.answer_after_s < math.inf:
+            raise SettingError(f"answer_after_s must be 0 or a number of seconds; found {self.answer_after_s}.")
         if self.least_rows < 1:
             raise SettingError(f"least_rows must be 1 or more; found {self.least_rows}.")
 

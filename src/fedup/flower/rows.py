@@ -15,11 +15,12 @@ Rows = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
 _LABELS = torch.iinfo(torch.int64)
 
 
-def rows_of(given: Rows) -> tuple[Tensor, Tensor]:
+def rows_of(given: Rows, *, blank: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """A pair of tensors as it is; a data set, or that of a loader, item by item in its own order.
 
     Items are (row, label), or mappings with two entries, of which one is a whole number in each of them: the label.
-    Errors tell nothing of what an item holds, nor what the user's own code says: a node sends their text.
+    Errors tell nothing of what an item holds, nor what the user's own code says: a node sends their text. No items are
+    an error, unless a `blank` row says what they would look like.
 
     >>> x, y = rows_of([{"img": torch.ones(2), "label": 3}, {"img": torch.zeros(2), "label": 1}])
     >>> x.shape, y
@@ -28,6 +29,10 @@ def rows_of(given: Rows) -> tuple[Tensor, Tensor]:
     if isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(one, Tensor) for one in given):
         return given[0], given[1]
     items = _items(_dataset(given))
+    if not items:
+        if blank is None:
+            raise DataError("The data set is empty.")
+        return blank[:0], torch.empty(0, dtype=torch.int64)
     label = _label_of(items)
     row = next(key for key in _keys(items[0]) if key != label)
     rows, labels = [_tensor(item[row]) for item in items], [_whole(item[label]) for item in items]
@@ -61,8 +66,6 @@ def _items(dataset: Any) -> Sequence[Any]:
         items = [dataset[number] for number in range(len(dataset))]
     except Exception as error:
         raise DataError(f"The data set's own code failed: {type(error).__name__}.") from error
-    if not items:
-        raise DataError("The data set is empty.")
     if any(not isinstance(item, tuple | list | Mapping) or len(item) != 2 for item in items):
         raise DataError("Items of the data set must be (row, label), or mappings with two entries: one is not.")
     if len({frozenset(_keys(item)) for item in items}) > 1:

@@ -74,25 +74,27 @@ class KeptLedger(Ledger):
             write_text(self._file, text)
 
 
-def release_once(context: Context, kind: str, name: str, answer: Callable[[], Answer]) -> Answer:
-    """The answer to a question under differential privacy; where its name is that of the last one of its kind, the one
-    that was given then.
+def release_once(context: Context, kind: str, name: str, question: str, answer: Callable[[], Answer]) -> Answer:
+    """The answer to a question under differential privacy; where its name is that of the last one of its kind, and the
+    question (by its digest) is the same, the one that was given then.
 
     A reply that was lost on its way is asked for again by the same name: it was released already, and costs nothing.
     """
-    key = _RELEASED + kind
+    key = _RELEASED + kind.replace(" ", "-")
     about, arrays = context.state.config_records.get(key), context.state.array_records.get(f"{key}-arrays")
-    if about is not None and arrays is not None and name and about["name"] == name:
+    if about is not None and arrays is not None and name and (about["name"], about["question"]) == (name, question):
         told = json.loads(str(about["json"]))
         return Answer(
             "ok", told["base"], told["details"], {one: tensor_of(array, one) for one, array in arrays.items()}
         )
     found = answer()
+    if found.status != "ok":
+        return found
     found = replace(found, details={**found.details, NONCE: name})
-    if found.status == "ok" and name:
+    if name:
         context.state[f"{key}-arrays"] = record_of(found.arrays)
         text = json.dumps({"base": found.base, "details": dict(found.details)})
-        context.state[key] = ConfigRecord({"name": name, "json": text})
+        context.state[key] = ConfigRecord({"name": name, "question": question, "json": text})
     return found
 
 

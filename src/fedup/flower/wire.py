@@ -1,6 +1,7 @@
 """Questions and answers as Flower messages: one JSON text and arrays. No pickle: messages come from strangers."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -17,7 +18,11 @@ QUERY = "fedup"  # nodes register it, and messages are of the type query.fedup
 FORMAT = 1
 Status = Literal["ok", "refused", "failed", "needs weights", "lost"]  # a lost answer is never sent
 NONCE = "release"  # a detail: what names a release under differential privacy
+ROW = (
+    "row"  # a detail: the shape and type of a row, so that a node can try the model on a blank one before it reads any
+)
 WITHOUT_MODEL = ("who", "labels")  # questions that a node answers from its rows alone
+_MOST_OF_A_ROW = 100_000_000  # numbers
 _TYPES = {"float16", "float32", "float64", "int32", "int64", "uint8", "bool"}
 
 
@@ -69,6 +74,24 @@ def read_ask(content: RecordDict) -> Ask:
         return Ask(str(told["kind"]), str(told["base"]), dict(told["details"]), tensors)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"The question lacks a part ({error!r}).") from error
+
+
+def row_of(example: Tensor) -> dict[str, Any]:
+    """What a row looks like, as plain data.
+
+    >>> row_of(torch.zeros(1, 3, 32, 32))
+    {'shape': [3, 32, 32], 'type': 'float32'}
+    """
+    return {"shape": list(example.shape[1:]), "type": str(example.dtype).removeprefix("torch.")}
+
+
+def blank_from(told: object) -> Tensor:
+    """The opposite of `row_of`: one row of zeros. (1, …)"""
+    shape, name = (told.get("shape"), told.get("type")) if isinstance(told, dict) else (None, None)
+    whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
+    if not whole or name not in _TYPES or math.prod(shape or []) > _MOST_OF_A_ROW:
+        raise DataError("The question does not say what a row looks like: a shape and a type of plain numbers.")
+    return torch.zeros(1, *(shape or []), dtype=getattr(torch, name))
 
 
 def write_answer(answer: Answer) -> RecordDict:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedup.errors import DataError
 from fedup.privacy.guarantee import DP
@@ -18,6 +18,7 @@ from fedup.rng import generator
 
 _LARGEST_SPREAD = 200_000  # numbers of second moments a message: above that only the diagonals are sent
 _ROWS_AT_ONCE = 1024
+_SHORTEST = 1e-12  # with clip="unit" a vector shorter than that is not made longer than it is beside it
 
 
 @dataclass(frozen=True)
@@ -81,18 +82,20 @@ def joint_vector(dp: DP, points: Tensor, labels: Tensor, subjects: Tensor | None
     """A client's exact statistics, before noise: one vector for every class, held or not. (K, layout.size)
 
     `points` are projected features. One record more or less moves the whole by at most `dp.sensitivity`; with
-    `subjects`, all records of one subject together do.
+    `subjects`, all records of one subject together do. That holds for any rows: what is NaN or infinite counts as 0,
+    and a row with a label that no class has adds nothing.
     """
     layout = Layout.of(dp, points.shape[1], num_classes)
-    points = _clipped(points.double().cpu(), dp)
-    labels = labels.cpu()
-    cell = (points @ _directions(layout.dims, layout.cells)).argmax(1)
-    if dp.unit == "record":  # each is within the bound by itself
-        return _added_up(dp, layout, points, cell, labels.long(), num_classes)
-    owner = _checked_subjects(subjects, len(points))
+    labels = labels.cpu().long()
+    known = (labels >= 0) & (labels < num_classes)
+    owner = checked_subjects(subjects, len(points))[known] if dp.unit == "subject" else None
+    points, labels = clipped(points.double().cpu()[known], _SHORTEST if dp.clip == "unit" else dp.scale), labels[known]
+    cell = multiply_in_batches(points, _directions(layout.dims, layout.cells)).argmax(1)
+    if owner is None:  # each record is within the bound by itself
+        return _added_up(dp, layout, points, cell, labels, num_classes)
     total = torch.zeros(num_classes, layout.size, dtype=torch.float64)
     for rows in _chunks(owner):
-        pairs, place = torch.stack([owner[rows], labels[rows].long()]).unique(dim=1, return_inverse=True)
+        pairs, place = torch.stack([owner[rows], labels[rows]]).unique(dim=1, return_inverse=True)
         parts = _added_up(dp, layout, points[rows], cell[rows], place, pairs.shape[1])
         who = pairs[0].unique(return_inverse=True)[1]
         norms = torch.zeros(int(who.max()) + 1, dtype=torch.float64).index_add_(0, who, parts.square().sum(1))
@@ -112,14 +115,35 @@ def _added_up(dp: DP, layout: Layout, points: Tensor, cell: Tensor, place: Tenso
     return layout.join(sums.unflatten(0, (-1, layout.cells)), counts.unflatten(0, (-1, layout.cells)), spread)
 
 
-def _clipped(points: Tensor, dp: DP) -> Tensor:
-    """Points in units of the clip: none is longer than 1."""
-    if not bool(points.isfinite().all()):
-        raise DataError("Some features are NaN or infinite: nothing was released. Check the model and the inputs.")
-    norms = points.norm(dim=1, keepdim=True)
-    if dp.clip == "unit":
-        return points / norms.clamp(min=1e-12)
-    return points / norms.clamp(min=dp.scale)
+def clipped(points: Tensor, norm: float) -> Tensor:
+    """Points in units of a norm, those beyond it shortened to 1; what is NaN or infinite counts as 0. (N, d)
+
+    No square of a number is taken before its row's largest is divided out, so that nothing overflows or vanishes: the
+    result is never longer than 1, whatever the rows hold.
+
+    >>> clipped(torch.tensor([[3e200, 4e200], [0.3, 0.4], [0.0, float("nan")]], dtype=torch.float64), 1.0).norm(dim=1)
+    tensor([1.0000, 0.5000, 0.0000], dtype=torch.float64)
+    """
+    points = finite(points)
+    largest = points.abs().amax(1, keepdim=True)
+    shape = points / torch.where(largest > 0, largest, 1.0)
+    length = shape.norm(dim=1, keepdim=True)  # 1 or more, unless the row is 0
+    return shape / length.clamp(min=1.0) * (length * largest / norm).clamp(max=1.0)
+
+
+def finite(values: Tensor) -> Tensor:
+    """The same with 0 for what is NaN or infinite."""
+    return values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def multiply_in_batches(points: Tensor, matrix: Tensor) -> Tensor:
+    """`points @ matrix`, always so many rows at once: the last bits of a product differ between numbers of rows, and
+    what is made of one row must not depend on how many others there are."""
+    batches = [
+        (nn.functional.pad(part, (0, 0, 0, _ROWS_AT_ONCE - len(part))) @ matrix)[: len(part)]
+        for part in points.split(_ROWS_AT_ONCE)
+    ]
+    return torch.cat(batches) if batches else points @ matrix
 
 
 def _directions(dims: int, cells: int) -> Tensor:
@@ -127,7 +151,8 @@ def _directions(dims: int, cells: int) -> Tensor:
     return torch.randn(dims, cells, generator=generator(0, "cells", dims, cells), dtype=torch.float64)
 
 
-def _checked_subjects(subjects: Tensor | None, rows: int) -> Tensor:
+def checked_subjects(subjects: Tensor | None, rows: int) -> Tensor:
+    """Whose each row is, counted from 0; raises unless every row is somebody's. (rows,)"""
     if subjects is None or len(subjects) != rows:
         raise DataError("The unit is one subject, and rows have no subject ids: pass subjects=… to Federation.split.")
     missing = int((subjects < 0).sum())

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedup.bench.attacks import Ground, Result
 from fedup.bench.attacks.canary import audit_guarantees, audit_paper
+from fedup.bench.attacks.interface import audit_interface
 from fedup.bench.attacks.membership import membership
 from fedup.bench.attacks.reidentify import reidentify
 from fedup.bench.datasets import check_there
@@ -29,8 +30,12 @@ NOTES = (
     "none, paper: centroids at ρ = 0.8; the attack knows nothing else, and takes what is nearest. DP: δ = 1e-5, clip = "
     "unit; re-identification and the second membership attack know the mechanism and all other records of the client, "
     "and are the best there can be.",
+    "Node's interface: crafted questions to two nodes that are one record apart; what comes back but the noisy numbers "
+    "(status, reason, details, sizes, charges) must be the same. Pixels and labels: found by asking, all other records "
+    "left out. Without a rule the node is asked for exact statistics.",
     "Guarantees are about messages: the model itself was trained without one; the control is what it tells by itself.",
-    "Noise is replayed from seeds, so that figures can be made again, but for the audit `as deployed`.",
+    "Noise is replayed from seeds, so that figures can be made again, but for the audit `as deployed` and that of a "
+    "node's interface.",
 )
 
 
@@ -70,6 +75,7 @@ def attack(ground: Ground, *, trials: int, seed: int, candidates: int, progress:
         *membership(ground, trials=trials, seed=seed, progress=progress),
         *audit_guarantees(ground, trials=trials, seed=seed, progress=progress),
         *audit_paper(ground, trials=trials, seed=seed, progress=progress),
+        *audit_interface(ground, seed=seed, progress=progress),
     ]
 
 

@@ -1,0 +1,292 @@
+"""Attack 4: an audit of a node's whole interface. What does it tell besides the numbers that it puts noise on?
+
+A server chooses weights, classes, cuts and ids of samples. So it can ask questions whose answer, refusal, size or
+charge would turn on one record: weights that overflow if a pixel exceeds a threshold, or fewer classes than labels.
+Here it asks two nodes that are one record apart, and a node without any record that it could run itself; all that comes
+back but the noisy numbers is compared. The nodes' own code answers, without Flower's processes.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedup.bench.attacks import Ground, Result
+from fedup.bench.attacks.intervals import NORMAL, clopper_pearson
+from fedup.bench.watching import Progress
+from fedup.client import Summarizing
+from fedup.privacy import DP
+from fedup.rng import generator
+from fedup.sharing import fingerprint
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+NAME = "node's interface"
+DIFFERENT, PIXELS, LABELS, TIME = "answers that differ", "pixels found", "labels found", "time apart, ms"
+GUARANTEE = DP(1.0, clip="unit")
+PRIVATE, OPEN = "DP, ε = 1, only_private", "none"
+_CUT, _EARLY = "4", "2"
+_MOST_ROWS, _HIDDEN = 60, 8
+_TARGETS, _HALVINGS, _TIMED = 10, 20, 40
+_CLOSE = 1e-4  # of the range of pixels
+_STEEP = 1e30  # a layer's weight: two of them make 3e-22 more than any float has room for
+
+Visible = tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """One question of the attacker: its kind, details, and the weights that it is about."""
+
+    kind: str
+    details: Mapping[str, Any]
+    weights: nn.Module
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What a node holds; ids name the records, so that one can be taken away and the others stay what they are."""
+
+    x: Tensor
+    y: Tensor
+    ids: Tensor
+
+    def without(self, place: int) -> "Rows":
+        """One record less."""
+        rest = torch.arange(len(self.y)) != place
+        return Rows(self.x[rest], self.y[rest], self.ids[rest])
+
+
+@dataclass(eq=False)
+class Node:
+    """A node in this process, with its own rules and state; `private` answers under differential privacy only."""
+
+    rows: Rows
+    private: bool
+    num_classes: int
+    _parts: tuple[Any, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        from flwr.app import Context, RecordDict
+
+        from fedup.flower.node import replying
+        from fedup.flower.policy import Policy
+
+        blank, rows = model_of(self.rows.x.shape[1], self.num_classes), self.rows
+        reply = replying(
+            data=lambda context: (rows.x, rows.y),
+            model=lambda: blank,
+            ids=lambda context: rows.ids.tolist(),
+            policy=Policy(only_private=self.private),
+        )
+        self._parts = reply, Context(0, 1, {"partition-id": 0}, RecordDict(), {})
+
+    def ask(self, asked: Asked) -> "RecordDict":
+        """The content of its reply."""
+        from fedup.flower.wire import Ask, write_ask
+
+        reply, context = self._parts
+        base = fingerprint(asked.weights)
+        content: RecordDict = reply(
+            write_ask(Ask(asked.kind, base, asked.details, asked.weights.state_dict())), context
+        )
+        return content
+
+    def visible(self, asked: Asked) -> Visible:
+        """All that a question brings but the numbers of a release: status, reason, details, size, names, shapes and
+        types of arrays, and what is charged."""
+        from fedup.flower.wire import read_answer
+
+        answer = read_answer(self.ask(asked), most_bytes=10**9)
+        arrays = [(name, tuple(array.shape), str(array.dtype)) for name, array in answer.arrays.items()]
+        ledger = self._parts[1].state.config_records.get("fedup-ledger")
+        details = json.dumps(answer.details, sort_keys=True)
+        return answer.status, answer.reason, answer.size, details, arrays, ledger and ledger["json"]
+
+
+def model_of(width: int, num_classes: int) -> nn.Module:
+    """What nodes train and servers send weights of."""
+    layers = (nn.Linear(width, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, _HIDDEN), nn.ReLU())
+    model = nn.Sequential(*layers, nn.Linear(_HIDDEN, num_classes)).eval().requires_grad_(False)
+    for number, weight in enumerate(model.parameters()):
+        weight.copy_(torch.randn(weight.shape, generator=generator(0, "interface", number)) / 4)
+    return model
+
+
+def overflowing(width: int, num_classes: int, *, pixel: int, above: float) -> nn.Module:
+    """Weights that make a feature infinite for exactly those rows that have more than that at a pixel."""
+    model = model_of(width, num_classes)
+    weights = model.state_dict()  # the model's own memory
+    for name in ("0.weight", "2.weight"):
+        weights[name][0] = 0.0
+    weights["0.weight"][0, pixel], weights["0.bias"][0] = _STEEP, -_STEEP * above
+    weights["2.weight"][0, 0] = _STEEP
+    return model
+
+
+def release(dp: DP | Summarizing = GUARANTEE, /, *, width: int, num_classes: int, **more: Any) -> dict[str, Any]:
+    """The details of a question for statistics of all classes."""
+    row = {"shape": [width], "type": "float32"}
+    usual: dict[str, Any] = {
+        "cut": _CUT,
+        "how": asdict(dp),
+        "labels": None,
+        "without": [],
+        "excluded": [],
+        "num_classes": num_classes,
+    }
+    return {**usual, "row": row, **more}
+
+
+def battery(rows: Rows, target: int, num_classes: int) -> Iterator[Asked]:
+    """Questions whose answers would turn on one record, if they turned on anything."""
+    width, own, unknown = rows.x.shape[1], int(rows.ids[target]), int(rows.ids.max()) + 1000
+    usual, public = model_of(width, num_classes), {"width": width, "num_classes": num_classes}
+    others = [one for one in rows.ids.tolist() if one != own]
+    for excluded in ([], [own], [unknown], [own, unknown], others, [*others, own]):
+        yield Asked("summarize", release(**public, excluded=excluded), usual)
+    for classes in range(1, num_classes + 2):  # fewer than there are labels
+        yield Asked("summarize", release(width=width, num_classes=classes), usual)
+        yield Asked("summarize", release(width=width, num_classes=classes, excluded=others, release="again"), usual)
+    for labels, without in (([], []), ([int(rows.y[target])], []), (None, [int(rows.y[target])]), ([num_classes], [])):
+        yield Asked("summarize", release(**public, labels=labels, without=without), usual)
+    values = rows.x[target]
+    for pixel in range(min(width, 4)):
+        for beside in (-1e-3, 1e-3):
+            crafted = overflowing(width, num_classes, pixel=pixel, above=float(values[pixel]) + beside)
+            yield Asked("summarize", release(**public), crafted)
+            yield Asked("summarize", release(**public, excluded=others), crafted)
+            yield Asked("gather privately", _eraser([own], num_classes, width), crafted)
+    for odd in ({"cut": "nowhere"}, {"cut": _EARLY}, {"row": None}, {"row": {"shape": [width + 1], "type": "float32"}}):
+        yield Asked("summarize", release(**public) | odd, usual)
+    for dp in (replace(GUARANTEE, unit="subject"), replace(GUARANTEE, replay_seed=1), replace(GUARANTEE, cells=3)):
+        yield Asked("summarize", release(dp, **public), usual)
+    for samples in ([own], [unknown], others):
+        yield Asked("gather privately", _eraser(samples, num_classes, width), usual)
+    broken = model_of(width, num_classes)
+    next(broken.parameters())[0, 0] = math.nan
+    yield Asked("summarize", release(**public), broken)
+    yield Asked("who", {}, usual)
+    yield Asked("labels", {"samples": [own]}, usual)
+    yield Asked("summarize", release(Summarizing(), **public), usual)
+    question = _eraser([own], num_classes, width)["question"]
+    yield Asked("shifts", {"cuts": {_EARLY: "each"}, "question": question, "num_classes": num_classes}, usual)
+
+
+def _eraser(samples: Sequence[int], num_classes: int, width: int) -> dict[str, Any]:
+    forget = {"clients": [], "classes": [], "samples": {"0": list(samples)}}
+    question = {"requests": {"request": forget}, "gone": forget, "by_class": False}
+    row = {"shape": [width], "type": "float32"}
+    how = asdict(replace(GUARANTEE, erase_clip=1.0))
+    return {"cut": _EARLY, "how": how, "question": question, "num_classes": num_classes, "row": row}
+
+
+def audit_interface(ground: Ground, *, seed: int = 0, progress: Progress) -> list[Result]:
+    """How many answers of a private node turn on a record, pixels and labels found by that, and how time differs; the
+    same of a node without rules, which the audit must see through."""
+    if find_spec("flwr") is None:
+        note = "Flower is not installed, so that there are no nodes: nothing was asked"
+        return [Result(NAME, DIFFERENT, PRIVATE, 0.0, None, None, None, None, "0 questions", note)]
+    client = ground.federation.clients[0]
+    ids, classes = client.train[:_MOST_ROWS], ground.num_classes
+    rows = Rows(ground.federation.x[ids].float().cpu(), ground.federation.y[ids].cpu(), ids.cpu())
+    chosen = torch.randperm(len(ids), generator=generator(seed, "interface"))[:_TARGETS].tolist()
+    steps = 6
+    results = []
+    cases: list[tuple[str, bool, DP | Summarizing]] = [(PRIVATE, True, GUARANTEE), (OPEN, False, Summarizing(1.0))]
+    for done, (name, private, how) in enumerate(cases):
+        progress("Audit of a node's interface", 3 * done, steps)
+        node = Node(rows, private, classes)
+        bound = 0.0 if private else None
+        note = "" if private else "a node without rules is asked for exact statistics: the audit must see through it"
+        results.append(_differences(rows, chosen[0], private, classes, name, bound, note))
+        progress("Audit of a node's interface", 3 * done + 1, steps)
+        found = sum(_finds_pixel(node, rows, place, place % rows.x.shape[1], how) for place in chosen)
+        results.append(
+            _share(PIXELS, name, found, len(chosen), bound, f"{_HALVINGS} questions each; {note}".strip("; "))
+        )
+        progress("Audit of a node's interface", 3 * done + 2, steps)
+        if private:
+            found = sum(_finds_label(node, rows, place, classes) for place in chosen)
+            results.append(_share(LABELS, name, found, len(chosen), bound, "by num_classes"))
+            results.append(_times(rows, chosen[0], classes))
+    progress("Audit of a node's interface", steps, steps)
+    return results
+
+
+def _differences(
+    rows: Rows, target: int, private: bool, classes: int, name: str, bound: float | None, note: str
+) -> Result:
+    nodes = [Node(held, private, classes) for held in (rows, rows.without(target))]
+    asked = list(battery(rows, target, classes))
+    different = sum(nodes[0].visible(one) != nodes[1].visible(one) for one in asked)
+    return Result(NAME, DIFFERENT, name, float(different), None, None, None, bound, f"{len(asked)} questions", note)
+
+
+def _share(measure: str, name: str, found: int, n: int, bound: float | None, note: str) -> Result:
+    low, high = clopper_pearson(found, n)
+    return Result(NAME, measure, name, found / n, low, high, None, bound, f"{n}", note)
+
+
+def _finds_pixel(node: Node, rows: Rows, place: int, pixel: int, how: DP | Summarizing) -> bool:
+    """By halving, all other records left out: whether a threshold is passed shows where the answer is another than that
+    of a node without records."""
+    width, others = rows.x.shape[1], rows.ids[rows.ids != rows.ids[place]].tolist()
+    low, high = float(rows.x.min()) - 1, float(rows.x.max()) + 1
+    close = _CLOSE * (high - low)
+
+    def ask(above: float) -> Visible:
+        crafted = overflowing(width, node.num_classes, pixel=pixel, above=above)
+        details = release(how, width=width, num_classes=node.num_classes, excluded=others)
+        return node.visible(Asked("summarize", details, crafted))[:-1]  # but for charges, which grow
+
+    never = ask(high)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if ask(middle) != never else (low, middle)
+    return abs((low + high) / 2 - float(rows.x[place, pixel])) < close
+
+
+def _finds_label(node: Node, rows: Rows, place: int, classes: int) -> bool:
+    """All other records left out: fewer classes than its label needs would show."""
+    others = rows.ids[rows.ids != rows.ids[place]].tolist()
+    nobody = Node(Rows(rows.x[:0], rows.y[:0], rows.ids[:0]), node.private, classes)
+    model = model_of(rows.x.shape[1], classes)
+
+    def shows(fewer: int) -> bool:
+        details = release(width=rows.x.shape[1], num_classes=fewer, excluded=others)
+        asked = Asked("summarize", details, model)
+        return node.visible(asked)[:-1] != nobody.visible(asked)[:-1]
+
+    seen = [fewer for fewer in range(1, classes + 1) if shows(fewer)]
+    return bool(seen) and max(seen) == int(rows.y[place])
+
+
+def _times(rows: Rows, target: int, classes: int) -> Result:
+    """How much longer a node with the record takes than one without, asked in turn with weights that single it out."""
+    nodes = [Node(held, True, classes) for held in (rows, rows.without(target))]
+    crafted = overflowing(rows.x.shape[1], classes, pixel=0, above=float(rows.x[target, 0]) - 1e-3)
+    asked = Asked("summarize", release(width=rows.x.shape[1], num_classes=classes), crafted)
+    apart = np.empty(_TIMED)
+    for pair in range(_TIMED):
+        first = pair % 2  # whoever is asked first may find the machine in another mood
+        one, other = _clock(nodes[first].ask, asked), _clock(nodes[1 - first].ask, asked)
+        apart[pair] = 1e3 * (other - one if first else one - other)
+    reach = NORMAL.inv_cdf(0.975) * float(apart.std(ddof=1)) / math.sqrt(len(apart))
+    mean = float(apart.mean())
+    note = "another figure in every run; time is outside the guarantee, `Policy(answer_after_s=…)` hides it"
+    return Result(NAME, TIME, PRIVATE, mean, mean - reach, mean + reach, 0.0, None, f"{_TIMED} pairs", note)
+
+
+def _clock(ask: Callable[[Asked], object], asked: Asked) -> float:
+    start = time.perf_counter()
+    ask(asked)
+    return time.perf_counter() - start

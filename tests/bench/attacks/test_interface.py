@@ -1,0 +1,67 @@
+"""The audit of a node's interface finds nothing at a private node, and finds out one that tells of its rows."""
+
+import pytest
+import torch
+
+from fedup.bench.attacks import Ground, interface
+from fedup.bench.attacks.interface import DIFFERENT, LABELS, OPEN, PIXELS, PRIVATE, TIME, audit_interface
+
+
+@pytest.fixture(scope="module")
+def ground(small_model, digits_federation):
+    return Ground.of(small_model, digits_federation, "4")
+
+
+@pytest.fixture(scope="module")
+def results(ground):
+    seen = []
+    found = audit_interface(ground, progress=lambda what, done, total: seen.append((done, total)))
+    assert seen == [*sorted(seen)] and seen[-1][0] == seen[-1][1]
+    return {(result.measure, result.protection): result for result in found}
+
+
+def test_no_answer_of_a_private_node_turns_on_a_record(results):
+    assert set(results) == {
+        *((measure, PRIVATE) for measure in (DIFFERENT, PIXELS, LABELS, TIME)),
+        *((measure, OPEN) for measure in (DIFFERENT, PIXELS)),
+    }
+    for measure in (DIFFERENT, PIXELS, LABELS):
+        result = results[measure, PRIVATE]
+        assert (result.figure, result.bound, result.exceeds) == (0.0, 0.0, False)
+    time = results[TIME, PRIVATE]
+    assert time.low < time.figure < time.high and time.bound is None
+
+
+def test_the_audit_sees_through_a_node_without_rules(results):
+    assert results[DIFFERENT, OPEN].figure > 0
+    assert results[PIXELS, OPEN].figure == 1.0
+
+
+@pytest.mark.parametrize("leak", ["a refusal", "a detail", "a size", "an uncharged question"])
+def test_the_audit_finds_out_whatever_turns_on_a_record(ground, monkeypatch, leak):
+    """A node that is broken on purpose, for rows that it holds."""
+    from fedup.flower import private
+    from fedup.flower.wire import Answer
+
+    def leaking(work, kind, details, dp):
+        rows = len(work.source.holding.y)
+        if leak == "a refusal":
+            return Answer("failed", work.base, reason=f"{rows} rows")
+        if leak == "an uncharged question":
+            work.ledger.spend(0, dp, "centroids") if rows % 2 else None
+            return Answer("ok", work.base)
+        told = {"rows": rows} if leak == "a detail" else {}
+        return Answer("ok", work.base, told, {"vectors": torch.zeros(rows)} if leak == "a size" else {})
+
+    assert private.answer_privately is not leaking
+    monkeypatch.setattr("fedup.flower.node.answer_privately", leaking)
+    monkeypatch.setattr(interface, "_TARGETS", 1)
+    monkeypatch.setattr(interface, "_TIMED", 2)
+    found = {(one.measure, one.protection): one for one in audit_interface(ground, progress=lambda *told: None)}
+    assert found[DIFFERENT, PRIVATE].exceeds
+
+
+def test_where_flower_is_not_installed_the_audit_says_so(ground, monkeypatch):
+    monkeypatch.setattr(interface, "find_spec", lambda name: None)
+    (result,) = audit_interface(ground, progress=lambda *told: None)
+    assert "not installed" in result.note and result.n == "0 questions" and not result.exceeds
