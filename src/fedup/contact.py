@@ -1,20 +1,24 @@
 """How the server reaches clients after training: in process here, over a real federation elsewhere."""
 
+import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
+from fedup import messages
 from fedup.client import Summarizing, Summary, summarize, summarize_privately
 from fedup.contrast import Question, gather, measure_shifts
 from fedup.cut import FeatureReader
 from fedup.federation import Federation, check_samples
 from fedup.moments import Contrast, Shift
 from fedup.positions import Over
-from fedup.privacy.guarantee import DP
+from fedup.privacy.guarantee import DP, guarantee_of
 from fedup.privacy.ledger import Ledger
 from fedup.private_erasure import NoisyStatistics, gather_privately
 from fedup.request import Forget
+from fedup.traffic import Meter, Release, Traffic
 
 Asked = Literal["labels_of", "summarize", "shifts", "gather", "gather_privately"]
 
@@ -34,12 +38,21 @@ class Contact(Protocol):
     def ledger(self) -> Ledger:
         """What the clients have spent of their privacy budgets."""
 
+    @property
+    def traffic(self) -> Traffic:
+        """All messages so far, both ways, as serialised."""
+
+    def settled(self) -> None:
+        """What clients were asked for since the last call is on disk at the caller, and answers that are kept for a
+        server that is killed may go. Whoever does not call it has the same answers again, at no cost in privacy."""
+
     def check(self, request: Forget) -> None:
         """Raise unless the request names known clients, classes and samples, and something stays."""
 
     def reach(self, *, cut: str, how: Summarizing | DP, gone: Forget, without: frozenset[int]) -> Sequence[int]:
-        """The clients that `summarize` will be asked for, all but those that are gone, about all classes but these. A
-        contact that reaches clients together asks them now, and names those that answered."""
+        """The clients that `summarize` will be asked for, all but those that are gone, about all classes but these;
+        raises where a budget does not allow it. A contact that reaches clients together asks them now, and names those
+        that answered."""
 
     def ahead(self, question: Asked, of: Mapping[int, Mapping[str, Any]]) -> None:
         """One of the questions below will be asked of these clients next, with these arguments. A contact that reaches
@@ -62,7 +75,7 @@ class Contact(Protocol):
         out: Tensor | None = None,
     ) -> Summary:
         """The centroids of the client's cells of these classes, without the excluded samples; under DP charged to its
-        ledger.
+        ledger, at the latest when the answer comes.
 
         A client in this process may write them to `out` instead of allocating; others ignore it.
         """
@@ -94,6 +107,7 @@ class InProcess:
         self._model = model
         self._ledger = Ledger() if ledger is None else ledger
         self._readers: dict[str, FeatureReader] | None = {} if one_reader else None  # by cut
+        self._meter = Meter()
 
     @property
     def clients(self) -> Sequence[int]:
@@ -107,11 +121,21 @@ class InProcess:
     def ledger(self) -> Ledger:
         return self._ledger
 
+    @property
+    def traffic(self) -> Traffic:
+        """What would have to be sent: the same questions and answers, in the same format, as over Flower."""
+        return self._meter.traffic
+
+    def settled(self) -> None:
+        """Nothing is kept here."""
+
     def check(self, request: Forget) -> None:
         self._federation.check(request)
 
     def reach(self, *, cut: str, how: Summarizing | DP, gone: Forget, without: frozenset[int]) -> Sequence[int]:
-        return [client for client in self.clients if client not in gone.client_ids]
+        asked = [client for client in self.clients if client not in gone.client_ids]
+        self.ledger.check(asked, how) if isinstance(how, DP) else self.ledger.check_exact(asked)
+        return asked
 
     def ahead(self, question: Asked, of: Mapping[int, Mapping[str, Any]]) -> None:
         """They are all here."""
@@ -125,7 +149,9 @@ class InProcess:
 
     def labels_of(self, client: int, samples: frozenset[int]) -> dict[int, int]:
         check_samples(self._federation.client(client).train, samples, client)
-        return dict(zip(sorted(samples), self._federation.y[sorted(samples)].tolist(), strict=True))
+        found = dict(zip(sorted(samples), self._federation.y[sorted(samples)].tolist(), strict=True))
+        self._count(client, "labels", messages.labels_question(samples), messages.labels_answer(found))
+        return found
 
     def summarize(
         self,
@@ -138,9 +164,9 @@ class InProcess:
         out: Tensor | None = None,
     ) -> Summary:
         rows = self._federation.client(client).train
-        data = self._federation
+        data, name = self._federation, secrets.token_hex(16)
         if isinstance(how, DP):
-            return summarize_privately(
+            summary = summarize_privately(
                 self._model,
                 data.x,
                 data.y,
@@ -152,36 +178,46 @@ class InProcess:
                 labels=labels,
                 excluded=excluded,
                 subjects=data.subjects,
-                spend=lambda: self.ledger.spend(client, how, "centroids"),
+                spend=lambda: self.ledger.spend(client, how, "centroids", name),
                 reader=self._reader(cut),
             )
-        return summarize(
-            self._model,
-            data.x,
-            data.y,
-            rows,
-            client=client,
-            cut=cut,
-            how=how,
-            labels=labels,
-            excluded=excluded,
-            out=out,
-            reader=self._reader(cut),
-        )
+        else:
+            summary = summarize(
+                self._model,
+                data.x,
+                data.y,
+                rows,
+                client=client,
+                cut=cut,
+                how=how,
+                labels=labels,
+                excluded=excluded,
+                out=out,
+                reader=self._reader(cut),
+            )
+        question = messages.summary_question(cut, how, labels, excluded=excluded)
+        told = messages.summary_answer(summary, {} if isinstance(how, DP) else _rows_of(summary))
+        self._count(client, "summarize", question, told, how=how, name=name, cells=len(summary.labels))
+        return summary
 
     def shifts(self, client: int, *, cuts: Mapping[str, Over], question: Question) -> dict[str, Shift]:
         data = self._federation
-        return measure_shifts(self._model, cuts, data.x, data.y, data.client(client), question)
+        found = measure_shifts(self._model, cuts, data.x, data.y, data.client(client), question)
+        self._count(client, "shifts", messages.shifts_question(cuts, question), messages.shifts_answer(found))
+        return found
 
     def gather(
         self, client: int, *, cut: str, over: Over, positions: Sequence[int], question: Question
     ) -> Contrast | None:
         data, holder = self._federation, self._federation.client(client)
-        return gather(self._model, cut, data.x, data.y, holder, question, over=over, positions=positions)
+        found = gather(self._model, cut, data.x, data.y, holder, question, over=over, positions=positions)
+        asked = messages.gather_question(cut, over, positions, question)
+        self._count(client, "gather", asked, messages.contrast_answer(found))
+        return None if found is None else _as_sent(found)
 
     def gather_privately(self, client: int, *, cut: str, dp: DP, question: Question) -> NoisyStatistics:
-        data, holder = self._federation, self._federation.client(client)
-        return gather_privately(
+        data, holder, name = self._federation, self._federation.client(client), secrets.token_hex(16)
+        found = gather_privately(
             self._model,
             cut,
             data.x,
@@ -190,8 +226,32 @@ class InProcess:
             question,
             dp=dp,
             num_classes=data.num_classes,
-            spend=lambda: self.ledger.spend(client, dp, "eraser"),
+            spend=lambda: self.ledger.spend(client, dp, "eraser", name),
         )
+        asked = messages.private_question(cut, dp, question)
+        self._count(client, "gather privately", asked, messages.noisy_answer(found), how=dp, name=name)
+        return found
+
+    def _count(
+        self,
+        client: int,
+        kind: str,
+        question: Mapping[str, Any],
+        answer: messages.Message,
+        *,
+        how: Summarizing | DP | None = None,
+        name: str = "",
+        cells: int = 0,
+    ) -> None:
+        """A question that would have to be sent, and its answer."""
+        base, (told, arrays) = "0" * 64, answer
+        asked = {**question, "num_classes": self.num_classes}
+        if isinstance(how, DP):  # so much longer are messages about a release
+            asked, told = {**asked, messages.NONCE: name[:32]}, {**told, messages.NONCE: name[:32], messages.SPENT: 0.1}
+        self._meter.sent(messages.message_size(messages.question_text(kind, base, asked), {}))
+        text = messages.answer_text("ok", base, {"client": client, **told})
+        size = messages.message_size(text, arrays)
+        self._meter.came(client, size, release_of(client, kind, size, how=how, name=name, cells=cells))
 
     def _reader(self, cut: str) -> FeatureReader | None:
         if self._readers is None:
@@ -199,3 +259,32 @@ class InProcess:
         if cut not in self._readers:
             self._readers[cut] = FeatureReader(self._model, cut)
         return self._readers[cut]
+
+
+def release_of(
+    client: int, kind: str, size_bytes: int, *, how: Summarizing | DP | None, name: str = "", cells: int = 0
+) -> Release:
+    """An answer to a kind of question, for reports; what is not summarized in some way is exact."""
+    return Release(
+        client,
+        cells,
+        size_bytes,
+        messages.REPORTED_AS.get(kind, kind),
+        "none" if how is None else how.mechanism,
+        guarantee_of(how),
+        0.0 if how is None else how.sigma,
+        name if isinstance(how, DP) else "",
+    )
+
+
+def _rows_of(summary: Summary) -> dict[int, int]:
+    """Rows of each class, as they are told: those behind centroids, and those left out."""
+    counts = iter(summary.counts.tolist())
+    cells = zip(summary.labels, summary.sizes, summary.excluded, strict=True)
+    return {label: sum(next(counts) for _ in range(size)) + len(ids) for label, size, ids in cells}
+
+
+def _as_sent(found: Contrast) -> Contrast:
+    """With second moments that are symmetric to the bit, as they are where one half of them was sent."""
+    squares = messages.whole_of(messages.half_of(found.pooled.squares), found.pooled.squares.shape[-1])
+    return replace(found, pooled=replace(found.pooled, squares=squares))

@@ -20,7 +20,7 @@ from fedup.place import Place, choose_place, judge_place
 from fedup.positions import Over
 from fedup.privacy.guarantee import DP
 from fedup.private_erasure import NoisyContrast, fixed_place, least_rows
-from fedup.report import Release, Report
+from fedup.report import Report
 from fedup.request import Forget, union
 
 LEAST_SIGNAL = 2.5  # shift over sampling noise below which there is nothing to erase
@@ -91,7 +91,6 @@ class Erasing:
     def _erasure(self, question: Question, requests: Collection[Forget]) -> Erasure | None:
         holders = self._holders(question)
         shifts = {name: self._shifts(question, name, clients) for name, clients in holders.items()}
-        self._note_shifts(question, holders, shifts)
         added = {name: _sum_by_cut(found.values()) for name, found in shifts.items()}
         told = [name for name in holders if self._stands_out(added[name])]
         if not told:
@@ -152,7 +151,7 @@ class Erasing:
         sent = []
         for client in asked:
             sent.append(contact.gather_privately(client, cut=cut, dp=dp, question=question.to(client)))
-            self._note(client, question.to(client), {"cut": cut}, sent[-1].size_bytes, "statistics under DP")
+            self._report.note_contact(client)
         noisy = NoisyContrast.of(dp, sent)
         place = None if noisy is None else judge_place(cut, over, noisy.shift(), most_price=self._config.most_price)
         if noisy is None or place is None or not place.cover > 0:
@@ -219,16 +218,11 @@ class Erasing:
         one = replace(question, requests={name: question.requests[name]})
         cuts, contact = self._candidates(), self._reach()
         contact.ahead("shifts", {client: {"cuts": cuts, "question": one.to(client)} for client in clients})
-        return {client: contact.shifts(client, cuts=cuts, question=one.to(client)) for client in clients}
-
-    def _note_shifts(
-        self, question: Question, holders: Mapping[str, list[int]], shifts: Mapping[str, dict[int, dict[str, Shift]]]
-    ) -> None:
-        """The first message: a client tells of all requests at once."""
-        for client in sorted({client for clients in holders.values() for client in clients}):
-            sent = [shift for found in shifts.values() for shift in found.get(client, {}).values()]
-            size = sum(shift.size_bytes for shift in sent)
-            self._note(client, question.to(client), {"cuts": list(self._candidates())}, size, "shifts")
+        found = {}
+        for client in clients:
+            found[client] = contact.shifts(client, cuts=cuts, question=one.to(client))
+            self._report.note_contact(client)
+        return found
 
     def _stands_out(self, shifts: Mapping[str, Shift]) -> bool:
         """Whether a request's rows differ from retained ones by more than chance; not asked where an eraser is."""
@@ -263,17 +257,13 @@ class Erasing:
         for client in asked:
             own = question.to(client)
             found = contact.gather(client, **at, question=own)
-            self._note(client, own, at, found.size_bytes if found else 0, "moments")
+            self._report.note_contact(client)
             if found is not None:
                 added = found if added is None else added + found
         if added is None:
             return None
         usable = any(min(_counts(added, name)) >= LEAST_ROWS for name in added.forgotten)
         return added if usable else None
-
-    def _note(self, client: int, question: Question, told: dict[str, Any], size: int, what: str) -> None:
-        self._report.note_contact(client, question.to_json() | told)
-        self._report.releases.append(Release(client, 0, size, what))
 
     def _leave(self, why: str) -> None:
         """Nothing is erased of a request: a note where that was left to us, an error where an eraser was asked for."""

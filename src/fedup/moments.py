@@ -4,10 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-import torch
 from torch import Tensor
-
-from fedup.artifacts import serialized_size
 
 LEAST_ROWS = 20  # forgotten rows behind every sum that leaves a client: fewer would come close to the rows themselves
 
@@ -87,11 +84,6 @@ class Shift:
     def __add__(self, other: "Shift") -> "Shift":
         return Shift(self.rows + other.rows, *(getattr(self, name) + getattr(other, name) for name in SHIFT_PARTS))
 
-    @property
-    def size_bytes(self) -> int:
-        """Of the message, as serialised."""
-        return serialized_size({name: getattr(self, name) for name in SHIFT_PARTS}, {"rows": self.rows})
-
 
 SHIFT_PARTS = ("distance", "noise", "fisher", "variance")
 
@@ -114,17 +106,6 @@ class Contrast:
             _joined(self.reference, other.reference),
             self.pooled + other.pooled,
         )
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the message, as serialised: of a symmetric matrix one half is sent."""
-        channels = self.pooled.sums.shape[1]
-        one, other = torch.triu_indices(channels, channels)
-        tensors = {"sums": self.pooled.sums.float(), "squares": self.pooled.squares[:, one, other].float()}
-        header = {"rows": self.pooled.count, "groups": list(self.forgotten)}
-        for kind, groups in (("forgotten", self.forgotten), ("reference", self.reference)):
-            tensors |= {f"{kind}.{i}": sums.sums.float() for i, sums in enumerate(groups.values())}
-        return serialized_size(tensors, header)
 
 
 def _joined(one: Mapping[str, Sums], other: Mapping[str, Sums]) -> dict[str, Sums]:

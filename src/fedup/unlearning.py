@@ -29,6 +29,7 @@ from fedup.report import Report
 from fedup.request import Forget, check_known, union
 from fedup.rng import generator
 from fedup.sharing import shared_view
+from fedup.traffic import Traffic
 
 _BROKEN = 0.5  # of the usual recall
 
@@ -256,6 +257,7 @@ def _fit_for(
         if config.erase_at != "auto":
             find_cut(plugged.base, config.erase_at)  # a wrong name is not kept for a later request
         contact = _contact(clients, plugged, centroids)
+        before = contact.traffic if contact else Traffic()
         used = _used_cells(centroids, gone, config)
         if not used:
             raise RequestError(f"To {gone} leaves no centroid to keep. Take the model out of service instead.")
@@ -289,6 +291,8 @@ def _fit_for(
         with report.stage("swap"):
             base, cut = plugged.base_fingerprint, plugged.cut
             plugged.serve(Served(fitted, requests, config, base, cut, erasure, erasing.question))
+    report.traffic = (contact.traffic if contact else Traffic()) - before
+    centroids.bytes_up = dict(Counter(centroids.bytes_up) + Counter(report.traffic.by_client))
     return report
 
 

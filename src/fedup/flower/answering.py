@@ -8,6 +8,7 @@ import torch
 from flwr.app import Context
 from torch import Tensor, nn
 
+from fedup import messages
 from fedup.centroids import how_from
 from fedup.client import Summary, summarize, summarize_privately
 from fedup.contact import InProcess
@@ -17,7 +18,6 @@ from fedup.flower.holding import Holding, Source
 from fedup.flower.policy import Policy
 from fedup.flower.state import KeptLedger, KeptReader, drop_features, release_once
 from fedup.flower.wire import NONCE, Answer
-from fedup.moments import SHIFT_PARTS
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget
@@ -156,15 +156,7 @@ def _with_empty(summary: Summary, empty: Mapping[int, frozenset[int]]) -> Summar
 
 
 def _about(summary: Summary, rows: Mapping[int, int]) -> dict[str, Any]:
-    return {
-        "labels": list(summary.labels),
-        "sizes": list(summary.sizes),
-        "excluded": [sorted(ids) for ids in summary.excluded],
-        "rows": [[label, n] for label, n in sorted(rows.items())],
-        "nonnegative": summary.nonnegative,
-        "shape": list(summary.shape),
-        "paper_epsilons": list(summary.paper_epsilons),
-    }
+    return messages.summary_answer(summary, rows)[0]
 
 
 def _question(work: Work, told: Mapping[str, Any]) -> Question:
@@ -175,8 +167,7 @@ def _question(work: Work, told: Mapping[str, Any]) -> Question:
 def _shifts(work: Work, details: dict[str, Any]) -> Answer:
     contact, question = work.contact(int(details["num_classes"])), _question(work, details["question"])
     found = contact.shifts(work.holding.client, cuts=details["cuts"], question=question)
-    arrays = {f"{cut}/{name}": getattr(shift, name) for cut, shift in found.items() for name in SHIFT_PARTS}
-    return work.ok({"rows": {cut: shift.rows for cut, shift in found.items()}}, arrays)
+    return work.ok(*messages.shifts_answer(found))
 
 
 def _gather(work: Work, details: dict[str, Any]) -> Answer:
@@ -188,15 +179,7 @@ def _gather(work: Work, details: dict[str, Any]) -> Answer:
         positions=details["positions"],
         question=question,
     )
-    if found is None:
-        return work.ok({"none": True})
-    arrays = {"sums": found.pooled.sums, "squares": found.pooled.squares}
-    counts: dict[str, list[list[Any]]] = {"forgotten": [], "reference": []}
-    for kind, groups in (("forgotten", found.forgotten), ("reference", found.reference)):
-        for name, sums in groups.items():
-            counts[kind].append([name, sums.count])
-            arrays[f"{kind}/{name}"] = sums.sums
-    return work.ok({"none": False, "count": found.pooled.count, **counts}, arrays)
+    return work.ok(*messages.contrast_answer(found))
 
 
 def _gather_privately(work: Work, details: dict[str, Any]) -> Answer:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fedup.centroids import how_from
 from fedup.errors import BudgetError, DataError, FedUPError
+from fedup.flower.account import with_spent
 from fedup.flower.answering import KINDS, RELEASES, Work
 from fedup.flower.holding import OwnError, Source, own
 from fedup.flower.policy import Policy, RefusedError
@@ -43,8 +44,9 @@ def mount(
 
     @app.query(QUERY)
     def answer(message: Message, context: Context) -> Message:
-        told = _answer(message, context, Source(context, data, ids, client), model, rules, most_kept)
-        return Message(write_answer(told), reply_to=message)
+        source = Source(context, data, ids, client)
+        told = _answer(message, context, source, model, rules, most_kept)
+        return Message(write_answer(with_spent(told, message, source, rules)), reply_to=message)
 
 
 class _NeedsWeightsError(Exception):

@@ -9,13 +9,15 @@ from torch import Tensor
 
 from fedup.client import Summarizing, Summary
 from fedup.errors import DataError
-from fedup.flower.wire import NONCE, Answer
+from fedup.flower.wire import Answer
 from fedup.kmeans import centroid_count
+from fedup.messages import SPENT, whole_of
 from fedup.moments import SHIFT_PARTS, Contrast, Moments, Shift, Sums
 from fedup.privacy.guarantee import DP
 from fedup.private_erasure import NoisyStatistics
 
 _LARGEST_CLIP = 1e12
+_LARGEST_SPENT = 1e12  # μ²: of a client that has released everything a million times
 _FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
@@ -89,7 +91,6 @@ def told_of(answer: Answer, expected: Expected) -> Told:
             expected.nonnegative,
             expected.shape,
             tuple(float(one) for one in epsilons),
-            wire_bytes=answer.size,
         ),
         rows,
     )
@@ -140,7 +141,9 @@ def contrast_of(answer: Answer, spread: tuple[int, int], names: Collection[str])
     """Statistics for an eraser at so many positions and channels, of these requests; None where there are none."""
     if answer.details.get("none") is True:
         return None
-    sums, squares = _floats(answer, "sums", spread), _floats(answer, "squares", (*spread, spread[1]))
+    positions, channels = spread
+    half = _floats(answer, "squares", (positions, channels * (channels + 1) // 2))
+    sums, squares = _floats(answer, "sums", spread), whole_of(half, channels)
     groups: dict[str, dict[str, Sums]] = {"forgotten": {}, "reference": {}}
     for kind, found in groups.items():
         for pair in _list(answer, kind):
@@ -170,9 +173,11 @@ def noisy_of(answer: Answer, spread: tuple[int, int], num_classes: int) -> Noisy
     return NoisyStatistics(sums, counts, float(clip))
 
 
-def release_of(answer: Answer) -> str:
-    """The name of what was released under a guarantee; none without one."""
-    return str(answer.details.get(NONCE, ""))[:64]
+def spent_of(answer: Answer) -> float | None:
+    """The sum of μ² over all that the client has released, by its own account; None where it tells none of use."""
+    told: Any = answer.details.get(SPENT)
+    is_number = isinstance(told, int | float) and not isinstance(told, bool)
+    return float(told) if is_number and 0 <= told <= _LARGEST_SPENT else None
 
 
 def _require(holds: bool, otherwise: str) -> None:
