@@ -32,6 +32,7 @@ def fit_bottleneck(
     used: list[Cell],
     gone: Forget,
     config: FilterConfig,
+    *,
     trace: Trace | None = None,
     erasure: Erasure | None = None,
     notes: list[str] | None = None,

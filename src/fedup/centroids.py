@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from fedup.artifacts import load_tensors, save_tensors, serialized_size
+from fedup.artifacts import load_tensors, save_tensors
 from fedup.client import Summarizing, Summary
 from fedup.contact import Contact, InProcess
 from fedup.cut import find_cut
@@ -25,6 +25,7 @@ from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget, union
 from fedup.sharing import fingerprint
+from fedup.traffic import Traffic
 
 CellName = tuple[int, int]  # (client, class)
 
@@ -73,9 +74,10 @@ class Centroids:
     sample_labels: dict[int, dict[int, int]] = field(default_factory=dict)  # by client: classes of samples asked about
     purged: set[CellName] = field(default_factory=set)
     sealed: dict[CellName, tuple[Tensor, Tensor]] = field(default_factory=dict)  # originals kept for restoration
-    bytes_up: dict[int, int] = field(default_factory=dict)  # by client, as serialised
+    bytes_up: dict[int, int] = field(default_factory=dict)  # by client: all that came from it, as serialised
     paper_epsilons: dict[CellName, float] = field(default_factory=dict)  # where counted; not a DP guarantee
     ledger: Ledger = field(default_factory=Ledger)  # what the clients have spent under DP
+    traffic: Traffic = field(default_factory=Traffic)  # of the collection; files do not keep it
 
     def __post_init__(self) -> None:
         self._by_name = {cell.name: cell for cell in self.cells}
@@ -239,13 +241,12 @@ def _collect(
     for request in (*requests, *([gone] if requests else [])):
         contact.check(request)
     left_out_classes = frozenset() if keep_forgotten_classes else gone.class_ids
+    before = contact.traffic
     asked = contact.reach(cut=place, how=how, gone=gone, without=left_out_classes)
     if isinstance(how, DP):  # every client tells of every class: which ones it holds is not to be seen
-        contact.ledger.check(asked, how)
         sizes = {client: dict.fromkeys(range(contact.num_classes), 1) for client in asked}
         layout = _lay_out(sizes, 1.0, left_out_classes)
     else:
-        contact.ledger.check_exact(asked)
         layout = _lay_out(contact.cell_sizes(asked), how.ratio, left_out_classes)
     cells = [cell for own in layout.values() for cell in own]
     store: Centroids | None = None
@@ -280,6 +281,8 @@ def _collect(
         insert(store, summary)
     if store is None:
         raise DataError("No client has anything to summarize.")
+    store.traffic = contact.traffic - before
+    store.bytes_up = dict(store.traffic.by_client)
     return store
 
 
@@ -308,7 +311,7 @@ def _lay_out(sizes: dict[int, dict[int, int]], ratio: float, without: frozenset[
 
 
 def insert(store: Centroids, summary: Summary) -> None:
-    """Put a client's message into its slots and count its bytes."""
+    """Put a client's message into its slots."""
     start = 0
     for label, size, excluded in zip(summary.labels, summary.sizes, summary.excluded, strict=True):
         cell = store.cell((summary.client, label))
@@ -323,15 +326,6 @@ def insert(store: Centroids, summary: Summary) -> None:
     store.paper_epsilons |= {
         (summary.client, label): epsilon for label, epsilon in zip(summary.labels, summary.paper_epsilons, strict=False)
     }
-    store.bytes_up[summary.client] = store.bytes_up.get(summary.client, 0) + message_size(summary)
-
-
-def message_size(summary: Summary) -> int:
-    """Bytes of a client's message as serialised: as it came, or as it would have to be sent."""
-    if summary.wire_bytes is not None:
-        return summary.wire_bytes
-    header = {"client": summary.client, "labels": summary.labels, "sizes": summary.sizes}
-    return serialized_size({"vectors": summary.vectors, "counts": summary.counts}, header)
 
 
 def save_centroids(store: Centroids, path: str | Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedup.centroids import Cell, Centroids
 from fedup.cut import flat_tail
@@ -34,11 +34,16 @@ class Recall:
 
 @torch.no_grad()
 def recall_on_vectors(
-    plugged: PluggedModel, centroids: Centroids, served: Served, vectors: torch.Tensor, labels: torch.Tensor, counts: torch.Tensor
+    plugged: PluggedModel,
+    centroids: Centroids,
+    served: Served,
+    vectors: torch.Tensor,
+    labels: torch.Tensor,
+    counts: torch.Tensor,
 ) -> dict[int, Recall]:
     """By class, from features at the cut: centroids, each as often as it has points, or features drawn under DP."""
     tail = flat_tail(shared_view(plugged.base, frozen=True), plugged.cut, centroids.shape)
-    hits: dict[str, list[torch.Tensor]] = {"before": [], "after": []}
+    hits: dict[str, list[Tensor]] = {"before": [], "after": []}
     filters: list[nn.Module] = [fitted.to(vectors.device) for _, fitted in served.placed]
     for part, wanted in zip(vectors.split(1024), labels.split(1024), strict=True):
         passed = part.reshape(-1, *centroids.shape)
@@ -83,8 +88,8 @@ def check_recall(recalls: Mapping[int, Recall], gone: Forget, *, max_class_loss:
         )
         raise HarmError(
             f"The answer would harm those who did not ask: {told}; {max_class_loss:g} are allowed, and nobody asked to "
-            "forget that. Nothing was changed. Serve it all the same with force=True, allow more with max_class_loss=…, "
-            "or retrain without the rows.",
+            "forget that. Nothing was changed. Serve it all the same with force=True, allow more with "
+            "max_class_loss=…, or retrain without the rows.",
             classes=sorted(harmed),
         )
 
@@ -131,7 +136,9 @@ def check_classes_left(centroids: Centroids, gone: Forget, before: Forget) -> No
     """Raise where requests would lose a class that nobody asked to forget (those lost before are known), or leave one
     class alone."""
     lost = {
-        label: rows for label, rows in lost_classes(centroids, gone).items() if label not in lost_classes(centroids, before)
+        label: rows
+        for label, rows in lost_classes(centroids, gone).items()
+        if label not in lost_classes(centroids, before)
     }
     if lost:
         told = "; ".join(f"class {label} ({rows} rows stay)" for label, rows in lost.items())

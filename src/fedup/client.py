@@ -32,7 +32,6 @@ class Summary:
     nonnegative: bool
     shape: tuple[int, ...]  # of one row's features at the cut, D in all
     paper_epsilons: tuple[float, ...] = ()  # one per cell, where they are counted: noise only, not a DP guarantee
-    wire_bytes: int | None = None  # of the message as it came; None in process, where it is not sent
 
 
 @dataclass(frozen=True)

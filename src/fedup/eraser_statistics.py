@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedup.artifacts import serialized_size
 from fedup.federation import Client, named_rows
 from fedup.moments import LEAST_ROWS, Moments, Sums
 from fedup.positions import Over, to_positions
@@ -69,14 +68,6 @@ class Sketches:
     forgotten: Mapping[str, Sums]  # by request (G, S)
     retained: Mapping[int, Sums]  # by class (G, S)
 
-    @property
-    def size_bytes(self) -> int:
-        """Of the message, as serialised."""
-        tensors = {f"forgotten/{name}": one.sums for name, one in self.forgotten.items()}
-        tensors |= {f"retained/{label}": one.sums for label, one in self.retained.items()}
-        counts = [one.count for one in (*self.forgotten.values(), *self.retained.values())]
-        return serialized_size(tensors, {"counts": counts})
-
 
 @dataclass(frozen=True)
 class Spread:
@@ -102,19 +93,6 @@ class GroupSpreads:
 
     forgotten: Mapping[str, Mapping[str, Spread]]
     reference: Mapping[str, Mapping[str, Spread]]
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the message, as serialised."""
-        spreads = [
-            spread
-            for groups in (self.forgotten, self.reference)
-            for cuts in groups.values()
-            for spread in cuts.values()
-        ]
-        tensors = {f"{i}/mean": one.mean for i, one in enumerate(spreads)}
-        tensors |= {f"{i}/variance": one.variance for i, one in enumerate(spreads)}
-        return serialized_size(tensors, {"weights": [one.weight for one in spreads]})
 
 
 def sketch_groups(
@@ -245,4 +223,3 @@ def _some(rows: Tensor, client: int, label: int) -> Tensor:
     source = generator(0, "reference", client, label)
     chosen = torch.randperm(len(rows), generator=source)[:MOST_REFERENCE_ROWS].to(rows.device)
     return rows[chosen].sort().values
-

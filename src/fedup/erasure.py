@@ -22,7 +22,7 @@ from fedup.place import Place, choose_place, judge_place
 from fedup.positions import Over
 from fedup.privacy.guarantee import DP
 from fedup.private_erasure import NoisyContrast, fixed_place, least_rows
-from fedup.report import Release, Report
+from fedup.report import Report
 from fedup.request import Forget, union
 
 LEAST_SIGNAL = 2.5  # shift over sampling noise below which there is nothing to erase
@@ -103,7 +103,9 @@ class Erasing:
         if not told:
             return None
         added = {cut: _summed([shifts[name][cut] for name in told]) for cut in shifts[told[0]]}
-        places = [judge_place(cut, over, added[cut], most_price=self._price) for cut, over in self._candidates().items()]
+        places = [
+            judge_place(cut, over, added[cut], most_price=self._price) for cut, over in self._candidates().items()
+        ]
         place = choose_place(places, most_price=self._price)
         if place.price > self._price:
             self._report.notes.append(
@@ -134,6 +136,11 @@ class Erasing:
         }
         return Erasure(place.cut, fitted, about)
 
+    def _places(self, shifts: Mapping[str, Shift]) -> list[Place]:
+        """The positions that would be erased at each cut that may be taken."""
+        cuts = self._candidates()
+        return [judge_place(cut, over, shifts[cut], most_price=self._price) for cut, over in cuts.items()]
+
     @property
     def _price(self) -> float:
         return self._config.most_price
@@ -147,9 +154,15 @@ class Erasing:
         at: dict[str, Any] = {"cut": cut, "over": over}
         contact.ahead("sketch_groups", {client: {**at, "question": question.to(client)} for client in clients})
         told: dict[int, Sketches] = {}
+        holders = {client for clients in self._holders(question, quiet=True).values() for client in clients}
         for client in clients:
-            told[client] = contact.sketch_groups(client, **at, question=question.to(client))
-            self._note(client, question.to(client), at, told[client].size_bytes, "sketches")
+            self._report.note_contact(client)
+            try:
+                told[client] = contact.sketch_groups(client, **at, question=question.to(client))
+            except ContactError as error:
+                if client in holders:
+                    raise
+                self._report.notes.append(f"Client {client} is not compared with: {error}")
         mixtures: dict[str, _Mixture] = {}
         for name in question.requests:
             parts = [one.forgotten[name] for one in told.values() if name in one.forgotten]
@@ -178,8 +191,7 @@ class Erasing:
         found = {}
         for client, one in questions.items():
             found[client] = contact.measure_groups(client, **one)
-            told = {"cuts": list(cuts), "weights": {name: dict(of) for name, of in weights[client].items()}}
-            self._note(client, question.to(client), told, found[client].size_bytes, "means and variances")
+            self._report.note_contact(client)
         return found
 
     def _second_moments(self, question: Question, asked: Sequence[int], place: Place) -> Moments | None:
@@ -189,9 +201,8 @@ class Erasing:
         contact.ahead("second_moments", {client: {**at, "question": question.to(client)} for client in asked})
         added: Moments | None = None
         for client in asked:
-            own = question.to(client)
-            found = contact.second_moments(client, **at, question=own)
-            self._note(client, own, at, found.size_bytes if found else 0, "moments")
+            found = contact.second_moments(client, **at, question=question.to(client))
+            self._report.note_contact(client)
             if found is not None:
                 added = found if added is None else added + found
         return added
@@ -200,7 +211,9 @@ class Erasing:
         """All that may hold rows to forget or to compare with; of those that are forgotten as a whole, whose rows are to
         be erased."""
         erased = union(question.requests.values()).client_ids
-        return [client for client in self._reach().clients if client in erased or client not in question.gone.client_ids]
+        return [
+            client for client in self._reach().clients if client in erased or client not in question.gone.client_ids
+        ]
 
     def _possible_under_dp(self, question: Question) -> bool:
         """Whether an eraser can be had from releases under DP; says why where it cannot."""
@@ -231,7 +244,7 @@ class Erasing:
         sent = []
         for client in asked:
             sent.append(contact.gather_privately(client, cut=cut, dp=dp, question=question.to(client)))
-            self._note(client, question.to(client), {"cut": cut}, sent[-1].size_bytes, "statistics under DP")
+            self._report.note_contact(client)
         noisy = NoisyContrast.of(dp, sent)
         place = None if noisy is None else judge_place(cut, over, noisy.shift(), most_price=self._config.most_price)
         if noisy is None or place is None or not place.cover > 0:
@@ -294,11 +307,14 @@ class Erasing:
         is."""
         if self._config.filter != "auto":
             return True
-        places = [judge_place(cut, over, shifts[cut], most_price=self._price) for cut, over in self._candidates().items()]
+        places = [
+            judge_place(cut, over, shifts[cut], most_price=self._price) for cut, over in self._candidates().items()
+        ]
         signal = choose_place(places, most_price=self._price).signal
         if signal < LEAST_SIGNAL:
             self._leave(
-                f"these samples differ from retained ones that look like them no more than by chance ({signal:.1f} times)"
+                "these samples differ from retained ones that look like them no more than by chance "
+                f"({signal:.1f} times)"
             )
         return signal >= LEAST_SIGNAL
 
@@ -309,10 +325,6 @@ class Erasing:
             return {find_cut(self._model, named): offered.get(named, "each")}
         early = list(offered)[: list(offered).index(self._cut) + 1] if self._cut in offered else list(offered)
         return {cut: offered.get(cut, "each") for cut in dict.fromkeys([*early, self._cut])}
-
-    def _note(self, client: int, question: Question, told: dict[str, Any], size: int, what: str) -> None:
-        self._report.note_contact(client, question.to_json() | told)
-        self._report.releases.append(Release(client, 0, size, what))
 
     def _leave(self, why: str) -> None:
         """Nothing is erased of a request: a note where that was left to us, an error where an eraser was asked for."""
@@ -371,9 +383,7 @@ class _Mixture:
 
 def _cells(told: Mapping[int, Sketches], touched: Collection[int]) -> list[_Cell]:
     """All retained cells; where they are very many, those of clients without forgotten rows are joined by class."""
-    cells = [
-        _Cell({client: 1.0}, label, sums) for client, one in told.items() for label, sums in one.retained.items()
-    ]
+    cells = [_Cell({client: 1.0}, label, sums) for client, one in told.items() for label, sums in one.retained.items()]
     if len(cells) <= MOST_CELLS:
         return cells
     joined: dict[int, _Cell] = {}

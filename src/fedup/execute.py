@@ -24,7 +24,7 @@ from fedup.contact import Contact
 from fedup.cut import flat_tail
 from fedup.eraser import Erasure
 from fedup.erasure import Erasing
-from fedup.errors import HarmError, RequestError, SettingError
+from fedup.errors import ContactError, HarmError, RequestError, SettingError
 from fedup.filter import FilterConfig
 from fedup.fit import Trace
 from fedup.plugging import PluggedModel, Served
@@ -39,7 +39,7 @@ _BROKEN = 0.5  # of the usual recall
 _GENTLE_ALPHAS = (1.0, 1.0, 1.0, 0.3, 0.1)  # of the weight of labels in each try of a fit
 FARTHER = (
     "The filter that can be made would make the model know these samples better than before, so it is withheld: the "
-    "request stays open, and its rows are left out of all centroids and of later rounds. What helps is another round of "
+    "request stays open, and its rows are left out of all centroids and of later rounds. What helps is more "
     "training without them, or retraining; force=True serves the filter all the same."
 )
 
@@ -88,7 +88,9 @@ class Execution:
         with refresh.undone_on_error(), self._plain():
             candidate = self.build(active | new, refresh, checked_against=active)
             while True:
-                report.verdicts = {request.digest: self._verdict(request, active, new, candidate, original) for request in new}
+                report.verdicts = {
+                    request.digest: self._verdict(request, active, new, candidate, original) for request in new
+                }
                 farther = frozenset(request for request in new if self._is_withheld(request))
                 if not farther:
                     break
@@ -154,9 +156,9 @@ class Execution:
         return with_question
 
     def _kinds(self, gone: Forget, erasure: Erasure | None, *, complete: bool) -> list[tuple[bool, bool]]:
-        """(eraser, bottleneck) in the order in which they are tried: by default an eraser for samples, with a bottleneck
-        where the request names more, or where the eraser alone harms a class; without the eraser where it harms and the
-        samples are merely withdrawn (docs/cuts_and_erasure.md has the figures)."""
+        """(eraser, bottleneck) in the order in which they are tried: by default an eraser for samples, with a
+        bottleneck where the request names more, or where the eraser alone harms a class; without the eraser where it
+        harms and the samples are merely withdrawn (docs/cuts_and_erasure.md has the figures)."""
         if self._config.filter != "auto":
             return [(erasure is not None, self._config.filter != "erasure")]
         if erasure is None:
@@ -176,16 +178,24 @@ class Execution:
             return self._fit_gently(made, used, gone)
 
     def _fit_gently(self, made: Served, used: list[Cell], gone: Forget) -> Served:
-        """With a bottleneck that costs no class much: where one would lose, it is fitted again with that class drawn more
-        often, then with less weight on labels and more on the features as they are; the fit is taken that costs the
-        worst class least."""
+        """With a bottleneck that costs no class much: where one would lose, it is fitted again with that class drawn
+        more often, then with less weight on labels and more on the features as they are; the fit is taken that costs
+        the worst class least."""
         emphasis: dict[int, float] = {}
         best: tuple[float, Served] | None = None
         for share in _GENTLE_ALPHAS:
             config = replace(self._config, alpha=share * self._config.alpha)
             fitted, self._report.centroids_used = fit_bottleneck(
-                self._plugged, self._centroids, used, gone, config, self._trace, made.erasure, self._report.notes, emphasis
-            )  # fmt: skip
+                self._plugged,
+                self._centroids,
+                used,
+                gone,
+                config,
+                trace=self._trace,
+                erasure=made.erasure,
+                notes=self._report.notes,
+                emphasis=emphasis,
+            )
             served = replace(made, filter=fitted)
             recalls = {} if self._centroids.dp else self._recall_at_cut(served, used, gone)
             worst = max((recall.loss for recall in recalls.values()), default=0.0)
@@ -208,9 +218,7 @@ class Execution:
 
     # --- harm
 
-    def _check_recall(
-        self, candidate: Served, used: list[Cell], gone: Forget, requests: frozenset[Forget]
-    ) -> None:
+    def _check_recall(self, candidate: Served, used: list[Cell], gone: Forget, requests: frozenset[Forget]) -> None:
         """Compare every class's recall on retained rows with the original's; raise where a class loses too much."""
         report = self._report
         with report.stage("check"):
@@ -311,8 +319,11 @@ class Execution:
         contact.ahead("tally", questions)
         counted = {}
         for client, one in questions.items():
-            counted[client] = contact.tally(client, **one)
-            self._report.note_contact(client, one["question"].to_json())
+            self._report.note_contact(client)
+            try:
+                counted[client] = contact.tally(client, **one)
+            except ContactError as error:
+                self._report.notes.append(f"Client {client} counted no answers: {error}")
         if classes and len(requests) == 1:
             self._counted = candidate, counted
         return counted

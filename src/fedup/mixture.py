@@ -36,8 +36,8 @@ def mixture(mean: Tensor, references: Sequence[Tensor]) -> Tensor:
 
 
 def robust_mixture(mean: Tensor, references: Sequence[Tensor]) -> Tensor:
-    """The same for means (G, S) that lie far apart in a few of their G groups: what only forgotten rows have (a patch in
-    a corner) must not choose what they are compared with.
+    """The same for means (G, S) that lie far apart in a few of their G groups: what only forgotten rows have (a patch
+    in a corner) must not choose what they are compared with.
 
     Groups whose distance is far above the usual one count in proportion less (Huber 1964, by reweighting).
     """

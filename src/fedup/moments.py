@@ -4,10 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-import torch
 from torch import Tensor
-
-from fedup.artifacts import serialized_size
 
 LEAST_ROWS = 20  # forgotten rows behind every sum that leaves a client: fewer would come close to the rows themselves
 
@@ -36,14 +33,6 @@ class Moments:
 
     def __add__(self, other: "Moments") -> "Moments":
         return Moments(self.count + other.count, self.sums + other.sums, self.squares + other.squares)
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the message, as serialised: of a symmetric matrix one half is sent."""
-        channels = self.sums.shape[1]
-        one, other = torch.triu_indices(channels, channels)
-        tensors = {"sums": self.sums.float(), "squares": self.squares[:, one, other].float()}
-        return serialized_size(tensors, {"rows": self.count})
 
     @property
     def mean(self) -> Tensor:

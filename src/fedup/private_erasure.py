@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedup.artifacts import serialized_size
 from fedup.cut import find_cut
 from fedup.eraser_statistics import Question
 from fedup.errors import DataError
@@ -40,11 +39,6 @@ class NoisyStatistics:
     sums: Tensor  # (2 + G, P, C) of forgotten rows, of retained ones in G groups, and of squares of all
     counts: Tensor  # (1 + G,) of forgotten and of retained rows, in units of the guarantee's weight
     clip: float  # the norm of a row, which sums are measured in
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the message, as serialised."""
-        return serialized_size({"sums": self.sums, "counts": self.counts}, {"clip": self.clip})
 
 
 class PlannedStatistics:

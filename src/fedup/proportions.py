@@ -21,7 +21,7 @@ class Estimate:
         return self.high - self.low
 
     def __sub__(self, other: "Estimate") -> "Estimate":
-        """The difference of two independent figures: each end from the distances of theirs (Newcombe's hybrid score)."""
+        """The difference of two independent figures, each end by those of theirs (Newcombe's hybrid score)."""
         value = self.value - other.value
         return Estimate(
             value,

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from fedup.centroids import Cell, Centroids, insert, message_size
+from fedup.centroids import Cell, Centroids, insert
 from fedup.contact import Contact
 from fedup.errors import ContactError
-from fedup.report import Release, Report
+from fedup.report import Report
 from fedup.request import Forget
 
 
@@ -55,11 +55,9 @@ class Refresh:
             if asked:
                 self._ask(client, asked, questions[client])
 
-    def touched(
-        self, used: list[Cell], gone: Forget, *, ask: bool = True
-    ) -> list[tuple[int, list[Cell], list[Cell]]]:
-        """By client: the cells that it must be asked for, and those whose sealed original will do. Clients tell of which
-        class samples are; without `ask` nobody is asked, and samples of unknown classes touch no cell.
+    def touched(self, used: list[Cell], gone: Forget, *, ask: bool = True) -> list[tuple[int, list[Cell], list[Cell]]]:
+        """By client: the cells that it must be asked for, and those whose sealed original will do. Clients tell of
+        which class samples are; without `ask` nobody is asked, and samples of unknown classes touch no cell.
 
         Touched are cells in use that were purged or leave out other samples than they should, and sealed ones that
         still hold samples to be left out.
@@ -126,7 +124,7 @@ class Refresh:
         labels, found = self.centroids.sample_labels, {**known, **self._reach().labels_of(client, unknown)}
         self._undo.append(lambda: labels.update({client: known}) if known else labels.pop(client))
         labels[client] = found
-        self.report.note_contact(client, {"samples": sorted(unknown)})
+        self.report.note_contact(client)
         return found
 
     def _unseal(self, cell: Cell) -> None:
@@ -147,7 +145,7 @@ class Refresh:
 
     def _ask(self, client: int, cells: list[Cell], question: dict[str, Any]) -> None:
         store = self.centroids
-        labels, excluded = question["labels"], question["excluded"]
+        excluded = question["excluded"]
         summary = self._reach().summarize(client, **question)
         for cell in cells:
             self._remember(cell)
@@ -157,8 +155,7 @@ class Refresh:
             elif not self.keep_sealed and self._leaves_out(cell, excluded) - self._left_out(cell):
                 store.sealed.pop(cell.name, None)  # it holds samples that are left out from now on
         insert(store, summary)
-        self.report.releases.append(Release(client, len(cells), message_size(summary)))
-        self.report.note_contact(client, {"labels": sorted(labels), "excluded": sorted(excluded), "cut": store.cut})
+        self.report.note_contact(client)
 
     def _leaves_out(self, cell: Cell, excluded: frozenset[int]) -> frozenset[int]:
         """Which of these samples may be in the cell."""
@@ -171,11 +168,10 @@ class Refresh:
         self.report.cells_replaced += 1
         store, name = self.centroids, cell.name
         content, excluded = store.take(cell), store.excluded.get(name)
-        purged, sealed, sent = name in store.purged, store.sealed.get(name), store.bytes_up.get(cell.client, 0)
+        purged, sealed = name in store.purged, store.sealed.get(name)
 
         def put_back() -> None:
             store.put(cell, *content)
-            store.bytes_up[cell.client] = sent
             store.excluded.pop(name, None)
             store.sealed.pop(name, None)
             store.purged.discard(name)

@@ -1,27 +1,19 @@
 """What answering a request took."""
 
-import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedup.request import Forget
+from fedup.traffic import Release, Traffic
 
 if TYPE_CHECKING:
     from fedup.class_recall import Recall
     from fedup.verdict import Verdict
 
-
-@dataclass(frozen=True)
-class Release:
-    """One message from a client, as serialised: the centroids of some cells, or statistics for an eraser."""
-
-    client: int
-    cells: int
-    size_bytes: int
-    what: str = "centroids"
+__all__ = ["Release", "Report"]
 
 
 @dataclass
@@ -31,8 +23,7 @@ class Report:
     requests: frozenset[Forget]  # active afterwards
     time_s: dict[str, float] = field(default_factory=dict)  # by stage
     clients_contacted: list[int] = field(default_factory=list)
-    releases: list[Release] = field(default_factory=list)  # what clients sent
-    bytes_down: int = 0
+    traffic: Traffic = field(default_factory=Traffic)  # messages of both directions, as serialised
     centroids_used: int = 0
     cells_replaced: int = 0  # by what clients sent, or by sealed originals
     erasure: Mapping[str, Any] | None = None  # what is erased, where and why there
@@ -48,20 +39,29 @@ class Report:
         return max(self.class_recall.items(), key=lambda pair: pair[1].loss, default=None)
 
     @property
+    def releases(self) -> Sequence[Release]:
+        """What clients told, message by message."""
+        return self.traffic.releases
+
+    @property
     def bytes_up(self) -> int:
-        """Clients to server, as serialised."""
-        return sum(release.size_bytes for release in self.releases)
+        """Clients to server, as serialised: answers, refusals and whatever else came."""
+        return self.traffic.bytes_up
+
+    @property
+    def bytes_down(self) -> int:
+        """Server to clients, as serialised: questions, asked again or not, and weights."""
+        return self.traffic.bytes_down
 
     @property
     def total_time_s(self) -> float:
         """Seconds from request to effect."""
         return sum(self.time_s.values())
 
-    def note_contact(self, client: int, question: dict[str, object]) -> None:
+    def note_contact(self, client: int) -> None:
         """A client is asked something."""
         if client not in self.clients_contacted:
             self.clients_contacted.append(client)
-        self.bytes_down += len(json.dumps({"client": client, **question}).encode())
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

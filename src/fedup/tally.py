@@ -79,7 +79,13 @@ class Tally:
 
 @torch.no_grad()
 def tally(
-    original: nn.Module, before: nn.Module, after: nn.Module, x: Tensor, y: Tensor, client: Client, question: TallyQuestion
+    original: nn.Module,
+    before: nn.Module,
+    after: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    client: Client,
+    question: TallyQuestion,
 ) -> Tally:
     """A client's counts of hits under the model before and after a request was answered."""
     retained = {}

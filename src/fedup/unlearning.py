@@ -24,6 +24,7 @@ from fedup.presets import preset as settings_of
 from fedup.refresh import Refresh
 from fedup.report import Report
 from fedup.request import Forget, check_known, union
+from fedup.traffic import Traffic
 
 
 def unlearn(
@@ -47,11 +48,11 @@ def unlearn(
     aside only with `keep_sealed`: restoring then asks nobody, unless other samples stay erased. All clients are
     asked for what an eraser needs (`fedup.erasure`), unless `config` wants none. On an error nothing has changed.
 
-    Before a filter is served every class's recall on retained rows is compared with the original's: a class that nobody
-    asked to forget may lose `max_class_loss` points; beyond, or where fewer than 20 of its rows would stay, the answer is
-    refused (`HarmError`), and `force` serves it all the same. Where clients can be reached each new request gets a
-    verdict (`report.verdicts`), measured with it and without it; withdrawn samples that would be known better than before
-    stay open without a filter (`report.withheld`), unless `force` is given. `measure` asks clients for the verdict, or
+    Before a filter is served every class's recall on retained rows is compared with the original's: a class that
+    nobody asked to forget may lose `max_class_loss` points; beyond, or where fewer than 20 of its rows would stay, the
+    answer is refused (`HarmError`), and `force` serves it all the same. Where clients can be reached each new request
+    gets a verdict (`report.verdicts`), measured with it and without it; withdrawn samples that would be known better
+    than before stay open without a filter (`report.withheld`), unless `force` is given. `measure` asks clients for the verdict, or
     does not; by default they are asked where they are in this process, and for samples.
 
     Settings are those of `config`, or of a `preset`, else those of the filter that is served, else the default ones.
@@ -140,8 +141,8 @@ def restore(
 ) -> Report:
     """Take a request (or several) back: a filter for the remaining ones; after the last none, and the original model.
 
-    After the last one `plugged` has no filter: serve through `plugged.unplug()`, which is the base, bit for bit. One that
-    stayed open without a filter can be taken back, too: its rows are used again from the next answer on.
+    After the last one `plugged` has no filter: serve through `plugged.unplug()`, which is the base, bit for bit. One
+    that stayed open without a filter can be taken back, too: its rows are used again from the next answer on.
     """
     back = _several(request)
     _check_arguments(plugged, centroids, back)
@@ -158,9 +159,7 @@ def restore(
             terms = Terms(force=force, max_class_loss=max_class_loss)
             kept, centroids.open = centroids.open, centroids.open - back
             try:
-                return _answer(
-                    remaining, frozenset(), plugged, centroids, clients, plugged.served.config, terms, trace
-                )
+                return _answer(remaining, frozenset(), plugged, centroids, clients, plugged.served.config, terms, trace)
             except BaseException:
                 centroids.open = kept
                 raise
@@ -226,7 +225,10 @@ def _answer(
     report = Report(active | new)
     with report.stage("check"):
         contact = _check(active | new, active, plugged, centroids, clients, config, terms, report)
+    before = contact.traffic if contact else Traffic()
     Execution(plugged, centroids, contact, config, terms, report, trace).answer(active, new)
+    report.traffic = (contact.traffic if contact else Traffic()) - before
+    centroids.bytes_up = dict(Counter(centroids.bytes_up) + Counter(report.traffic.by_client))
     return report
 
 

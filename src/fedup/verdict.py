@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from fedup.proportions import Estimate, Paired, weighted
 from fedup.request import Forget
-from fedup.tally import Counts, Tally
+from fedup.tally import Tally
 
 Finding = Literal[
     "not measured", "too few rows", "already like unseen", "forgotten", "farther than before", "partly", "unchanged"
@@ -72,7 +72,11 @@ class Verdict:
             return f"{said}: {self.why}."
         if self.statistic is None or self.excess_after is None:
             return f"{said}."
-        beside = "" if self.reference is None else f", on unseen rows {self.reference.before:.3f} → {self.reference.after:.3f}"
+        beside = (
+            ""
+            if self.reference is None
+            else f", on unseen rows {self.reference.before:.3f} → {self.reference.after:.3f}"
+        )
         return f"{said}. {self.measure}: {self.statistic.before:.3f} → {self.statistic.after:.3f}{beside}."
 
     def to_json(self) -> dict[str, Any]:
@@ -172,5 +176,3 @@ def _added(counts: Any) -> Paired:
 
 def _side(counts: Paired) -> Side:
     return Side(counts.rows, counts.share_before.value, counts.share_after.value)
-
-

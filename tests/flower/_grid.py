@@ -1,11 +1,13 @@
 """A Grid in this process: real messages, real ClientApps with states of their own; no wire."""
 
 import itertools
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -120,6 +122,27 @@ def with_answer(reply: Message, answer: Answer) -> Message:
 
 def told(reply: Message) -> Answer:
     return read_answer(reply.content, most_bytes=10**12)
+
+
+def unnamed(charge: dict) -> dict:
+    """Without the name of the release, which differs from account to account."""
+    return {name: value for name, value in charge.items() if name != "release"}
+
+
+def spent_by_nodes(grid: LocalGrid) -> dict[int, float]:
+    """By client: the sum of μ² over its releases, as each node's own account has it."""
+    spent = {}
+    for node, context in grid.contexts.items():
+        kept = context.state.config_records.get("fedup-ledger")
+        charges = json.loads(str(kept["json"]))["charges"] if kept else []
+        spent[node - FIRST] = sum(charge["mu"] ** 2 for charge in charges)
+    return spent
+
+
+def assert_ledgers_agree(grid: LocalGrid, contact: GridContact) -> None:
+    """Whatever was lost, late or asked for again: the server has charged each client what it has charged itself."""
+    at_nodes, at_server = spent_by_nodes(grid), contact.ledger
+    assert {client: at_server.spent(client) for client in at_nodes} == pytest.approx(at_nodes, rel=1e-9)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.common.serde import recorddict_to_proto
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
@@ -25,6 +26,7 @@ from fedup.flower.wire import (
     write_answer,
     write_ask,
 )
+from fedup.messages import answer_text, message_size
 
 PLENTY = 10**9
 NAMES = st.text(min_size=1, max_size=12)
@@ -112,12 +114,18 @@ def test_a_reason_is_cut_to_500_characters(reason):
 
 @settings(max_examples=40, deadline=None)
 @given(DETAILS, ARRAYS)
-def test_the_size_is_that_of_the_arrays_with_their_headers_and_of_the_text_and_of_all_names(details, arrays):
-    content = write_answer(Answer("ok", "base", details, tensors_of(arrays)))
-    expected = len(b"json") + len(content["fedup"]["json"].encode())
-    for name, values in arrays.items():
-        expected += len(name.encode()) + len(npy(values, allow_pickle=False))
-    assert size_of(content) == expected
+def test_the_size_is_that_of_flowers_protocol_buffers_and_is_known_without_flower(details, arrays):
+    tensors = tensors_of(arrays)
+    content = write_answer(Answer("ok", "base", details, tensors))
+    assert size_of(content) == recorddict_to_proto(content).ByteSize()
+    assert message_size(answer_text("ok", "base", details), tensors) == size_of(content)
+
+
+@settings(max_examples=40, deadline=None)
+@given(DETAILS, ARRAYS)
+def test_the_size_of_a_question_with_weights_is_that_of_flowers_protocol_buffers(details, arrays):
+    content = write_ask(Ask("summarize", "base", details, weights=tensors_of(arrays)))
+    assert size_of(content) == recorddict_to_proto(content).ByteSize()
 
 
 def test_an_answer_of_just_the_size_that_is_taken_is_taken_and_one_byte_less_is_not():
@@ -195,10 +203,8 @@ def test_content_that_is_no_message_raises_a_data_error(content, read):
 
 
 @pytest.mark.parametrize("content", EMPTY.values(), ids=EMPTY.keys())
-def test_empty_values_are_counted_as_nothing(content):
-    assert size_of(content) == sum(
-        len(name) + len(value) for record in content.values() for name, value in record.items()
-    )
+def test_empty_values_are_counted(content):
+    assert size_of(content) == pytest.approx(recorddict_to_proto(content).ByteSize(), abs=4)
     if content["fedup"]["json"]:
         assert read_answer(content, most_bytes=PLENTY).status == "ok"
     else:

@@ -56,7 +56,6 @@ def restore(
 
 def _restore(session: "Session", names: list[str], max_loss: float, force: bool, wait_s: float) -> dict[str, Any]:
     from fedup.run import answering
-    from fedup.run.ledger import is_guarantee
 
     with session.writing("restore", wait_s) as writer:
         state = writer.state
@@ -84,7 +83,7 @@ def _restore(session: "Session", names: list[str], max_loss: float, force: bool,
         return result | {
             "remaining": [request.id for request in writer.state.active],
             "declined": answer.declined,
-            "charged": bool(answer.report.releases) and is_guarantee(state.protection),
+            "charged": any(release.name for release in answer.report.releases),
             "filter": answer.filter.id if answer.filter else None,
             "base": writer.state.base,
             "clients_contacted": answer.report.clients_contacted,

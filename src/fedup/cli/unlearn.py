@@ -115,7 +115,6 @@ def _new(session: "Session", state: Any, wanted: list[Any]) -> tuple[list[dict[s
     """Requests in force already, and those to be answered, each checked."""
     from fedup.bench.judge import describe_rows
     from fedup.run.answering import Asked
-    from fedup.run.ledger import is_guarantee
 
     in_force = {request.forget: request for request in state.active}
     known, new = [], {}
@@ -128,7 +127,7 @@ def _new(session: "Session", state: Any, wanted: list[Any]) -> tuple[list[dict[s
             federation = session.federation_if_here
             if federation is not None:
                 _check(federation, forget, reference)
-            told = forget.kind == "sample" or not is_guarantee(state.protection)  # else counts are what DP hides
+            told = forget.kind == "sample" or state.guarantee is None  # else counts are what DP hides
             rows = describe_rows(federation, forget) if federation is not None and told else {}
             new[forget] = Asked(forget, reference, rows)
     return known, list(new.values())

@@ -1,24 +1,28 @@
 """What a node answers to each kind of question that is under no guarantee, from its own rows."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from flwr.app import Context
 from torch import Tensor, nn
 
+from fedup import messages
 from fedup.client import Summarizing, Summary, summarize
 from fedup.contact import InProcess
-from fedup.contrast import Question
+from fedup.eraser_statistics import Question
+from fedup.errors import DataError
 from fedup.federation import Client, Federation
+from fedup.filter_file import served_from
 from fedup.flower.holding import Holding, Source
 from fedup.flower.policy import Policy
 from fedup.flower.state import KeptLedger, KeptReader, drop_features
 from fedup.flower.wire import Answer
-from fedup.moments import SHIFT_PARTS
+from fedup.plugging import Served
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget
+from fedup.tally import TallyQuestion
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Work:
     policy: Policy
     base: str
     most_kept: int  # bytes of features
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)  # that came with the question
 
     @property
     def holding(self) -> Holding:
@@ -49,8 +54,10 @@ class Work:
     def contact(self, num_classes: int) -> InProcess:
         """This node alone, as a federation in process."""
         mine, nothing = self.holding, torch.empty(0, dtype=torch.int64)
-        alone = Client(mine.client, torch.arange(len(mine.y)), nothing, nothing)
-        federation = Federation(mine.x, mine.y, (alone,), num_classes)
+        held_x, held_y = self.source.held_out(like=mine)
+        held_out = torch.arange(len(mine.y), len(mine.y) + len(held_y))
+        alone = Client(mine.client, torch.arange(len(mine.y)), nothing, held_out)
+        federation = Federation(torch.cat([mine.x, held_x]), torch.cat([mine.y, held_y]), (alone,), num_classes)
         return InProcess(federation, self.make_model(), ledger=self.ledger)
 
     def ok(self, details: Mapping[str, Any], arrays: Mapping[str, Tensor] | None = None) -> Answer:
@@ -122,53 +129,67 @@ def _with_empty(summary: Summary, empty: Mapping[int, frozenset[int]]) -> Summar
 
 def about(summary: Summary, rows: Mapping[int, int]) -> dict[str, Any]:
     """A summary but for its vectors and counts, as plain data."""
-    return {
-        "labels": list(summary.labels),
-        "sizes": list(summary.sizes),
-        "excluded": [sorted(ids) for ids in summary.excluded],
-        "rows": [[label, n] for label, n in sorted(rows.items())],
-        "nonnegative": summary.nonnegative,
-        "shape": list(summary.shape),
-        "paper_epsilons": list(summary.paper_epsilons),
-    }
+    return messages.summary_answer(summary, rows)[0]
 
 
 def _question(work: Work, told: Mapping[str, Any]) -> Question:
     requests = {name: work.holding.translated(Forget.from_json(one)) for name, one in told["requests"].items()}
-    return Question(requests, work.holding.translated(Forget.from_json(told["gone"])), bool(told["by_class"]))
+    return Question(requests, work.holding.translated(Forget.from_json(told["gone"])))
 
 
-def _shifts(work: Work, details: dict[str, Any]) -> Answer:
+def _sketch(work: Work, details: dict[str, Any]) -> Answer:
     contact, question = work.contact(int(details["num_classes"])), _question(work, details["question"])
-    found = contact.shifts(work.holding.client, cuts=details["cuts"], question=question)
-    arrays = {f"{cut}/{name}": getattr(shift, name) for cut, shift in found.items() for name in SHIFT_PARTS}
-    return work.ok({"rows": {cut: shift.rows for cut, shift in found.items()}}, arrays)
+    client, cut, over = work.holding.client, details["cut"], details["over"]
+    return work.ok(*messages.sketch_answer(contact.sketch_groups(client, cut=cut, over=over, question=question)))
 
 
-def _gather(work: Work, details: dict[str, Any]) -> Answer:
+def _spreads(work: Work, details: dict[str, Any]) -> Answer:
     contact, question = work.contact(int(details["num_classes"])), _question(work, details["question"])
-    found = contact.gather(
+    weights = {name: {int(label): float(w) for label, w in of} for name, of in details["weights"].items()}
+    found = contact.measure_groups(work.holding.client, cuts=details["cuts"], question=question, weights=weights)
+    return work.ok(*messages.spreads_answer(found))
+
+
+def _moments(work: Work, details: dict[str, Any]) -> Answer:
+    contact, question = work.contact(int(details["num_classes"])), _question(work, details["question"])
+    found = contact.second_moments(
         work.holding.client,
         cut=details["cut"],
         over=details["over"],
         positions=details["positions"],
         question=question,
     )
-    if found is None:
-        return work.ok({"none": True})
-    arrays = {"sums": found.pooled.sums, "squares": found.pooled.squares}
-    counts: dict[str, list[list[Any]]] = {"forgotten": [], "reference": []}
-    for kind, groups in (("forgotten", found.forgotten), ("reference", found.reference)):
-        for name, sums in groups.items():
-            counts[kind].append([name, sums.count])
-            arrays[f"{kind}/{name}"] = sums.sums
-    return work.ok({"none": False, "count": found.pooled.count, **counts}, arrays)
+    return work.ok(*messages.moments_answer(found))
+
+
+def _tally(work: Work, details: dict[str, Any]) -> Answer:
+    contact, told = work.contact(int(details["num_classes"])), TallyQuestion.from_json(details["question"])
+    question = replace(
+        told,
+        requests={name: work.holding.translated(request) for name, request in told.requests.items()},
+        gone=work.holding.translated(told.gone),
+    )
+    before, after = (_filter(work, details[name], name) for name in ("before", "after"))
+    found = contact.tally(work.holding.client, before=before, after=after, question=question)
+    return work.ok(*messages.tally_answer(found))
+
+
+def _filter(work: Work, header: dict[str, Any] | None, name: str) -> Served | None:
+    """A filter that came with a question about this very model."""
+    if header is None:
+        return None
+    if header.get("base") != work.base:
+        raise DataError("A filter came that was made for another model.")
+    parts = {key.removeprefix(f"{name}/"): one for key, one in work.arrays.items() if key.startswith(f"{name}/")}
+    return served_from(parts, header)
 
 
 KINDS: dict[str, Callable[[Work, dict[str, Any]], Answer]] = {
     "who": _who,
     "labels": _labels,
     "summarize": _summarize,
-    "shifts": _shifts,
-    "gather": _gather,
+    "sketch": _sketch,
+    "spreads": _spreads,
+    "moments": _moments,
+    "tally": _tally,
 }

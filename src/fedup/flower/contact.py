@@ -1,11 +1,10 @@
 """The server's side: the questions of `fedup.contact.Contact`, asked over a Flower Grid."""
 
-import json
 import math
-import secrets
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,16 +13,19 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
+from fedup import messages
+from fedup.centroids import how_from
 from fedup.client import Summarizing, Summary
-from fedup.contact import Asked
-from fedup.contrast import Question
+from fedup.contact import Asked, release_of
 from fedup.cut import read_features
+from fedup.eraser_statistics import GroupSpreads, Question, Sketches, Weights, shortened
 from fedup.errors import ContactError, DataError, RequestError, SettingError
 from fedup.flower import reading
 from fedup.flower.messaging import Messenger
-from fedup.flower.spool import Spool
+from fedup.flower.spool import Spool, question_of
 from fedup.flower.wire import NONCE, ROW, Answer, Ask, row_of
-from fedup.moments import Contrast, Shift
+from fedup.moments import Moments
+from fedup.plugging import Served
 from fedup.positions import Over, to_positions
 from fedup.privacy.dp import Layout
 from fedup.privacy.guarantee import DP
@@ -31,7 +33,9 @@ from fedup.privacy.ledger import Ledger
 from fedup.privacy.projection import basis_of
 from fedup.private_erasure import NoisyStatistics
 from fedup.request import Forget, check_known
+from fedup.tally import Tally, TallyQuestion
 from fedup.taps import Taps
+from fedup.traffic import Meter, Traffic
 
 MOST_BYTES = 16_000_000  # of one answer
 T = TypeVar("T")
@@ -46,7 +50,6 @@ class _Waiting:
     asked: tuple[
         str, Summarizing | DP, frozenset[int], frozenset[int]
     ]  # cut, how, which classes, without which samples
-    release: str  # under DP, its name
     load: Callable[[], Summary]
 
 
@@ -55,8 +58,14 @@ class GridContact:
 
     A node that does not answer within `timeout` seconds is asked again, `retries` times, after longer and longer
     pauses; one that refuses, or whose answer does not fit, is left out, and `left_out` says why. Fewer than
-    `least_fraction` of the nodes is an error. With a `folder` answers to a collection are kept there as they come: a
-    server that was killed in the middle asks only for what is missing.
+    `least_fraction` of the nodes is an error.
+
+    A release under differential privacy is charged to the `ledger` the moment it comes, whatever becomes of the
+    request, and once, whatever it is called; where a node has spent more by its own account, the ledger is corrected.
+
+    With a `folder` answers to a collection, and releases for a request, are kept there as they come: a server that was
+    killed asks only for what is missing. They go once `settled` says that what was made of them is stored, or with the
+    next collection; `RunMemory` sees to it.
 
     Weights travel to nodes that say they lack them; with `weights_at_once` they go with the first question to each that
     has not shown that it has them: right after training nobody has the final ones, and a round of messages is saved.
@@ -87,6 +96,7 @@ class GridContact:
         self._grid, self._model, self._example, self._classes = grid, model, example[:1], num_classes
         self._least = least_fraction
         self._half = half
+        self._meter = Meter()
         self._messenger = Messenger(
             grid,
             model,
@@ -94,16 +104,21 @@ class GridContact:
             retries=retries,
             weights_at_once=weights_at_once,
             most_bytes=most_bytes,
+            meter=self._meter,
+            arrived=self._arrived,
             tell=tell,
         )
         self._ledger = Ledger() if ledger is None else ledger
         self._spool = Spool(folder, self._messenger.base)
         self._nodes: dict[int, int] = {}  # by client
+        self._clients: dict[int, int] = {}  # by node
+        self._unknown: Counter[int] = Counter()  # by node that has not said who it is: bytes that came from it
         self._labels: dict[int, dict[int, int]] = {}  # by client: classes of samples, as told
         self._known: dict[tuple[str, Summarizing | DP], tuple[tuple[int, ...], bool, int]] = {}
         self._rows: dict[int, Mapping[int, int]] = {}  # by client: rows of each class, as told at collection
         self._early: dict[tuple[int, str], Answer | str] = {}  # by node and question; why, where nothing of use came
         self._ready: dict[int, _Waiting] = {}  # by client: answers to a collection, not taken yet
+        self._complete = False  # whether a collection has taken all of its answers, which may still be on disk
 
     @property
     def left_out(self) -> Mapping[int, str]:
@@ -111,19 +126,30 @@ class GridContact:
         return self._messenger.left_out
 
     @property
+    def traffic(self) -> Traffic:
+        """All messages so far, as serialised: retries, weights and refusals, too."""
+        return self._meter.traffic
+
+    @property
     def messages(self) -> int:
         """Sent so far."""
-        return self._messenger.messages
+        return self._meter.messages
 
     @property
     def bytes_up(self) -> int:
         """From nodes, as serialised."""
-        return self._messenger.bytes_up
+        return self._meter.bytes_up
 
     @property
     def bytes_down(self) -> int:
         """To nodes, as serialised."""
-        return self._messenger.bytes_down
+        return self._meter.bytes_down
+
+    def settled(self, *, only_collection: bool = False) -> None:
+        """What was made of the answers so far is stored: none stays on disk, and to ask again is to ask anew. With
+        `only_collection` releases for a request stay, which may not have been answered yet."""
+        self._spool.settle(only_collection=only_collection)
+        self._complete = False
 
     @property
     def clients(self) -> Sequence[int]:
@@ -162,42 +188,35 @@ class GridContact:
     def reach(self, *, cut: str, how: Summarizing | DP, gone: Forget, without: frozenset[int]) -> Sequence[int]:
         """One wave for all, whose answers then wait for `summarize`; the clients that answered."""
         self._ready, self._early = {}, {}  # what waits is of a collection, or of a request, that was given up
-        if self._ledger.budgets:  # a node that answers has spent: what this server may not have is not asked for
-            asked = [client for client in self.clients if client not in gone.client_ids]
-            self._ledger.check(asked, how) if isinstance(how, DP) else self._ledger.check_exact(asked)
+        if self._complete:  # what is on disk is of the collection before
+            self.settled()
         if not isinstance(how, DP):  # under a guarantee nobody is asked of which class a sample is
             for client, samples in gone.sample_ids.items():
                 self.labels_of(client, samples)  # raises where one is unknown
-        asks = self._asks_for_all(cut, how, gone, without)
+        asks = self._named(self._asks_for_all(cut, how, gone, without))
         clients = {node: client for client, node in self._nodes.items()}
         expected = {node: self._expected(cut, how, ask, clients.get(node)) for node, ask in asks.items()}
-        found = {}
-        for node, ask in asks.items():
-            answer = self._spool.get(node, ask)
-            with suppress(DataError):  # one that does not fit any more is asked for again
-                if answer is not None:
-                    told = reading.told_of(answer, expected[node])
-                    found[node] = self._waiting(node, ask, answer, expected[node], told, kept=True)
+        found = self._kept(asks, lambda node, answer: self._take(node, asks[node], answer, expected[node], kept=True))
         left = {node: ask for node, ask in asks.items() if node not in found}
-        found |= self._messenger.wave(left, lambda node, answer: self._take(node, asks[node], answer, expected[node]))
+        if self._ledger.budgets and left:  # a node that answers has spent: what may not be had is not asked for
+            asked = [client for client in self.clients if self._nodes[client] in left]
+            self._ledger.check(asked, how) if isinstance(how, DP) else self._ledger.check_exact(asked)
+        found |= self._wave(left, lambda node, answer: self._take(node, asks[node], answer, expected[node]))
         self._meet({node: waiting.client for node, waiting in found.items()})
         self._enough(len(asks) + len(self._note_lost(asks, gone)), len(found))
         self._ready = {waiting.client: waiting for waiting in found.values()}
         self._rows |= {waiting.client: waiting.rows for waiting in found.values()}
         return sorted(self._ready)
 
-    def _take(self, node: int, ask: Ask, answer: Answer, expected: reading.Expected) -> "_Waiting":
+    def _take(
+        self, node: int, ask: Ask, answer: Answer, expected: reading.Expected, *, kept: bool = False
+    ) -> "_Waiting":
         """A summary that fits; where there is a folder it waits there, and not in memory."""
         told = reading.told_of(answer, expected)  # raises before anything is written
-        return self._waiting(node, ask, answer, expected, told, kept=self._spool.put(node, ask, answer))
-
-    def _waiting(
-        self, node: int, ask: Ask, answer: Answer, expected: reading.Expected, told: reading.Told, *, kept: bool
-    ) -> "_Waiting":
-        summary = None if kept else told.summary
+        summary = None if kept or self._spool.put(node, ask, answer) else told.summary
         asked = ask.details["cut"], expected.how, frozenset(told.summary.labels), expected.excluded
         load = partial(self._again, node, ask, expected) if summary is None else lambda: summary
-        return _Waiting(told.summary.client, told.rows, asked, reading.release_of(answer), load)
+        return _Waiting(told.summary.client, told.rows, asked, load)
 
     def _again(self, node: int, ask: Ask, expected: reading.Expected) -> Summary:
         answer = self._spool.get(node, ask)
@@ -227,38 +246,53 @@ class GridContact:
     ) -> Summary:
         waiting = self._ready.pop(client, None)
         if waiting is not None and waiting.asked == (cut, how, labels, excluded):
-            summary, release = waiting.load(), waiting.release
-            if not any(other.asked[2] for other in self._ready.values()):
-                self._spool.clear()  # all that have cells are in the store now
+            summary = waiting.load()
+            self._complete = not any(other.asked[2] for other in self._ready.values())  # all that have cells are taken
         else:  # what waits answers another question: a collection that was given up
             ask = self._cells_ask(cut, how, labels, excluded)
             expected = self._expected(cut, how, ask, client)
-            read = partial(_with_release, read=lambda answer: reading.told_of(answer, expected).summary)
-            summary, release = self._one(client, ask, read)
-        if isinstance(how, DP):  # the node has charged its own account already
-            self._ledger.spend(client, how, "centroids", release)
+            summary = self._one(client, ask, lambda answer: reading.told_of(answer, expected).summary)
         if summary.client != client or set(summary.labels) != labels:  # a cell left out would stay as it was
             raise DataError(f"Client {client} answered for another client, or for other classes than it was asked for.")
         return summary
 
-    def shifts(self, client: int, *, cuts: Mapping[str, Over], question: Question) -> dict[str, Shift]:
-        return self._one(
-            client, self._shifts_ask(cuts, question), partial(reading.shifts_of, spreads=self._spreads(cuts))
+    def sketch_groups(self, client: int, *, cut: str, over: Over, question: Question) -> Sketches:
+        shape = shortened(torch.zeros(self._spreads({cut: over})[cut])).shape
+        read = partial(
+            reading.sketches_of,
+            shape=(shape[0], shape[1]),
+            names=set(question.requests),
+            num_classes=self._classes,
         )
+        return self._one(client, self._sketch_ask(cut, over, question), read)
 
-    def gather(
+    def measure_groups(
+        self, client: int, *, cuts: Mapping[str, Over], question: Question, weights: Weights
+    ) -> GroupSpreads:
+        shares = {name: sum(of.values()) for name, of in weights.items()}
+        read = partial(reading.spreads_of, spreads=self._spreads(cuts), names=set(question.requests), shares=shares)
+        return self._one(client, self._spreads_ask(cuts, question, weights), read)
+
+    def second_moments(
         self, client: int, *, cut: str, over: Over, positions: Sequence[int], question: Question
-    ) -> Contrast | None:
-        ask = self._gather_ask(cut, over, positions, question)
+    ) -> Moments | None:
         spread = len(positions), self._spreads({cut: over})[cut][1]
-        return self._one(client, ask, partial(reading.contrast_of, spread=spread, names=set(question.requests)))
+        ask = self._moments_ask(cut, over, positions, question)
+        return self._one(client, ask, partial(reading.moments_of, spread=spread))
+
+    def tally(self, client: int, *, before: Served | None, after: Served | None, question: TallyQuestion) -> Tally:
+        read = partial(reading.tally_of, names=set(question.requests), num_classes=self._classes)
+        return self._one(client, self._tally_ask(before, after, question), read)
+
+    @property
+    def measures_by_default(self) -> bool:
+        """Each question is a message of seconds: client and class requests are answered without any."""
+        return False
 
     def gather_privately(self, client: int, *, cut: str, dp: DP, question: Question) -> NoisyStatistics:
         places, channels = self._spreads({cut: "each"})[cut]
         read = partial(reading.noisy_of, spread=(places, channels), num_classes=self._classes)
-        found, release = self._one(client, self._private_ask(cut, dp, question), partial(_with_release, read=read))
-        self._ledger.spend(client, dp, "eraser", release)
-        return found
+        return self._one(client, self._private_ask(cut, dp, question), read)
 
     def ahead(self, question: Asked, of: Mapping[int, Mapping[str, Any]]) -> None:
         """One wave for all of these clients; their answers wait until the question is asked of each."""
@@ -272,42 +306,115 @@ class GridContact:
         write: Mapping[Asked, Callable[..., Ask]] = {
             "labels_of": self._labels_ask,
             "summarize": self._cells_ask,
-            "shifts": self._shifts_ask,
-            "gather": self._gather_ask,
+            "sketch_groups": self._sketch_ask,
+            "measure_groups": self._spreads_ask,
+            "second_moments": self._moments_ask,
+            "tally": self._tally_ask,
             "gather_privately": self._private_ask,
         }
-        asks = {self._node_of(client): write[question](**arguments) for client, arguments in of.items()}
-        clients = {self._nodes[client]: client for client in of}
+        asks = self._named({self._node_of(client): write[question](**arguments) for client, arguments in of.items()})
+        found = self._kept(self._releases(asks), lambda node, answer: answer)
+        left = {node: ask for node, ask in asks.items() if node not in found}
+        found |= self._wave(left, lambda node, answer: self._keep(node, asks[node], answer))
+        self._early = {
+            (node, question_of(ask)): found.get(node, self.left_out.get(node, "")) for node, ask in asks.items()
+        }
 
-        def take(node: int, answer: Answer) -> Answer:
-            dp = of[clients[node]].get("how" if question == "summarize" else "dp")
-            if isinstance(dp, DP):  # it is here, whatever becomes of the request
-                what = "centroids" if question == "summarize" else "eraser"
-                self._ledger.spend(clients[node], dp, what, reading.release_of(answer))
-            return answer
+    # --- what comes
 
-        found = self._messenger.wave(asks, take)
-        self._early = {(node, _name(ask)): found.get(node, self.left_out.get(node, "")) for node, ask in asks.items()}
+    def _arrived(self, node: int, ask: Ask, answer: Answer, *, size: int | None = None) -> None:
+        """Count an answer and, if it is a release under DP, charge it: before anything else, since the node has. One
+        that is read from disk counts with another `size`; what it says of the node's account is old."""
+        how = _how_of(ask)
+        told = answer.status == "ok" and ask.kind != "who"
+        name = messages.identity_of(answer.arrays) if told and isinstance(how, DP) else ""
+        client, reported = self._client_of(node, answer), reading.spent_of(answer) if size is None else None
+        size = answer.size if size is None else size
+        if client is None:
+            self._meter.came(None, size)
+            self._unknown[node] += size
+            return
+        if told and isinstance(how, DP):
+            self._ledger.came(client, how, messages.CHARGED_AS.get(ask.kind, ask.kind), name, reported=reported)
+        elif reported is not None:
+            self._ledger.correct(client, reported, "releases that did not come")
+        labels = answer.details.get("labels")
+        cells = len(labels) if ask.kind == "summarize" and isinstance(labels, list) else 0
+        release = release_of(client, ask.kind, size, how=how, name=name, cells=cells) if told else None
+        self._meter.came(client, size, release)
+
+    def _client_of(self, node: int, answer: Answer) -> int | None:
+        """Which client a node is: as is known, or else as it says now."""
+        if node not in self._clients:
+            with suppress(DataError):
+                return reading.client_of(answer)
+        return self._clients.get(node)
+
+    def _named(self, asks: Mapping[int, Ask]) -> dict[int, Ask]:
+        """The same questions; those for a release under DP by the name that they have until they are settled."""
+        names = self._spool.name(self._releases(asks))
+        return {
+            node: replace(ask, details={**ask.details, NONCE: names[node]}) if node in names else ask
+            for node, ask in asks.items()
+        }
+
+    def _releases(self, asks: Mapping[int, Ask]) -> dict[int, Ask]:
+        return {node: ask for node, ask in asks.items() if isinstance(_how_of(ask), DP)}
+
+    def _kept(self, asks: Mapping[int, Ask], read: Callable[[int, Answer], T]) -> dict[int, T]:
+        """What is on disk of these answers; one that does not fit any more is asked for again."""
+        found = {}
+        for node, ask in asks.items():
+            answer = self._spool.get(node, ask)
+            with suppress(DataError):
+                if answer is not None:
+                    found[node] = read(node, answer)
+                    self._arrived(node, ask, answer, size=answer.size if self._spool.came_before(node, ask) else 0)
+        return found
+
+    def _keep(self, node: int, ask: Ask, answer: Answer) -> Answer:
+        """A release is kept on disk until what is made of it is stored; an exact answer is not."""
+        if isinstance(_how_of(ask), DP):
+            self._spool.put(node, ask, answer)
+        return answer
+
+    def _wave(self, asks: Mapping[int, Ask], read: Callable[[int, Answer], T]) -> dict[int, T]:
+        return self._messenger.wave(asks, lambda node, answer: self._fitting(node, asks[node], answer, read))
+
+    def _fitting(self, node: int, ask: Ask, answer: Answer, read: Callable[[int, Answer], T]) -> T:
+        try:
+            return read(node, answer)
+        except DataError:  # it was released and charged: by the same name it would come again
+            self._spool.give_up(node, ask)
+            raise
 
     # --- what is asked
 
     def _labels_ask(self, samples: frozenset[int]) -> Ask:
-        return self._ask("labels", samples=sorted(samples))
+        return self._ask("labels", messages.labels_question(samples))
 
     def _cells_ask(self, cut: str, how: Summarizing | DP, labels: frozenset[int], excluded: frozenset[int]) -> Ask:
         return self._summary_ask(cut, how, labels, frozenset(), excluded)
 
-    def _shifts_ask(self, cuts: Mapping[str, Over], question: Question) -> Ask:
-        return self._ask("shifts", cuts=dict(cuts), question=question.to_json())
+    def _sketch_ask(self, cut: str, over: Over, question: Question) -> Ask:
+        return self._ask("sketch", messages.sketch_question(cut, over, question))
 
-    def _gather_ask(self, cut: str, over: Over, positions: Sequence[int], question: Question) -> Ask:
-        return self._ask("gather", cut=cut, over=over, positions=list(positions), question=question.to_json())
+    def _spreads_ask(self, cuts: Mapping[str, Over], question: Question, weights: Weights) -> Ask:
+        return self._ask("spreads", messages.spreads_question(cuts, question, weights))
+
+    def _moments_ask(self, cut: str, over: Over, positions: Sequence[int], question: Question) -> Ask:
+        return self._ask("moments", messages.moments_question(cut, over, positions, question))
+
+    def _tally_ask(self, before: Served | None, after: Served | None, question: TallyQuestion) -> Ask:
+        details, arrays = messages.tally_question(before, after, question)
+        return replace(self._ask("tally", details), arrays=arrays)
 
     def _private_ask(self, cut: str, dp: DP, question: Question) -> Ask:
-        return self._ask("gather privately", **_nonce(dp), cut=cut, how=asdict(dp), question=question.to_json())
+        return self._ask("gather privately", messages.private_question(cut, dp, question))
 
-    def _ask(self, kind: str, **details: object) -> Ask:
-        return Ask(kind, self._messenger.base, {**details, "num_classes": self._classes, ROW: row_of(self._example)})
+    def _ask(self, kind: str, details: Mapping[str, Any] | None = None) -> Ask:
+        told = {**(details or {}), "num_classes": self._classes, ROW: row_of(self._example)}
+        return Ask(kind, self._messenger.base, told)
 
     def _summary_ask(
         self,
@@ -318,16 +425,9 @@ class GridContact:
         excluded: frozenset[int],
     ) -> Ask:
         """For some classes, or for all that a client holds without these."""
-        return self._ask(
-            "summarize",
-            **_nonce(how),
-            cut=cut,
-            how=asdict(how),
-            labels=None if labels is None else sorted(labels),
-            without=sorted(without),
-            excluded=sorted(excluded),
-            half=self._half,
-        )
+        half = self._half
+        details = messages.summary_question(cut, how, labels, without=without, excluded=excluded, half=half)
+        return self._ask("summarize", details)
 
     def _asks_for_all(self, cut: str, how: Summarizing | DP, gone: Forget, without: frozenset[int]) -> dict[int, Ask]:
         """By node. Where a request names clients or samples, each node gets what concerns it, and no other's."""
@@ -400,25 +500,26 @@ class GridContact:
                 raise DataError(f"Two nodes say they are client {client}: {self._nodes[client]} and {node}.")
             if known.get(node, client) != client:
                 raise DataError(f"Node {node} was client {known[node]} before, and says now that it is {client}.")
-            self._nodes[client] = node
+            self._nodes[client], self._clients[node] = node, client
+            self._meter.by_client[client] += self._unknown.pop(node, 0)
 
     def _one(self, client: int, ask: Ask, read: Callable[[Answer], T]) -> T:
         node = self._node_of(client)
-        if (node, _name(ask)) in self._early:
-            early = self._early.pop((node, _name(ask)))
+        ask = self._named({node: ask})[node]
+        early = self._early.pop((node, question_of(ask)), None)
+        if isinstance(early, Answer):
             try:
-                if not isinstance(early, str):
-                    return read(early)
-                why = early
+                return self._fitting(node, ask, early, lambda node, answer: read(answer))
             except DataError as error:
-                why = self._messenger.left_out[node] = str(error)
-            self._early = {}  # the request is given up: whoever asks next asks anew
-        else:
-            found = self._messenger.wave({node: ask}, lambda node, answer: read(answer))
+                early = self._messenger.left_out[node] = str(error)
+        if early is None:
+            found = self._kept(self._releases({node: ask}), lambda node, answer: read(answer))
+            found = found or self._wave({node: ask}, lambda node, answer: read(self._keep(node, ask, answer)))
             if node in found:
                 return found[node]
-            why = self.left_out[node]
-        raise ContactError(f"Client {client} gave no answer of use: {why}. Nothing was changed.")
+            early = self.left_out[node]
+        self._early = {}  # the request is given up: whoever asks next asks anew
+        raise ContactError(f"Client {client} gave no answer of use: {early}. Nothing was changed.")
 
     def _node_of(self, client: int) -> int:
         if client not in self.clients:
@@ -434,16 +535,6 @@ class GridContact:
             )
 
 
-def _name(ask: Ask) -> str:
-    """By which the same question is known again."""
-    return json.dumps([ask.kind, {key: value for key, value in ask.details.items() if key != NONCE}], sort_keys=True)
-
-
-def _nonce(how: Summarizing | DP) -> dict[str, str]:
-    """A name for what is released to this question, so that a node that is asked again, since its answer was lost on
-    the way, sends it once more in place of paying twice."""
-    return {NONCE: secrets.token_hex(16)} if isinstance(how, DP) else {}
-
-
-def _with_release(answer: Answer, read: Callable[[Answer], T]) -> tuple[T, str]:
-    return read(answer), reading.release_of(answer)
+def _how_of(ask: Ask) -> Summarizing | DP | None:
+    """How the answer is to be made, where a question says so."""
+    return how_from(ask.details["how"]) if "how" in ask.details else None

@@ -88,6 +88,7 @@ class Source:
     data: Callable[[Context], Rows]
     ids: Callable[[Context], Sequence[int]] | None
     number: Callable[[Context], int] | None
+    unseen: Callable[[Context], Rows] | None = None  # rows that were held out of training
 
     @cached_property
     def client(self) -> int:
@@ -104,6 +105,16 @@ class Source:
         if y.is_floating_point() and not torch.equal(y, y.round()):
             raise DataError("A label is no whole number.")
         return Holding(x, y.long(), ids, self.client)
+
+    def held_out(self, like: Holding) -> tuple[Tensor, Tensor]:
+        """Rows that the node did not train on, and their labels; none where it has not said which."""
+        unseen = self.unseen
+        if unseen is None:
+            return like.x[:0], like.y[:0]
+        x, y = rows_of(own(lambda: unseen(self.context)))
+        if len(x) != len(y) or x.shape[1:] != like.x.shape[1:] or x.dtype != like.x.dtype:
+            raise DataError("Held-out rows must be like those trained on, and have a label each.")
+        return x, y.long()
 
     def holding_like(self, blank: Tensor | None) -> Holding:
         """The same for a release under differential privacy: rows are to be like the blank one, and a label that is no

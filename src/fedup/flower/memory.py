@@ -64,12 +64,14 @@ class RunMemory:
         """The clients' centroids: those that are here, or asked for now."""
         with self.run.writing("collect") as writer:
             if writer.state.collected is not None:
+                contact.settled(only_collection=True)  # a server that was killed may have left answers
                 return load_store(self.run, writer.state)
             model = load_base(self.run, writer.state, self._blank())
             contact.ledger = RunLedger(writer)  # every release is charged in the journal
             started = time.perf_counter()
             store = ask_clients(model, contact, cut=writer.state.about["cut"], folder=self.run.path, **how)
             keep_centroids(writer, store, {"time_s": time.perf_counter() - started})
+            contact.settled()
             return store
 
     def unlearn(

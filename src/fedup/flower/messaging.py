@@ -11,8 +11,9 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from fedup.errors import DataError, FingerprintError
-from fedup.flower.wire import QUERY, WITHOUT_MODEL, Answer, Ask, read_answer, record_of, size_of, write_ask
+from fedup.flower.wire import NONCE, QUERY, WITHOUT_MODEL, Answer, Ask, read_answer, record_of, size_of, write_ask
 from fedup.sharing import fingerprint
+from fedup.traffic import Meter
 
 _LONGEST_PAUSE_S = 30.0  # between tries
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0  # between looks for answers
@@ -22,7 +23,10 @@ T = TypeVar("T")
 
 
 class Messenger:
-    """Asks nodes about one model; `left_out` says which gave no answer of use, and why."""
+    """Asks nodes about one model; `left_out` says which gave no answer of use, and why.
+
+    `arrived` is called with each answer as it comes, before anybody looks into it; `meter` counts what is sent.
+    """
 
     def __init__(
         self,
@@ -33,14 +37,16 @@ class Messenger:
         retries: int,
         weights_at_once: bool,
         most_bytes: int,
+        meter: Meter,
+        arrived: Callable[[int, Ask, Answer], None],
         tell: Callable[[str], None],
     ) -> None:
         self._grid, self._model, self.base = grid, model, fingerprint(model)
         self._timeout, self._retries, self._most_bytes, self._tell = timeout, retries, most_bytes, tell
-        self._weights_at_once = weights_at_once
+        self._weights_at_once, self._meter, self._arrived = weights_at_once, meter, arrived
         self._have: set[int] = set()  # nodes that have shown that they have the weights
+        self._late: dict[str, tuple[int, Ask]] = {}  # by message: releases that were asked for and did not come in time
         self.left_out: dict[int, str] = {}
-        self.bytes_up = self.bytes_down = self.messages = 0  # as serialised, in all
 
     def wave(self, asks: Mapping[int, Ask], read: Callable[[int, Answer], T]) -> dict[int, T]:
         """Ask nodes, each its own question, until all have answered or the retries are spent; the answers that fit."""
@@ -97,16 +103,21 @@ class Messenger:
         (`Grid.send_and_receive` gives all of them together, and looks for them every three seconds.)
         """
         contents = {id(ask): write_ask(ask) for ask in {id(ask): ask for ask in asks.values()}.values()}
-        messages = [self._message(node, ask, contents[id(ask)]) for node, ask in asks.items()]
+        sizes = {key: size_of(content) for key, content in contents.items()}
+        messages = [self._message(node, ask, contents[id(ask)], sizes[id(ask)]) for node, ask in asks.items()]
         pushed = zip(self._grid.push_messages(messages) if messages else (), asks, strict=False)
         nodes = {number: node for number, node in pushed if number}  # by message; what could not be sent has no number
+        self._late |= {number: (node, asks[node]) for number, node in nodes.items() if NONCE in asks[node].details}
         until, pause = time.monotonic() + self._timeout, _FIRST_PAUSE_S
         while nodes:
             for some in _batched(list(nodes), _PULLED_AT_ONCE):
                 for reply in self._grid.pull_messages(some):
-                    node = nodes.pop(reply.metadata.reply_to_message_id, None)
-                    if node is not None:  # late answers to earlier messages are nobody's
-                        answer = self._judged(reply)
+                    number = reply.metadata.reply_to_message_id
+                    node, late = nodes.pop(number, None), self._late.pop(number, None)
+                    if node is None:  # to an earlier message: it counts, but nobody waits for it any more
+                        self._judged(reply, *late) if late else self._meter.came(None, _size_of(reply))
+                    else:
+                        answer = self._judged(reply, node, asks[node])
                         if answer.status == "ok" and asks[node].kind not in WITHOUT_MODEL:
                             self._have.add(node)
                         yield node, answer
@@ -116,24 +127,27 @@ class Messenger:
                 time.sleep(pause)
                 pause = min(1.5 * pause, _LAST_PAUSE_S)
 
-    def _message(self, node: int, ask: Ask, content: RecordDict) -> Message:
-        self.bytes_down += size_of(content)
-        self.messages += 1
+    def _message(self, node: int, ask: Ask, content: RecordDict, size: int) -> Message:
+        self._meter.sent(size)
         return Message(content, dst_node_id=node, message_type=f"query.{QUERY}", group_id=ask.kind)
 
-    def _judged(self, reply: Message) -> Answer:
+    def _judged(self, reply: Message, node: int, ask: Ask) -> Answer:
         if reply.has_error():
             if reply.error.code in _MAY_COME_BACK:
                 return Answer("lost", self.base)
             return Answer("failed", self.base, reason=f"Flower says {reply.error.reason!r}")
-        self.bytes_up += size_of(reply.content)
         try:
             answer = read_answer(reply.content, most_bytes=self._most_bytes)
         except DataError as error:
-            return Answer("failed", self.base, reason=str(error))
+            answer = Answer("failed", self.base, reason=str(error), size=_size_of(reply))
+        self._arrived(node, ask, answer)
         if answer.base != self.base and answer.status == "ok":
             return Answer("failed", self.base, reason="it answers for another model")
         return answer
+
+
+def _size_of(reply: Message) -> int:
+    return 0 if reply.has_error() else size_of(reply.content)
 
 
 def _batched(values: Sequence[T], size: int) -> Iterable[Sequence[T]]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedup.centroids import how_from
 from fedup.errors import BudgetError, DataError, FedUPError
+from fedup.flower.account import with_spent
 from fedup.flower.answering import KINDS, Work
 from fedup.flower.holding import OwnError, Source, own
 from fedup.flower.policy import Policy, RefusedError
@@ -29,6 +30,7 @@ def mount(
     model: Callable[[], nn.Module],
     ids: Callable[[Context], Sequence[int]] | None = None,
     client: Callable[[Context], int] | None = None,
+    held_out: Callable[[Context], Rows] | None = None,
     policy: Policy | None = None,
     most_kept: int = MOST_KEPT,
 ) -> None:
@@ -38,10 +40,13 @@ def mount(
     Dataset or DataLoader (whose data set is read in its own order); `model` an untrained model,
     which takes the weights that the server sends; `ids` whole numbers that name the rows in sample requests (their
     places, where it is not given); `client` the number that names the node in client requests (its partition, or else
-    the node's own number). Features stay in the node's state, up to `most_kept` bytes (0: none), so that they are read
-    once for each model.
+    the node's own number); `held_out` rows that it did not train on, by which it is measured whether what is forgotten
+    looks unseen (without them a verdict says that it was not measured). Features stay in the node's state, up to
+    `most_kept` bytes (0: none), so that they are read once for each model.
     """
-    reply = replying(data=data, model=model, ids=ids, client=client, policy=policy, most_kept=most_kept)
+    reply = replying(
+        data=data, model=model, ids=ids, client=client, held_out=held_out, policy=policy, most_kept=most_kept
+    )
 
     @app.query(QUERY)
     def answer(message: Message, context: Context) -> Message:
@@ -54,6 +59,7 @@ def replying(
     model: Callable[[], nn.Module],
     ids: Callable[[Context], Sequence[int]] | None = None,
     client: Callable[[Context], int] | None = None,
+    held_out: Callable[[Context], Rows] | None = None,
     policy: Policy | None = None,
     most_kept: int = MOST_KEPT,
 ) -> Callable[[RecordDict, Context], RecordDict]:
@@ -63,7 +69,9 @@ def replying(
 
     def reply(content: RecordDict, context: Context) -> RecordDict:
         until = time.monotonic() + rules.answer_after_s
-        told = write_answer(_answer(content, context, Source(context, data, ids, client), model, rules, most_kept))
+        source = Source(context, data, ids, client, held_out)
+        answer = _answer(content, context, source, model, rules, most_kept)
+        told = write_answer(with_spent(answer, content, source, rules))
         time.sleep(max(0.0, until - time.monotonic()))
         return told
 
@@ -96,7 +104,7 @@ def _answer(
         policy.check(ask.kind, dp)
         if ask.kind not in WITHOUT_MODEL and ask.weights is None and not keeps_weights_of(context, base):
             raise _NeedsWeightsError  # before any row is read
-        work = Work(source, lambda: _model(ask, context, blank), context, policy, base, most_kept)
+        work = Work(source, lambda: _model(ask, context, blank), context, policy, base, most_kept, ask.arrays)
         if dp is not None:
             return answer_privately(work, ask.kind, details, dp)
         if ask.kind not in KINDS:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedup.contrast import Question
+from fedup.eraser_statistics import Question
 from fedup.errors import ArtifactError, BudgetError, DataError, FedUPError
 from fedup.federation import Client
 from fedup.flower.answering import Work, about

@@ -7,15 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedup import messages
 from fedup.client import Summarizing, Summary
+from fedup.eraser_statistics import GroupSpreads, Sketches, Spread
 from fedup.errors import DataError
-from fedup.flower.wire import NONCE, Answer
+from fedup.flower.wire import Answer
 from fedup.kmeans import centroid_count
-from fedup.moments import SHIFT_PARTS, Contrast, Moments, Shift, Sums
+from fedup.messages import SPENT
+from fedup.moments import Moments, Sums
 from fedup.privacy.guarantee import DP
 from fedup.private_erasure import NoisyStatistics
+from fedup.proportions import Paired
+from fedup.tally import Tally
 
 _LARGEST_CLIP = 1e12
+_LARGEST_SPENT = 1e12  # μ²: of a client that has released everything a million times
 _FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
@@ -89,7 +95,6 @@ def told_of(answer: Answer, expected: Expected) -> Told:
             expected.nonnegative,
             expected.shape,
             tuple(float(one) for one in epsilons),
-            wire_bytes=answer.size,
         ),
         rows,
     )
@@ -124,38 +129,94 @@ def labels_of(answer: Answer, samples: frozenset[int], num_classes: int) -> dict
     return found
 
 
-def shifts_of(answer: Answer, spreads: Mapping[str, tuple[int, int]]) -> dict[str, Shift]:
-    """Shifts at all of these cuts, of so many positions each; none where the node has too few rows."""
-    rows = answer.details.get("rows")
-    if not isinstance(rows, dict) or set(rows) not in (set(), set(spreads)):
-        raise DataError("it tells of other cuts than were asked about")
+def sketches_of(answer: Answer, shape: tuple[int, int], names: Collection[str], num_classes: int) -> Sketches:
+    """Sketches of these requests' rows and of retained classes."""
+    forgotten = {name: _sums(answer, f"forgotten/{name}", count, shape) for name, count in _named(answer, "forgotten")}
+    retained = {label: _sums(answer, f"retained/{label}", n, shape) for label, n in _pairs(answer, "retained")}
+    _require(set(forgotten) <= set(names), "it tells of a request that nobody named")
+    _require(all(-1 <= label < num_classes for label in retained), "a label is out of range")
+    return Sketches(forgotten, retained)
+
+
+def spreads_of(
+    answer: Answer, spreads: Mapping[str, tuple[int, int]], names: Collection[str], shares: Mapping[str, float]
+) -> GroupSpreads:
+    """Means and variances at all of these cuts; a client's share of each mixture is what it was given."""
+    found: dict[str, dict[str, dict[str, Spread]]] = {"forgotten": {}, "reference": {}}
+    for kind, groups in found.items():
+        told = answer.details.get(kind)
+        if not isinstance(told, dict) or not set(told) <= set(names):
+            raise DataError("it tells of a request that nobody named")
+        for name, weights in told.items():
+            if not isinstance(weights, dict) or set(weights) != set(spreads):
+                raise DataError("it tells of other cuts than were asked about")
+            groups[name] = {
+                cut: _spread(answer, f"{kind}/{name}/{cut}", weights[cut], shape) for cut, shape in spreads.items()
+            }
+    for name, cuts in found["reference"].items():
+        fits = all(one.weight <= shares.get(name, 0.0) * (1 + 1e-6) + 1e-9 for one in cuts.values())
+        _require(fits, "it takes a larger share of the mixture than it was given")
+    return GroupSpreads(found["forgotten"], found["reference"])
+
+
+def moments_of(answer: Answer, spread: tuple[int, int]) -> Moments | None:
+    """Second moments at so many positions and channels; None where the node has too few rows."""
+    if answer.details.get("none") is True:
+        return None
+    positions, channels = spread
+    half = _floats(answer, "squares", (positions, channels * (channels + 1) // 2))
+    count = answer.details.get("count")
+    if type(count) is not int or not 0 < count < 2**53:
+        raise DataError("a count of rows is out of range")
+    return Moments(count, _floats(answer, "sums", spread), messages.whole_of(half, channels))
+
+
+def tally_of(answer: Answer, names: Collection[str], num_classes: int) -> Tally:
+    """Counts of answers: hits are no more than rows, and of requests that were named."""
+    groups: dict[str, dict[str, dict[int, Paired]]] = {}
+    for kind in ("forgotten", "unseen"):
+        told = answer.details.get(kind)
+        if not isinstance(told, dict) or not set(told) <= set(names):
+            raise DataError("it counts answers for a request that nobody named")
+        groups[kind] = {name: _counts(rows, num_classes) for name, rows in told.items()}
+    return Tally(_counts(answer.details.get("retained"), num_classes), groups["forgotten"], groups["unseen"])
+
+
+def _counts(told: object, num_classes: int) -> dict[int, Paired]:
+    if not isinstance(told, list):
+        raise DataError("its counts are no list")
     found = {}
-    for cut, count in rows.items():
-        _require(type(count) is int and count > 0, "a count of rows is below 1")
-        found[cut] = Shift(count, *(_floats(answer, f"{cut}/{part}", spreads[cut][:1]) for part in SHIFT_PARTS))
+    for row in told:
+        numbers = isinstance(row, list) and len(row) == 5 and all(type(one) in (int, float) for one in row)
+        _require(numbers, "a count is no row of five numbers")
+        label, rows, before, after, both = row
+        _require(type(label) is int and 0 <= label < num_classes, "a label is out of range")
+        _require(0 < rows < 2**31 and 0 <= both <= min(before, after), "counts do not add up")
+        _require(max(before, after) <= rows and before + after - both <= rows + 1e-6, "there are more hits than rows")
+        found[label] = Paired(rows, before, after, both)
     return found
 
 
-def contrast_of(answer: Answer, spread: tuple[int, int], names: Collection[str]) -> Contrast | None:
-    """Statistics for an eraser at so many positions and channels, of these requests; None where there are none."""
-    if answer.details.get("none") is True:
-        return None
-    sums, squares = _floats(answer, "sums", spread), _floats(answer, "squares", (*spread, spread[1]))
-    groups: dict[str, dict[str, Sums]] = {"forgotten": {}, "reference": {}}
-    for kind, found in groups.items():
-        for pair in _list(answer, kind):
-            if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
-                raise DataError("a group is no pair of a name and a count")
-            name, count = pair
-            _require(name.partition(":")[0] in names, "it tells of a group that nobody named")
-            _require(type(count) in (int, float) and 0 <= count < 2**53, "a group's count is out of range")
-            found[name] = Sums(count, _floats(answer, f"{kind}/{name}", spread))
-    _require(groups["forgotten"].keys() == groups["reference"].keys(), "a group has nothing to be compared with")
-    _require(bool(groups["forgotten"]), "its groups are missing")
-    count = answer.details.get("count")
-    if type(count) is not int or count < 1:
-        raise DataError("a count of rows is below 1")
-    return Contrast(groups["forgotten"], groups["reference"], Moments(count, sums, squares))
+def _spread(answer: Answer, name: str, weight: object, shape: tuple[int, int]) -> Spread:
+    if type(weight) not in (int, float) or not 0 < float(weight) < 2**53:  # type: ignore[arg-type]
+        raise DataError("a weight is out of range")
+    variance = _floats(answer, f"{name}/variance", shape)
+    _require(bool((variance >= 0).all()), "a variance is below 0")
+    return Spread(float(weight), _floats(answer, f"{name}/mean", shape), variance)  # type: ignore[arg-type]
+
+
+def _sums(answer: Answer, name: str, count: int, shape: tuple[int, int]) -> Sums:
+    _require(0 < count < 2**53, "a count of rows is out of range")
+    return Sums(count, _floats(answer, name, shape))
+
+
+def _named(answer: Answer, key: str) -> list[tuple[str, int]]:
+    found = []
+    for pair in _list(answer, key):
+        fits = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) and type(pair[1]) is int
+        _require(fits, f"{key} holds something that is no pair of a name and a count")
+        found.append((pair[0], pair[1]))
+    return found
 
 
 def noisy_of(answer: Answer, spread: tuple[int, int], num_classes: int) -> NoisyStatistics:
@@ -170,9 +231,11 @@ def noisy_of(answer: Answer, spread: tuple[int, int], num_classes: int) -> Noisy
     return NoisyStatistics(sums, counts, float(clip))
 
 
-def release_of(answer: Answer) -> str:
-    """The name of what was released under a guarantee; none without one."""
-    return str(answer.details.get(NONCE, ""))[:64]
+def spent_of(answer: Answer) -> float | None:
+    """The sum of μ² over all that the client has released, by its own account; None where it tells none of use."""
+    told: Any = answer.details.get(SPENT)
+    is_number = isinstance(told, int | float) and not isinstance(told, bool)
+    return float(told) if is_number and 0 <= told <= _LARGEST_SPENT else None
 
 
 def _require(holds: bool, otherwise: str) -> None:

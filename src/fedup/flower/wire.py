@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -13,11 +12,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedup.errors import DataError
+from fedup.messages import FORMAT, NONCE, answer_text, arrays_size, field_size, question_text, text_size
+
+__all__ = ["NONCE", "QUERY", "WITHOUT_MODEL", "Answer", "Ask", "read_answer", "read_ask", "write_answer", "write_ask"]
 
 QUERY = "fedup"  # nodes register it, and messages are of the type query.fedup
-FORMAT = 1
 Status = Literal["ok", "refused", "failed", "needs weights", "lost"]  # a lost answer is never sent
-NONCE = "release"  # a detail: what names a release under differential privacy
 ROW = (
     "row"  # a detail: the shape and type of a row, so that a node can try the model on a blank one before it reads any
 )
@@ -35,6 +35,7 @@ class Ask:
     details: Mapping[str, Any] = field(default_factory=dict)  # plain data
     weights: Mapping[str, Tensor] | None = None  # for nodes that lack them
     record: ArrayRecord | None = None  # the same as it is sent, which messages may share
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)  # that belong to the question itself
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,13 @@ class Answer:
 
 def write_ask(ask: Ask) -> RecordDict:
     """As the content of a message."""
-    text = json.dumps({"format": FORMAT, "kind": ask.kind, "base": ask.base, "details": dict(ask.details)})
-    content = RecordDict({"fedup": ConfigRecord({"json": text})})
+    content = RecordDict({"fedup": ConfigRecord({"json": question_text(ask.kind, ask.base, ask.details)})})
     if ask.record is not None:
         content["weights"] = ask.record
     elif ask.weights is not None:
         content["weights"] = record_of(ask.weights)
+    if ask.arrays:
+        content["arrays"] = record_of(ask.arrays)
     return content
 
 
@@ -67,11 +69,12 @@ def record_of(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 
 def read_ask(content: RecordDict) -> Ask:
     """The opposite of `write_ask`."""
-    told = _json(content)
-    weights = content.array_records.get("weights")
+    told = text_of(content)
+    weights, arrays = (content.array_records.get(name) for name in ("weights", "arrays"))
     tensors = None if weights is None else {name: tensor_of(array, name) for name, array in weights.items()}
+    own = {name: tensor_of(array, name) for name, array in arrays.items()} if arrays is not None else {}
     try:
-        return Ask(str(told["kind"]), str(told["base"]), dict(told["details"]), tensors)
+        return Ask(str(told["kind"]), str(told["base"]), dict(told["details"]), tensors, arrays=own)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"The question lacks a part ({error!r}).") from error
 
@@ -96,14 +99,8 @@ def blank_from(told: object) -> Tensor:
 
 def write_answer(answer: Answer) -> RecordDict:
     """As the content of a message."""
-    told = {
-        "format": FORMAT,
-        "status": answer.status,
-        "base": answer.base,
-        "details": dict(answer.details),
-        "reason": answer.reason,
-    }
-    content = RecordDict({"fedup": ConfigRecord({"json": json.dumps(told)})})
+    text = answer_text(answer.status, answer.base, answer.details, answer.reason)
+    content = RecordDict({"fedup": ConfigRecord({"json": text})})
     if answer.arrays:
         content["arrays"] = record_of(answer.arrays)
     return content
@@ -114,7 +111,7 @@ def read_answer(content: RecordDict, *, most_bytes: int) -> Answer:
     size = size_of(content)
     if size > most_bytes:
         raise DataError(f"{size:,} bytes came, and at most {most_bytes:,} are taken")
-    told = _json(content)
+    told = text_of(content)
     record = content.array_records.get("arrays")
     arrays = {name: tensor_of(array, name) for name, array in record.items()} if record else {}
     status = told.get("status")
@@ -124,22 +121,29 @@ def read_answer(content: RecordDict, *, most_bytes: int) -> Answer:
 
 
 def size_of(content: RecordDict) -> int:
-    """Bytes of a message's records as they are sent: arrays with their headers, texts and numbers, with their names."""
-    arrays = (item for record in content.array_records.values() for item in record.items())
-    texts = (item for record in content.config_records.values() for item in record.items())
-    numbers = (item for record in content.metric_records.values() for item in record.items())
-    return sum(len(name.encode()) + len(array.data) for name, array in arrays) + sum(
-        len(name.encode()) + _size_of(value) for name, value in chain(texts, numbers)
-    )
+    """Bytes of a message's records as protocol buffers: exactly for what fedup sends, and about for anything else.
+
+    Not counted is what Flower and gRPC put around them, some hundred bytes a message and an array.
+    """
+    records: list[tuple[str, int]] = []
+    for key, arrays in content.array_records.items():
+        told = ((name, array.dtype, array.shape, len(array.data)) for name, array in arrays.items())
+        records.append((key, arrays_size(told)))
+    for named in (content.config_records, content.metric_records):
+        for key, values in named.items():
+            records.append(
+                (key, sum(field_size(text_size(name) + _value_size(value)) for name, value in values.items()))
+            )
+    return sum(field_size(text_size(key) + field_size(size)) for key, size in records)
 
 
-def _size_of(value: object) -> int:
+def _value_size(value: object) -> int:
     """Of a text, bytes, a number, or a list of them; numbers take eight bytes at most."""
-    if isinstance(value, list):
-        return sum(map(_size_of, value))
     if isinstance(value, str):
-        return len(value.encode(errors="surrogatepass"))
-    return len(value) if isinstance(value, bytes) else 8
+        return field_size(text_size(value))
+    if isinstance(value, list):
+        return field_size(field_size(sum(map(_value_size, value))))
+    return field_size(field_size(len(value))) if isinstance(value, bytes) else 8
 
 
 def array_of(tensor: Tensor) -> Array:
@@ -163,7 +167,8 @@ def tensor_of(array: Array, name: str) -> Tensor:
         raise DataError(f"{name} is no array ({type(error).__name__})") from error
 
 
-def _json(content: RecordDict) -> dict[str, Any]:
+def text_of(content: RecordDict) -> dict[str, Any]:
+    """The text of a message, without its arrays."""
     try:
         told = json.loads(str(content.config_records["fedup"]["json"]))
     except (KeyError, ValueError, RecursionError) as error:

@@ -12,6 +12,15 @@ ProjectionName = Literal["auto", "tail", "random", "none"]
 LARGEST_DELTA = 1e-5
 
 
+def guarantee_of(how: object) -> "DP | None":
+    """The guarantee that messages made in this way are under; None without one, and where noise can be replayed.
+
+    >>> guarantee_of(DP(1.0, clip="unit", replay_seed=0)) is None
+    True
+    """
+    return how if isinstance(how, DP) and not how.is_replayable else None
+
+
 def _is_positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 

@@ -31,17 +31,22 @@ class Budget:
 
 @dataclass(frozen=True)
 class Charge:
-    """One release of one client."""
+    """One release of one client, or what its own account has beyond the releases that are known here."""
 
     client: int
     mu: float
     what: str
-    mechanism: str
-    release: str = ""  # its own name, where it may come to be charged twice
+    mechanism: str  # in words, for people
+    release: str = ""  # what it is known by: one release is charged once
+    replayable: bool = False  # test mode: its noise protects nothing
+    correction: bool = False  # no release that came, but one that the client charged itself for
+    covered: float = 0.0  # of its μ²: charged already, by a correction before it came
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mu < math.inf:
-            raise ValueError(f"a charge of {self.mu}")
+        if not 0 <= self.mu < math.inf or not 0 <= self.covered < math.inf:
+            raise ValueError(f"a charge of {self.mu}, of which {self.covered} is covered")
+        if type(self.replayable) is not bool or type(self.correction) is not bool:
+            raise ValueError("a charge that does not say whether it protects, or whether it is a correction")
 
 
 def _many(releases: int) -> str:
@@ -64,9 +69,10 @@ class Ledger:
         self.charges = list(charges)
         self.budgets = dict(budgets or {})
         self._squares: dict[int, float] = {}
-        self._named = {(charge.client, charge.release) for charge in self.charges}
+        self._corrected: dict[int, float] = {}  # μ² of corrections whose releases have not come
+        self._named: set[tuple[int, str]] = set()
         for charge in self.charges:
-            self._squares[charge.client] = self._squares.get(charge.client, 0.0) + charge.mu**2
+            self._add_up(charge)
 
     @property
     def clients(self) -> list[int]:
@@ -77,9 +83,13 @@ class Ledger:
         """What the client may spend in all; None where nobody set a limit."""
         return self.budgets.get(client, self.budgets.get(None))
 
+    def spent(self, client: int) -> float:
+        """What the client has spent: the sum of μ² over its releases."""
+        return self._squares.get(client, 0.0)
+
     def mu(self, client: int) -> float:
         """What the client has spent, in μ-GDP."""
-        return math.sqrt(self._squares.get(client, 0.0))
+        return math.sqrt(self.spent(client))
 
     def epsilon(self, client: int, delta: float) -> float:
         """What the client has spent, as the ε at that δ."""
@@ -90,18 +100,23 @@ class Ledger:
         budget = self.budget(client)
         if budget is None:
             return math.inf
-        return epsilon_of(math.sqrt(max(0.0, budget.mu**2 - self._squares.get(client, 0.0))), budget.delta)
+        return epsilon_of(math.sqrt(max(0.0, budget.mu**2 - self.spent(client))), budget.delta)
 
     def affords(self, client: int, squares: float) -> bool:
         """Whether so much more, as a sum of μ², is within the client's budget."""
         budget = self.budget(client)
-        return budget is None or self._squares.get(client, 0.0) + squares <= budget.mu**2 * (1 + _ROUNDING)
+        return budget is None or self.spent(client) + squares <= budget.mu**2 * (1 + _ROUNDING)
 
     def check(self, clients: Iterable[int], dp: DP) -> None:
         """Raise unless these clients can afford such a release, one named twice two of them; nothing is charged."""
         for client, releases in Counter(clients).items():
             budget = self.budget(client)
-            after = self._squares.get(client, 0.0) + releases * dp.mu**2
+            if budget is not None and dp.is_replayable:
+                raise BudgetError(
+                    f"Client {client} has a privacy budget, and noise that can be replayed protects nothing: no budget "
+                    "allows it. Leave replay_seed out. Nothing was released."
+                )
+            after = self.spent(client) + releases * dp.mu**2
             if budget is None or self.affords(client, releases * dp.mu**2):
                 continue
             raise BudgetError(
@@ -121,16 +136,51 @@ class Ledger:
             )
 
     def spend(self, client: int, dp: DP, what: str, release: str = "") -> None:
-        """Charge a release; it is recorded before the noise is drawn, so that no release goes uncharged. One with a
-        name is charged once."""
+        """Charge a release, or refuse it; it is recorded before the noise is drawn, so that none goes uncharged. One
+        that is known already is charged once."""
         if release and (client, release) in self._named:
             return
         self.check([client], dp)
-        charge = Charge(client, dp.mu, what, str(dp), release)
+        self._charge(Charge(client, dp.mu, what, str(dp), release, dp.is_replayable))
+
+    def came(self, client: int, dp: DP, what: str, release: str, *, reported: float | None = None) -> None:
+        """Charge a release that came from elsewhere: it was made, whatever the budget. One that came before, under
+        whatever name, is charged once; `release` is what its content is known by.
+
+        `reported` is what the client has spent by its own account, this release included. Where that is more than is
+        known here, releases were lost on the way, and it is corrected; one of them that comes after all is covered by
+        the correction.
+        """
+        if (client, release) not in self._named:
+            square, open_ = dp.mu**2, self._corrected.get(client, 0.0)
+            beyond = 0.0 if reported is None else self.spent(client) + square - reported
+            covered = min(beyond, open_, square) if beyond > _ROUNDING * square else 0.0
+            mu = math.sqrt(max(0.0, square - covered)) if covered else dp.mu
+            self._charge(Charge(client, mu, what, str(dp), release, dp.is_replayable, covered=covered))
+        if reported is not None:
+            self.correct(client, reported, "releases that did not come")
+
+    def correct(self, client: int, total: float, why: str) -> None:
+        """Raise what the client has spent to the `total` of μ² by its own account; it is never lowered."""
+        missing = total - self.spent(client)
+        if missing > _ROUNDING * total:
+            self._charge(
+                Charge(client, math.sqrt(missing), f"correction: {why}", "by the client's own account", correction=True)
+            )
+
+    def _charge(self, charge: Charge) -> None:
         self._record(charge)
         self.charges.append(charge)
-        self._named.add((client, release))
-        self._squares[client] = self._squares.get(client, 0.0) + charge.mu**2
+        self._add_up(charge)
+
+    def _add_up(self, charge: Charge) -> None:
+        client, square = charge.client, charge.mu**2
+        self._squares[client] = self.spent(client) + square
+        if charge.correction or charge.covered:
+            open_ = self._corrected.get(client, 0.0) + (square if charge.correction else -charge.covered)
+            self._corrected[client] = max(0.0, open_)
+        if charge.release:
+            self._named.add((client, charge.release))
 
     def _record(self, charge: Charge) -> None:
         """Where a ledger is kept elsewhere, a charge is written there first; if that fails nothing is released."""

@@ -1,18 +1,16 @@
 """Requests answered in a run folder: fitted, judged, stored, and only then in force."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedup.centroids import CellName, Centroids, save_centroids
-from fedup.client import Summarizing
 from fedup.contact import Contact
 from fedup.errors import RequestError, SettingError
 from fedup.federation import Federation
 from fedup.filter import FilterConfig
 from fedup.filter_file import save_filter
 from fedup.plugging import PluggedModel
-from fedup.privacy.guarantee import DP
 from fedup.report import Release, Report
 from fedup.request import Forget
 from fedup.run.folder import Writer
@@ -22,7 +20,6 @@ from fedup.unlearning import restore as take_back
 from fedup.unlearning import unlearn as fit_and_serve
 
 _LONGEST_REFERENCE = 200
-_PROTECTED = ("centroids", "statistics under DP")  # other messages are exact
 
 # Accuracies by state of the model (original, forgotten, restored), part of the data and side (retain, forget).
 Figures = Mapping[str, Any]
@@ -116,7 +113,9 @@ def unlearn(
         for i, one in enumerate(asked)
     ]
     body: dict[str, Any] = {**(facts or {}), "requests": requests}
-    return _settle(writer, "unlearned", body, plugged, centroids, report, judge, limits)
+    answer = _settle(writer, "unlearned", body, plugged, centroids, report, judge, limits)
+    _let_answers_go(clients, answer)
+    return answer
 
 
 def restore(
@@ -133,7 +132,9 @@ def restore(
     """Take requests back: a filter for the remaining ones, or none after the last."""
     report = take_back(plugged, centroids, [request.forget for request in requests], clients=clients)
     body = {**(facts or {}), "requests": [request.id for request in requests]}
-    return _settle(writer, "restored", body, plugged, centroids, report, judge, limits)
+    answer = _settle(writer, "restored", body, plugged, centroids, report, judge, limits)
+    _let_answers_go(clients, answer)
+    return answer
 
 
 def purge(writer: Writer, plugged: PluggedModel, centroids: Centroids) -> list[CellName]:
@@ -142,6 +143,13 @@ def purge(writer: Writer, plugged: PluggedModel, centroids: Centroids) -> list[C
     record = writer.put("centroids", lambda path: save_centroids(centroids, path))
     writer.commit("purged", {"cells": [list(cell) for cell in gone], "centroids": record.to_json()})
     return gone
+
+
+def _let_answers_go(clients: Federation | Contact | None, answer: Answer) -> None:
+    """Answers that came are in the folder now. Those of a request that was declined stay: it may be asked again, with
+    force, and need not cost twice."""
+    if clients is not None and not isinstance(clients, Federation) and answer.declined is None:
+        clients.settled()
 
 
 def _settle(
@@ -167,7 +175,8 @@ def _settle(
         "centroids_used": report.centroids_used,
         "erasure": report.erasure,
         "notes": list(report.notes),
-        "releases": describe_releases(report.releases, centroids.how) if centroids else [],
+        "messages": report.traffic.messages,
+        "releases": describe_releases(report.releases),
         "base": plugged.base_fingerprint,
     }
     refusal = limits.refusal(figures) if served else None
@@ -195,17 +204,18 @@ def _settle(
     return Answer(ids, stored, report, figures)
 
 
-def describe_releases(sent: Iterable[Release], how: Summarizing | DP) -> list[dict[str, Any]]:
-    """Messages of clients as they stand in the journal, with what protected them; an ε only where an accountant
-    computed it."""
+def describe_releases(sent: Iterable[Release]) -> list[dict[str, Any]]:
+    """Messages of clients as they stand in the journal, with what protected them: a guarantee, or none."""
     return [
         {
             "client": one.client,
             "what": one.what,
             "cells": one.cells,
             "bytes": one.size_bytes,
-            "mechanism": how.mechanism if one.what in _PROTECTED else "none",
-            "sigma": how.sigma if one.what in _PROTECTED else 0.0,
+            "mechanism": one.mechanism,
+            "sigma": one.sigma,
+            "guarantee": asdict(one.guarantee) if one.guarantee else None,
+            "name": one.name,
         }
         for one in sorted(sent, key=lambda release: release.client)
     ]

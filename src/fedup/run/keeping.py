@@ -1,7 +1,6 @@
 """A trained model and the centroids of its clients, put into a run folder."""
 
 import statistics
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -10,7 +9,7 @@ from torch import nn
 
 from fedup.centroids import Centroids, save_centroids
 from fedup.model_file import save_model
-from fedup.report import Release
+from fedup.privacy.guarantee import guarantee_of
 from fedup.run.answering import describe_releases
 from fedup.run.folder import Writer
 from fedup.sharing import fingerprint
@@ -29,15 +28,18 @@ def keep_model(writer: Writer, model: nn.Module, facts: Mapping[str, Any]) -> di
 
 def keep_centroids(writer: Writer, store: Centroids, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The clients' cells, with what each of them released. What was written."""
-    cells = Counter(cell.client for cell in store.cells)
-    sent = [Release(client, cells[client], size) for client, size in store.bytes_up.items()]
     body = {
         "centroids": writer.put("centroids", lambda path: save_centroids(store, path)).to_json(),
         "how": asdict(store.how),
         "rows": len(store.vectors),
         "width": store.vectors.shape[1],
         "cells": len(store.cells),
-        "releases": describe_releases(sent, store.how),
+        "mechanism": store.how.mechanism,
+        "guarantee": asdict(guarantee) if (guarantee := guarantee_of(store.how)) else None,
+        "releases": describe_releases(store.traffic.releases),
+        "bytes_up": store.traffic.bytes_up,
+        "bytes_down": store.traffic.bytes_down,
+        "messages": store.traffic.messages,
         "paper_epsilon": statistics.fmean(store.paper_epsilons.values()) if store.paper_epsilons else None,
         **facts,
     }

@@ -11,11 +11,6 @@ from fedup.run.folder import Writer
 from fedup.run.state import State
 
 
-def is_guarantee(mechanism: str) -> bool:
-    """Whether what protected a message was differential privacy, by its words in the journal."""
-    return "-DP for one" in mechanism
-
-
 def ledger_of(state: State) -> Ledger:
     """What the folder's clients have spent and may spend, for readers."""
     return Ledger(_charges(state), _budgets(state))
@@ -29,7 +24,7 @@ class RunLedger(Ledger):
         self._writer = writer
 
     def _record(self, charge: Charge) -> None:
-        self._writer.commit("charged", asdict(charge))
+        self._writer.commit("corrected" if charge.correction else "charged", asdict(charge))
 
 
 def set_budget(writer: Writer, budget: Budget, clients: Collection[int]) -> None:
@@ -45,21 +40,22 @@ def describe_ledger(state: State) -> list[dict[str, Any]]:
     """By client: releases, ε spent, allowed and left, each at the δ named (the budget's, else 1e-5)."""
     ledger, told = ledger_of(state), []
     sent = [one for event in state.events for one in event.body.get("releases", ())]
-    exact = Counter(one["client"] for one in sent if not is_guarantee(one["mechanism"]))
+    exact = Counter(one["client"] for one in sent if one["guarantee"] is None)
     for client in ledger.clients:
-        budget = ledger.budget(client)
+        budget, own = ledger.budget(client), [charge for charge in ledger.charges if charge.client == client]
         delta = budget.delta if budget else Budget.delta
         told.append(
             {
                 "client": client,
-                "releases": sum(charge.client == client for charge in ledger.charges),
+                "releases": sum(not charge.correction for charge in own),
+                "corrections": sum(charge.correction for charge in own),
                 "mu": ledger.mu(client),
                 "delta": delta,
                 "epsilon": ledger.epsilon(client, delta),
                 "budget": budget.epsilon if budget else None,
                 "left": ledger.left(client) if budget else None,
                 "unprotected": exact[client],  # messages outside any guarantee: what was spent does not bound them
-                "test_mode": any("TEST MODE" in c.mechanism for c in ledger.charges if c.client == client),
+                "test_mode": any(charge.replayable for charge in own),
             }
         )
     return told
@@ -71,7 +67,7 @@ def default_budget(state: State) -> Budget | None:
 
 
 def _charges(state: State) -> list[Charge]:
-    return [Charge(**event.body) for event in state.events if event.kind == "charged"]
+    return [Charge(**event.body) for event in state.events if event.kind in ("charged", "corrected")]
 
 
 def _budgets(state: State) -> dict[int | None, Budget]:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fedup.errors import ArtifactError, RequestError
+from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Budget, Charge
 from fedup.request import Forget
 from fedup.run.journal import GENESIS, Event
@@ -84,8 +85,13 @@ class State:
     @property
     def protection(self) -> str:
         """What protected the messages of the collection, in words."""
-        sent = self.collected.body["releases"] if self.collected else []
-        return sent[0]["mechanism"] if sent else "none"
+        return str(self.collected.body["mechanism"]) if self.collected else "none"
+
+    @property
+    def guarantee(self) -> DP | None:
+        """The one that the messages of the collection were under; none where noise could be replayed."""
+        told = self.collected.body["guarantee"] if self.collected else None
+        return None if told is None else DP(**told)
 
     def request(self, request_id: str) -> Request:
         """The request of that id (R1, R2, …, in any case) or, where no other has it, of that reference."""
@@ -163,8 +169,9 @@ def _unchanged(state: State, event: Event) -> State:
 
 
 def _charged(state: State, event: Event) -> State:
-    """A client's release under DP, before it is made; `fedup.run.ledger` adds them up."""
-    Charge(**event.body)
+    """A client's release under DP, or what its own account has beyond these; `fedup.run.ledger` adds them up."""
+    if Charge(**event.body).correction != (event.kind == "corrected"):
+        raise ValueError("a charge under the name of a correction, or the other way round")
     return state
 
 
@@ -186,6 +193,7 @@ _APPLY = {
     "evaluated": _unchanged,  # figures of Retrain, for evidence
     "evidenced": _unchanged,  # pages written, with their hashes
     "charged": _charged,
+    "corrected": _charged,
     "budgeted": _budgeted,
     "migrated": _unchanged,
 }

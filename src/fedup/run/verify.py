@@ -1,6 +1,5 @@
 """The whole folder checked: chain, files, what fits what, and that restoring gives the original model, bit for bit."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -11,10 +10,11 @@ from fedup.centroids import Centroids
 from fedup.cut import logits_of
 from fedup.errors import FedUPError, MissingRunError, NoArchitectureError
 from fedup.plugging import PluggedModel
+from fedup.privacy.guarantee import DP
 from fedup.run.evidence import evidence_files
 from fedup.run.folder import Run
 from fedup.run.journal import Event
-from fedup.run.ledger import describe_ledger, is_guarantee
+from fedup.run.ledger import describe_ledger
 from fedup.run.serving import load_base, load_plugged, load_store
 from fedup.run.state import State
 from fedup.run.store import hash_of
@@ -71,7 +71,7 @@ def _checks(
         yield _attempt(record.name, lambda record=record: f"sha256 {run.files.checked(record).sha256}")  # type: ignore[misc]
     if state.model is not None:
         yield from _model_checks(run, state, blank, probe)
-    if any(event.kind == "charged" or _under_dp(event) for event in state.events):
+    if any(event.kind in ("charged", "corrected") or _under_dp(event) for event in state.events):
         yield _attempt("ledger", lambda: _check_ledger(state))
     yield from _evidence_checks(run, state)
     leftovers = run.files.leftovers(state.files, training=state.trained is None)
@@ -101,21 +101,23 @@ def _model_checks(
 
 
 def _under_dp(event: Event) -> bool:
-    return any(is_guarantee(sent["mechanism"]) for sent in event.body.get("releases", ()))
+    return any(sent["guarantee"] is not None for sent in event.body.get("releases", ()))
 
 
 def _check_ledger(state: State) -> str:
-    """Every release under a guarantee must have been charged to its client before it was made."""
-    charged: Counter[tuple[int, str]] = Counter()
+    """Every release under a guarantee must have been charged to its client, by its own name, at what it cost."""
+    charged: dict[tuple[int, str], float] = {}
     for event in state.events:
         if event.kind == "charged":
-            charged[event.body["client"], event.body["mechanism"]] += 1
+            paid = event.body["mu"] ** 2 + event.body["covered"]
+            charged[event.body["client"], event.body["release"]] = paid
         for sent in event.body.get("releases", ()):
-            release = sent["client"], sent["mechanism"]
-            charged[release] -= is_guarantee(sent["mechanism"])
-            if charged[release] < 0:
+            if sent["guarantee"] is None:
+                continue
+            paid = charged.get((sent["client"], sent["name"]), 0.0) if sent["name"] else 0.0
+            if paid < DP(**sent["guarantee"]).mu ** 2 * (1 - 1e-9):
                 raise FedUPError(f"Client {sent['client']} released something under DP that was not charged.")
-    spent = [one for one in describe_ledger(state) if one["releases"]]
+    spent = [one for one in describe_ledger(state) if one["releases"] or one["corrections"]]
     most = max(spent, key=lambda one: one["mu"])
     exact = sum(one["unprotected"] for one in spent)
     besides = f"; besides, {exact} messages were sent without any guarantee" if exact else ""

@@ -1,7 +1,6 @@
 """FedUP: a filter at the cut, fitted at the server to the centroids of what is retained."""
 
 import statistics
-from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -136,7 +135,7 @@ class Method:
             "did": self._did(report, plugged),
             "erasure": report.erasure,
             "notes": report.notes,
-            "privacy": _privacy_of(centroids, report),
+            "privacy": _privacy_of(centroids),
         }
         return Unlearned(plugged, cost, restore=lambda: _unplugged(plugged), about=about)
 
@@ -165,22 +164,19 @@ class Method:
                 keep_forgotten_classes=self.class_policy != "drop",
             )
         cost.bytes_up += centroids.size_bytes
+        cost.bytes_down += centroids.traffic.bytes_down
         cost.clients.update(centroids.bytes_up)
         return centroids
 
 
-def _privacy_of(centroids: Centroids, report: Report) -> dict[str, Any]:
+def _privacy_of(centroids: Centroids) -> dict[str, Any]:
     """What the messages cost by account."""
-    sent = Counter(centroids.bytes_up)
-    for release in report.releases:
-        if release.what != "centroids":  # those are counted at the store
-            sent[release.client] += release.size_bytes
     counted, ledger = centroids.paper_epsilons, centroids.ledger
     return {
         "mechanism": centroids.how.mechanism,
         "epsilon": max((ledger.epsilon(client, 1e-5) for client in ledger.clients), default=None),
         "paper_epsilon": statistics.fmean(counted.values()) if counted else None,
-        "largest_upload": max(sent.values()),
+        "largest_upload": max(centroids.bytes_up.values()),
     }
 
 

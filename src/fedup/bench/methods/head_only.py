@@ -76,8 +76,8 @@ def _retained(centroids: Centroids, task: Task, cost: Cost) -> tuple[Tensor, Ten
     used = [cell for cell in centroids.cells if cell.client not in gone.client_ids and cell.label not in gone.class_ids]
     contact = InProcess(task.federation, task.model, one_reader=True)
     Refresh(centroids, contact, report, keep_sealed=False).bring_up_to_date(used, gone)
-    cost.bytes_up += report.bytes_up
-    cost.bytes_down += report.bytes_down
+    cost.bytes_up += contact.traffic.bytes_up
+    cost.bytes_down += contact.traffic.bytes_down
     cost.clients.update(report.clients_contacted)
     rows = centroids.rows_of(used)
     return centroids.vectors[rows], centroids.row_labels()[rows]
