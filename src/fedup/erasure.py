@@ -208,8 +208,7 @@ class Erasing:
         return added
 
     def _clients(self, question: Question) -> list[int]:
-        """All that may hold rows to forget or to compare with; of those that are forgotten as a whole, whose rows are to
-        be erased."""
+        """All that may hold rows to forget or to compare with."""
         erased = union(question.requests.values()).client_ids
         return [
             client for client in self._reach().clients if client in erased or client not in question.gone.client_ids

@@ -16,8 +16,8 @@ class Forget:
     """A request to forget clients, classes or samples; `|` joins several into one.
 
     The `reason` says what it is to achieve: withdrawn rows are to look like rows that were never seen, poisoned ones
-    are to lose their hold on the label they carry. It is no part of what is forgotten: two requests for the same data are
-    equal whatever their reasons.
+    are to lose their hold on the label they carry. It is no part of what is forgotten: two requests for the same data
+    are equal whatever their reasons.
 
     >>> request = Forget.classes([7]) | Forget.samples({3: [10, 11]})
     >>> request.kind

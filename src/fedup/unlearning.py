@@ -52,8 +52,8 @@ def unlearn(
     nobody asked to forget may lose `max_class_loss` points; beyond, or where fewer than 20 of its rows would stay, the
     answer is refused (`HarmError`), and `force` serves it all the same. Where clients can be reached each new request
     gets a verdict (`report.verdicts`), measured with it and without it; withdrawn samples that would be known better
-    than before stay open without a filter (`report.withheld`), unless `force` is given. `measure` asks clients for the verdict, or
-    does not; by default they are asked where they are in this process, and for samples.
+    than before stay open without a filter (`report.withheld`), unless `force` is given. `measure` asks clients for the
+    verdict, or does not; by default they are asked where they are in this process, and for samples.
 
     Settings are those of `config`, or of a `preset`, else those of the filter that is served, else the default ones.
     """

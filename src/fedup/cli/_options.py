@@ -14,6 +14,9 @@ DeviceOption = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cu
 MaxLossOption = Annotated[
     float, typer.Option(help="Points of retained validation accuracy that a filter may cost to be put in force.", min=0)
 ]
+MaxClassLossOption = Annotated[
+    float, typer.Option(help="Points of recall that a class nobody asked to forget may lose on retained rows.", min=0)
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Put the filter in force whatever it costs.")]
 
 DEFAULT_RUN = Path("run")

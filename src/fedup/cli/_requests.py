@@ -4,23 +4,30 @@ import csv
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import typer
 
 from fedup.errors import RequestError
 from fedup.request import Forget, union
 
-_COLUMNS = ("reference", "client", "class", "sample")
+_COLUMNS = ("reference", "client", "class", "sample", "reason")
 _NUMBERS = re.compile(r"[0-9]{1,18}(-[0-9]{1,18})?([,; ]+[0-9]{1,18}(-[0-9]{1,18})?)*")
 _MOST = 10_000_000  # a slip of the finger in a range must not fill the memory
 
 
-def from_options(clients: Sequence[int], classes: Sequence[int], samples: Sequence[str]) -> list[Forget]:
+def from_options(
+    clients: Sequence[int], classes: Sequence[int], samples: Sequence[str], reason: str = "withdrawal"
+) -> list[Forget]:
     """One request that joins all that the options name; none when they name nothing."""
     parts = [Forget.clients(clients)] if clients else []
     parts += [Forget.classes(classes)] if classes else []
     parts += [_samples_option(text) for text in samples]
-    return [union(parts)] if parts else []
+    return [_because(union(parts), reason)] if parts else []
+
+
+def _because(request: Forget, reason: str) -> Forget:
+    return Forget(request.client_ids, request.class_ids, request.sample_ids, cast(Any, reason))  # checked there
 
 
 def _samples_option(text: str) -> Forget:
@@ -47,15 +54,16 @@ def parse_numbers(text: str) -> list[int]:
     return found
 
 
-def from_csv(path: Path) -> list[tuple[Forget, str | None]]:
+def from_csv(path: Path, reason: str = "withdrawal") -> list[tuple[Forget, str | None]]:
     """Requests of a file with the columns reference, client, class and sample; rows of one reference are one request.
 
-    A row names a client, or a class, or samples of a client (`17 42 50-60`).
+    A row names a client, or a class, or samples of a client (`17 42 50-60`), and in a column `reason` why, where it is
+    another than the one given.
     """
     by_reference: dict[str, list[Forget]] = {}
     for line, row in _rows(path):
         try:
-            part = _row(row)
+            part = _because(_row(row), row["reason"] or reason)
         except RequestError as error:
             raise RequestError(f"Line {line} of {path}: {error} Nothing was changed.") from error
         reference = row["reference"] or f"\0{line}"  # a row without one is a request of its own

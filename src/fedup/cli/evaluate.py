@@ -66,7 +66,6 @@ def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any
     from fedup.bench.watching import RoundsShown
     from fedup.cli._progress import progress_bars
     from fedup.errors import RequestError
-    from fedup.request import union
     from fedup.sharing import fingerprint
 
     recipe = session.recipe
@@ -81,7 +80,7 @@ def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any
     with progress_bars(session.console) as show:
         trained = recipe.train(
             start.to(session.device),
-            session.federation.without(union(state.forgets)),
+            session.federation.without(state.left_out),
             observers=[RoundsShown(show, "Retraining without the forgotten data", recipe.rounds)],
         )
     figures = FederationJudge(session.federation).alone(trained.model, state.forgets) | {"time_s": trained.time_s}

@@ -13,6 +13,7 @@ from fedup.cli._options import (
     DeviceOption,
     ForceOption,
     JsonOption,
+    MaxClassLossOption,
     MaxLossOption,
     RunOption,
     WaitOption,
@@ -32,6 +33,7 @@ def restore(
         bool, typer.Option("--all", help="Take all requests back: the original model answers.")
     ] = False,
     max_loss: MaxLossOption = 3.0,
+    max_class_loss: MaxClassLossOption = 5.0,
     force: ForceOption = False,
     device: DeviceOption = "cpu",
     wait: WaitOption = DEFAULT_WAIT_S,
@@ -45,7 +47,7 @@ def restore(
 
     if bool(requests) == everything:
         raise typer.BadParameter("name the requests to take back, as in `fedup restore R1`, or pass --all.")
-    result = _restore(Session(run, device=device), requests or [], max_loss, force, wait)
+    result = _restore(Session(run, device=device), requests or [], (max_loss, max_class_loss), force, wait)
     if as_json:
         typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
     else:
@@ -54,22 +56,24 @@ def restore(
         raise typer.Exit(1)
 
 
-def _restore(session: "Session", names: list[str], max_loss: float, force: bool, wait_s: float) -> dict[str, Any]:
+def _restore(
+    session: "Session", names: list[str], max_losses: tuple[float, float], force: bool, wait_s: float
+) -> dict[str, Any]:
     from fedup.run import answering
 
     with session.writing("restore", wait_s) as writer:
         state = writer.state
         named = {request.id: request for request in map(state.request, names)}  # each once
-        chosen = list(named.values()) if names else list(state.active)
-        back = [request for request in chosen if request.is_active]
+        chosen = list(named.values()) if names else [*state.active, *state.open]
+        back = [request for request in chosen if request.is_active or request.is_open]
         result: dict[str, Any] = {
             "requests": [request.id for request in back],
-            "already": [request.id for request in chosen if not request.is_active],
+            "already": [request.id for request in chosen if request not in back],
             "filter": state.filter.id if state.filter else None,
         }
         if not back:
             return result
-        last = len(back) == len(state.active)
+        last = set(state.active) <= set(back) and not any(request.is_open for request in back)
         answer = answering.restore(
             writer,
             session.plugged(state),
@@ -77,7 +81,7 @@ def _restore(session: "Session", names: list[str], max_loss: float, force: bool,
             back,
             clients=None if last else session.federation_if_here,
             judge=None if last else session.judge(),
-            limits=answering.Limits(max_loss, force),
+            limits=answering.Limits(max_losses[0], force, max_losses[1]),
             facts=session.facts,
         )
         return result | {

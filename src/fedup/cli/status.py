@@ -118,7 +118,7 @@ def _requests(state: Any, found: dict[str, Any]) -> Any:
     from fedup.cli._text import what, when
 
     table = Table(title_justify="left")
-    for column in ("request", "reference", "forget", "rows", "status", "asked", "answered in"):
+    for column in ("request", "reference", "forget", "rows", "status", "verdict", "asked", "answered in"):
         table.add_column(column, justify="right" if column in ("rows", "answered in") else "left")
     for request, told in zip(state.requests, found["requests"], strict=True):
         table.add_row(
@@ -126,7 +126,8 @@ def _requests(state: Any, found: dict[str, Any]) -> Any:
             escape(request.reference or ""),
             what(request),
             "" if told["rows"] is None else f"{told['rows']:,}",
-            "[bold]in force[/]" if request.is_active else "taken back",
+            f"[bold]{request.status}[/]" if request.is_active else request.status,
+            told["verdict"] or "",
             when(told["asked_at"])[:16],
             f"{told['time_s']:.2f} s",
         )

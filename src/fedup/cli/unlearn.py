@@ -12,6 +12,7 @@ from fedup.cli._options import (
     DeviceOption,
     ForceOption,
     JsonOption,
+    MaxClassLossOption,
     MaxLossOption,
     RunOption,
     WaitOption,
@@ -37,8 +38,12 @@ def unlearn(
         Path | None, typer.Option(help="Requests from a file with columns reference, client, class, sample.")
     ] = None,
     reference: Annotated[str | None, typer.Option(help="Your own name for the request: a ticket, a letter.")] = None,
+    reason: Annotated[
+        str, typer.Option(help="withdrawal (rows are to look unseen) or poison (their labels are to lose their hold).")
+    ] = "withdrawal",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and change nothing.")] = False,
     max_loss: MaxLossOption = 3.0,
+    max_class_loss: MaxClassLossOption = 5.0,
     force: ForceOption = False,
     keep_sealed: Annotated[
         bool, typer.Option("--keep-sealed", help="Keep replaced cells, so that taking back needs no client for them.")
@@ -83,11 +88,11 @@ def unlearn(
     from fedup.cli._requests import from_csv, from_options
     from fedup.cli._session import Session
 
-    wanted = [(forget, reference) for forget in from_options(client or [], class_ or [], samples or [])]
+    wanted = [(forget, reference) for forget in from_options(client or [], class_ or [], samples or [], reason)]
     if bool(wanted) == bool(csv):
         raise typer.BadParameter("name what to forget by --client, --class or --samples, or by a --csv file.")
     if csv is not None:
-        wanted = from_csv(csv)
+        wanted = from_csv(csv, reason)
     chosen = {
         "rank": rank,
         "steps": steps,
@@ -100,14 +105,14 @@ def unlearn(
     given = {**_preset(preset), **{name: value for name, value in chosen.items() if value is not None}}
     session = Session(run, device=device)
     if dry_run:
-        result = _plan(session, wanted, given, keep_sealed)
+        result = _plan(session, wanted, given, keep_sealed, force)
     else:
-        result = _answer(session, wanted, given, keep_sealed, max_loss, force, wait)
+        result = _answer(session, wanted, given, keep_sealed, (max_loss, max_class_loss), force, wait)
     if as_json:
         typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
     else:
         _print_plan(result) if dry_run else _print_answer(result, run)
-    if result.get("declined"):
+    if result.get("declined") or result.get("withheld"):
         raise typer.Exit(1)
 
 
@@ -167,10 +172,12 @@ def _answer(
     wanted: list[Any],
     chosen: dict[str, Any],
     keep_sealed: bool,
-    max_loss: float,
+    max_losses: tuple[float, float],
     force: bool,
     wait_s: float,
 ) -> dict[str, Any]:
+    from dataclasses import asdict
+
     from fedup.run import answering
     from fedup.unlearning import classes_left_without_holder
 
@@ -188,16 +195,27 @@ def _answer(
             config=_config(plugged, chosen),
             keep_sealed=keep_sealed,
             judge=session.judge(),
-            limits=answering.Limits(max_loss, force),
+            limits=answering.Limits(max_losses[0], force, max_losses[1]),
             facts=session.facts,
         )
         return {
             "requests": [
-                {"id": name, "reference": one.reference, "what": str(one.forget), "rows": one.rows.get("count")}
+                {
+                    "id": name,
+                    "reference": one.reference,
+                    "what": str(one.forget),
+                    "reason": one.forget.reason,
+                    "rows": one.rows.get("count"),
+                    "verdict": _verdict(answer.report, one.forget),
+                }
                 for name, one in zip(answer.requests, new, strict=True)
             ],
             "already": known,
             "declined": answer.declined,
+            "withheld": list(answer.withheld),
+            "forced": answer.report.forced,
+            "worst_class": _worst_class(answer.report),
+            "class_recall": {str(label): asdict(recall) for label, recall in answer.report.class_recall.items()},
             "charged": bool(answer.report.releases) and store.dp is not None,
             "classes_left_without_holder": classes_left_without_holder(store, answer.report.requests),
             "filter": _filter_id(answer.filter),
@@ -212,7 +230,21 @@ def _answer(
         }
 
 
-def _plan(session: "Session", wanted: list[Any], chosen: dict[str, Any], keep_sealed: bool) -> dict[str, Any]:
+def _verdict(report: Any, forget: Any) -> dict[str, Any] | None:
+    verdict = report.verdicts.get(forget.digest)
+    return verdict.to_json() if verdict else None
+
+
+def _worst_class(report: Any) -> dict[str, Any] | None:
+    from dataclasses import asdict
+
+    worst = report.worst_class
+    return {"class": worst[0], **asdict(worst[1])} if worst else None
+
+
+def _plan(
+    session: "Session", wanted: list[Any], chosen: dict[str, Any], keep_sealed: bool, force: bool
+) -> dict[str, Any]:
     from fedup.unlearning import classes_left_without_holder, plan
 
     state, plugged = session.served()
@@ -222,7 +254,7 @@ def _plan(session: "Session", wanted: list[Any], chosen: dict[str, Any], keep_se
         return result
     store, config = session.store(state), _config(plugged, chosen)
     requests = state.forgets | {one.forget for one in new}
-    found = plan(plugged, store, requests, clients=session.federation_if_here, config=config)
+    found = plan(plugged, store, requests, clients=session.federation_if_here, config=config, force=force)
     sent = len(found.cells_asked)
     return result | {
         "requests": [{"reference": one.reference, "what": str(one.forget), "rows": one.rows} for one in new],
@@ -231,6 +263,7 @@ def _plan(session: "Session", wanted: list[Any], chosen: dict[str, Any], keep_se
         "would_be_measured": session.federation_if_here is not None,
         "cells_sealed": found.cells_sealed,
         "cells_asked": [list(cell) for cell in found.cells_asked],
+        "samples_unknown": found.samples_unknown,
         "clients_contacted": found.clients_contacted,
         "centroids_kept": found.centroids_kept,
         "clients_of_eraser": found.clients_of_eraser,
@@ -291,7 +324,7 @@ def _print_plan(result: dict[str, Any]) -> None:
         console.print(
             f"{fitted} would be fitted to about {result['centroids_kept']:,} centroids; {result['cells_sealed']} "
             f"cells left out and sealed.\nClients contacted: {ids(result['clients_contacted']) or 'none'}; cells "
-            f"clustered again: {len(result['cells_asked'])}{_old_content(result)}.\n"
+            f"clustered again: {_cells_again(result)}{_old_content(result)}.\n"
             f"Privacy cost: {result['privacy_cost']}.\nExpected time: {result['expected_time_s']:.1f} s, besides "
             "loading and measuring.",
             highlight=False,
@@ -302,6 +335,11 @@ def _print_plan(result: dict[str, Any]) -> None:
                 "The filter could not be measured without the data: it would be put in force with --force only."
             )
         console.print("Nothing was changed.")
+
+
+def _cells_again(result: dict[str, Any]) -> str:
+    known, unknown = len(result["cells_asked"]), result["samples_unknown"]
+    return f"those of {unknown:,} samples, whose clients know the classes" if unknown else str(known)
 
 
 def _old_content(result: dict[str, Any]) -> str:
@@ -339,6 +377,28 @@ def _of_rows(rows: int, clients: Any) -> str:
     return f": {count(rows, 'training row')} of {count(len(clients), 'client')}"
 
 
+def _why(declined: str) -> str:
+    """A refusal as a sentence of its own, without what the library's callers are told to do."""
+    reason = declined.partition(" Nothing was changed.")[0]
+    return reason if reason[0].isupper() else f"a filter was fitted, but {reason}."
+
+
+def _print_verdict(verdict: dict[str, Any] | None, console: Any) -> None:
+    if verdict:
+        colour = "green" if verdict["good"] else "yellow"
+        console.print(f"  Verdict: [{colour}]{verdict['words']}[/]", highlight=False)
+
+
+def _print_worst_class(result: dict[str, Any], console: Any) -> None:
+    worst = result["worst_class"]
+    if worst:
+        console.print(
+            f"The class that loses most on retained rows is {worst['class']}: recall {worst['before']:.3f} before, "
+            f"{worst['after']:.3f} with the filter.",
+            highlight=False,
+        )
+
+
 def _print_known(result: dict[str, Any], console: Any) -> None:
     for one in result["already"]:
         which = f"{one['id']} is in force already, settings unchanged" if one["id"] else "named twice"
@@ -357,8 +417,8 @@ def _print_answer(result: dict[str, Any], run: Path) -> None:
         return
     if result["declined"]:
         console.print(
-            f"[bold red]Not put in force:[/] a filter was fitted, but {result['declined']}.\nThe folder serves what it "
-            "served before. To put it in force all the same, pass --force"
+            f"[bold red]Not put in force:[/] {escape(_why(result['declined']))}\nThe folder serves what it served "
+            "before. To put it in force all the same, pass --force"
             + (" or raise --max-loss." if result["figures"] else ".")
             + (" What clients released for it is spent all the same (ε: fedup status)." if result["charged"] else ""),
             highlight=False,
@@ -367,8 +427,13 @@ def _print_answer(result: dict[str, Any], run: Path) -> None:
     for one in result["requests"]:
         rows = f" ({count(one['rows'], 'training row')})" if one["rows"] is not None else ""
         name = f"{one['id']}, {escape(one['reference'])}," if one["reference"] else one["id"]
-        console.print(f"[bold]{name}[/] is in force: {one['what']}{rows}.", highlight=False)
+        state = "stays open, without a filter" if one["id"] in result["withheld"] else "is in force"
+        console.print(f"[bold]{name}[/] {state}: {one['what']}{rows}.", highlight=False)
+        _print_verdict(one["verdict"], console)
+    for what in result["forced"]:
+        console.print(f"[bold red]Forced:[/] {escape(what)}", highlight=False)
     _print_orphans(result, console)
+    _print_worst_class(result, console)
     if result["figures"]:
         console.print(figures_table(result["figures"]))
     contacted = result["clients_contacted"]
@@ -376,7 +441,7 @@ def _print_answer(result: dict[str, Any], run: Path) -> None:
     _print_eraser(result, console)
     fitted = f", fitted to {result['centroids_used']:,} centroids" if result["centroids_used"] else ""
     console.print(
-        f"Filter {result['filter']}{fitted}; {sent}; "
+        f"Filter {result['filter'] or 'none'}{fitted}; {sent}; "
         f"{seconds(result['time_s'])}.\nEvidence: fedup evidence {result['requests'][0]['id']}{of(run)}. "
         f"Take it back: fedup restore {result['requests'][0]['id']}{of(run)}",
         highlight=False,

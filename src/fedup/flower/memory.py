@@ -49,6 +49,11 @@ class RunMemory:
         """Everything that was committed so far."""
         return self.run.read()
 
+    @property
+    def left_out(self) -> Forget:
+        """What is not to be trained on in later rounds: all that requests in force and open ones name."""
+        return self.state.left_out
+
     def keep(self, model: nn.Module, facts: Mapping[str, Any] | None = None) -> None:
         """The model that the federation has learned; one that is here already must be the same."""
         with self.run.writing("train") as writer:
@@ -84,7 +89,8 @@ class RunMemory:
         judge: Judge | None = None,
         limits: Limits | None = None,
     ) -> Answer:
-        """Answer a request and put its filter in force; `judge` measures, and without one nothing limits the loss."""
+        """Answer a request and put its filter in force; `judge` measures, and without one nothing limits the loss of
+        retained accuracy. What a class may lose is limited all the same, and a refusal is an answer, too."""
         with self.run.writing("unlearn") as writer:
             return unlearn(
                 writer,
@@ -94,7 +100,7 @@ class RunMemory:
                 clients=contact,
                 config=config,
                 judge=judge,
-                limits=limits or Limits(force=judge is None),
+                limits=limits or Limits(max_loss=3.0 if judge else None),
             )
 
     def restore(self, *requests: str, contact: GridContact | None = None, judge: Judge | None = None) -> Answer:
@@ -108,7 +114,7 @@ class RunMemory:
                 [state.request(one) for one in requests],
                 clients=contact,
                 judge=judge,
-                limits=Limits(force=judge is None),
+                limits=Limits(max_loss=3.0 if judge else None),
             )
 
     def _store(self, writer: Writer, contact: GridContact | None) -> Centroids:

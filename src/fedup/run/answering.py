@@ -6,7 +6,7 @@ from typing import Any
 
 from fedup.centroids import CellName, Centroids, save_centroids
 from fedup.contact import Contact
-from fedup.errors import RequestError, SettingError
+from fedup.errors import HarmError, RequestError, SettingError
 from fedup.federation import Federation
 from fedup.filter import FilterConfig
 from fedup.filter_file import save_filter
@@ -45,29 +45,32 @@ class Asked:
 
 @dataclass
 class Answer:
-    """What came of it; `declined` says why a filter was fitted and not put in force."""
+    """What came of it; `declined` says why no filter was put in force, `withheld` which requests stay open."""
 
     requests: Sequence[str]
     filter: FileRecord | None
     report: Report
     figures: Figures | None
     declined: str | None = None
+    withheld: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When a filter may be put in force: at most so many points of retained validation accuracy lost, or by force."""
+    """When a filter may be put in force: at most so many points of retained validation accuracy lost (None: that is not
+    measured), and of each class's recall on retained rows; or by force."""
 
-    max_loss: float = 3.0
+    max_loss: float | None = 3.0
     force: bool = False
+    max_class_loss: float = 5.0
 
     def __post_init__(self) -> None:
-        if not self.max_loss >= 0:  # NaN would allow everything
+        if self.max_loss is not None and not self.max_loss >= 0:  # NaN would allow everything
             raise SettingError(f"max_loss, in points of accuracy, must be 0 or more; found {self.max_loss}.")
 
     def refusal(self, figures: Figures | None) -> str | None:
         """Why not, in words; None when it may."""
-        if self.force:
+        if self.force or self.max_loss is None:
             return None
         before, after = (_retained(figures, state) for state in ("original", "forgotten"))
         if before is None or after is None:
@@ -98,24 +101,49 @@ def unlearn(
 
     `facts` go into the event as they are. After an answer was declined, load model and centroids anew.
     """
-    report = fit_and_serve(
-        plugged, centroids, [a.forget for a in asked], clients=clients, config=config, keep_sealed=keep_sealed
-    )
+    waiting = {request.forget: request.id for request in writer.state.open}
+    ids: dict[Forget, str] = {}
+    for one in asked:
+        ids[one.forget] = waiting.get(one.forget) or writer.state.next_id(
+            len(set(ids.values()) - set(waiting.values()))
+        )
     requests = [
         {
-            "id": writer.state.next_id(i),
+            "id": ids[one.forget],
             "reference": one.reference,
             "kind": one.forget.kind,
             "forget": one.forget.to_json(),
             "digest": one.forget.digest,
             "rows": dict(one.rows),
         }
-        for i, one in enumerate(asked)
+        for one in asked
     ]
     body: dict[str, Any] = {**(facts or {}), "requests": requests}
-    answer = _settle(writer, "unlearned", body, plugged, centroids, report, judge, limits)
-    _let_answers_go(clients, answer)
-    return answer
+    try:
+        report = fit_and_serve(
+            plugged,
+            centroids,
+            [one.forget for one in asked],
+            clients=clients,
+            config=config,
+            keep_sealed=keep_sealed,
+            force=limits.force,
+            max_class_loss=limits.max_class_loss,
+        )
+    except HarmError as error:
+        return _refused(writer, "unlearned", body, plugged, error)
+    for noted, one in zip(requests, asked, strict=True):
+        verdict = report.verdicts.get(one.forget.digest)
+        noted |= {"verdict": verdict.to_json() if verdict else None, "withheld": one.forget in report.withheld}
+    return _settle(writer, "unlearned", body, plugged, centroids, report, judge, limits)
+
+
+def _refused(writer: Writer, kind: str, body: Mapping[str, Any], plugged: PluggedModel, error: HarmError) -> Answer:
+    """An answer that would harm those who did not ask: noted, and nothing else has changed."""
+    ids = [one["id"] if isinstance(one, dict) else one for one in body["requests"]]
+    declined = {**body, "requests": [], "declined": body["requests"], "step": kind, "why": str(error)}
+    writer.commit("declined", declined | {"classes": error.classes, "time_s": {}, "releases": []})
+    return Answer(ids, writer.state.filter, Report(plugged.requests), None, declined=str(error))
 
 
 def restore(
@@ -164,9 +192,11 @@ def _settle(
 ) -> Answer:
     """Measure what was fitted, store it and commit; or only note that it was declined."""
     ids = [r["id"] if isinstance(r, dict) else r for r in body["requests"]]
+    withheld = [r["id"] for r in body["requests"] if isinstance(r, dict) and r["withheld"]]
     served = plugged.served
+    swapped = kind == "restored" or len(withheld) < len(ids)  # else what was served before still is
     with report.stage("measure"):
-        figures = judge(plugged, report.requests) if judge and served else None
+        figures = judge(plugged, report.requests) if judge and served and swapped else None
     body |= {
         "figures": figures,
         "clients_contacted": sorted(report.clients_contacted),
@@ -175,11 +205,13 @@ def _settle(
         "centroids_used": report.centroids_used,
         "erasure": report.erasure,
         "notes": list(report.notes),
+        "forced": list(report.forced),
+        "class_recall": {str(label): asdict(recall) for label, recall in report.class_recall.items()},
         "messages": report.traffic.messages,
         "releases": describe_releases(report.releases),
         "base": plugged.base_fingerprint,
     }
-    refusal = limits.refusal(figures) if served else None
+    refusal = limits.refusal(figures) if served and swapped else None
     if refusal:
         declined = {**body, "requests": [], "declined": body["requests"], "step": kind, "why": refusal}
         writer.commit("declined", declined | {"time_s": dict(report.time_s)})
@@ -187,9 +219,12 @@ def _settle(
     stored: FileRecord | None = None
     changed: FileRecord | None = None
     with report.stage("store"):
-        if served:
+        if served and swapped:
             stored = writer.put("filter", lambda path: save_filter(plugged, path))
-        if centroids is not None and (report.cells_replaced or report.clients_contacted):
+        elif served:
+            stored = writer.state.filter
+        reopened = withheld or any(request.id in ids for request in writer.state.open)
+        if centroids is not None and (report.cells_replaced or report.clients_contacted or reopened):
             changed = writer.put("centroids", lambda path: save_centroids(centroids, path))
     body |= {
         "active": [request.id for request in writer.state.active if request.id not in ids],
@@ -199,9 +234,9 @@ def _settle(
         "time_s": dict(report.time_s),
     }
     if kind == "unlearned":
-        body["active"] += ids
+        body["active"] += [name for name in ids if name not in withheld]
     writer.commit(kind, body)
-    return Answer(ids, stored, report, figures)
+    return Answer(ids, stored, report, figures, withheld=withheld)
 
 
 def describe_releases(sent: Iterable[Release]) -> list[dict[str, Any]]:

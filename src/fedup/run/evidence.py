@@ -19,6 +19,10 @@ _SUPPRESSED = (
     "Suppression at the served interface: while the request is in force, whoever asks the model through this folder is "
     "answered under the filter, or not at all."
 )
+_OPEN = (
+    "The request is open: no filter answers it, and the model knows the rows as it did before. They are left out of "
+    "all centroids, and of later rounds of training."
+)
 _UNCHANGED = (
     "The original model was never changed: its weights have the fingerprint given below, and with the filter taken out "
     "it answers bit for bit as before."
@@ -63,10 +67,11 @@ def build_evidence(state: State, request: Request) -> dict[str, Any]:
     """
     event, serving = request.asked_in, _serving(state, request)
     asked = next(one for one in event.body["requests"] if one["id"] == request.id)
-    body, figures = event.body, serving.body["figures"]
-    config = serving.body["config"]
-    remapped = "class" in request.forget.kind and config["class_policy"] != "drop"
-    erased = request.forget.digest in (serving.body.get("erasure") or {}).get("requests", ())
+    body, figures = event.body, serving.body["figures"] if serving else None
+    config = serving.body["config"] if serving else None
+    remapped = config is not None and "class" in request.forget.kind and config["class_policy"] != "drop"
+    erasure = serving.body.get("erasure") if serving else None
+    erased = request.forget.digest in (erasure or {}).get("requests", ())
     return {
         "format": FORMAT_VERSION,
         "fedup": fedup.__version__,
@@ -74,31 +79,34 @@ def build_evidence(state: State, request: Request) -> dict[str, Any]:
             "id": request.id,
             "reference": request.reference,
             "kind": request.forget.kind,
+            "reason": request.forget.reason,
             "forget": request.forget.to_json(),
             "asked_at": event.at,
-            "status": "in force" if request.is_active else "taken back",
+            "status": request.status,
             "restored_at": request.restored_in.at if request.restored_in else None,
             "answered_with": [one["id"] for one in body["requests"] if one["id"] != request.id],
-            "in_force_with": [name for name in serving.body["active"] if name != request.id],
+            "in_force_with": [name for name in serving.body["active"] if name != request.id] if serving else [],
         },
+        "verdict": asked.get("verdict"),
+        "forced": body.get("forced", []),
+        "class_recall": serving.body.get("class_recall", {}) if serving else {},
         "forget_set": {"digest": asked["digest"], "rows": asked["rows"]},
         "federation": {key: value for key, value in state.about.items() if key != "class_names"},
         "class_names": list(state.about.get("class_names", ())),
         "base": {"fingerprint": body["base"], "file": state.model.to_json() if state.model else None},
-        "filter": {
+        "filter": serving and {
             **serving.body["filter"],
             "config": serving.body["config"],
             "centroids_used": serving.body["centroids_used"],
             "fitted_at": serving.at,
             "in_force_now": request.is_active,
         },
-        "first_filter": {**body["filter"], "config": body["config"], "fitted_at": event.at},
-        "accuracy": figures and {
-            "this_request": figures["by_request"].get(request.forget.digest),
-            **{name: figures[name] for name in ("original", "forgotten", "restored")},
-        },
+        "first_filter": None
+        if asked["withheld"]
+        else {**body["filter"], "config": body["config"], "fitted_at": event.at},
+        "accuracy": figures and {name: figures[name] for name in ("original", "forgotten", "restored")},
         "restored_bit_identical": figures["restored_bit_identical"] if figures else None,
-        "retrained": _retrained(state, serving),
+        "retrained": _retrained(state, serving) if serving else None,
         "time_s": {stage: body["time_s"][stage] for stage in STAGES if stage in body["time_s"]},
         "contact": {
             "clients_contacted": body["clients_contacted"],
@@ -108,9 +116,11 @@ def build_evidence(state: State, request: Request) -> dict[str, Any]:
             "protection_of_the_cache": state.protection,
         },
         "machine": body.get("machine"),
-        "erasure": serving.body.get("erasure"),
-        "notes": serving.body.get("notes", []),
-        "claimed": [
+        "erasure": erasure if erased else None,
+        "notes": body.get("notes", []),
+        "claimed": [_OPEN, _UNCHANGED]
+        if serving is None
+        else [
             _SUPPRESSED,
             *([_ERASED] if erased else []),
             *([_REMAPPED] if remapped else [] if erased else [_UNUSED]),
@@ -144,13 +154,10 @@ def evidence_files(state: State) -> dict[str, str]:
     return files
 
 
-def _serving(state: State, request: Request) -> Event:
-    """The last answer after which the request was in force."""
-    return next(
-        event
-        for event in reversed(state.events)
-        if event.kind in ("unlearned", "restored") and request.id in event.body["active"]
-    )
+def _serving(state: State, request: Request) -> Event | None:
+    """The last answer after which the request was in force; None where it never was."""
+    answers = (event for event in reversed(state.events) if event.kind in ("unlearned", "restored"))
+    return next((event for event in answers if request.id in event.body["active"]), None)
 
 
 def _retrained(state: State, serving: Event) -> dict[str, Any] | None:
@@ -171,7 +178,11 @@ def _page(evidence: Mapping[str, Any]) -> Page:
     request, filtered, contact = evidence["request"], evidence["filter"], evidence["contact"]
     name = f"Request {request['id']}" + (f" · {request['reference']}" if request["reference"] else "")
     page = Page(f"{name}: {_what(request['forget'], evidence['class_names'])}", _lead(evidence))
-    page.badge(request["status"], good=request["status"] == "in force")
+    verdict = evidence["verdict"]
+    page.badge(
+        f"{request['status']}: {verdict['finding']}" if verdict else request["status"],
+        good=request["status"] == "in force" and bool(verdict and verdict["good"]),
+    )
     page.heading("What was asked")
     rows = evidence["forget_set"]["rows"]
     facts = [
@@ -188,9 +199,11 @@ def _page(evidence: Mapping[str, Any]) -> Page:
         facts.append(("Taken back", _moment(request["restored_at"])))
     page.facts(facts)
     page.heading("What it did")
-    if filtered["sha256"] != evidence["first_filter"]["sha256"]:
+    _verdict(page, evidence)
+    if filtered and filtered["sha256"] != (evidence["first_filter"] or filtered)["sha256"]:
         page.paragraph(
-            "Other requests came or went since it was answered, and each made a new filter for all in force. Below is "
+            "Other requests came or went since it was answered, and each made a new filter for all in force. The "
+            "verdict is of the moment it was answered, with it and without it. Below is "
             f"the {'one in force' if filtered['in_force_now'] else 'last one it was in force under'}, fitted on "
             f"{_moment(filtered['fitted_at'])}."
         )
@@ -226,11 +239,7 @@ def _page(evidence: Mapping[str, Any]) -> Page:
         [
             ("Base model, fingerprint of all weights", base["fingerprint"]),
             ("Base model, sha256 of the file", base["file"]["sha256"] if base["file"] else "–"),
-            (
-                f"Filter {'in force' if filtered['in_force_now'] else 'last in force'}, sha256 of the file",
-                filtered["sha256"],
-            ),
-            ("Filter it was answered by, sha256 of the file", evidence["first_filter"]["sha256"]),
+            *_hashes_of_filters(evidence),
             (f"Journal, event {evidence['journal']['event']}", evidence["journal"]["event_hash"]),
             (f"Journal, head of {evidence['journal']['events']} events", evidence["journal"]["head"]),
         ]
@@ -252,6 +261,21 @@ def _eraser(erasure: Mapping[str, Any]) -> str:
     )
 
 
+def _about_filter(filtered: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if filtered is None:
+        return []
+    used = f"{filtered['centroids_used']:,}" if filtered["centroids_used"] else "none"
+    settings = ", ".join(f"{key} {value}" for key, value in filtered["config"].items())
+    return [("Centroids that the filter was fitted to", used), ("Settings of the filter", settings)]
+
+
+def _hashes_of_filters(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
+    filtered, first = evidence["filter"], evidence["first_filter"]
+    state = "in force" if filtered and filtered["in_force_now"] else "last in force"
+    found = [(f"Filter {state}, sha256 of the file", filtered["sha256"])] if filtered else []
+    return [*found, *([("Filter it was answered by, sha256 of the file", first["sha256"])] if first else [])]
+
+
 def _lead(evidence: Mapping[str, Any]) -> str:
     federation, request = evidence["federation"], evidence["request"]
     origin = (
@@ -259,36 +283,65 @@ def _lead(evidence: Mapping[str, Any]) -> str:
         if "data" in federation
         else ""
     )
-    took = f"{sum(evidence['time_s'].values()):.1f} s"
-    lead = (
-        f"{origin}The request was answered on {_moment(request['asked_at'])} in {took} by a filter inside the model; "
+    took, moment = f"{sum(evidence['time_s'].values()):.1f} s", _moment(request["asked_at"])
+    if evidence["first_filter"] is None:
+        return f"{origin}The request came in on {moment} and is open: no filter answers it."
+    return (
+        f"{origin}The request was answered on {moment} in {took} by a filter inside the model; the model's weights "
+        "were not touched."
     )
-    return lead + "the model's weights were not touched."
+
+
+def _verdict(page: Page, evidence: Mapping[str, Any]) -> None:
+    """What the request did, measured with it and without it, everything else equal."""
+    verdict, retrained = evidence["verdict"], evidence["retrained"]
+    if not verdict:
+        return
+    page.paragraph(verdict["words"])
+    own, unseen = verdict["statistic"], verdict["reference"]
+    if own is None:
+        return
+    rows = [[verdict["measure"], _share(own["before"]), _share(own["after"]), f"{own['rows']:,.0f}"]]
+    if unseen is not None:
+        rows.append(
+            ["the same on unseen rows", _share(unseen["before"]), _share(unseen["after"]), f"{unseen['rows']:,.0f}"]
+        )
+        rows.append(
+            ["excess, with 95 % interval", _interval(verdict["excess_before"]), _interval(verdict["excess_after"]), ""]
+        )
+    rows.append(["change, with 95 % interval", "", _interval(verdict["change"]), ""])
+    if retrained:
+        value = retrained["by_request"].get(evidence["forget_set"]["digest"], {})
+        part = "heldout" if evidence["request"]["kind"] == "class" else "train"
+        rows.append(["after retraining without it", "", _share(value.get(part)), ""])
+    page.table(["measured alone", "without the request", "with it", "rows"], rows)
+
+
+def _interval(estimate: Mapping[str, float]) -> str:
+    return f"{estimate['value']:+.4f} ({estimate['low']:+.4f} … {estimate['high']:+.4f})"
 
 
 def _accuracies(page: Page, evidence: Mapping[str, Any]) -> None:
-    figures, retrained = evidence["accuracy"], evidence["retrained"]
+    """Of the filter for all requests in force: what is retained."""
+    figures, retrained, recalls = evidence["accuracy"], evidence["retrained"], evidence["class_recall"]
+    if recalls:
+        label, worst = max(recalls.items(), key=lambda pair: pair[1]["before"] - pair[1]["after"])
+        page.paragraph(
+            f"Of all classes that stay, {_class(int(label), evidence['class_names'])} loses most of its recall on "
+            f"retained training rows: {_share(worst['before'])} before, {_share(worst['after'])} with the filter."
+        )
     if not figures:
-        page.paragraph("Accuracies were not measured: the federation's data was not at hand.")
+        page.paragraph("Accuracies on held-out rows were not measured: no filter, or no data at hand.")
         return
-    own = figures["this_request"] or {}
     states = [("before", "original"), ("with the filter", "forgotten"), ("restored", "restored")]
-    rows = []
-    for name, state in states:
-        one = own.get(state, {})
-        rows.append([name, *map(_share, (figures[state]["heldout"]["retain"], one.get("heldout"), one.get("train")))])
+    rows = [[name, _share(figures[state]["heldout"]["retain"])] for name, state in states]
     if retrained:
-        one = retrained["by_request"].get(evidence["forget_set"]["digest"], {})
-        rows.append(["Retrain", *map(_share, (retrained["heldout"]["retain"], one.get("heldout"), one.get("train")))])
-    page.table(
-        ["accuracy", "held-out rows that stay", "held-out rows forgotten", "training rows forgotten"],
-        rows,
-    )
+        rows.append(["Retrain", _share(retrained["heldout"]["retain"])])
+    page.table(["accuracy, under the filter of all requests in force", "held-out rows that stay"], rows)
     same = "bit for bit the original's" if evidence["restored_bit_identical"] else "NOT the original's"
     page.paragraph(
         f"Restored outputs are {same}. "
-        + ("" if retrained else "Retraining without the data was not run; `fedup evaluate --retrain` adds it. ")
-        + "The forgotten columns are about this request alone; the first is about all that requests in force leave."
+        + ("" if retrained else "Retraining without the data was not run; `fedup evaluate --retrain` adds it.")
     )
     series = {name: figures[state]["per_class"] for name, state in states}
     if retrained:
@@ -296,7 +349,7 @@ def _accuracies(page: Page, evidence: Mapping[str, Any]) -> None:
     page.bars(
         series,
         evidence["class_names"],
-        "Accuracy by class on held-out rows, all clients",
+        "Accuracy by class on held-out rows, all clients, under the filter of all requests in force",
     )
 
 

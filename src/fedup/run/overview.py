@@ -26,6 +26,7 @@ def overview(run: Run, state: State) -> dict[str, Any]:
         "protection": state.protection,
         "filter": None if state.filter is None else {"id": state.filter.id, **state.filter.to_json()},
         "in_force": [request.id for request in state.active],
+        "open": [request.id for request in state.open],
         "requests": [_request(request) for request in state.requests],
         "declined": [
             {"at": event.at, "step": event.body["step"], "why": event.body["why"]}
@@ -62,7 +63,9 @@ def _request(request: Request) -> dict[str, Any]:
         "reference": request.reference,
         "kind": request.forget.kind,
         "forget": request.forget.to_json(),
-        "status": "in force" if request.is_active else "taken back",
+        "status": request.status,
+        "reason": request.forget.reason,
+        "verdict": (asked.get("verdict") or {}).get("finding"),
         "rows": asked["rows"].get("count"),
         "asked_at": request.asked_in.at,
         "restored_at": request.restored_in.at if request.restored_in else None,

@@ -7,7 +7,7 @@ from typing import Any
 from fedup.errors import ArtifactError, RequestError
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Budget, Charge
-from fedup.request import Forget
+from fedup.request import Forget, union
 from fedup.run.journal import GENESIS, Event
 
 
@@ -31,17 +31,27 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Request:
-    """A request that was answered, and whether it was taken back."""
+    """A request that came in: in force, open (no filter answers it, its rows are left out), or taken back."""
 
     id: str
     forget: Forget
     reference: str | None
     asked_in: Event
     restored_in: Event | None = None
+    withheld: bool = False
 
     @property
     def is_active(self) -> bool:
-        return self.restored_in is None
+        return self.restored_in is None and not self.withheld
+
+    @property
+    def is_open(self) -> bool:
+        return self.restored_in is None and self.withheld
+
+    @property
+    def status(self) -> str:
+        """In words."""
+        return "in force" if self.is_active else "open, no filter" if self.is_open else "taken back"
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,16 @@ class State:
     def active(self) -> tuple[Request, ...]:
         """The requests in force."""
         return tuple(request for request in self.requests if request.is_active)
+
+    @property
+    def open(self) -> tuple[Request, ...]:
+        """Requests that no filter answers, and whose rows are left out all the same."""
+        return tuple(request for request in self.requests if request.is_open)
+
+    @property
+    def left_out(self) -> Forget:
+        """All that is not to be trained on any more: what is in force and what is open."""
+        return union(request.forget for request in (*self.active, *self.open))
 
     @property
     def forgets(self) -> frozenset[Forget]:
@@ -140,11 +160,19 @@ def _collected(state: State, event: Event) -> State:
 
 
 def _unlearned(state: State, event: Event) -> State:
-    new = [
-        Request(asked["id"], Forget.from_json(asked["forget"]), asked["reference"], event)
+    new = {
+        asked["id"]: Request(
+            asked["id"],
+            Forget.from_json(asked["forget"]),
+            asked["reference"],
+            event,
+            withheld=asked["withheld"],
+        )
         for asked in event.body["requests"]
-    ]
-    return replace(_served(state, event), requests=(*state.requests, *new))
+    }
+    kept = [request for request in state.requests if request.id not in new]
+    answered = sorted((*kept, *new.values()), key=lambda request: int(request.id[1:]))
+    return replace(_served(state, event), requests=tuple(answered))
 
 
 def _restored(state: State, event: Event) -> State:
