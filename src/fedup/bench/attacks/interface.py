@@ -2,8 +2,8 @@
 
 A server chooses weights, classes, cuts and ids of samples. So it can ask questions whose answer, refusal, size or
 charge would turn on one record: weights that overflow if a pixel exceeds a threshold, or fewer classes than labels.
-Here it asks two nodes that are one record apart, and a node without any record that it could run itself; all that comes
-back but the noisy numbers is compared. The nodes' own code answers, without Flower's processes.
+Here it asks two nodes that are one record apart, and all that comes back but the noisy numbers is compared. The nodes'
+own code answers, without Flower's processes.
 """
 
 import json
@@ -105,11 +105,15 @@ class Node:
         types of arrays, and what is charged."""
         from fedup.flower.wire import read_answer
 
+        charged = len(self._charges())
         answer = read_answer(self.ask(asked), most_bytes=10**9)
         arrays = [(name, tuple(array.shape), str(array.dtype)) for name, array in answer.arrays.items()]
-        ledger = self._parts[1].state.config_records.get("fedup-ledger")
         details = json.dumps(answer.details, sort_keys=True)
-        return answer.status, answer.reason, answer.size, details, arrays, ledger and ledger["json"]
+        return answer.status, answer.reason, answer.size, details, arrays, self._charges()[charged:]
+
+    def _charges(self) -> list[Any]:
+        ledger = self._parts[1].state.config_records.get("fedup-ledger")
+        return list(json.loads(str(ledger["json"]))["charges"]) if ledger else []
 
 
 def model_of(width: int, num_classes: int) -> nn.Module:
@@ -237,8 +241,8 @@ def _share(measure: str, name: str, found: int, n: int, bound: float | None, not
 
 
 def _finds_pixel(node: Node, rows: Rows, place: int, pixel: int, how: DP | Summarizing) -> bool:
-    """By halving, all other records left out: whether a threshold is passed shows where the answer is another than that
-    of a node without records."""
+    """By halving, all other records left out: whether a threshold is passed shows where the answer is another than to
+    one that no pixel passes."""
     width, others = rows.x.shape[1], rows.ids[rows.ids != rows.ids[place]].tolist()
     low, high = float(rows.x.min()) - 1, float(rows.x.max()) + 1
     close = _CLOSE * (high - low)
@@ -246,7 +250,7 @@ def _finds_pixel(node: Node, rows: Rows, place: int, pixel: int, how: DP | Summa
     def ask(above: float) -> Visible:
         crafted = overflowing(width, node.num_classes, pixel=pixel, above=above)
         details = release(how, width=width, num_classes=node.num_classes, excluded=others)
-        return node.visible(Asked("summarize", details, crafted))[:-1]  # but for charges, which grow
+        return node.visible(Asked("summarize", details, crafted))
 
     never = ask(high)
     for _ in range(_HALVINGS):
@@ -256,18 +260,18 @@ def _finds_pixel(node: Node, rows: Rows, place: int, pixel: int, how: DP | Summa
 
 
 def _finds_label(node: Node, rows: Rows, place: int, classes: int) -> bool:
-    """All other records left out: fewer classes than its label needs would show."""
+    """All other records left out: fewer classes than its label needs would show. (Sizes are those of the question.)"""
     others = rows.ids[rows.ids != rows.ids[place]].tolist()
-    nobody = Node(Rows(rows.x[:0], rows.y[:0], rows.ids[:0]), node.private, classes)
     model = model_of(rows.x.shape[1], classes)
 
-    def shows(fewer: int) -> bool:
-        details = release(width=rows.x.shape[1], num_classes=fewer, excluded=others)
-        asked = Asked("summarize", details, model)
-        return node.visible(asked)[:-1] != nobody.visible(asked)[:-1]
+    def ask(many: int) -> Visible:
+        details = release(width=rows.x.shape[1], num_classes=many, excluded=others)
+        status, reason, *_, charges = node.visible(Asked("summarize", details, model))
+        return status, reason, charges
 
-    seen = [fewer for fewer in range(1, classes + 1) if shows(fewer)]
-    return bool(seen) and max(seen) == int(rows.y[place])
+    enough = ask(classes + 1)
+    fewer = [many for many in range(1, classes + 1) if ask(many) != enough]
+    return bool(fewer) and max(fewer) == int(rows.y[place])
 
 
 def _times(rows: Rows, target: int, classes: int) -> Result:
