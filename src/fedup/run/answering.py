@@ -104,10 +104,9 @@ def unlearn(
     waiting = {request.forget: request.id for request in writer.state.open}
     ids: dict[Forget, str] = {}
     for one in asked:
-        ids[one.forget] = waiting.get(one.forget) or writer.state.next_id(
-            len(set(ids.values()) - set(waiting.values()))
-        )
-    requests = [
+        numbered = set(ids.values()) - set(waiting.values())
+        ids[one.forget] = waiting.get(one.forget) or writer.state.next_id(len(numbered))
+    requests: list[dict[str, Any]] = [
         {
             "id": ids[one.forget],
             "reference": one.reference,
