@@ -99,7 +99,7 @@ class Erasing:
             }
             for name in weights
         }
-        told = [name for name in shifts if self._stands_out(shifts[name])]
+        told = [name for name in shifts if self._stands_out(shifts[name], question.requests[name])]
         if not told:
             return None
         added = {cut: _summed([shifts[name][cut] for name in told]) for cut in shifts[told[0]]}
@@ -108,7 +108,7 @@ class Erasing:
         ]
         place = choose_place(places, most_price=self._price)
         if place.price > self._price:
-            self._report.notes.append(
+            self._report.note(
                 f"The eraser takes {place.price:.1%} of the variance at {place.cut} with it: nowhere is it less."
             )
         asked = sorted({client for name in told for client in holders[name]})
@@ -162,14 +162,14 @@ class Erasing:
             except ContactError as error:
                 if client in holders:
                     raise
-                self._report.notes.append(f"Client {client} is not compared with: {error}")
+                self._report.note(f"Client {client} is not compared with: {error}")
         mixtures: dict[str, _Mixture] = {}
         for name in question.requests:
             parts = [one.forgotten[name] for one in told.values() if name in one.forgotten]
             rows = sum(part.count for part in parts)
             cells = _cells(told, {client for client, one in told.items() if name in one.forgotten})
             if not rows or not cells:
-                self._leave("there are no retained rows to compare the forgotten ones with")
+                self._leave("there are no retained rows to compare the forgotten ones with", question.requests[name])
                 continue
             mean = sum((part.sums.double() for part in parts), torch.zeros(())) / rows
             mixtures[name] = _Mixture.nearest(mean, cells)
@@ -281,11 +281,14 @@ class Erasing:
             clients = sorted(enough | whole)
             few = sum(len(ids) for client, ids in request.sample_ids.items() if client not in clients)
             if not clients:
-                self._leave(f"no client has {LEAST_ROWS} or more of the forgotten samples, which an eraser needs")
+                self._leave(
+                    f"no client has {LEAST_ROWS} or more of the forgotten samples, which an eraser needs", request
+                )
                 continue
             if few and not quiet:
-                self._report.notes.append(
-                    f"The eraser is made without {few} samples of clients that have fewer than {LEAST_ROWS} each."
+                self._report.note(
+                    f"The eraser is made without {few} samples of clients that have fewer than {LEAST_ROWS} each.",
+                    [request],
                 )
             found[name] = clients
         return found
@@ -301,7 +304,7 @@ class Erasing:
         }
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
-    def _stands_out(self, shifts: Mapping[str, Shift]) -> bool:
+    def _stands_out(self, shifts: Mapping[str, Shift], request: Forget) -> bool:
         """Whether a request's rows differ from those that look like them by more than chance; not asked where an eraser
         is."""
         if self._config.filter != "auto":
@@ -313,7 +316,8 @@ class Erasing:
         if signal < LEAST_SIGNAL:
             self._leave(
                 "these samples differ from retained ones that look like them no more than by chance "
-                f"({signal:.1f} times)"
+                f"({signal:.1f} times)",
+                request,
             )
         return signal >= LEAST_SIGNAL
 
@@ -325,15 +329,17 @@ class Erasing:
         early = list(offered)[: list(offered).index(self._cut) + 1] if self._cut in offered else list(offered)
         return {cut: offered.get(cut, "each") for cut in dict.fromkeys([*early, self._cut])}
 
-    def _leave(self, why: str) -> None:
+    def _leave(self, why: str, request: Forget | None = None) -> None:
         """Nothing is erased of a request: a note where that was left to us, an error where an eraser was asked for."""
         if self._config.filter != "auto":
             raise RequestError(
                 f"There can be no eraser: {why}. Use filter='bottleneck', which reads nothing of forgotten rows."
             )
-        note = f"No eraser was made: {why}. The bottleneck alone answers the request; the verdict says what that did."
-        if note not in self._report.notes:
-            self._report.notes.append(note)
+        which = f" to {request}" if request else ""
+        self._report.note(
+            f"No eraser was made{which}: {why}. The bottleneck alone answers; the verdict says what that did.",
+            [request] if request else [],
+        )
 
 
 @dataclass(frozen=True)

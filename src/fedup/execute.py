@@ -1,7 +1,6 @@
 """An answer to requests, from centroids to a filter that is served: built, checked for harm, measured, and only then in
 force."""
 
-import copy
 import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -83,7 +82,7 @@ class Execution:
     def answer(self, active: frozenset[Forget], new: frozenset[Forget]) -> None:
         """Serve a filter for the active requests and the new ones; what may not be served is refused, or stays open."""
         store, report, before = self._centroids, self._report, self._plugged.served
-        original = copy.deepcopy(store) if len(new) > 1 and self._measures(new) else None
+        original = _copy(store) if len(new) > 1 and self._measures(new) else None
         refresh = Refresh(store, self._contact, report, keep_sealed=self._terms.keep_sealed)
         with refresh.undone_on_error(), self._plain():
             candidate = self.build(active | new, refresh, checked_against=active)
@@ -111,7 +110,7 @@ class Execution:
         report.erasure = candidate.erasure.about if candidate is not None and candidate.erasure is not None else None
         store.open = {request for request in store.open if request not in requests} | withheld
         if withheld:
-            report.notes.append(FARTHER)
+            report.note(FARTHER, withheld)
 
     # --- a candidate
 
@@ -183,7 +182,7 @@ class Execution:
         the worst class least."""
         emphasis: dict[int, float] = {}
         best: tuple[float, Served] | None = None
-        for share in _GENTLE_ALPHAS:
+        for share in _GENTLE_ALPHAS if self._config.gentle else _GENTLE_ALPHAS[:1]:
             config = replace(self._config, alpha=share * self._config.alpha)
             fitted, self._report.centroids_used = fit_bottleneck(
                 self._plugged,
@@ -214,7 +213,7 @@ class Execution:
             return
         classes = ", ".join(map(str, refused.classes))
         instead = "A bottleneck besides it mends that." if with_eraser else "The bottleneck alone answers the request."
-        self._report.notes.append(f"An eraser alone would cost class {classes} too much of its recall. {instead}")
+        self._report.note(f"An eraser alone would cost class {classes} too much of its recall. {instead}")
 
     # --- harm
 
@@ -323,7 +322,7 @@ class Execution:
             try:
                 counted[client] = contact.tally(client, **one)
             except ContactError as error:
-                self._report.notes.append(f"Client {client} counted no answers: {error}")
+                self._report.note(f"Client {client} counted no answers: {error}")
         if classes and len(requests) == 1:
             self._counted = candidate, counted
         return counted
@@ -362,7 +361,7 @@ class Execution:
         """The same on a copy of a store, whose report is nobody's."""
         quiet = replace(self._terms, force=True)
         aside = Report(frozenset())
-        return Execution(self._plugged, copy.deepcopy(store), self._contact, self._config, quiet, aside)
+        return Execution(self._plugged, _copy(store), self._contact, self._config, quiet, aside)
 
     def build_from(self, requests: frozenset[Forget]) -> Served | None:
         """A filter for these requests from a store that may be behind; None where there are none."""
@@ -394,7 +393,7 @@ class Execution:
         usual = statistics.median(recalls.values())
         broken = sorted(label for label in named if recalls.get(label, usual) < _BROKEN * usual)
         if broken:
-            self._report.notes.append(
+            self._report.note(
                 f"Class {', '.join(map(str, broken))}, as the forgotten samples were labelled, is recognised far less "
                 "often than others: their labels may have broken it. A bottleneck besides the eraser (filter both) "
                 "mends that."
@@ -412,3 +411,7 @@ def check_leaves_something(used: list[Cell], gone: Forget) -> None:
     """Raise where no centroid would be left to keep."""
     if not used:
         raise RequestError(f"To {gone} leaves no centroid to keep. Take the model out of service instead.")
+
+
+def _copy(store: Centroids) -> Centroids:
+    return store.to(store.vectors.device)

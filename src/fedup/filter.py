@@ -30,7 +30,8 @@ class FilterConfig:
     for samples, and the bottleneck for clients, classes and samples that nothing can be erased of. `erase_at` names
     the eraser's cut, or leaves the choice to a criterion; `most_price` is the share of the variance that may
     go with what is erased. With `per_position`
-    one bottleneck acts on each position of a map, or on each token.
+    one bottleneck acts on each position of a map, or on each token. A `gentle` bottleneck is fitted again where it would
+    cost a class its recall.
     """
 
     rank: int | None = None
@@ -46,6 +47,7 @@ class FilterConfig:
     erase_at: str = "auto"
     most_price: float = 0.02
     per_position: bool = False
+    gentle: bool = True
 
     def __post_init__(self) -> None:
         if self.filter not in get_args(FilterKind):

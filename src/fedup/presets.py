@@ -40,4 +40,6 @@ def preset(name: PresetName = "default", forget: Forget | Iterable[Forget] = ())
         return Preset(0.8, 0.0, True, FilterConfig())
     kinds = union([forget] if isinstance(forget, Forget) else forget).kind.split("+")
     ratio = max(_PAPER_RATIOS.get(kind, 0.8) for kind in kinds)
-    return Preset(ratio, _PAPER_SIGMA, False, FilterConfig(filter="bottleneck", class_policy="remap", guard=False))
+    return Preset(
+        ratio, _PAPER_SIGMA, False, FilterConfig(filter="bottleneck", class_policy="remap", guard=False, gentle=False)
+    )

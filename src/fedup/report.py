@@ -1,7 +1,7 @@
 """What answering a request took."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ class Report:
     cells_replaced: int = 0  # by what clients sent, or by sealed originals
     erasure: Mapping[str, Any] | None = None  # what is erased, where and why there
     notes: list[str] = field(default_factory=list)  # for people
+    notes_about: dict[str, list[str]] = field(default_factory=dict)  # those on one request, by its digest
     verdicts: "dict[str, Verdict]" = field(default_factory=dict)  # by digest of each request that is new
     class_recall: "dict[int, Recall]" = field(default_factory=dict)  # on retained rows, original and with the filter
     forced: list[str] = field(default_factory=list)  # what would have been refused without force
@@ -57,6 +58,15 @@ class Report:
     def total_time_s(self) -> float:
         """Seconds from request to effect."""
         return sum(self.time_s.values())
+
+    def note(self, text: str, about: Iterable[Forget] = ()) -> None:
+        """Something that people should know, of some requests or of all together; once."""
+        if text not in self.notes:
+            self.notes.append(text)
+        for request in about:
+            own = self.notes_about.setdefault(request.digest, [])
+            if text not in own:
+                own.append(text)
 
     def note_contact(self, client: int) -> None:
         """A client is asked something."""

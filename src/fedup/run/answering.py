@@ -134,6 +134,7 @@ def unlearn(
     for noted, one in zip(requests, asked, strict=True):
         verdict = report.verdicts.get(one.forget.digest)
         noted |= {"verdict": verdict.to_json() if verdict else None, "withheld": one.forget in report.withheld}
+        noted["notes"] = report.notes_about.get(one.forget.digest, [])
     return _settle(writer, "unlearned", body, plugged, centroids, report, judge, limits)
 
 

@@ -117,7 +117,7 @@ def build_evidence(state: State, request: Request) -> dict[str, Any]:
         },
         "machine": body.get("machine"),
         "erasure": erasure if erased else None,
-        "notes": body.get("notes", []),
+        "notes": asked["notes"],
         "claimed": [_OPEN, _UNCHANGED]
         if serving is None
         else [

@@ -53,6 +53,7 @@ class Method:
     erase_at: str = later("auto")
     most_price: float = later(0.02)
     per_position: bool = later(False)
+    gentle: bool = later(True)
     epsilon: float = later(0.0)  # none
     delta: float = later(1e-5)
     clip: str = later("unit")  # or a number
@@ -97,6 +98,7 @@ class Method:
             class_policy=config.class_policy,
             guard=config.guard,
             filter=config.filter,
+            gentle=config.gentle,
         )
 
     def supports(self, request: Forget) -> bool:
