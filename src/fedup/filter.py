@@ -29,9 +29,8 @@ class FilterConfig:
     `filter` says which filters there are: the bottleneck, an eraser (`fedup.erasure`) or both; `auto` takes an eraser
     for samples, and the bottleneck for clients, classes and samples that nothing can be erased of. `erase_at` names
     the eraser's cut, or leaves the choice to a criterion; `most_price` is the share of the variance that may
-    go with what is erased. With `per_position`
-    one bottleneck acts on each position of a map, or on each token. A `gentle` bottleneck is fitted again where it would
-    cost a class its recall.
+    go with what is erased. With `per_position` one bottleneck acts on each position of a map, or on each token. A
+    `gentle` bottleneck is fitted again where it would cost a class its recall.
     """
 
     rank: int | None = None
