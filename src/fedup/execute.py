@@ -235,7 +235,8 @@ class Execution:
                     "served unless you say so with force=True. Nothing was changed, but what clients released is spent."
                 )
             new = requests - self._plugged.requests
-            return recall_from_tallies(list(self._tallies(candidate, new if len(new) == 1 else frozenset()).values()))
+            measured = new if len(new) == 1 and self._measures(new) else frozenset()
+            return recall_from_tallies(list(self._tallies(candidate, measured).values()))
         return {} if store.dp is not None else self._recall_at_cut(candidate, used, gone)
 
     def _recall_at_cut(self, served: Served, used: list[Cell], gone: Forget) -> dict[int, Recall]:

@@ -79,7 +79,8 @@ class Refresh:
         if store.dp:
             return self._touched_under_dp(client, used, wanted)
         labels = self._labels_of(client, wanted) if ask else store.sample_labels.get(client, {})
-        should = {(client, label): frozenset(i for i in wanted if labels.get(i) == label) for label in labels.values()}
+        classes = {labels[i] for i in wanted if i in labels}
+        should = {(client, label): frozenset(i for i in wanted if labels.get(i) == label) for label in classes}
         touched = [
             cell
             for cell in used
