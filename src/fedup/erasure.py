@@ -91,6 +91,8 @@ class Erasing:
     def _erasure(self, question: Question, requests: Collection[Forget]) -> Erasure | None:
         holders = self._holders(question)
         shifts = {name: self._shifts(question, name, clients) for name, clients in holders.items()}
+        for client in sorted({client for clients in holders.values() for client in clients}):
+            self._report.note_contact(client)
         added = {name: _sum_by_cut(found.values()) for name, found in shifts.items()}
         told = [name for name in holders if self._stands_out(added[name])]
         if not told:
@@ -218,11 +220,7 @@ class Erasing:
         one = replace(question, requests={name: question.requests[name]})
         cuts, contact = self._candidates(), self._reach()
         contact.ahead("shifts", {client: {"cuts": cuts, "question": one.to(client)} for client in clients})
-        found = {}
-        for client in clients:
-            found[client] = contact.shifts(client, cuts=cuts, question=one.to(client))
-            self._report.note_contact(client)
-        return found
+        return {client: contact.shifts(client, cuts=cuts, question=one.to(client)) for client in clients}
 
     def _stands_out(self, shifts: Mapping[str, Shift]) -> bool:
         """Whether a request's rows differ from retained ones by more than chance; not asked where an eraser is."""

@@ -1,7 +1,7 @@
 """What answering a request took."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,9 +26,9 @@ class Report:
     notes: list[str] = field(default_factory=list)  # for people
 
     @property
-    def releases(self) -> Sequence[Release]:
+    def releases(self) -> list[Release]:
         """What clients told, message by message."""
-        return self.traffic.releases
+        return list(self.traffic.releases)
 
     @property
     def bytes_up(self) -> int:

@@ -237,7 +237,7 @@ def test_evidence_of_an_eraser_tells_where_it_sits_and_what_it_was_made_of(erase
     body = Run(erased).read().events[-2].body
     assert (body["erasure"], body["notes"]) == (told["erasure"], told["notes"])
     sent = {release["what"]: release for release in told["contact"]["releases"]}
-    assert set(sent) == {"centroids", "shifts", "moments"}
+    assert set(sent) == {"classes of samples", "centroids", "shifts", "moments"}
     assert all((one["client"], one["mechanism"]) == (1, "none") for one in sent.values())
     assert told["contact"]["bytes_up"] == sum(one["bytes"] for one in sent.values())
     assert ok("verify", "--run", erased, "--json").json["ok"]
