@@ -107,7 +107,9 @@ class Messenger:
         messages = [self._message(node, ask, contents[id(ask)], sizes[id(ask)]) for node, ask in asks.items()]
         pushed = zip(self._grid.push_messages(messages) if messages else (), asks, strict=False)
         nodes = {number: node for number, node in pushed if number}  # by message; what could not be sent has no number
-        self._late |= {number: (node, asks[node]) for number, node in nodes.items() if NONCE in asks[node].details}
+        for number, node in nodes.items():
+            if NONCE in asks[node].details:
+                self._late[number] = node, replace(asks[node], record=None)  # weights need not wait for it
         until, pause = time.monotonic() + self._timeout, _FIRST_PAUSE_S
         while nodes:
             for some in _batched(list(nodes), _PULLED_AT_ONCE):
