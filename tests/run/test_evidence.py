@@ -105,7 +105,7 @@ def test_it_tells_time_by_stage_and_who_was_asked_and_sent_what(evidence):
         assert all(seconds >= 0 for seconds in one["time_s"].values())
     for name in ("R1", "R2"):
         nobody = {"clients_contacted": [], "bytes_up": 0, "bytes_down": 0, "releases": []}
-        nobody["protection_of_the_cache"] = "none"
+        nobody |= {"protection_of_the_cache": "none", "guarantee_of_the_cache": None}
         assert evidence[name]["contact"] == nobody
     contact = evidence["R3"]["contact"]
     assert contact["clients_contacted"] == [1]
