@@ -80,6 +80,7 @@ class Watched(InProcess):
         super().__init__(marked.federation, marked.base)
         self.shifted, self.gathered, self._change = [], [], change
         self._statistics = InProcess(statistics_of or marked.federation, marked.base)
+        self._statistics._meter = self._meter
 
     def shifts(self, client, **question):
         self.shifted.append(client)

@@ -11,6 +11,7 @@ from fedup import Forget
 from fedup.contrast import Question, gather, measure_shifts, mixture
 from fedup.cut import read_features
 from fedup.federation import Client
+from fedup.messages import answer_text, contrast_answer, message_size, shifts_answer
 from fedup.moments import LEAST_ROWS, Contrast, Moments, Shift, Sums
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
@@ -118,9 +119,14 @@ def test_shifts_add_up_field_by_field(seed, one, other):
         assert torch.equal(getattr(added, name), parts[0][i] + parts[1][i])
 
 
+def size_of(message):
+    details, arrays = message
+    return message_size(answer_text("ok", "", details), arrays)
+
+
 def test_a_shift_is_a_small_message_even_for_large_maps():
     shift = Shift(1000, *torch.rand(4, 32 * 32))
-    assert 4 * 4 * 1024 < shift.size_bytes < 100_000
+    assert 4 * 4 * 1024 < size_of(shifts_answer({"conv": shift})) < 100_000
 
 
 def test_a_contrast_adds_up_group_by_group_and_is_as_large_as_what_it_says():
@@ -132,8 +138,10 @@ def test_a_contrast_adds_up_group_by_group_and_is_as_large_as_what_it_says():
     assert {name: sums.count for name, sums in added.forgotten.items()} == {"a": 20, "b": 50, "c": 30}
     assert {name: float(sums.sums.sum()) for name, sums in added.reference.items()} == {"a": 10, "b": 20, "c": 10}
     assert added.pooled.count == 50
-    numbers = 2 * (5 + 15) + 6 * 10  # sums and halves of matrices at both positions; three groups, two sums each
-    assert 4 * numbers < added.size_bytes < 4 * numbers + 2000
+    # sums and halves of matrices, in double precision, at both positions; three groups, two sums each
+    sent = sum(array.nbytes for array in contrast_answer(added)[1].values())
+    assert sent == 8 * 2 * (5 + 15) + 4 * 6 * 10
+    assert sent < size_of(contrast_answer(added)) < sent + 2500
 
 
 # --- mixtures
@@ -363,7 +371,7 @@ def test_only_the_positions_that_are_asked_for_are_told():
     assert some.pooled.squares.shape == (2, 3, 3)
     torch.testing.assert_close(some.pooled.sums, whole.pooled.sums[[2, 7]], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(some.forgotten["r0"].sums, whole.forgotten["r0"].sums[[2, 7]], atol=1e-5, rtol=1e-5)
-    assert some.size_bytes < whole.size_bytes
+    assert size_of(contrast_answer(some)) < size_of(contrast_answer(whole))
 
 
 @pytest.mark.parametrize("over", ["each", "all", "tokens"])

@@ -170,7 +170,7 @@ def test_a_request_costs_its_client_two_releases_and_nobody_else_one(poisoned):
 
 def test_a_budget_for_one_of_two_releases_refuses_before_the_first(poisoned):
     federation, model, request = poisoned
-    dp = DP(2.0, clip="unit", replay_seed=3)
+    dp = DP(2.0, clip="unit")
     ledger = Ledger(budgets={None: Budget(3.0)})  # two releases of ε = 2 fit, three do not
     centroids = collect(model, federation, privacy=dp, ledger=ledger)
     before = centroids.vectors.clone()

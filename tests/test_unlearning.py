@@ -31,6 +31,7 @@ from fedup.bench.models import build_model
 from fedup.contact import InProcess
 from fedup.errors import ContactError, DataError, FedUPError, FingerprintError, NotFittedError, RequestError
 from fedup.request import union
+from fedup.traffic import Traffic
 
 CONFIG = FilterConfig(rank=4, steps=10, batch_size=32)
 REMAP = FilterConfig(rank=4, steps=10, batch_size=32, class_policy="remap")
@@ -115,6 +116,8 @@ def _state(store):
 
 class Unreachable:
     """Clients that must not be asked."""
+
+    traffic = Traffic()
 
     def __getattr__(self, name):
         raise AssertionError(f"a client was asked: {name}")

@@ -12,6 +12,7 @@ from torch import nn
 
 from fedup import Federation, FilterConfig, Forget, collect, fingerprint, iid, plug, restore, unlearn
 from fedup.errors import ContactError, CutError, DataError, RequestError
+from fedup.traffic import Traffic
 from fedup.unlearning import plan
 
 MARKED = Marked()
@@ -20,6 +21,8 @@ FORCED = {"both": FilterConfig(**FAST, filter="both"), "erasure": FilterConfig(*
 
 class Unreachable:
     """Clients that must not be asked."""
+
+    traffic = Traffic()
 
     def __getattr__(self, name):
         raise AssertionError(f"a client was asked: {name}")
@@ -202,7 +205,9 @@ def test_only_the_touched_clients_are_asked_and_only_their_rows_read():
     plugged, store = plug(MARKED.base), MARKED.store()
     report = unlearn(plugged, store, MARKED.requests["first"], clients=watched, config=AUTO)
     assert (watched.shifted, watched.gathered, report.clients_contacted) == ([1], [1], [1])
-    assert sorted(release.what for release in report.releases) == ["centroids", "moments", "shifts"]
+    assert sorted(release.what for release in report.releases) == [
+        *("centroids", "classes of samples", "moments", "shifts")
+    ]
     assert all(release.size_bytes > 0 and release.client == 1 for release in report.releases)
     others = torch.cat([MARKED.federation.client(client).train for client in (0, 2)])
     poisoned, again = MARKED.with_rows(others, torch.nan), plug(MARKED.base)

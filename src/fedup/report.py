@@ -1,7 +1,7 @@
 """What answering a request took."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -40,9 +40,9 @@ class Report:
         return max(self.class_recall.items(), key=lambda pair: pair[1].loss, default=None)
 
     @property
-    def releases(self) -> Sequence[Release]:
+    def releases(self) -> list[Release]:
         """What clients told, message by message."""
-        return self.traffic.releases
+        return list(self.traffic.releases)
 
     @property
     def bytes_up(self) -> int:

@@ -238,6 +238,7 @@ def test_status_names_the_protection_and_what_each_client_spent(original):
         {
             "client": client,
             "releases": 1,
+            "corrections": 0,
             "mu": DP(8.0, clip="unit").mu,
             "delta": 1e-5,
             "epsilon": pytest.approx(8),
@@ -442,7 +443,9 @@ def test_evidence_has_no_epsilon_where_there_is_no_guarantee(tmp_path, noise):
     ok("collect", "--run", run, *noise)
     ok("unlearn", "--run", run, *samples(), "--filter", "bottleneck", "--force", *FAST)
     told, page = evidence(run, "R1", tmp_path)
-    (sent,) = {one["mechanism"] for one in json.loads(told)["contact"]["releases"]}
+    releases = json.loads(told)["contact"]["releases"]
+    assert {one["guarantee"] for one in releases} == {None}
+    (sent,) = {one["mechanism"] for one in releases if one["what"] == "centroids"}
     assert sent == (f"gaussian noise, σ = 0.05 ({DISCLAIMER})" if noise else "none")
     for text in (told, page, sent):
         assert "ε" not in text

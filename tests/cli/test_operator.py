@@ -354,7 +354,7 @@ def test_status_reads_only_and_says_the_same_twice(answered):
     assert contents(answered) == before
     assert {"run", "about", "trained", "collected", "filter", "in_force", "requests", "declined"} <= set(first)
     assert [one["status"] for one in first["requests"]] == ["in force"] * 3
-    assert first["releases"]["1"]["messages"] == 2  # at collection, and for the samples
+    assert first["releases"]["1"]["messages"] == 3  # at collection, classes of samples, and centroids without them
 
 
 def test_status_shows_references_with_brackets_as_they_are(run):

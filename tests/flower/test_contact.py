@@ -28,7 +28,7 @@ from fedup import Centroids, FilterConfig, Forget, collect, fingerprint, plug, r
 from fedup.client import Summarizing
 from fedup.contact import InProcess
 from fedup.contrast import Question
-from fedup.errors import BudgetError, ContactError, DataError, FedUPError, RequestError, SettingError
+from fedup.errors import BudgetError, ContactError, DataError, FedUPError, RequestError, SettingError, StorageError
 from fedup.flower import GridContact, Policy, messaging
 from fedup.flower.contact import MOST_BYTES
 from fedup.flower.wire import Answer, write_ask
@@ -1446,3 +1446,81 @@ def test_a_node_that_joined_late_is_asked_too(world):
     grid.apps[FIRST + 3], grid.contexts[FIRST + 3] = late, context
     assert collect(world.model, contact, forget=[Forget.clients([0])]).clients == (0, 1, 2, 3)
     assert list(contact.clients) == [0, 1, 2, 3]
+
+
+# --- both ledgers agree
+
+
+def test_a_budget_of_the_server_stops_an_exact_question_before_any_is_asked(world):
+    grid = world.grid()
+    contact = world.contact(grid, ledger=Ledger(budgets={None: Budget(1.0)}))
+    with pytest.raises(BudgetError, match="no guarantee"):
+        collect(world.model, contact, forget=[samples(world, c2=5)])
+    assert {ask.kind for _, ask in grid.asked()} == {"who"}
+
+
+def test_a_collection_that_was_paid_for_can_be_taken_up_again_under_a_budget_for_just_one(world, tmp_path, clock):
+    grid, ledger = world.grid(), Ledger(budgets={None: Budget(REAL.epsilon)})
+    clock.kills = True
+    grid.spoil = spoiling(lambda reply: None)
+    with pytest.raises(Killed):
+        collect(world.model, world.contact(grid, folder=tmp_path, ledger=ledger), privacy=REAL)
+    clock.kills, grid.spoil = False, lambda node, reply: reply
+    contact = world.contact(grid, folder=tmp_path, ledger=ledger)
+    assert collect(world.model, contact, privacy=REAL).clients == (0, 1, 2, 3)
+    assert_ledgers_agree(grid, contact)
+    with pytest.raises(BudgetError):
+        collect(world.model, contact, privacy=REAL)  # another one is not
+
+
+def test_one_release_under_two_names_is_charged_once_and_two_under_one_name_twice(world):
+    grid = world.grid()
+    contact = world.contact(grid)
+    collect(world.model, contact, privacy=REAL)
+    spent = contact.ledger.spent(2)
+    first = next(reply for reply in grid.came if reply.metadata.src_node_id == ODD and told(reply).arrays)
+    again = told(first)
+    grid.spoil = spoiling(lambda reply: with_answer(reply, replace(again, details={**again.details, "release": "x"})))
+    contact.settled()
+    asked = {"cut": "head", "how": REAL, "labels": frozenset(range(10)), "excluded": frozenset()}
+    contact.summarize(2, **asked)  # the node made and charged another, which was exchanged on its way for the first
+    assert contact.ledger.spent(2) == pytest.approx(spent)
+    grid.spoil = lambda node, reply: changed(reply, {"release": "x"})
+    contact.settled()
+    contact.summarize(2, **asked)
+    assert_ledgers_agree(grid, contact)
+    assert contact.ledger.spent(2) == pytest.approx(3 * spent)
+
+
+@pytest.mark.parametrize("spent", [-1.0, math.nan, math.inf, 1e300, "1", None, True, [1.0]], ids=str)
+def test_an_account_out_of_range_is_not_followed(world, spent):
+    grid = world.grid(lambda node, reply: changed(reply, {"spent": spent}) if told(reply).status == "ok" else reply)
+    contact = world.contact(grid)
+    collect(world.model, contact, privacy=REAL)
+    assert [charge.correction for charge in contact.ledger.charges] == [False] * 4
+
+
+def test_a_node_that_fails_after_it_has_charged_itself_is_charged_at_the_server(world):
+    def fail(reply):
+        return with_answer(reply, Answer("failed", told(reply).base, {"spent": told(reply).details["spent"]}))
+
+    grid = world.grid(spoiling(fail))
+    contact = world.contact(grid, least_fraction=0.5)
+    assert list(contact.clients) == [0, 1, 2, 3]
+    assert collect(world.model, contact, privacy=REAL).clients == (0, 1, 3)
+    assert_ledgers_agree(grid, contact)
+    grid.spoil = lambda node, reply: reply
+    collect(world.model, contact, privacy=REAL)  # asked by the same name the node sends what it had made
+    assert_ledgers_agree(grid, contact)
+    assert sum(charge.covered for charge in contact.ledger.charges if charge.client == 2) > 0
+
+
+def test_the_servers_ledger_is_charged_before_anything_can_fail(world):
+    """The journal's disk is full: nothing of the answer is used."""
+
+    class Full(Ledger):
+        def _record(self, charge):
+            raise StorageError("no space")
+
+    with pytest.raises(StorageError):
+        collect(world.model, world.contact(world.grid(), ledger=Full()), privacy=REAL)

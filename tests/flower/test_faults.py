@@ -1,5 +1,6 @@
 """Faults in real deployments: each ends in a collection without that node, or in a clear error, and nothing stays."""
 
+import json
 import os
 import signal
 from dataclasses import replace
@@ -36,15 +37,23 @@ def deploy(tmp_path, monkeypatch):
         assert one.close() == []
 
 
-def assert_same_as_in_process(deployment, clients):
+def assert_same_as_in_process(deployment, clients, epsilon=0.0):
     store = fedup.load_centroids(deployment.out / "centroids.safetensors")
     some = tuple(deployment.federation.client(client) for client in clients)
-    expected = fedup.collect(task.make_model(), replace(deployment.federation, clients=some))
+    federation = replace(deployment.federation, clients=some)
+    expected = fedup.collect(task.make_model(), federation, privacy=task.privacy(epsilon))
     assert list(store.clients) == clients
     assert store.cells == expected.cells
     assert torch.equal(store.vectors, expected.vectors)
     assert torch.equal(store.counts, expected.counts)
     assert answers_on_disk(deployment) == []  # all are in the store now, and nowhere else
+
+
+def spent_by_nodes(deployment):
+    """By client, as the node's own account has it."""
+    accounts = {path.stem.removeprefix("account-"): path.read_text() for path in deployment.out.glob("account-*.json")}
+    charges = {client: json.loads(text)["charges"] for client, text in accounts.items()}
+    return {client: sum(charge["mu"] ** 2 for charge in own) for client, own in charges.items()}
 
 
 def answers_on_disk(deployment):
@@ -88,10 +97,21 @@ def test_a_node_whose_key_is_not_registered_is_refused_and_the_others_are_collec
     assert_same_as_in_process(deployment, [0, 1, 2, 3])
 
 
-def test_a_server_that_is_killed_in_the_middle_asks_only_for_what_is_missing(deploy):
+def test_what_a_node_charged_itself_for_is_charged_at_the_server_whether_or_not_it_is_of_use(deploy):
+    deployment = deploy(3)
+    deployment.serve("deployment")
+    settings = {"faults": "send NaN,,refuse", "epsilon": 8.0, "timeout": TIMEOUT_S, "least_fraction": 0.25}
+    result = deployment.result(deployment.submit("--stream", **settings))
+    assert sorted(result["left_out"].values()) == ["refused: the owner said no", "vectors holds NaN or infinity"]
+    assert result["spent"] == spent_by_nodes(deployment) == dict.fromkeys("01", task.privacy(8.0).mu ** 2)
+    assert_same_as_in_process(deployment, [1], epsilon=8.0)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 8.0], ids=["exact", "DP"])
+def test_a_server_that_is_killed_in_the_middle_asks_only_for_what_is_missing(deploy, epsilon):
     deployment = deploy(4)
     deployment.serve("deployment")
-    slow, settings = 2, {"faults": ",,wait", "timeout": 300}
+    slow, settings = 2, {"faults": ",,wait", "timeout": 300, "epsilon": epsilon}
     deployment.submit(**settings)
     wait_until(lambda: len(answers_on_disk(deployment)) == 3, 120, "three answers on disk")
     wait_until(lambda: len(deployment.asked(slow)) == 2, 60, "the slow node at work")
@@ -107,4 +127,5 @@ def test_a_server_that_is_killed_in_the_middle_asks_only_for_what_is_missing(dep
     assert asked == {client: [first, first, *([second, second] if client == slow else [])] for client in range(4)}
     assert result["messages"] == 2  # a question, and the weights, which a run does not find in the state of another
     assert result["left_out"] == {}
-    assert_same_as_in_process(deployment, [0, 1, 2, 3])
+    assert result["spent"] == spent_by_nodes(deployment)
+    assert_same_as_in_process(deployment, [0, 1, 2, 3], epsilon)

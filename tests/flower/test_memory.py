@@ -1,17 +1,19 @@
 """A server's memory outlives it, and the operator's commands read it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from flwr.clientapp import ClientApp
 from tests.cli._in_process import ok as fedup
-from tests.flower._grid import LocalGrid
+from tests.flower._grid import FIRST, LocalGrid, assert_ledgers_agree, spent_by_nodes, told
 
-from fedup import DP, Budget, Forget
+from fedup import DP, Budget, FilterConfig, Forget
 from fedup.bench.recipe import Recipe
 from fedup.errors import BudgetError, RequestError
 from fedup.flower import GridContact, Policy, RunMemory, mount
+from fedup.run.answering import Limits
 
 RECIPE = Recipe.suited_to("digits", rounds=1, clients=3, rows=300, batch_size=32, seed=1)
 
@@ -28,7 +30,7 @@ class World:
         return RECIPE.blank_model(self.dataset.x.shape[1:], self.dataset.num_classes)
 
     def contact(self, policy: Policy | None = None) -> GridContact:
-        self.grid = LocalGrid({10 + i: self.node(i, policy) for i in range(3)})
+        self.grid = LocalGrid({FIRST + i: self.node(i, policy) for i in range(3)})
         example = torch.zeros_like(self.dataset.x[:1])
         return GridContact(self.grid, self.model, example=example, num_classes=10)
 
@@ -79,8 +81,8 @@ def test_the_operators_commands_work_on_it(world):
     contact, memory = world.contact(), world.memory()
     memory.collect(contact)
     memory.unlearn(Forget.samples({2: world.federation.clients[2].train[:30].tolist()}), contact)
-    told = json.loads(fedup("status", "--run", world.folder, "--json").out)
-    assert [request["id"] for request in told["requests"]] == ["R1"]
+    status = json.loads(fedup("status", "--run", world.folder, "--json").out)
+    assert [request["id"] for request in status["requests"]] == ["R1"]
     assert "sound as far as it could be checked" in fedup("verify", "--run", world.folder).out
     fedup("evidence", "R1", "--run", world.folder)
     assert (world.folder / "evidence" / "R1.html").exists()
@@ -107,6 +109,131 @@ def test_releases_under_dp_are_charged_in_the_journal(world):
     charged = [event.body["client"] for event in memory.state.events if event.kind == "charged"]
     assert sorted(charged) == [0, 1, 2]
     assert "every release charged" in fedup("verify", "--run", world.folder).out
+
+
+class Killed(BaseException):
+    """As a signal would."""
+
+
+def killed_at(monkeypatch, where: str) -> None:
+    """A server that dies when it comes to that."""
+
+    def kill(*args, **options):
+        raise Killed
+
+    monkeypatch.setattr(where, kill)
+
+
+def answers(folder):
+    return sorted(folder.rglob("*.safetensors"))
+
+
+REAL = DP(100.0, clip=4.0)  # so that few rows stand out of its noise
+
+
+def private_contact(world, grid, folder):
+    return GridContact(grid, world.model, example=torch.zeros_like(world.dataset.x[:1]), num_classes=10, folder=folder)
+
+
+@pytest.mark.parametrize("where", ["keep_centroids", "ask_clients"], ids=["before it is stored", "at the very start"])
+def test_a_server_killed_before_a_collection_is_stored_pays_once_and_leaves_no_answer(
+    world, tmp_path, monkeypatch, where
+):
+    grid, memory = LocalGrid({FIRST + i: world.node(i, None) for i in range(3)}), world.memory()
+    folder = tmp_path / "answers"
+    with monkeypatch.context() as patch:
+        killed_at(patch, f"fedup.flower.memory.{where}")
+        with pytest.raises(Killed):
+            memory.collect(private_contact(world, grid, folder), privacy=REAL)
+    kept = answers(folder)
+    assert len(kept) == (3 if where == "keep_centroids" else 0)
+    grid.sent.clear()
+    contact = private_contact(world, grid, folder)
+    second = world.memory()
+    second.collect(contact, privacy=REAL)
+    assert len(grid.asked("summarize")) == (0 if kept else 6)  # a question, and again with the weights
+    assert_ledgers_agree(grid, contact)
+    charged = [event.body["client"] for event in second.state.events if event.kind in ("charged", "corrected")]
+    assert sorted(charged) == [0, 1, 2]
+    assert answers(folder) == []
+    assert "every release charged" in fedup("verify", "--run", world.folder).out
+
+
+def test_a_server_killed_right_after_a_collection_was_stored_leaves_no_answer(world, tmp_path, monkeypatch):
+    grid, memory, folder = LocalGrid({FIRST + i: world.node(i, None) for i in range(3)}), world.memory(), tmp_path / "a"
+    with monkeypatch.context() as patch:
+        killed_at(patch, "fedup.flower.contact.GridContact.settled")
+        with pytest.raises(Killed):
+            memory.collect(private_contact(world, grid, folder), privacy=REAL)
+    assert len(answers(folder)) == 3
+    world.memory().collect(private_contact(world, grid, folder), privacy=REAL)
+    assert answers(folder) == []
+
+
+def test_a_server_killed_before_a_request_is_stored_pays_once_and_leaves_no_answer(world, tmp_path, monkeypatch):
+    grid, memory, folder = LocalGrid({FIRST + i: world.node(i, None) for i in range(3)}), world.memory(), tmp_path / "a"
+    memory.collect(private_contact(world, grid, folder), privacy=REAL)
+    request = Forget.samples({client: world.federation.clients[client].train[:30].tolist() for client in (0, 2)})
+    config = FilterConfig(filter="bottleneck", rank=8, steps=5)
+    with monkeypatch.context() as patch:
+        killed_at(patch, "fedup.run.answering.save_filter")
+        with pytest.raises(Killed):
+            memory.unlearn(request, private_contact(world, grid, folder), config=config)
+    assert len(answers(folder)) == 2
+    spent, contact, second = spent_by_nodes(grid), private_contact(world, grid, folder), world.memory()
+    second.collect(contact)  # as a server does when it starts: what waits for a request stays
+    second.unlearn(request, contact, config=config)
+    assert spent_by_nodes(grid) == spent
+    assert_ledgers_agree(grid, contact)
+    assert answers(folder) == []
+    assert len([event for event in second.state.events if event.kind == "charged"]) == 5
+    assert "every release charged" in fedup("verify", "--run", world.folder).out
+
+
+def test_a_declined_request_that_is_forced_later_pays_once(world, tmp_path):
+    grid, memory, folder = LocalGrid({FIRST + i: world.node(i, None) for i in range(3)}), world.memory(), tmp_path / "a"
+    contact = private_contact(world, grid, folder)
+    memory.collect(contact, privacy=REAL)
+    request = Forget.samples({0: world.federation.clients[0].train[:30].tolist()})
+    config = FilterConfig(filter="bottleneck", rank=8, steps=5)
+    assert memory.unlearn(request, contact, config=config, limits=Limits()).declined
+    spent = spent_by_nodes(grid)
+    assert memory.unlearn(request, contact, config=config, limits=Limits(force=True)).declined is None
+    assert spent_by_nodes(grid) == spent
+    assert_ledgers_agree(grid, contact)
+    assert answers(folder) == []
+
+
+def test_a_release_that_never_came_is_corrected_in_the_journal_once_its_node_is_heard_of(world, tmp_path):
+    grid, memory = LocalGrid({FIRST + i: world.node(i, None) for i in range(3)}), world.memory()
+    grid.spoil = lambda node, reply: None if node == FIRST + 1 and told(reply).status == "ok" else reply
+    contact = GridContact(
+        grid, world.model, example=torch.zeros_like(world.dataset.x[:1]), num_classes=10, timeout=0.1, retries=0
+    )
+    with pytest.raises(RequestError, match="2 of 3"):
+        memory.collect(contact, privacy=REAL)
+    grid.spoil = lambda node, reply: reply
+    other = replace(REAL, epsilon=1.0)
+    memory.collect(contact, privacy=other)
+    assert_ledgers_agree(grid, contact)
+    (corrected,) = [event.body for event in memory.state.events if event.kind == "corrected"]
+    assert (corrected["client"], corrected["mu"]) == (1, pytest.approx(REAL.mu))
+    told_of = json.loads(fedup("status", "--run", world.folder, "--json").out)["ledger"]
+    assert [one["corrections"] for one in told_of] == [0, 1, 0]
+    assert [one["releases"] for one in told_of] == [2, 1, 2]
+    assert "every release charged" in fedup("verify", "--run", world.folder).out
+
+
+def test_noise_that_can_be_replayed_is_no_guarantee_anywhere(world, tmp_path):
+    contact, memory = world.contact(), world.memory()
+    memory.collect(contact, privacy=replace(REAL, replay_seed=1))
+    assert memory.state.guarantee is None
+    body = memory.state.collected.body
+    assert body["guarantee"] is None
+    assert {release["guarantee"] for release in body["releases"]} == {None}
+    assert all(charge.replayable for charge in contact.ledger.charges)
+    clients = json.loads(fedup("status", "--run", world.folder, "--json").out)["ledger"]
+    assert all(one["test_mode"] and one["unprotected"] == 1 for one in clients)
 
 
 def test_a_budget_that_is_spent_refuses_at_the_node_and_the_folder_stays_as_it_was(world):

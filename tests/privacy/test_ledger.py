@@ -302,3 +302,69 @@ def test_a_release_with_a_name_is_charged_once_also_by_a_ledger_that_was_read_ba
         again.spend(0, dp, "centroids", "b")
     ledger.spend(1, dp, "centroids", "a")  # another client's is another
     assert len(ledger.charges) == 2
+
+
+# --- releases that come from elsewhere
+
+
+def test_a_release_is_charged_once_whatever_it_is_called_and_two_are_charged_twice():
+    ledger = Ledger()
+    for release in ("one", "one", "other"):
+        ledger.came(0, _dp(), "centroids", release)
+    ledger.came(1, _dp(), "centroids", "one")  # of another client
+    assert [(charge.client, charge.release) for charge in ledger.charges] == [(0, "one"), (0, "other"), (1, "one")]
+
+
+def test_a_release_that_came_is_charged_also_beyond_the_budget():
+    ledger = Ledger(budgets={None: Budget(0.5)})
+    ledger.came(0, _dp(2.0), "centroids", "one")
+    assert ledger.epsilon(0, DELTA) == pytest.approx(2.0)
+    assert ledger.left(0) == 0
+
+
+@many
+@given(st.lists(st.tuples(guarantees, st.booleans()), min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_a_ledger_follows_the_clients_own_account_whatever_is_lost_and_comes_later(releases, shuffling):
+    """Some releases are lost and come in any order at the end; the client tells what it has spent each time."""
+    ledger, spent, late = Ledger(), 0.0, []
+    for i, (dp, lost) in enumerate(releases):
+        spent += dp.mu**2
+        if lost:
+            late.append((dp, str(i)))
+        else:
+            ledger.came(0, dp, "centroids", str(i), reported=spent)
+            assert ledger.spent(0) == pytest.approx(spent, rel=1e-9)
+    for dp, name in shuffling.sample(late, len(late)):
+        ledger.came(0, dp, "centroids", name, reported=spent)
+        assert ledger.spent(0) == pytest.approx(spent, rel=1e-8)
+    assert Ledger.from_json(ledger.to_json()).spent(0) == pytest.approx(spent, rel=1e-8)
+    assert len([charge for charge in ledger.charges if charge.release]) == len(releases)
+
+
+def test_an_account_is_never_lowered():
+    ledger = Ledger()
+    ledger.came(0, _dp(), "centroids", "one")
+    for told in (0.0, 0.5 * _dp().mu ** 2, _dp().mu ** 2):
+        ledger.correct(0, told, "it says so")
+    ledger.came(0, _dp(), "centroids", "two", reported=0.0)  # whoever tells too little is charged all the same
+    assert ledger.spent(0) == pytest.approx(2 * _dp().mu ** 2)
+    assert not any(charge.correction for charge in ledger.charges)
+
+
+def test_no_budget_allows_noise_that_can_be_replayed():
+    replayable = DP(0.01, clip="unit", replay_seed=0)
+    ledger = Ledger(budgets={0: Budget(100.0)})
+    for ask in (lambda: ledger.check([0], replayable), lambda: ledger.spend(0, replayable, "centroids")):
+        with pytest.raises(BudgetError, match="noise that can be replayed protects nothing"):
+            ask()
+    ledger.spend(1, replayable, "centroids")  # who has no budget is not limited
+    assert [charge.replayable for charge in ledger.charges] == [True]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"covered": -1.0}, {"covered": INF}, {"replayable": 1}, {"correction": "no"}], ids=str
+)
+def test_a_charge_of_the_wrong_kind_is_damage(wrong):
+    told = {"charges": [{"client": 0, "mu": 1.0, "what": "", "mechanism": "", **wrong}], "budgets": []}
+    with pytest.raises(ArtifactError):
+        Ledger.from_json(told)

@@ -105,7 +105,7 @@ def test_it_tells_time_by_stage_and_who_was_asked_and_sent_what(evidence):
         assert all(seconds >= 0 for seconds in one["time_s"].values())
     for name in ("R1", "R2"):
         nobody = {"clients_contacted": [], "bytes_up": 0, "bytes_down": 0, "releases": []}
-        nobody["protection_of_the_cache"] = "none"
+        nobody |= {"protection_of_the_cache": "none", "guarantee_of_the_cache": None}
         assert evidence[name]["contact"] == nobody
     contact = evidence["R3"]["contact"]
     assert contact["clients_contacted"] == [1]
@@ -237,7 +237,7 @@ def test_evidence_of_an_eraser_tells_where_it_sits_and_what_it_was_made_of(erase
     body = Run(erased).read().events[-2].body
     assert (body["erasure"], body["notes"]) == (told["erasure"], told["notes"])
     sent = {release["what"]: release for release in told["contact"]["releases"]}
-    assert set(sent) == {"centroids", "shifts", "moments"}
+    assert set(sent) == {"classes of samples", "centroids", "shifts", "moments"}
     assert all((one["client"], one["mechanism"]) == (1, "none") for one in sent.values())
     assert told["contact"]["bytes_up"] == sum(one["bytes"] for one in sent.values())
     assert ok("verify", "--run", erased, "--json").json["ok"]

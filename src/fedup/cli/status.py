@@ -107,7 +107,8 @@ def _ledger(told: list[dict[str, Any]]) -> Any:
         if one["unprotected"]:
             spent = f"∞: {one['unprotected']} without guarantee, besides {spent}"
         limits = ["no limit", ""] if one["budget"] is None else [f"{one['budget']:g}", f"{one['left']:.3g}"]
-        table.add_row(str(one["client"]), str(one["releases"]), spent, *limits, f"{one['delta']:g}")
+        releases = str(one["releases"]) + (f" (+{one['corrections']} by its own account)" if one["corrections"] else "")
+        table.add_row(str(one["client"]), releases, spent, *limits, f"{one['delta']:g}")
     return table
 
 

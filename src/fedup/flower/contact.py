@@ -189,18 +189,22 @@ class GridContact:
         """One wave for all, whose answers then wait for `summarize`; the clients that answered."""
         self._ready, self._early = {}, {}  # what waits is of a collection, or of a request, that was given up
         if self._complete:  # what is on disk is of the collection before
-            self.settled()
+            self.settled(only_collection=True)
         if not isinstance(how, DP):  # under a guarantee nobody is asked of which class a sample is
+            if self._ledger.budgets:
+                self._ledger.check_exact([client for client in self.clients if client not in gone.client_ids])
             for client, samples in gone.sample_ids.items():
                 self.labels_of(client, samples)  # raises where one is unknown
-        asks = self._named(self._asks_for_all(cut, how, gone, without))
+        asks = self._asks_for_all(cut, how, gone, without)
+        asked_before, asks = self._spool.asked_before(asks), self._named(asks)
         clients = {node: client for client, node in self._nodes.items()}
         expected = {node: self._expected(cut, how, ask, clients.get(node)) for node, ask in asks.items()}
         found = self._kept(asks, lambda node, answer: self._take(node, asks[node], answer, expected[node], kept=True))
         left = {node: ask for node, ask in asks.items() if node not in found}
-        if self._ledger.budgets and left:  # a node that answers has spent: what may not be had is not asked for
+        if isinstance(how, DP) and self._ledger.budgets and left:  # what may not be had is not asked for
             asked = [client for client in self.clients if self._nodes[client] in left]
-            self._ledger.check(asked, how) if isinstance(how, DP) else self._ledger.check_exact(asked)
+            paid = {client for client in asked if self._ledger.uncovered(client) >= how.mu**2 * (1 - 1e-9)}
+            self._ledger.check([one for one in asked if one not in paid or self._nodes[one] not in asked_before], how)
         found |= self._wave(left, lambda node, answer: self._take(node, asks[node], answer, expected[node]))
         self._meet({node: waiting.client for node, waiting in found.items()})
         self._enough(len(asks) + len(self._note_lost(asks, gone)), len(found))
@@ -335,6 +339,7 @@ class GridContact:
             self._unknown[node] += size
             return
         if told and isinstance(how, DP):
+            self._spool.answered(node, ask)
             self._ledger.came(client, how, messages.CHARGED_AS.get(ask.kind, ask.kind), name, reported=reported)
         elif reported is not None:
             self._ledger.correct(client, reported, "releases that did not come")

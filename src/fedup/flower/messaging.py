@@ -104,10 +104,13 @@ class Messenger:
         """
         contents = {id(ask): write_ask(ask) for ask in {id(ask): ask for ask in asks.values()}.values()}
         sizes = {key: size_of(content) for key, content in contents.items()}
-        messages = [self._message(node, ask, contents[id(ask)], sizes[id(ask)]) for node, ask in asks.items()]
+        messages = [_message(node, ask, contents[id(ask)]) for node, ask in asks.items()]
         pushed = zip(self._grid.push_messages(messages) if messages else (), asks, strict=False)
         nodes = {number: node for number, node in pushed if number}  # by message; what could not be sent has no number
-        self._late |= {number: (node, asks[node]) for number, node in nodes.items() if NONCE in asks[node].details}
+        for number, asked in nodes.items():
+            self._meter.sent(sizes[id(asks[asked])])
+            if NONCE in asks[asked].details:
+                self._late[number] = asked, replace(asks[asked], record=None)  # weights need not wait for it
         until, pause = time.monotonic() + self._timeout, _FIRST_PAUSE_S
         while nodes:
             for some in _batched(list(nodes), _PULLED_AT_ONCE):
@@ -127,10 +130,6 @@ class Messenger:
                 time.sleep(pause)
                 pause = min(1.5 * pause, _LAST_PAUSE_S)
 
-    def _message(self, node: int, ask: Ask, content: RecordDict, size: int) -> Message:
-        self._meter.sent(size)
-        return Message(content, dst_node_id=node, message_type=f"query.{QUERY}", group_id=ask.kind)
-
     def _judged(self, reply: Message, node: int, ask: Ask) -> Answer:
         if reply.has_error():
             if reply.error.code in _MAY_COME_BACK:
@@ -144,6 +143,10 @@ class Messenger:
         if answer.base != self.base and answer.status == "ok":
             return Answer("failed", self.base, reason="it answers for another model")
         return answer
+
+
+def _message(node: int, ask: Ask, content: RecordDict) -> Message:
+    return Message(content, dst_node_id=node, message_type=f"query.{QUERY}", group_id=ask.kind)
 
 
 def _size_of(reply: Message) -> int:

@@ -28,7 +28,7 @@ class Spool:
     def __init__(self, folder: str | Path | None, base: str) -> None:
         self._folder = None if folder is None else Path(folder) / base[:32]
         self._names = self._read_names()
-        self._asked: set[str] = set()  # whose names were used since answers were settled
+        self._answered: set[str] = set()  # since answers were settled
         self._mine: set[str] = set()  # answers that came while this object lived
 
     def get(self, node: int, ask: Ask) -> Answer | None:
@@ -58,11 +58,18 @@ class Spool:
         """By node the name of what it is to release: the same each time until it is settled, also after a restart."""
         keys = {node: _key(node, ask) for node, ask in asks.items()}
         new = {key: secrets.token_hex(16) for key in keys.values() if key not in self._names}
-        self._asked |= set(keys.values())
         if new:
             self._names |= new
             self._write_names()  # before anybody is asked
         return {node: self._names[key] for node, key in keys.items()}
+
+    def asked_before(self, asks: Mapping[int, Ask]) -> set[int]:
+        """Nodes that were asked for this release, and may have made and charged it."""
+        return {node for node, ask in asks.items() if _key(node, ask) in self._names}
+
+    def answered(self, node: int, ask: Ask) -> None:
+        """The release has come."""
+        self._answered.add(_key(node, ask))
 
     def give_up(self, node: int, ask: Ask) -> None:
         """An answer of no use: whoever asks next asks for another one."""
@@ -73,11 +80,11 @@ class Spool:
 
     def settle(self, *, only_collection: bool = False) -> None:
         """What was made of the answers is stored: none stays here, and to ask again is to ask for something new. The
-        names of other questions, which nobody has asked since, stay: their answers may still be got."""
+        names of what did not come stay: it may still be got."""
         which = _COLLECTION if only_collection else ""
-        for key in [key for key in self._asked if key.startswith(which)]:
+        for key in [key for key in self._answered if key.startswith(which)]:
             self._names.pop(key, None)
-            self._asked.discard(key)
+            self._answered.discard(key)
         self._mine = {key for key in self._mine if not key.startswith(which)}
         for path in self._folder.glob(f"{which}*.safetensors") if self._folder is not None else ():
             path.unlink(missing_ok=True)

@@ -87,6 +87,10 @@ class Ledger:
         """What the client has spent: the sum of μ² over its releases."""
         return self._squares.get(client, 0.0)
 
+    def uncovered(self, client: int) -> float:
+        """μ² of corrections whose releases have not come: one that is asked for again is paid for already."""
+        return self._corrected.get(client, 0.0)
+
     def mu(self, client: int) -> float:
         """What the client has spent, in μ-GDP."""
         return math.sqrt(self.spent(client))
@@ -152,9 +156,9 @@ class Ledger:
         the correction.
         """
         if (client, release) not in self._named:
-            square, open_ = dp.mu**2, self._corrected.get(client, 0.0)
+            square = dp.mu**2
             beyond = 0.0 if reported is None else self.spent(client) + square - reported
-            covered = min(beyond, open_, square) if beyond > _ROUNDING * square else 0.0
+            covered = min(beyond, self.uncovered(client), square) if beyond > _ROUNDING * square else 0.0
             mu = math.sqrt(max(0.0, square - covered)) if covered else dp.mu
             self._charge(Charge(client, mu, what, str(dp), release, dp.is_replayable, covered=covered))
         if reported is not None:
@@ -177,8 +181,8 @@ class Ledger:
         client, square = charge.client, charge.mu**2
         self._squares[client] = self.spent(client) + square
         if charge.correction or charge.covered:
-            open_ = self._corrected.get(client, 0.0) + (square if charge.correction else -charge.covered)
-            self._corrected[client] = max(0.0, open_)
+            left = self.uncovered(client) + (square if charge.correction else -charge.covered)
+            self._corrected[client] = max(0.0, left)
         if charge.release:
             self._named.add((client, charge.release))
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,7 @@ def build_evidence(state: State, request: Request) -> dict[str, Any]:
             "bytes_down": body["bytes_down"],
             "releases": body["releases"],
             "protection_of_the_cache": state.protection,
+            "guarantee_of_the_cache": asdict(state.guarantee) if state.guarantee else None,
         },
         "machine": body.get("machine"),
         "erasure": erasure if erased else None,

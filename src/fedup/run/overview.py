@@ -24,6 +24,7 @@ def overview(run: Run, state: State) -> dict[str, Any]:
         "rounds_done": _rounds_done(run, state),
         "collected": _event(state.collected, "rows", "cells", "how", "time_s"),
         "protection": state.protection,
+        "guarantee": asdict(state.guarantee) if state.guarantee else None,
         "filter": None if state.filter is None else {"id": state.filter.id, **state.filter.to_json()},
         "in_force": [request.id for request in state.active],
         "open": [request.id for request in state.open],

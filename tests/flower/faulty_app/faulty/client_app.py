@@ -45,6 +45,9 @@ def misbehave(message: Message, context: Context, call_next: Callable[[Message, 
     while fault == "wait" and not (out / "go").exists() and time.monotonic() < until:
         time.sleep(0.1)
     reply = call_next(message, context)
+    account = context.state.config_records.get("fedup-ledger")
+    if account is not None:
+        (out / f"account-{client}.json").write_text(str(account["json"]))
     if fault == "send NaN":
         told = read_answer(reply.content, most_bytes=10**12)
         told.arrays["vectors"][0, 0] = torch.nan

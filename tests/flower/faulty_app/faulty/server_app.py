@@ -41,9 +41,11 @@ def main(grid: Grid, context: Context) -> None:
         folder=out / "answers",
         tell=print,
     )
-    centroids = fedup.collect(model, contact)
+    centroids = fedup.collect(model, contact, privacy=task.privacy(float(config["epsilon"])))
     fedup.save_centroids(centroids, out / "centroids.safetensors")
+    contact.settled()  # answers are in that file now
     told: dict[str, Any] = {"run": context.run_id, "left_out": contact.left_out, "messages": contact.messages}
+    told["spent"] = {client: contact.ledger.spent(client) for client in contact.ledger.clients}
     if victim >= 0:
         told["samples"] = ask_the_dead(out, victim, model, centroids, contact)
     (out / "result.new").write_text(json.dumps(told))
