@@ -4,9 +4,10 @@ import copy
 from dataclasses import fields
 
 import torch
+from tests._forced import unlearn
 from torch import nn
 
-from fedup import Federation, FilterConfig, Forget, collect, iid, plug, unlearn
+from fedup import Federation, FilterConfig, Forget, collect, iid, plug
 from fedup.contact import InProcess
 
 EARLY, LATE = "2", "4"  # cuts of the model; the bottleneck sits at the late one
@@ -41,6 +42,7 @@ class Marked:
             "bystander": Forget.samples({0: clients[0].train[:5]}),
             "class": Forget.classes([2]),
             "client": Forget.clients([0]),
+            "client and class": Forget.clients([0]) | Forget.classes([2]),
         }
 
     def store(self):
@@ -78,16 +80,25 @@ class Watched(InProcess):
 
     def __init__(self, marked, change=lambda found: found, statistics_of=None):
         super().__init__(marked.federation, marked.base)
-        self.shifted, self.gathered, self._change = [], [], change
+        self.sketched, self.measured, self.gathered, self._change = [], [], [], change
         self._statistics = InProcess(statistics_of or marked.federation, marked.base)
 
-    def shifts(self, client, **question):
-        self.shifted.append(client)
-        return self._statistics.shifts(client, **question)
+    def sketch_groups(self, client, **question):
+        self.sketched.append(client)
+        return self._statistics.sketch_groups(client, **question)
 
-    def gather(self, client, **question):
+    def measure_groups(self, client, **question):
+        self.measured.append(client)
+        return self._statistics.measure_groups(client, **question)
+
+    def second_moments(self, client, **question):
         self.gathered.append(client)
-        return self._change(self._statistics.gather(client, **question))
+        return self._change(self._statistics.second_moments(client, **question))
+
+    @property
+    def statistics_asked(self):
+        """All whom an eraser's statistics were asked of."""
+        return [*self.sketched, *self.measured, *self.gathered]
 
 
 def weights_of(plugged):

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from fedup.contrast import Question, gather, measure_shifts, mixture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from fedup import Forget
-from fedup.contrast import Question, gather, measure_shifts, mixture
 from fedup.cut import read_features
 from fedup.federation import Client
 from fedup.moments import LEAST_ROWS, Contrast, Moments, Shift, Sums

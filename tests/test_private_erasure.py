@@ -6,10 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests._forced import restore, unlearn
 from torch import nn
 
-from fedup import Budget, Federation, FilterConfig, Forget, Ledger, collect, iid, plug, restore, unlearn
-from fedup.contrast import Question
+from fedup import Budget, Federation, FilterConfig, Forget, Ledger, collect, iid, plug
+from fedup.eraser_statistics import Question
 from fedup.errors import BudgetError, RequestError
 from fedup.federation import Client
 from fedup.privacy import DP

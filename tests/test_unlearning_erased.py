@@ -7,10 +7,11 @@ from itertools import permutations
 
 import pytest
 import torch
+from tests._forced import restore, unlearn
 from tests._marked import AUTO, EARLY, FAST, KINDS, Marked, Watched, same_bits, state_of
 from torch import nn
 
-from fedup import Federation, FilterConfig, Forget, collect, fingerprint, iid, plug, restore, unlearn
+from fedup import Federation, FilterConfig, Forget, collect, fingerprint, iid, plug
 from fedup.errors import ContactError, CutError, DataError, RequestError
 from fedup.unlearning import plan
 
@@ -20,6 +21,8 @@ FORCED = {"both": FilterConfig(**FAST, filter="both"), "erasure": FilterConfig(*
 
 class Unreachable:
     """Clients that must not be asked."""
+
+    measures_by_default = False
 
     def __getattr__(self, name):
         raise AssertionError(f"a client was asked: {name}")
@@ -109,7 +112,7 @@ def test_what_is_erased_is_gone_and_what_stays_is_still_right():
 @pytest.mark.parametrize("name", ["both at one cut", "both at two cuts"])
 def test_a_bottleneck_is_fitted_to_what_an_eraser_at_its_own_cut_leaves(monkeypatch, name):
     seen = []
-    module = sys.modules["fedup.unlearning"]
+    module = sys.modules["fedup.bottleneck_fit"]
     real = module.fit_filter
     monkeypatch.setattr(module, "fit_filter", lambda tail, ex, *a, **k: (seen.append(ex), real(tail, ex, *a, **k))[1])
     plugged, store = MARKED.serving("first", config=KINDS[name])
