@@ -227,6 +227,12 @@ class Execution:
                     "Under differential privacy nobody can be asked what an eraser does to each class, so it is not "
                     "served unless you say so with force=True. Nothing was changed, but what clients released is spent."
                 )
+            if self._contact is None:
+                raise HarmError(
+                    "Only clients can tell what an eraser does to each class, and there is no way to reach them. Nothing "
+                    "was changed. Pass clients=federation (on the command line, have the data set here), or serve it "
+                    "unchecked with force=True."
+                )
             new = requests - self._plugged.requests
             return recall_from_tallies(list(self._tallies(candidate, new if len(new) == 1 else frozenset()).values()))
         return {} if store.dp is not None else self._recall_at_cut(candidate, used, gone)
@@ -296,7 +302,7 @@ class Execution:
     ) -> Mapping[int, Tally]:
         """What clients count under the candidate, and without these requests."""
         contact, gone = self._contact, union(candidate.requests)
-        assert contact is not None  # an eraser was just made of what clients sent
+        assert contact is not None  # nothing is measured without
         before = before if before is not None else self._plugged.served
         question = TallyQuestion(
             {name: part for request in requests for name, part in _parts(request).items()},
