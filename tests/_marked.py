@@ -9,6 +9,7 @@ from torch import nn
 
 from fedup import Federation, FilterConfig, Forget, collect, iid, plug
 from fedup.contact import InProcess
+from fedup.privacy import Ledger
 
 EARLY, LATE = "2", "4"  # cuts of the model; the bottleneck sits at the late one
 FAST = {"rank": 4, "steps": 10, "batch_size": 32}
@@ -124,6 +125,8 @@ def state_of(store):
 def _plain(value):
     if isinstance(value, torch.Tensor):
         return value.numpy().tobytes()
+    if isinstance(value, Ledger):
+        return value.to_json()
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     return tuple(map(_plain, value)) if isinstance(value, tuple) else copy.copy(value)
