@@ -4,10 +4,12 @@ import copy
 from dataclasses import fields
 
 import torch
+from tests._forced import unlearn
 from torch import nn
 
-from fedup import Federation, FilterConfig, Forget, collect, iid, plug, unlearn
+from fedup import Federation, FilterConfig, Forget, collect, iid, plug
 from fedup.contact import InProcess
+from fedup.privacy import Ledger
 
 EARLY, LATE = "2", "4"  # cuts of the model; the bottleneck sits at the late one
 FAST = {"rank": 4, "steps": 10, "batch_size": 32}
@@ -41,6 +43,7 @@ class Marked:
             "bystander": Forget.samples({0: clients[0].train[:5]}),
             "class": Forget.classes([2]),
             "client": Forget.clients([0]),
+            "client and class": Forget.clients([0]) | Forget.classes([2]),
         }
 
     def store(self):
@@ -78,17 +81,26 @@ class Watched(InProcess):
 
     def __init__(self, marked, change=lambda found: found, statistics_of=None):
         super().__init__(marked.federation, marked.base)
-        self.shifted, self.gathered, self._change = [], [], change
+        self.sketched, self.measured, self.gathered, self._change = [], [], [], change
         self._statistics = InProcess(statistics_of or marked.federation, marked.base)
         self._statistics._meter = self._meter
 
-    def shifts(self, client, **question):
-        self.shifted.append(client)
-        return self._statistics.shifts(client, **question)
+    def sketch_groups(self, client, **question):
+        self.sketched.append(client)
+        return self._statistics.sketch_groups(client, **question)
 
-    def gather(self, client, **question):
+    def measure_groups(self, client, **question):
+        self.measured.append(client)
+        return self._statistics.measure_groups(client, **question)
+
+    def second_moments(self, client, **question):
         self.gathered.append(client)
-        return self._change(self._statistics.gather(client, **question))
+        return self._change(self._statistics.second_moments(client, **question))
+
+    @property
+    def statistics_asked(self):
+        """All whom an eraser's statistics were asked of."""
+        return [*self.sketched, *self.measured, *self.gathered]
 
 
 def weights_of(plugged):
@@ -114,6 +126,8 @@ def state_of(store):
 def _plain(value):
     if isinstance(value, torch.Tensor):
         return value.numpy().tobytes()
+    if isinstance(value, Ledger):
+        return value.to_json()
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     return tuple(map(_plain, value)) if isinstance(value, tuple) else copy.copy(value)

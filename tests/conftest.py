@@ -1,5 +1,6 @@
 import pytest
 import torch
+from tests._digits import TrainedDigits
 from torch import nn
 
 from fedup import Federation, dirichlet
@@ -21,3 +22,9 @@ def small_model() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10)).eval()
+
+
+@pytest.fixture(scope="session")
+def trained_digits():
+    """Six clients with unequal shares of the built-in digits, and a model that they trained."""
+    return TrainedDigits()

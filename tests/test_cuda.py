@@ -4,10 +4,11 @@ import copy
 
 import pytest
 import torch
+from tests._forced import restore, unlearn
 from tests._marked import KINDS, Marked
 from torch import nn
 
-from fedup import Federation, Forget, collect, dirichlet, federate, plug, restore, unlearn
+from fedup import Federation, Forget, collect, dirichlet, federate, plug
 from fedup.kmeans import centroid_count
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; this machine has none")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests._forced import unlearn
 from tests.cli._in_process import FAST, copy_of, ok
 from torch import nn
 
@@ -24,7 +25,6 @@ from fedup import (
     plan,
     plug,
     save_filter,
-    unlearn,
 )
 from fedup.bench.methods import fedup as fedup_method
 from fedup.bench.methods import random_filter
@@ -150,7 +150,7 @@ def test_a_chosen_rank_that_is_too_wide_is_refused_before_anybody_is_asked(reque
     told = r"rank 32 is wider than the 8 features at the cut.*rank=8"
     with pytest.raises(SettingError, match=told):
         plan(plugged, store, [request_], clients=FEDERATION, config=config)
-    for name in ("reach", "ahead", "summarize", "labels_of", "shifts", "gather", "gather_privately"):
+    for name in ("reach", "ahead", "summarize", "labels_of", "sketch_groups", "gather_privately", "tally"):
         monkeypatch.setattr(InProcess, name, lambda *_, **__: pytest.fail("a client was asked"))
     with pytest.raises(SettingError, match=told):
         unlearn(plugged, store, request_, clients=FEDERATION, config=config)

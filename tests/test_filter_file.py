@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from tests._forced import restore, unlearn
 from tests._marked import KINDS, Marked, same_bits
 from torch import nn
 
@@ -19,10 +20,8 @@ from fedup import (
     iid,
     load_filter,
     plug,
-    restore,
     save_centroids,
     save_filter,
-    unlearn,
 )
 from fedup.artifacts import load_tensors, save_tensors
 from fedup.errors import ArtifactError, FedUPError, FingerprintError, NotFittedError, StaleFilterError
@@ -315,12 +314,13 @@ def test_requests_go_on_from_a_loaded_eraser_without_asking_again(marked, erased
 
 
 def test_a_loaded_eraser_is_not_made_again_for_the_same_question(marked, tmp_path):
-    plugged, store = marked.serving("first")
+    plugged, store = marked.serving("first", "client and class")
     save_filter(plugged, tmp_path / "f")
     other = plug(marked.base)
     load_filter(other, tmp_path / "f")
     loaded = other.served.erasure
-    unlearn(other, store, marked.requests["client"])  # no client is at hand
+    assert loaded is not None
+    unlearn(other, store, marked.requests["client"])  # covered already; no client is at hand
     assert other.served.erasure is loaded
 
 
@@ -405,11 +405,18 @@ def test_a_signed_file_that_is_unchanged_is_accepted(marked, erased):
     assert same_bits(other, plugged)
 
 
+def test_a_file_of_when_erasers_could_be_made_by_class_is_read(setting):
+    _signed(setting.path, header=lambda header: header["config"].update(by_class=False))
+    other = plug(setting.base)
+    load_filter(other, setting.path)
+    assert torch.equal(other(setting.x), setting.plugged(setting.x))
+
+
 def test_a_file_of_before_there_were_erasers_is_read(setting):
     def older(header):
         for name in ("erasure", "derived_from_forgotten"):
             header.pop(name)
-        for name in ("filter", "erase_at", "most_price", "by_class", "per_position"):
+        for name in ("filter", "erase_at", "most_price", "per_position"):
             header["config"].pop(name)
 
     _signed(setting.path, header=older)

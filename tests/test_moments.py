@@ -8,11 +8,26 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedup import Forget
-from fedup.contrast import Question, gather, measure_shifts, mixture
 from fedup.cut import read_features
+from fedup.eraser_statistics import (
+    EVERY_CLASS,
+    LEAST_REFERENCE_ROWS,
+    MOST_REFERENCE_ROWS,
+    Question,
+    measure_groups,
+    second_moments,
+    shortened,
+    sketch_groups,
+    sum_by_cut,
+)
 from fedup.federation import Client
+<<<<<<< HEAD
 from fedup.messages import answer_text, contrast_answer, message_size, shifts_answer
 from fedup.moments import LEAST_ROWS, Contrast, Moments, Shift, Sums
+=======
+from fedup.mixture import mixture
+from fedup.moments import LEAST_ROWS, Moments, Shift, Sums
+>>>>>>> coretests
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 seeds = st.integers(0, 10**6)
@@ -43,24 +58,48 @@ def _client(rows, number=0):
     return Client(number, torch.as_tensor(rows, dtype=torch.long), NONE, NONE)
 
 
-def _gather(x, y, client, question, **options):
-    return gather(MODEL, "2", x, y, client, question, **{"over": "each", "positions": (0,), **options})
+def _sketch(x, y, client, question):
+    return sketch_groups(MODEL, "2", x, y, client, question, over="each")
 
 
-def _shifts(x, y, client, question):
-    return measure_shifts(MODEL, CUTS, x, y, client, question)
+def _measure(x, y, client, question, weights=None):
+    return measure_groups(MODEL, CUTS, x, y, client, question, weights or {})
+
+
+def _second(x, y, client, question, **options):
+    return second_moments(MODEL, "2", x, y, client, question, **{"over": "each", "positions": (0,), **options})
+
+
+def _all(x, y, client, question):
+    """All that a client is asked."""
+    weights = {name: dict.fromkeys(range(CLASSES), 0.3) for name in question.requests}
+    return _sketch(x, y, client, question), _measure(x, y, client, question, weights), _second(x, y, client, question)
+
+
+def _tensors(answers):
+    """All tensors of such answers, in order."""
+    sketches, spreads, moments = answers
+    found = [one.sums for one in (*sketches.forgotten.values(), *sketches.retained.values())]
+    for groups in (spreads.forgotten, spreads.reference):
+        found += [t for cuts in groups.values() for one in cuts.values() for t in (one.mean, one.variance)]
+    return found + ([moments.sums, moments.squares] if moments else [])
+
+
+def _same(one, other):
+    one, other = _tensors(one), _tensors(other)
+    return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
 def _at(x, rows, cut="2"):
     return read_features(MODEL, cut, x, torch.as_tensor(rows)).values.double()
 
 
-def _ask(*requests, gone=None, **options):
+def _ask(*requests, gone=None):
     named = {f"r{i}": request for i, request in enumerate(requests)}
     joined = gone or Forget()
     for request in requests:
         joined = joined | request
-    return Question(named, joined, **options)
+    return Question(named, joined)
 
 
 def _samples(rows, client=0):
@@ -119,6 +158,7 @@ def test_shifts_add_up_field_by_field(seed, one, other):
         assert torch.equal(getattr(added, name), parts[0][i] + parts[1][i])
 
 
+<<<<<<< HEAD
 def size_of(message):
     details, arrays = message
     return message_size(answer_text("ok", "", details), arrays)
@@ -144,6 +184,8 @@ def test_a_contrast_adds_up_group_by_group_and_is_as_large_as_what_it_says():
     assert sent < size_of(contrast_answer(added)) < sent + 2500
 
 
+=======
+>>>>>>> coretests
 # --- mixtures
 
 
@@ -205,10 +247,9 @@ def test_a_client_is_told_nothing_of_other_clients_samples():
         Forget.samples({0: [1, 2], 1: [101, 102]}),
         Forget.samples({1: [103], 2: [201]}) | Forget.classes([2]),
     )
-    question = _ask(first, second, gone=Forget.samples({2: [999], 0: [3]}), by_class=True)
+    question = _ask(first, second, gone=Forget.samples({2: [999], 0: [3]}))
     told = question.to(0)
     assert list(told.requests) == list(question.requests)
-    assert told.by_class
     assert told.requests["r0"] == Forget.samples({0: [1, 2]})
     assert told.requests["r1"] == Forget.classes([2])
     assert told.gone == Forget.samples({0: [1, 2, 3]}) | Forget.classes([2])
@@ -217,49 +258,35 @@ def test_a_client_is_told_nothing_of_other_clients_samples():
 
 
 @few
-@given(seeds, st.booleans())
-def test_a_client_answers_its_part_of_a_question_like_the_whole(seed, by_class):
+@given(seeds)
+def test_a_client_answers_its_part_of_a_question_like_the_whole(seed):
     x, y = _data()
     rows = torch.randperm(100, generator=_source(seed))[:70]
-    question = _ask(_samples(rows) | _samples([150], 1), gone=_samples([160], 1), by_class=by_class)
-    whole, part = _gather(x, y, _client(range(100)), question), _gather(x, y, _client(range(100)), question.to(0))
-    assert list(whole.forgotten) == list(part.forgotten)
-    assert torch.equal(whole.pooled.squares, part.pooled.squares)
+    question = _ask(_samples(rows) | _samples([150], 1), gone=_samples([160], 1))
+    client = _client(range(100))
+    assert _same(_all(x, y, client, question), _all(x, y, client, question.to(0)))
 
 
-def test_forgotten_and_retained_rows_of_a_group_are_those_that_the_requests_say():
+def test_forgotten_and_retained_rows_are_those_that_the_requests_say():
     _, y = _data()
     question = _ask(_samples(range(30)), gone=Forget.classes([1]) | _samples(range(30, 40)))
-    ((rows, kept),) = question.groups(_client(range(100)), y).values()
-    assert rows.tolist() == list(range(30))
-    assert kept.tolist() == [row for row in range(40, 100) if row % CLASSES != 1]
-
-
-def test_by_class_each_class_is_compared_with_its_own_where_that_has_enough_rows():
-    _, y = _data()
-    held = [row for row in range(200) if row % CLASSES != 2 or row < 100]
-    question = _ask(_samples(row for row in held if row < 100), by_class=True)
-    groups = question.groups(_client(held), y)
-    kept = [row for row in held if row >= 100]
-    assert sorted(groups) == ["r0:0", "r0:1", "r0:2"]
-    for label in range(CLASSES):
-        rows, compared = groups[f"r0:{label}"]
-        assert rows.tolist() == [row for row in range(100) if row % CLASSES == label]
-        own = [row for row in kept if row % CLASSES == label]
-        assert compared.tolist() == (own if label != 2 else kept)
-        assert bool(own) == (label != 2)
+    assert {name: rows.tolist() for name, rows in question.forgotten(_client(range(100)), y).items()} == {
+        "r0": list(range(30))
+    }
+    kept = question.retained(_client(range(100)), y)
+    assert {label: rows.tolist() for label, rows in kept.items()} == {
+        label: [row for row in range(40, 100) if row % CLASSES == label] for label in (0, 2)
+    }
 
 
 @few
-@given(st.integers(0, 2 * LEAST_ROWS), st.booleans())
-def test_nothing_is_told_of_fewer_than_the_least_number_of_forgotten_rows(count, by_class):
+@given(st.integers(1, 2 * LEAST_ROWS))
+def test_nothing_is_told_of_fewer_than_the_least_number_of_forgotten_rows(count):
     x, y = _data()
-    y = torch.zeros_like(y)
-    client, question = _client(range(200)), _ask(_samples(range(count)) if count else Forget(), by_class=by_class)
-    if count:
-        x[:count] = x[:count] if count >= LEAST_ROWS else torch.nan  # so they are not even read
-        assert (_gather(x, y, client, question) is not None) == (count >= LEAST_ROWS)
-    assert set(_shifts(x, y, client, question)) == (set(CUTS) if count >= LEAST_ROWS else set())
+    client, question = _client(range(200)), _ask(_samples(range(count)))
+    x[:count] = x[:count] if count >= LEAST_ROWS else torch.nan  # so they are not even read
+    sketches, spreads, _ = _all(x, y, client, question)
+    assert bool(sketches.forgotten) == bool(spreads.forgotten) == (count >= LEAST_ROWS)
 
 
 def test_a_group_of_few_rows_is_left_out_and_its_rows_are_in_no_sum():
@@ -267,111 +294,131 @@ def test_a_group_of_few_rows_is_left_out_and_its_rows_are_in_no_sum():
     large, small = range(30), range(30, 30 + LEAST_ROWS - 1)
     x[list(small)] = torch.nan
     question = _ask(_samples(large), _samples(small))
-    found = _gather(x, y, _client(range(200)), question)
-    assert list(found.forgotten) == list(found.reference) == ["r0"]
-    assert found.forgotten["r0"].count == 30
-    assert found.pooled.count == 200 - len(small)
-    assert set(_shifts(x, y, _client(range(200)), question)) == set(CUTS)
+    sketches, spreads, moments = _all(x, y, _client(range(200)), question)
+    assert list(sketches.forgotten) == list(spreads.forgotten) == ["r0"]
+    assert sketches.forgotten["r0"].count == spreads.forgotten["r0"]["2"].weight == 30
+    assert sum(one.count for one in sketches.retained.values()) == 200 - len(large) - len(small)
+    assert moments.count == 200 - len(small)
 
 
-def test_by_class_classes_of_few_rows_are_left_out():
+@few
+@given(st.integers(0, 3 * LEAST_REFERENCE_ROWS), st.integers(0, 3 * LEAST_REFERENCE_ROWS))
+def test_a_class_with_few_retained_rows_is_told_together_with_the_others_or_not_at_all(many, others):
     x, y = _data()
-    rows = [row for row in range(90) if row % CLASSES == 0] + [1, 4, 7]
-    found = _gather(x, y, _client(range(300)), _ask(_samples(rows), by_class=True))
-    assert list(found.forgotten) == ["r0:0"]
-    assert found.forgotten["r0:0"].count == 30
+    rows = [*range(0, 3 * many, 3), *range(1, 3 * others, 3)]  # of class 0 and of class 1
+    cells = _sketch(x, y, _client(rows), _ask(_samples([299]))).retained
+    enough = {label: n for label, n in ((0, many), (1, others)) if n >= LEAST_REFERENCE_ROWS}
+    if not enough and many + others >= LEAST_REFERENCE_ROWS:
+        enough = {EVERY_CLASS: many + others}
+    assert {label: one.count for label, one in cells.items()} == enough
 
 
-def test_shifts_need_enough_retained_rows_too():
-    x, y = _data()
-    for count, told in ((LEAST_ROWS - 1, False), (LEAST_ROWS, True)):
-        found = _shifts(x, y, _client(range(50 + count)), _ask(_samples(range(50))))
-        assert bool(found) == told
+def test_of_a_large_cell_so_many_rows_are_read_always_the_same_ones():
+    x, y = _data(3 * MOST_REFERENCE_ROWS + 600)
+    question, client = _ask(_samples(range(30))), _client(range(len(x)))
+    cells = question.retained(client, y)
+    assert {len(rows) for rows in cells.values()} == {MOST_REFERENCE_ROWS}
+    hidden = torch.ones(len(x), dtype=torch.bool)
+    hidden[torch.cat([*cells.values(), torch.arange(30)])] = False
+    expected, unread = _sketch(x, y, client, question), x.clone()
+    unread[hidden] = torch.nan
+    found = _sketch(unread, y, client, question)
+    assert all(torch.equal(found.retained[label].sums, one.sums) for label, one in expected.retained.items())
 
 
 # --- what is read
 
 
-@pytest.mark.parametrize("by_class", [False, True])
-def test_rows_of_others_and_rows_that_are_gone_are_never_read(by_class):
+def test_rows_of_others_and_rows_that_are_gone_are_never_read():
     x, y = _data()
     client = Client(0, torch.arange(0, 200), torch.arange(200, 210), torch.arange(210, 220))
-    question = _ask(
-        _samples(range(80)), gone=Forget.classes([1]) | _samples(range(80, 100)) | _samples([250], 3), by_class=by_class
-    )
-    expected = _gather(x, y, client, question), _shifts(x, y, client, question)
+    question = _ask(_samples(range(80)), gone=Forget.classes([1]) | _samples(range(80, 100)) | _samples([250], 3))
+    expected = _all(x, y, client, question)
     hidden = torch.tensor([row >= 200 or 80 <= row < 100 or (row >= 80 and row % CLASSES == 1) for row in range(300)])
     x[hidden] = torch.nan
-    found = _gather(x, y, client, question), _shifts(x, y, client, question)
-    assert torch.equal(found[0].pooled.squares, expected[0].pooled.squares)
-    assert found[0].pooled.count == 80 + int((~hidden[80:200]).sum())
-    for name, sums in expected[0].reference.items():
-        assert torch.equal(found[0].reference[name].sums, sums.sums)
-    for cut, shift in expected[1].items():
-        assert torch.equal(found[1][cut].distance, shift.distance)
+    found = _all(x, y, client, question)
+    assert _same(found, expected)
+    assert found[2].count == 80 + int((~hidden[80:200]).sum())
 
 
 def test_premise_rows_that_are_read_do_fail_when_they_are_nan():
     x, y = _data()
     x[150] = torch.nan
-    for ask in (_gather, _shifts):
+    question = _ask(_samples(range(80)))
+    for ask in (_sketch, _second, lambda *told: _measure(*told, {"r0": {0: 1.0}})):
         with pytest.raises(ValueError, match="NaN"):
-            ask(x, y, _client(range(200)), _ask(_samples(range(80))))
+            ask(x, y, _client(range(200)), question)
 
 
 @few
 @given(seeds, st.integers(LEAST_ROWS, 60), st.integers(1, 3))
-def test_sums_and_second_moments_are_those_of_the_rows(seed, count, batches):
+def test_means_variances_and_second_moments_are_those_of_the_rows(seed, count, batches):
     x, y = _data()
     order = torch.randperm(300, generator=_source(seed))
     rows, held = order[:count].sort().values, order[: 100 * batches].sort().values
-    found = _gather(x, y, _client(held), _ask(_samples(rows)))
-    torch.testing.assert_close(found.forgotten["r0"].sums[0], _at(x, rows).sum(0), atol=1e-3, rtol=1e-4)
-    assert found.forgotten["r0"].count == found.reference["r0"].count == count
-    kept = held[~torch.isin(held, rows)]
-    parts = [kept[y[kept] == label] for label in range(CLASSES)]
-    read = torch.cat([rows, *([p for p in parts if len(p) >= LEAST_ROWS] or [kept])])
+    question = _ask(_samples(rows))
+    cells = {label: held[~torch.isin(held, rows) & (y[held] == label)] for label in range(CLASSES)}
+    weights = {label: (label + 1) / 6 for label, of in cells.items() if len(of) >= LEAST_REFERENCE_ROWS}
+    spreads = _measure(x, y, _client(held), question, {"r0": weights})
+    for cut in CUTS:
+        own, reference = spreads.forgotten["r0"][cut], spreads.reference["r0"][cut]
+        features, parts = _at(x, rows, cut), {label: _at(x, cells[label], cut) for label in weights}
+        assert own.weight == count
+        assert reference.weight == pytest.approx(sum(weights.values()))
+        expected = {
+            "own mean": (own.average.mean, features.mean(0)),
+            "own variance": (own.average.variance, features.var(0, correction=0)),
+            "mean": (reference.mean, sum(w * parts[label].mean(0) for label, w in weights.items())),
+            "variance": (
+                reference.variance,
+                sum(w * parts[label].var(0, correction=0) for label, w in weights.items()),
+            ),
+        }
+        for name, (told, true) in expected.items():
+            torch.testing.assert_close(told[0].double(), true, atol=1e-3, rtol=1e-3, msg=f"{cut} {name}")
+    read = torch.cat([rows, held[~torch.isin(held, rows)]]) if len(held) - count >= LEAST_ROWS else rows
+    moments = _second(x, y, _client(held), question)
     features = _at(x, read)
-    assert found.pooled.count == len(read)
-    torch.testing.assert_close(found.pooled.sums[0], features.sum(0), atol=1e-3, rtol=1e-4)
-    torch.testing.assert_close(found.pooled.squares[0], features.T @ features, atol=1e-2, rtol=1e-4)
+    assert moments.count == len(read)
+    torch.testing.assert_close(moments.sums[0], features.sum(0), atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(moments.squares[0], features.T @ features, atol=1e-2, rtol=1e-4)
 
 
-def test_rows_are_compared_with_retained_ones_of_the_same_content_whatever_their_label():
+@few
+@given(seeds, st.integers(1, 4))
+def test_what_clients_tell_adds_up_to_what_one_with_all_rows_would_tell(seed, many):
     x, y = _data()
-    rows = torch.arange(0, 90, 3)
-    x[rows] = x[torch.arange(200, 290, 3)]  # of class 2, labelled 0
-    kept = torch.arange(91, 300)
-    found = _gather(x, y, _client(torch.cat([rows, kept])), _ask(_samples(rows)))
-    early = torch.stack([_at(x, kept[y[kept] == label]).mean(0) for label in range(CLASSES)])
-    expected = mixture(_at(x, rows).mean(0), list(early)) @ early
-    torch.testing.assert_close(found.reference["r0"].mean[0], expected, atol=1e-4, rtol=1e-4)
-    own, all_of_them = early[2], _at(x, kept).mean(0)
-    assert (expected - own).norm() < 0.3 * (expected - all_of_them).norm()
-
-
-def test_the_mixture_is_chosen_at_the_earliest_cut_and_used_at_the_one_in_question():
-    x, y = _data()
-    rows, kept = torch.arange(0, 60), torch.arange(60, 300)
-    found = _gather(x, y, _client(range(300)), _ask(_samples(rows)))
-    later = gather(MODEL, "4", x, y, _client(range(300)), _ask(_samples(rows)), over="each", positions=(0,))
-    parts = [kept[y[kept] == label] for label in range(CLASSES)]
-    weights = mixture(_at(x, rows).mean(0), [_at(x, part).mean(0) for part in parts])
-    for contrast, cut in ((found, "2"), (later, "4")):
-        expected = weights @ torch.stack([_at(x, part, cut).mean(0) for part in parts])
-        torch.testing.assert_close(contrast.reference["r0"].mean[0], expected, atol=1e-4, rtol=1e-4)
+    order = torch.randperm(300, generator=_source(seed))
+    rows = torch.cat([part[: LEAST_ROWS + 5] for part in order.tensor_split(many)])
+    clients = [_client(part.sort().values, i) for i, part in enumerate(order.tensor_split(many))]
+    whole = _measure(x, y, _client(range(300)), _ask(_samples(rows))).forgotten["r0"]
+    question = _ask(
+        Forget.samples({client.id: client.train[torch.isin(client.train, rows)].tolist() for client in clients})
+    )
+    added = sum_by_cut([_measure(x, y, client, question.to(client.id)).forgotten["r0"] for client in clients])
+    for cut in CUTS:
+        assert added[cut].weight == whole[cut].weight
+        torch.testing.assert_close(added[cut].average.mean.float(), whole[cut].average.mean, atol=1e-4, rtol=1e-4)
 
 
 def test_only_the_positions_that_are_asked_for_are_told():
     model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(8, 3))
     x, y = torch.randn(60, 1, 4, 4, generator=_source(0)), torch.zeros(60, dtype=torch.long)
     ask = {"question": _ask(_samples(range(25))), "over": "each"}
+<<<<<<< HEAD
     some = gather(model, "2", x, y, _client(range(60)), positions=(2, 7), **ask)
     whole = gather(model, "2", x, y, _client(range(60)), positions=range(16), **ask)
     assert some.pooled.squares.shape == (2, 3, 3)
     torch.testing.assert_close(some.pooled.sums, whole.pooled.sums[[2, 7]], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(some.forgotten["r0"].sums, whole.forgotten["r0"].sums[[2, 7]], atol=1e-5, rtol=1e-5)
     assert size_of(contrast_answer(some)) < size_of(contrast_answer(whole))
+=======
+    some = second_moments(model, "2", x, y, _client(range(60)), positions=(2, 7), **ask)
+    whole = second_moments(model, "2", x, y, _client(range(60)), positions=range(16), **ask)
+    assert some.squares.shape == (2, 3, 3)
+    torch.testing.assert_close(some.sums, whole.sums[[2, 7]], atol=1e-5, rtol=1e-5)
+    assert some.size_bytes < whole.size_bytes
+>>>>>>> coretests
 
 
 @pytest.mark.parametrize("over", ["each", "all", "tokens"])
@@ -379,12 +426,24 @@ def test_statistics_have_the_shape_of_what_the_filter_acts_on(over):
     model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(8, 3))
     x, y = torch.randn(60, 1, 4, 4, generator=_source(0)), torch.zeros(60, dtype=torch.long)
     question, positions = _ask(_samples(range(25))), {"each": 16, "all": 1, "tokens": 1}[over]
-    found = gather(model, "2", x, y, _client(range(60)), question, over=over, positions=range(positions))
+    found = second_moments(model, "2", x, y, _client(range(60)), question, over=over, positions=range(positions))
     width = 48 if over == "all" else 3
-    assert found.pooled.squares.shape == (positions, width, width)
-    assert found.pooled.count == (35 * 16 if over == "tokens" else 60)  # for tokens what they are compared with alone
-    shift = measure_shifts(model, {"2": over}, x, y, _client(range(60)), question)["2"]
-    assert shift.distance.shape == (positions,)
+    assert found.squares.shape == (positions, width, width)
+    assert found.count == (35 * 16 if over == "tokens" else 60)  # for tokens what they are compared with alone
+    spreads = measure_groups(model, {"2": over}, x, y, _client(range(60)), question, {"r0": {0: 1.0}})
+    assert spreads.forgotten["r0"]["2"].mean.shape == spreads.reference["r0"]["2"].mean.shape == (positions, width)
+    sketches = sketch_groups(model, "2", x, y, _client(range(60)), question, over=over)
+    assert sketches.forgotten["r0"].sums.shape == shortened(torch.zeros(positions, width)).shape
+
+
+def test_messages_are_as_large_as_what_they_say():
+    x, y = _data()
+    sketches, spreads, moments = _all(x, y, _client(range(200)), _ask(_samples(range(80))))
+    numbers = sum(one.sums.numel() for one in (*sketches.forgotten.values(), *sketches.retained.values()))
+    assert 4 * numbers < sketches.size_bytes < 4 * numbers + 1000
+    numbers = 2 * 2 * (8 + 5)  # mean and variance, of two groups, at both cuts
+    assert 4 * numbers < spreads.size_bytes < 4 * numbers + 2000
+    assert 4 * (8 + 36) < moments.size_bytes < 4 * (8 + 36) + 1000
 
 
 # --- clients that hold only one side
@@ -393,19 +452,22 @@ def test_statistics_have_the_shape_of_what_the_filter_acts_on(over):
 def test_clients_that_hold_one_side_only_tell_that_side():
     x, y = _data()
     question = _ask(Forget.clients([0]))
-    forgetting, others = (_gather(x, y, _client(range(i * 100, i * 100 + 100), i), question.to(i)) for i in (0, 1))
-    assert (forgetting.forgotten["r0"].count, forgetting.reference["r0"].count) == (100, 0)
-    assert (others.forgotten["r0"].count, others.reference["r0"].count) == (0, 100)
-    torch.testing.assert_close(others.reference["r0"].sums[0], _at(x, range(100, 200)).sum(0), atol=1e-3, rtol=1e-4)
-    assert forgetting.forgotten["r0"].sums.shape == others.forgotten["r0"].sums.shape
-    both = forgetting + others
-    assert both.forgotten["r0"].count == both.reference["r0"].count == 100
-    assert _shifts(x, y, _client(range(100)), question) == {}
+    forgetting, others = (_all(x, y, _client(range(i * 100, i * 100 + 100), i), question.to(i)) for i in (0, 1))
+    assert (list(forgetting[0].forgotten), list(forgetting[0].retained)) == (["r0"], [])
+    assert (list(others[0].forgotten), list(others[0].retained)) == ([], [0, 1, 2])
+    assert not forgetting[1].reference
+    assert not others[1].forgotten
+    assert others[1].reference["r0"]["2"].weight == pytest.approx(0.9)
 
 
 def test_a_client_without_rows_tells_nothing():
     x, y = _data()
-    assert _gather(x, y, _client([]), _ask(Forget.clients([0]))) is None
+    sketches, spreads, moments = _all(x, y, _client([]), _ask(Forget.clients([0])))
+    assert not sketches.forgotten
+    assert not sketches.retained
+    assert not spreads.forgotten
+    assert not spreads.reference
+    assert moments is None
 
 
 @pytest.mark.parametrize("case", ["a whole client goes", "samples of two clients go"])
@@ -413,67 +475,20 @@ def test_no_row_is_counted_twice_in_second_moments(case):
     x, y = _data()
     first = Forget.clients([1]) if case == "a whole client goes" else _samples(range(30))
     question = _ask(first) if case == "a whole client goes" else _ask(first, _samples(range(100, 130), 1))
-    found = _gather(x, y, _client(range(100)), question.to(0))
-    assert found.pooled.count == 100
-    torch.testing.assert_close(found.pooled.sums[0], _at(x, range(100)).sum(0), atol=1e-3, rtol=1e-4)
+    found = _second(x, y, _client(range(100)), question.to(0))
+    assert found.count == 100
+    torch.testing.assert_close(found.sums[0], _at(x, range(100)).sum(0), atol=1e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["no forgotten rows", "one retained row"])
-def test_nothing_can_be_told_of_fewer_than_the_least_number_of_retained_rows(case):
+def test_rows_that_two_requests_name_are_counted_once_in_second_moments():
     x, y = _data()
-    if case == "no forgotten rows":
-        assert _gather(x, y, _client(range(3)), _ask(Forget.clients([1]))) is None
-    else:
-        found = _gather(x, y, _client(range(31)), _ask(_samples(range(30))))
-        alone = found.pooled.sums[0] - found.forgotten["r0"].sums[0]
-        assert not torch.allclose(alone, _at(x, [30])[0], atol=1e-3)
+    found = _second(x, y, _client(range(100)), _ask(_samples(range(30)), _samples(range(5, 40))))
+    assert found.count == 100
 
 
-# --- shifts
-
-
-def test_a_shift_is_where_it_was_planted_and_large_beside_noise():
+def test_second_moments_of_fewer_than_the_least_number_of_retained_rows_are_not_told():
     x, y = _data()
-    model = nn.Sequential(
-        nn.Flatten(), nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 3, 1), nn.Conv2d(3, 2, 1), nn.Flatten()
-    )
-    model.append(nn.Linear(32, 3))
-    x = torch.randn(300, 16, generator=_source(0))
-    clean = measure_shifts(model, {"3": "each"}, x, y, _client(range(300)), _ask(_samples(range(60))))["3"]
-    x[:60, 5] += 4
-    found = measure_shifts(model, {"3": "each"}, x, y, _client(range(300)), _ask(_samples(range(60))))["3"]
-    assert found.rows == 60
-    assert found.distance.argmax() == found.fisher.argmax() == 5
-    others = [position for position in range(16) if position != 5]
-    assert found.distance[5] > 20 * found.distance[others].max()
-    assert found.distance.sum() > 20 * found.noise.sum()
-    assert 0.3 < clean.distance.sum() / clean.noise.sum() < 2.5
-
-
-def test_a_shift_is_that_of_the_means_times_the_rows():
-    x, y = _data()
-    y = torch.zeros_like(y)
-    x[:50] += 1
-    found = _shifts(x, y, _client(range(300)), _ask(_samples(range(50))))["2"]
-    gone, kept = _at(x, range(50)), _at(x, range(50, 300))
-    within = (gone.var(0, correction=0) * 50 + kept.var(0, correction=0) * 250) / 300
-    distance = (gone.mean(0) - kept.mean(0)).square()
-    expected = {
-        "distance": distance.sum(),
-        "noise": (within * (1 / 50 + 1 / 250)).sum(),
-        "fisher": (distance / (within + 0.01 * within.mean())).sum(),
-        "variance": within.sum(),
-    }
-    for name, value in expected.items():
-        torch.testing.assert_close(getattr(found, name), 50 * value[None].float(), atol=1e-3, rtol=1e-3)
-
-
-def test_noise_is_that_of_the_mixture_that_rows_are_compared_with():
-    x, y = _data()
-    found = _shifts(x, y, _client(range(300)), _ask(_samples(range(60))))["2"]
-    gone, parts = _at(x, range(60)), [_at(x, [r for r in range(60, 300) if r % CLASSES == k]) for k in range(CLASSES)]
-    weights = mixture(gone.mean(0), [part.mean(0) for part in parts])
-    assert weights.min() > 0.2, "premise: no class is left out"
-    within = sum(len(part) * part.var(0, correction=0) for part in (gone, *parts)) / 300
-    expected = 60 * within.sum() * (1 / 60 + sum(weights.square()) / 80)
-    torch.testing.assert_close(found.noise, expected[None].float(), atol=1e-3, rtol=1e-3)
+    assert _second(x, y, _client(range(3)), _ask(Forget.clients([1]))) is None
+    found = _second(x, y, _client(range(31)), _ask(_samples(range(30))))
+    assert found.count == 30
+    torch.testing.assert_close(found.sums[0], _at(x, range(30)).sum(0), atol=1e-3, rtol=1e-4)

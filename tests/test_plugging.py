@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests._forced import restore, unlearn
 from tests._marked import KINDS, Marked
 from torch import nn
 from torch._dynamo.testing import CompileCounter
@@ -22,9 +23,7 @@ from fedup import (
     load_filter,
     plug,
     purge,
-    restore,
     save_filter,
-    unlearn,
 )
 from fedup.errors import CutError, FingerprintError, NotFittedError, PlugError, StaleFilterError
 from fedup.plugging import _state

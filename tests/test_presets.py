@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from tests._forced import unlearn
 from tests._marked import Marked, same_bits
 
-from fedup import FilterConfig, Forget, collect, plug, unlearn
+from fedup import FilterConfig, Forget, collect, plug
 from fedup.errors import SettingError
 from fedup.presets import preset
 

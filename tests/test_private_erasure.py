@@ -6,11 +6,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests._forced import restore, unlearn
+from tests._marked import state_of
 from torch import nn
 
-from fedup import Budget, Federation, FilterConfig, Forget, Ledger, collect, iid, plug, restore, unlearn
-from fedup.contrast import Question
-from fedup.errors import BudgetError, RequestError
+import fedup
+from fedup import Budget, Federation, FilterConfig, Forget, Ledger, collect, iid, plug
+from fedup.eraser_statistics import Question
+from fedup.errors import BudgetError, HarmError, RequestError
 from fedup.federation import Client
 from fedup.privacy import DP
 from fedup.private_erasure import NoisyContrast, gather_privately
@@ -166,6 +169,21 @@ def test_a_request_costs_its_client_two_releases_and_nobody_else_one(poisoned):
     centroids = collect(model, federation, privacy=DP(8.0, clip="unit", replay_seed=3))
     unlearn(plug(model), centroids, request, clients=federation, config=FilterConfig(filter="erasure"))
     assert [sum(c.client == i for c in centroids.ledger.charges) for i in range(3)] == [1, 3, 1]
+
+
+def test_an_eraser_that_nobody_can_check_is_refused_and_changes_nothing_but_what_is_spent(poisoned):
+    federation, model, request = poisoned
+    store, plugged = collect(model, federation, privacy=DP(50.0, clip="unit", replay_seed=3)), plug(model)
+    before, charged = state_of(store), len(store.ledger.charges)
+    with pytest.raises(HarmError, match="nobody can be asked"):
+        fedup.unlearn(plugged, store, request, clients=federation, config=FilterConfig(filter="erasure"))
+    after = state_of(store)
+    assert plugged.served is None
+    assert len(store.ledger.charges) == charged + 2
+    del before["ledger"], after["ledger"]
+    assert after == before
+    report = unlearn(plugged, store, request, clients=federation, config=FilterConfig(filter="erasure"))  # forced
+    assert any("nobody can be asked" in reason for reason in report.forced)
 
 
 def test_a_budget_for_one_of_two_releases_refuses_before_the_first(poisoned):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests._forced import restore, unlearn
 from torch import nn
 
 from fedup import (
@@ -21,13 +22,11 @@ from fedup import (
     plan,
     plug,
     purge,
-    restore,
     save_centroids,
-    unlearn,
 )
 from fedup.contact import InProcess
-from fedup.contrast import Question
 from fedup.cut import tail_of
+from fedup.eraser_statistics import Question
 from fedup.errors import BudgetError, ContactError, DataError, FedUPError, RequestError, SettingError
 from fedup.federation import Client
 from fedup.privacy import DP, Budget, Ledger
@@ -160,7 +159,7 @@ class Strict(InProcess):
     def _refuse(self, *args, **options):
         raise AssertionError("a client was asked for what is not under the guarantee")
 
-    cell_sizes = labels_of = shifts = gather = _refuse
+    cell_sizes = labels_of = sketch_groups = measure_groups = second_moments = tally = _refuse
 
 
 # --- what is forgotten and what is kept

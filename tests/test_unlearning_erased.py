@@ -1,18 +1,25 @@
-"""Sample requests that an eraser answers: a function of the set of requests, asked of the touched clients alone, and an
-error changes nothing."""
+"""Sample requests that an eraser answers: a function of the set of requests, and an error changes nothing."""
 
 import copy
 import sys
+from functools import partial
 from itertools import permutations
 
 import pytest
 import torch
+from tests._forced import restore, unlearn
 from tests._marked import AUTO, EARLY, FAST, KINDS, Marked, Watched, same_bits, state_of
 from torch import nn
 
+<<<<<<< HEAD
 from fedup import Federation, FilterConfig, Forget, collect, fingerprint, iid, plug, restore, unlearn
 from fedup.errors import ContactError, CutError, DataError, RequestError
 from fedup.traffic import Traffic
+=======
+import fedup
+from fedup import Federation, FilterConfig, Forget, collect, fingerprint, iid, plug
+from fedup.errors import ContactError, CutError, DataError, HarmError, RequestError
+>>>>>>> coretests
 from fedup.unlearning import plan
 
 MARKED = Marked()
@@ -22,7 +29,11 @@ FORCED = {"both": FilterConfig(**FAST, filter="both"), "erasure": FilterConfig(*
 class Unreachable:
     """Clients that must not be asked."""
 
+<<<<<<< HEAD
     traffic = Traffic()
+=======
+    measures_by_default = False
+>>>>>>> coretests
 
     def __getattr__(self, name):
         raise AssertionError(f"a client was asked: {name}")
@@ -112,7 +123,7 @@ def test_what_is_erased_is_gone_and_what_stays_is_still_right():
 @pytest.mark.parametrize("name", ["both at one cut", "both at two cuts"])
 def test_a_bottleneck_is_fitted_to_what_an_eraser_at_its_own_cut_leaves(monkeypatch, name):
     seen = []
-    module = sys.modules["fedup.unlearning"]
+    module = sys.modules["fedup.bottleneck_fit"]
     real = module.fit_filter
     monkeypatch.setattr(module, "fit_filter", lambda tail, ex, *a, **k: (seen.append(ex), real(tail, ex, *a, **k))[1])
     plugged, store = MARKED.serving("first", config=KINDS[name])
@@ -147,7 +158,7 @@ def test_without_a_difference_there_is_nothing_to_erase():
         (("first", "second", "third"), (False, 3)),
         (("first", "class"), (True, 1)),
         (("first", "third", "client"), (True, 2)),
-        (("first", "few"), (True, 1)),  # the few are left to the bottleneck
+        (("first", "few"), (True, 1)),  # the bottleneck alone answers the few
     ],
     ids=str,
 )
@@ -200,10 +211,11 @@ def test_samples_of_a_forgotten_client_are_not_erased():
 # Who is asked, and what is read
 
 
-def test_only_the_touched_clients_are_asked_and_only_their_rows_read():
+def test_all_clients_are_compared_with_and_centroids_and_second_moments_come_from_the_touched_alone():
     watched = Watched(MARKED)
     plugged, store = plug(MARKED.base), MARKED.store()
     report = unlearn(plugged, store, MARKED.requests["first"], clients=watched, config=AUTO)
+<<<<<<< HEAD
     assert (watched.shifted, watched.gathered, report.clients_contacted) == ([1], [1], [1])
     assert sorted(release.what for release in report.releases) == [
         *("centroids", "classes of samples", "moments", "shifts")
@@ -213,6 +225,28 @@ def test_only_the_touched_clients_are_asked_and_only_their_rows_read():
     poisoned, again = MARKED.with_rows(others, torch.nan), plug(MARKED.base)
     unlearn(again, MARKED.store(), MARKED.requests["first"], clients=poisoned, config=AUTO)
     assert same_bits(again, plugged)
+=======
+    assert (watched.sketched, watched.gathered, sorted(report.clients_contacted)) == ([0, 1, 2], [1], [0, 1, 2])
+    assert set(watched.measured) == {1, *report.erasure["compared_with"]}
+    sent = {what: [r.client for r in report.releases if r.what == what] for what in {r.what for r in report.releases}}
+    assert sent == {
+        "centroids": [1],
+        "sketches": watched.sketched,
+        "means and variances": watched.measured,
+        "moments": [1],
+    }
+    assert all(release.size_bytes > 0 for release in report.releases)
+
+
+def test_statistics_are_of_training_rows_alone():
+    plugged, _ = MARKED.serving("first")
+    unseen = torch.cat([torch.cat([c.validation, c.heldout]) for c in MARKED.federation.clients])
+    watched = Watched(MARKED, statistics_of=MARKED.with_rows(unseen, torch.nan))
+    assert same_bits(MARKED.serving("first", clients=watched)[0], plugged)
+    seen = MARKED.with_rows(MARKED.federation.client(0).train, torch.nan)  # premise: rows that are read do fail
+    with pytest.raises(DataError):
+        MARKED.serving("first", clients=Watched(MARKED, statistics_of=seen))
+>>>>>>> coretests
 
 
 def test_a_bottleneck_reads_no_forgotten_row_and_an_eraser_does():
@@ -220,7 +254,7 @@ def test_a_bottleneck_reads_no_forgotten_row_and_an_eraser_does():
     config = FilterConfig(**FAST, filter="bottleneck")
     watched, plugged = Watched(MARKED), plug(MARKED.base)
     unlearn(plugged, MARKED.store(), MARKED.requests["first"], clients=watched, config=config)
-    assert watched.shifted == watched.gathered == []
+    assert watched.statistics_asked == []
     assert same_bits(MARKED.serving("first", config=config, clients=poisoned)[0], plugged)
     _unchanged(
         (plug(MARKED.base), MARKED.store()),
@@ -229,30 +263,51 @@ def test_a_bottleneck_reads_no_forgotten_row_and_an_eraser_does():
     )
 
 
-@pytest.mark.parametrize("other", ["client", "third"])
-def test_the_same_question_is_not_asked_twice(other):
-    plugged, store = MARKED.serving("first")
+def test_the_same_question_is_not_asked_twice():
+    plugged, store = MARKED.serving("first", "client and class")
     eraser = plugged.served.erasure
-    if other == "client":
-        report = unlearn(plugged, store, MARKED.requests["client"], clients=Unreachable())
-        assert plugged.served.erasure is eraser
-        assert report.erasure == eraser.about
-        restore(plugged, store, MARKED.requests["client"], clients=Unreachable())
-        assert plugged.served.erasure is eraser
-        assert same_bits(plugged, MARKED.serving("first")[0])
-        return
     watched = Watched(MARKED)
-    unlearn(plugged, store, MARKED.requests["third"], clients=watched)
-    assert watched.gathered == [1, 2]  # another question: both directions are solved for together
+    report = unlearn(plugged, store, MARKED.requests["client"], clients=watched)  # covered already
+    assert plugged.served.erasure is eraser
+    assert report.erasure == eraser.about
+    restore(plugged, store, MARKED.requests["client"], clients=watched)
+    assert plugged.served.erasure is eraser
+    assert same_bits(plugged, MARKED.serving("first", "client and class")[0])
+    assert watched.statistics_asked == []
 
 
-def test_a_client_with_too_few_rows_is_not_asked_for_statistics():
+@pytest.mark.parametrize(("other", "touched"), [("third", [1, 2]), ("class", [1]), ("client", [1])])
+def test_where_other_rows_are_there_to_compare_with_the_question_is_asked_anew(other, touched):
+    plugged, store = MARKED.serving("first")
+    watched = Watched(MARKED)
+    unlearn(plugged, store, MARKED.requests[other], clients=watched)
+    assert watched.gathered == touched  # all directions are solved for together
+    assert watched.sketched == ([1, 2] if other == "client" else [0, 1, 2])
+
+
+@pytest.mark.parametrize("answer", ["unlearn", "restore"])
+def test_an_eraser_that_nobody_can_check_is_refused_without_clients_and_force_serves_it(answer):
+    if answer == "unlearn":
+        plugged, store = MARKED.serving("first", "client and class")
+        action = partial(fedup.unlearn, plugged, store, MARKED.requests["client"])
+    else:
+        plugged, store = MARKED.serving("first", "client and class", "client")
+        action = partial(fedup.restore, plugged, store, MARKED.requests["client"])
+    eraser = plugged.served.erasure
+    _unchanged((plugged, store), lambda *_: action(), HarmError, match="no way to reach them")
+    report = action(force=True)
+    assert plugged.served.erasure is eraser
+    assert any("no way to reach them" in reason for reason in report.forced)
+    assert (MARKED.requests["client"] in plugged.requests) == (answer == "unlearn")
+
+
+def test_a_client_with_too_few_rows_is_not_asked_for_second_moments():
     joined = MARKED.requests["third"] | MARKED.requests["few"]
     watched, plugged = Watched(MARKED), plug(MARKED.base)
     report = unlearn(plugged, MARKED.store(), joined, clients=watched, config=AUTO)
     assert watched.gathered == [2]
     assert report.erasure["rows"] == 25
-    assert sorted(report.clients_contacted) == [1, 2]  # for new centroids
+    assert sorted(r.client for r in report.releases if r.what == "centroids") == [1, 2]
 
 
 def test_twenty_rows_are_enough_and_nineteen_are_not():
@@ -263,8 +318,8 @@ def test_twenty_rows_are_enough_and_nineteen_are_not():
         report = unlearn(plugged, MARKED.store(), request, clients=MARKED.federation, config=AUTO)
         assert _kinds(plugged) == expected, many
     assert report.notes == [
-        "No eraser: no client has 20 or more of the forgotten samples, which an eraser needs. These samples are "
-        "left to the bottleneck."
+        "No eraser was made: no client has 20 or more of the forgotten samples, which an eraser needs. The bottleneck "
+        "alone answers the request; the verdict says what that did."
     ]
     assert report.erasure is None
 
@@ -360,7 +415,7 @@ def _gone(found):
 
 
 def _not_a_number(found):
-    found.pooled.squares.fill_(torch.nan)
+    found.squares.fill_(torch.nan)
     return found
 
 
@@ -377,13 +432,19 @@ def test_a_client_that_fails_while_statistics_are_gathered_changes_nothing(chang
 
 
 @pytest.mark.parametrize("left", [0, 10])
-def test_samples_that_leave_a_client_too_few_rows_to_compare_with_get_a_bottleneck(left):
-    train = MARKED.federation.client(1).train
-    request = Forget.samples({1: train[: len(train) - left]})
+def test_samples_that_are_nearly_all_rows_of_a_client_are_compared_with_those_of_others(left):
+    train = MARKED.federation.client(0).train
+    request = Forget.samples({0: train[: len(train) - left]})
     plugged = plug(MARKED.base)
     report = unlearn(plugged, MARKED.store(), request, clients=MARKED.federation, config=AUTO)
     assert _kinds(plugged) == (True, 0)
-    assert report.notes[0].startswith("No eraser: ")
+    assert report.notes[0].startswith("No eraser was made: ")
+    assert "no more than by chance" in report.notes[0]
+    x = MARKED.x.clone()
+    x[train[: len(train) - left], 4] += 4  # nobody else has that
+    marked, plugged = Federation(x, MARKED.y, MARKED.federation.clients, 4), plug(MARKED.base)
+    unlearn(plugged, MARKED.store(), request, clients=marked, config=AUTO)
+    assert _kinds(plugged)[1] == 1
 
 
 @pytest.mark.xfail(
@@ -397,7 +458,7 @@ def test_what_a_client_sends_before_and_after_a_small_request_does_not_tell_its_
     plugged, store = plug(MARKED.base), MARKED.store()
     unlearn(plugged, store, MARKED.requests["first"], clients=watched, config=AUTO)
     unlearn(plugged, store, request_, clients=watched)
-    assert len(sent) == 1 or sent[0].pooled.count - sent[1].pooled.count != 1
+    assert len(sent) == 1 or sent[0].count - sent[1].count != 1
 
 
 # Without doing it
@@ -407,8 +468,8 @@ def test_a_plan_names_the_clients_of_an_eraser_asks_none_for_statistics_and_chan
     watched, store, plugged = Watched(MARKED), MARKED.store(), plug(MARKED.base)
     before = state_of(store)
     for names, kind, expected in [
-        (["first"], "auto", [1]),
-        (["first", "third"], "auto", [1, 2]),
+        (["first"], "auto", [0, 1, 2]),
+        (["first", "client"], "auto", [1, 2]),
         (["first", "third"], "bottleneck", []),
         (["few"], "auto", []),
         (["class"], "auto", []),
@@ -420,16 +481,20 @@ def test_a_plan_names_the_clients_of_an_eraser_asks_none_for_statistics_and_chan
         assert set(expected) <= set(found.clients_contacted)
     assert state_of(store) == before
     assert plugged.served is None
-    assert watched.shifted == watched.gathered == []
+    assert watched.statistics_asked == []
 
 
 def test_a_plan_knows_that_the_same_question_was_asked_before():
-    plugged, store = MARKED.serving("first")
+    plugged, store = MARKED.serving("first", "client and class")
     before, served = state_of(store), plugged.served
-    requests = [MARKED.requests["first"], MARKED.requests["client"]]
-    assert plan(plugged, store, requests, clients=MARKED.federation, config=AUTO).clients_of_eraser == []
-    requests = [MARKED.requests["first"], MARKED.requests["second"]]
-    assert plan(plugged, store, requests, clients=MARKED.federation, config=AUTO).clients_of_eraser == [1]
+    for names, expected in [
+        (["first", "client and class", "client"], []),
+        (["first", "client and class", "second"], [1, 2]),
+        (["first", "class"], [0, 1, 2]),
+    ]:
+        requests = [MARKED.requests[name] for name in names]
+        found = plan(plugged, store, requests, clients=MARKED.federation, config=AUTO)
+        assert found.clients_of_eraser == expected, names
     assert state_of(store) == before
     assert plugged.served is served
 

@@ -87,9 +87,13 @@ class Execution:
         with refresh.undone_on_error(), self._plain():
             candidate = self.build(active | new, refresh, checked_against=active)
             while True:
+<<<<<<< HEAD
                 report.verdicts |= {
                     request.digest: self._verdict(request, active, new, candidate, original) for request in new
                 }
+=======
+                report.verdicts |= {request.digest: self._verdict(request, active, new, candidate, original) for request in new}
+>>>>>>> coretests
                 farther = frozenset(request for request in new if self._is_withheld(request))
                 if not farther:
                     break
@@ -234,6 +238,12 @@ class Execution:
                     "Under differential privacy nobody can be asked what an eraser does to each class, so it is not "
                     "served unless you say so with force=True. Nothing was changed, but what clients released is spent."
                 )
+            if self._contact is None:
+                raise HarmError(
+                    "Only clients can tell what an eraser does to each class, and there is no way to reach them. Nothing "
+                    "was changed. Pass clients=federation (on the command line, have the data set here), or serve it "
+                    "unchecked with force=True."
+                )
             new = requests - self._plugged.requests
             measured = new if len(new) == 1 and self._measures(new) else frozenset()
             return recall_from_tallies(list(self._tallies(candidate, measured).values()))
@@ -304,7 +314,7 @@ class Execution:
     ) -> Mapping[int, Tally]:
         """What clients count under the candidate, and without these requests."""
         contact, gone = self._contact, union(candidate.requests)
-        assert contact is not None  # an eraser was just made of what clients sent
+        assert contact is not None  # nothing is measured without
         before = before if before is not None else self._plugged.served
         question = TallyQuestion(
             {name: part for request in requests for name, part in _parts(request).items()},

@@ -14,6 +14,7 @@ from fedup.filter import Bottleneck, FilterConfig
 from fedup.plugging import ANSWERING, PluggedModel, Served
 from fedup.request import Forget
 
+_SETTINGS_GONE = ("by_class",)  # of files that older versions wrote; nothing that is served depends on them
 _ERASER = "eraser."  # before the names of an eraser's weights
 
 
@@ -69,7 +70,7 @@ def load_filter(plugged: PluggedModel, path: str | Path) -> None:
 def served_from(tensors: dict[str, Tensor], header: dict[str, Any]) -> Served:
     """The opposite of `parts_of`; raises where parts are missing or do not fit each other."""
     try:
-        config = FilterConfig(**header["config"])
+        config = FilterConfig(**{name: value for name, value in header["config"].items() if name not in _SETTINGS_GONE})
         erasure = _erasure(tensors, header.get("erasure"))
         if header.get("derived_from_forgotten", False) != (erasure is not None):
             raise ValueError("it does not say truly whether it was derived from forgotten rows")

@@ -73,7 +73,9 @@ def _restore(
         }
         if not back:
             return result
-        last = set(state.active) <= set(back) and not any(request.is_open for request in back)
+        taken = {request.id for request in back}
+        remaining = [request for request in state.active if request.id not in taken]
+        last = not remaining and not any(request.is_open for request in back)
         answer = answering.restore(
             writer,
             session.plugged(state),

@@ -103,7 +103,7 @@ def build_evidence(state: State, request: Request) -> dict[str, Any]:
             "in_force_now": request.is_active,
         },
         "first_filter": None
-        if asked["withheld"]
+        if request.withheld
         else {**body["filter"], "config": body["config"], "fitted_at": event.at},
         "accuracy": figures and {name: figures[name] for name in ("original", "forgotten", "restored")},
         "restored_bit_identical": figures["restored_bit_identical"] if figures else None,
@@ -119,7 +119,7 @@ def build_evidence(state: State, request: Request) -> dict[str, Any]:
         },
         "machine": body.get("machine"),
         "erasure": erasure if erased else None,
-        "notes": asked["notes"],
+        "notes": asked.get("notes", []),
         "claimed": [_OPEN, _UNCHANGED]
         if serving is None
         else [

@@ -166,7 +166,7 @@ def _unlearned(state: State, event: Event) -> State:
             Forget.from_json(asked["forget"]),
             asked["reference"],
             event,
-            withheld=asked["withheld"],
+            withheld=asked.get("withheld", False),
         )
         for asked in event.body["requests"]
     }
