@@ -21,13 +21,8 @@ from fedup.eraser_statistics import (
     sum_by_cut,
 )
 from fedup.federation import Client
-<<<<<<< HEAD
-from fedup.messages import answer_text, contrast_answer, message_size, shifts_answer
-from fedup.moments import LEAST_ROWS, Contrast, Moments, Shift, Sums
-=======
 from fedup.mixture import mixture
 from fedup.moments import LEAST_ROWS, Moments, Shift, Sums
->>>>>>> coretests
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 seeds = st.integers(0, 10**6)
@@ -158,34 +153,6 @@ def test_shifts_add_up_field_by_field(seed, one, other):
         assert torch.equal(getattr(added, name), parts[0][i] + parts[1][i])
 
 
-<<<<<<< HEAD
-def size_of(message):
-    details, arrays = message
-    return message_size(answer_text("ok", "", details), arrays)
-
-
-def test_a_shift_is_a_small_message_even_for_large_maps():
-    shift = Shift(1000, *torch.rand(4, 32 * 32))
-    assert 4 * 4 * 1024 < size_of(shifts_answer({"conv": shift})) < 100_000
-
-
-def test_a_contrast_adds_up_group_by_group_and_is_as_large_as_what_it_says():
-    def one(names, count):
-        sums = {name: Sums(count, torch.ones(2, 5)) for name in names}
-        return Contrast(sums, sums, Moments.of(torch.randn(count, 2, 5)))
-
-    added = one("ab", 20) + one("bc", 30)
-    assert {name: sums.count for name, sums in added.forgotten.items()} == {"a": 20, "b": 50, "c": 30}
-    assert {name: float(sums.sums.sum()) for name, sums in added.reference.items()} == {"a": 10, "b": 20, "c": 10}
-    assert added.pooled.count == 50
-    # sums and halves of matrices, in double precision, at both positions; three groups, two sums each
-    sent = sum(array.nbytes for array in contrast_answer(added)[1].values())
-    assert sent == 8 * 2 * (5 + 15) + 4 * 6 * 10
-    assert sent < size_of(contrast_answer(added)) < sent + 2500
-
-
-=======
->>>>>>> coretests
 # --- mixtures
 
 
@@ -405,20 +372,10 @@ def test_only_the_positions_that_are_asked_for_are_told():
     model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(8, 3))
     x, y = torch.randn(60, 1, 4, 4, generator=_source(0)), torch.zeros(60, dtype=torch.long)
     ask = {"question": _ask(_samples(range(25))), "over": "each"}
-<<<<<<< HEAD
-    some = gather(model, "2", x, y, _client(range(60)), positions=(2, 7), **ask)
-    whole = gather(model, "2", x, y, _client(range(60)), positions=range(16), **ask)
-    assert some.pooled.squares.shape == (2, 3, 3)
-    torch.testing.assert_close(some.pooled.sums, whole.pooled.sums[[2, 7]], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(some.forgotten["r0"].sums, whole.forgotten["r0"].sums[[2, 7]], atol=1e-5, rtol=1e-5)
-    assert size_of(contrast_answer(some)) < size_of(contrast_answer(whole))
-=======
     some = second_moments(model, "2", x, y, _client(range(60)), positions=(2, 7), **ask)
     whole = second_moments(model, "2", x, y, _client(range(60)), positions=range(16), **ask)
     assert some.squares.shape == (2, 3, 3)
     torch.testing.assert_close(some.sums, whole.sums[[2, 7]], atol=1e-5, rtol=1e-5)
-    assert some.size_bytes < whole.size_bytes
->>>>>>> coretests
 
 
 @pytest.mark.parametrize("over", ["each", "all", "tokens"])

@@ -116,11 +116,8 @@ def _state(store):
 class Unreachable:
     """Clients that must not be asked."""
 
-<<<<<<< HEAD
     traffic = Traffic()
-=======
     measures_by_default = False
->>>>>>> coretests
 
     def __getattr__(self, name):
         raise AssertionError(f"a client was asked: {name}")

@@ -87,13 +87,9 @@ class Execution:
         with refresh.undone_on_error(), self._plain():
             candidate = self.build(active | new, refresh, checked_against=active)
             while True:
-<<<<<<< HEAD
                 report.verdicts |= {
                     request.digest: self._verdict(request, active, new, candidate, original) for request in new
                 }
-=======
-                report.verdicts |= {request.digest: self._verdict(request, active, new, candidate, original) for request in new}
->>>>>>> coretests
                 farther = frozenset(request for request in new if self._is_withheld(request))
                 if not farther:
                     break

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fedup.contrast import Question
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
@@ -27,7 +28,6 @@ from torch import nn
 from fedup import Centroids, FilterConfig, Forget, collect, fingerprint, plug, restore, unlearn
 from fedup.client import Summarizing
 from fedup.contact import InProcess
-from fedup.contrast import Question
 from fedup.errors import BudgetError, ContactError, DataError, FedUPError, RequestError, SettingError, StorageError
 from fedup.flower import GridContact, Policy, messaging
 from fedup.flower.contact import MOST_BYTES

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from fedup.contrast import Question
 from flwr.app import Error, Message, RecordDict
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -13,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.flower._grid import FIRST, LocalGrid, assert_ledgers_agree, changed, digits, spent_by_nodes, told
 
 from fedup import DP, Forget, collect
-from fedup.contrast import Question
 from fedup.errors import FedUPError
 from fedup.flower import messaging
 from fedup.flower.wire import Answer, write_answer

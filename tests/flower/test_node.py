@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from fedup.contrast import Question
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from tests.flower._grid import World, digits, unnamed
@@ -14,7 +15,6 @@ from torch import nn
 from fedup import Forget, fingerprint
 from fedup.client import Summarizing
 from fedup.contact import InProcess
-from fedup.contrast import Question
 from fedup.errors import BudgetError, DataError, MissingDataError, SettingError
 from fedup.flower import Policy, mount
 from fedup.flower.reading import contrast_of, labels_of, noisy_of, shifts_of
