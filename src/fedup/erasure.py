@@ -169,7 +169,9 @@ class Erasing:
             rows = sum(part.count for part in parts)
             cells = _cells(told, {client for client, one in told.items() if name in one.forgotten})
             if not rows or not cells:
-                self._leave("there are no retained rows to compare the forgotten ones with", question.requests[name])
+                few = f"no client has {LEAST_ROWS} or more of the forgotten rows, which an eraser needs"
+                alone = "there are no retained rows to compare the forgotten ones with"
+                self._leave(alone if rows else few, question.requests[name])
                 continue
             mean = sum((part.sums.double() for part in parts), torch.zeros(())) / rows
             mixtures[name] = _Mixture.nearest(mean, cells)

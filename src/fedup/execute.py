@@ -236,8 +236,8 @@ class Execution:
                 )
             if self._contact is None:
                 raise HarmError(
-                    "Only clients can tell what an eraser does to each class, and there is no way to reach them. Nothing "
-                    "was changed. Pass clients=federation (on the command line, have the data set here), or serve it "
+                    "Only clients can tell what an eraser does to each class, and there is no way to reach them. "
+                    "Nothing was changed. Pass clients=federation (on the command line, have the data set here), or serve it "
                     "unchecked with force=True."
                 )
             new = requests - self._plugged.requests
@@ -325,7 +325,7 @@ class Execution:
         contact.ahead("tally", questions)
         counted = {}
         for client, one in questions.items():
-            self._report.note_contact(client)
+            self._report.clients_counting.append(client)
             try:
                 counted[client] = contact.tally(client, **one)
             except ContactError as error:

@@ -22,7 +22,8 @@ class Report:
 
     requests: frozenset[Forget]  # active afterwards
     time_s: dict[str, float] = field(default_factory=dict)  # by stage
-    clients_contacted: list[int] = field(default_factory=list)
+    clients_contacted: list[int] = field(default_factory=list)  # to answer
+    clients_counting: list[int] = field(default_factory=list)  # answers, for a verdict or to check every class
     traffic: Traffic = field(default_factory=Traffic)  # messages of both directions, as serialised
     centroids_used: int = 0
     cells_replaced: int = 0  # by what clients sent, or by sealed originals

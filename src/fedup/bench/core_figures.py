@@ -95,10 +95,10 @@ def _measure(
         config = replace(FilterConfig(), steps=FilterConfig().steps * budget)
         if request.class_ids:
             unguarded = plug(model)
-            unlearn(unguarded, centroids, request, config=replace(config, guard=False))
+            unlearn(unguarded, centroids, request, config=replace(config, guard=False), force=True)
             result[f"unguarded_{budget}x"] = retain_and_forget(unguarded, federation, request)
         plugged = plug(model)
-        report = unlearn(plugged, centroids, request, config=config)
+        report = unlearn(plugged, centroids, request, config=config, force=True)
         result[f"forgotten_{budget}x"] = retain_and_forget(plugged, federation, request)
         result["time_s"][f"{budget}x"] = report.total_time_s
         with plugged.restored():

@@ -23,12 +23,12 @@ def _measure(rows: int, width: int) -> float:
     if not _STATUS.exists():
         return float("nan")
     small, small_model = feature_federation(rows=2000, width=width)  # libraries allocate on first use
-    unlearn(plug(small_model), collect(small_model, small), Forget.classes([3]))
+    unlearn(plug(small_model), collect(small_model, small), Forget.classes([3]), force=True)
     federation, model = feature_federation(rows=rows, width=width)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present level
     level = _kilobytes("VmRSS")
     centroids = collect(model, federation, ratio=0.8)
-    unlearn(plug(model), centroids, Forget.classes([3]))
+    unlearn(plug(model), centroids, Forget.classes([3]), force=True)
     return (_kilobytes("VmHWM") - level) * 1024 / (rows * width * 4)
 
 

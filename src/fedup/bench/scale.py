@@ -138,7 +138,7 @@ def measure(grid: Any, clients: int) -> dict[str, Any]:
             ("sample", Forget.samples({0: range(FORGOTTEN)})),
         ):
             with _measured(figures, name, on_disk):
-                unlearn(plugged, store, request, clients=on_disk)
+                unlearn(plugged, store, request, clients=on_disk, force=True)
         assert fingerprint(plugged.unplug()) == fingerprint(model)
         del store
         in_memory = contact()

@@ -158,8 +158,18 @@ def restore(
     facts: Mapping[str, Any] | None = None,
 ) -> Answer:
     """Take requests back: a filter for the remaining ones, or none after the last."""
-    report = take_back(plugged, centroids, [request.forget for request in requests], clients=clients)
     body = {**(facts or {}), "requests": [request.id for request in requests]}
+    try:
+        report = take_back(
+            plugged,
+            centroids,
+            [request.forget for request in requests],
+            clients=clients,
+            force=limits.force,
+            max_class_loss=limits.max_class_loss,
+        )
+    except HarmError as error:
+        return _refused(writer, "restored", body, plugged, error)
     answer = _settle(writer, "restored", body, plugged, centroids, report, judge, limits)
     _let_answers_go(clients, answer)
     return answer
