@@ -237,8 +237,8 @@ class Execution:
             if self._contact is None:
                 raise HarmError(
                     "Only clients can tell what an eraser does to each class, and there is no way to reach them. "
-                    "Nothing was changed. Pass clients=federation (on the command line, have the data set here), or serve it "
-                    "unchecked with force=True."
+                    "Nothing was changed. Pass clients=federation (on the command line, have the data set here), or "
+                    "serve it unchecked with force=True."
                 )
             new = requests - self._plugged.requests
             measured = new if len(new) == 1 and self._measures(new) else frozenset()

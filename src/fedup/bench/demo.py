@@ -154,6 +154,7 @@ def _answer(
         "centroids_used": report.centroids_used,
         "erasure": report.erasure,
         "notes": report.notes,
+        "verdict": report.verdicts[request.digest].to_json(),
     }
 
 

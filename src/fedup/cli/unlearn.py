@@ -224,6 +224,7 @@ def _answer(
             "erasure": answer.report.erasure,
             "notes": answer.report.notes,
             "clients_contacted": answer.report.clients_contacted,
+            "clients_counting": sorted(set(answer.report.clients_counting)),
             "bytes_up": answer.report.bytes_up,
             "time_s": answer.report.time_s,
             "figures": answer.figures,
@@ -438,6 +439,8 @@ def _print_answer(result: dict[str, Any], run: Path) -> None:
         console.print(figures_table(result["figures"]))
     contacted = result["clients_contacted"]
     sent = f"client {ids(contacted)} contacted, {size(result['bytes_up'])} sent" if contacted else "no client contacted"
+    if result["clients_counting"]:
+        sent += f", {count(len(result['clients_counting']), 'client')} counted answers"
     _print_eraser(result, console)
     fitted = f", fitted to {result['centroids_used']:,} centroids" if result["centroids_used"] else ""
     console.print(

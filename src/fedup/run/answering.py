@@ -210,6 +210,7 @@ def _settle(
     body |= {
         "figures": figures,
         "clients_contacted": sorted(report.clients_contacted),
+        "clients_counting": sorted(set(report.clients_counting)),
         "bytes_up": report.bytes_up,
         "bytes_down": report.bytes_down,
         "centroids_used": report.centroids_used,

@@ -111,6 +111,7 @@ def build_evidence(state: State, request: Request) -> dict[str, Any]:
         "time_s": {stage: body["time_s"][stage] for stage in STAGES if stage in body["time_s"]},
         "contact": {
             "clients_contacted": body["clients_contacted"],
+            "clients_counting": body.get("clients_counting", []),
             "bytes_up": body["bytes_up"],
             "bytes_down": body["bytes_down"],
             "releases": body["releases"],
@@ -217,7 +218,8 @@ def _page(evidence: Mapping[str, Any]) -> Page:
         [
             *([("In one answer with", ", ".join(request["answered_with"]))] if request["answered_with"] else []),
             ("Time", f"{sum(evidence['time_s'].values()):.2f} s: {stages}"),
-            ("Clients contacted", asked),
+            ("Clients contacted to answer", asked),
+            *_counting(contact["clients_counting"]),
             ("Sent by clients", f"{contact['bytes_up']:,} bytes in {_count(len(contact['releases']), 'message')}"),
             ("Sent to clients", f"{contact['bytes_down']:,} bytes"),
             ("Protection of what was sent", ", ".join(sorted({r["mechanism"] for r in contact["releases"]})) or "–"),
@@ -261,6 +263,11 @@ def _eraser(erasure: Mapping[str, Any]) -> str:
         f"at {place['cut']}, {place['positions']} of {place['of']} positions; made of {erasure['rows']:,} forgotten "
         f"rows; {place['cover']:.0%} of what sets them apart goes, and {place['price']:.1%} of the variance"
     )
+
+
+def _counting(clients: list[int]) -> list[tuple[str, str]]:
+    """Who counted answers: for the verdict, and to check every class."""
+    return [("Clients that counted answers, to measure", ", ".join(map(str, clients)))] if clients else []
 
 
 def _about_filter(filtered: Mapping[str, Any] | None) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,12 +87,8 @@ def _time_request(
     for _ in range(REPEATS + 1):
         plugged = plug(model)
         cache = copy.deepcopy(centroids) if request.sample_ids else centroids  # a sample request replaces cells
-        seconds.append(
-            clocked(
-                lambda: unlearn(plugged, cache, request, clients=federation, force=True, measure=False),
-                federation.x.device,
-            )
-        )
+        answer = partial(unlearn, plugged, cache, request, clients=federation, force=True, measure=False)
+        seconds.append(clocked(answer, federation.x.device))
     return statistics.median(seconds[1:]), retain_and_forget(plugged, federation, request)
 
 
