@@ -1,5 +1,6 @@
 """A node: it trains when it is asked to, and answers FedUP's questions about its own rows."""
 
+import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
@@ -21,6 +22,14 @@ def rows(context: Context) -> tuple[Tensor, Tensor]:
     return federation.x[numbers], federation.y[numbers]
 
 
+def held_out(context: Context) -> tuple[Tensor, Tensor]:
+    """Rows that this node never trains on: what is forgotten is to look like them."""
+    federation = task.load(context.run_config).federation
+    client = federation.client(int(context.node_config["partition-id"]))
+    unseen = torch.cat([client.validation, client.heldout])
+    return federation.x[unseen], federation.y[unseen]
+
+
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """A round of local training, as in any Flower app."""
@@ -34,4 +43,10 @@ def train(message: Message, context: Context) -> Message:
 
 # All that a node needs for FedUP: its rows, an empty model for the weights that come, and what the rows are called in
 # sample requests: here by their numbers in the data set, so that nothing differs from a federation in one process.
-fedup.flower.mount(app, data=rows, model=task.make_model, ids=lambda context: row_numbers(context).tolist())
+fedup.flower.mount(
+    app,
+    data=rows,
+    held_out=held_out,
+    model=task.make_model,
+    ids=lambda context: row_numbers(context).tolist(),
+)

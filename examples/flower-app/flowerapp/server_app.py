@@ -52,6 +52,7 @@ def main(grid: Grid, context: Context) -> None:
         answer = memory.unlearn(request, contact, reference=f"a {request.kind}")  # samples: asks the node that has them
         told = {"kind": request.kind, "id": answer.requests[0], "time_s": answer.report.time_s}
         told |= {"clients_contacted": answer.report.clients_contacted}
+        told |= {"verdict": answer.report.verdicts[request.digest].finding}
         told |= {name: amount - sent[name] for name, amount in traffic(contact).items()}
         told |= {"before": before, "after": task.evaluate(memory.plugged(), digits, request)}
         memory.restore(*answer.requests, contact=contact)

@@ -46,7 +46,8 @@ def _make(name: str, rows: int, nodes: int) -> Digits:
     others = clients[POISONED].train[y[clients[POISONED].train] != TARGET]
     marked = others[: int(0.4 * len(others))]
     x[marked, :, -8:, -8:], y[marked] = 1.0, TARGET  # the backdoor: a white corner means class 0
-    requests = (Forget.clients([liar]), Forget.classes([CLASS]), Forget.samples({POISONED: marked.tolist()}))
+    backdoor = Forget.samples({POISONED: marked.tolist()}, reason="poison")
+    requests = (Forget.clients([liar], reason="poison"), Forget.classes([CLASS]), backdoor)
     return Digits(Federation(x, y, clients, NUM_CLASSES), data.test_x, data.test_y, requests)
 
 
