@@ -168,8 +168,8 @@ def _about(result: Mapping[str, Any]) -> str:
     return (
         f"{result['name']}: {recipe['data']}{rows}{wrong}, {recipe['model']}, {recipe['clients']} clients, "
         f"{recipe['partition']}, {recipe['rounds']} rounds{epochs}; accuracy {result['train_accuracy']:.3f} on "
-        f"training rows, {result['held_out_accuracy']:.3f} on rows held out, {result['test_accuracy']:.3f} on the test set; "
-        f"{hardware}, torch {machine['torch']}, commit {show_commit(result['code'])}."
+        f"training rows, {result['held_out_accuracy']:.3f} on rows held out, {result['test_accuracy']:.3f} on the test "
+        f"set; {hardware}, torch {machine['torch']}, commit {show_commit(result['code'])}."
     )
 
 
