@@ -132,6 +132,7 @@ def test_persons_and_sources_have_their_own_rows_among_those_held_out_too():
     recipe = SETTING.recipe_for(3)
     dataset = recipe.load()
     plain = recipe.federation(dataset)
+    assert len(make_cases(plain, replace(SETTING, heldout=0.5), 3)[0].rows("heldout")) > 2 * len(plain.rows("heldout"))
     federation, cases = make_cases(plain, SETTING, 3)
     by_kind = {case.kind: set(case.request.sample_ids[case.client]) for case in cases}
     changed = set((federation.x != plain.x).flatten(1).any(1).nonzero().flatten().tolist())

@@ -43,6 +43,7 @@ class Setting:
     contrast: float = 0.6
     brightness: float = 0.5  # in units of normalised inputs
     mislabelled: float = 0.0  # of every client's rows
+    heldout: float | None = None  # of a client's rows; by default as everywhere
     until: float | None = None
     step: int = 5
 
@@ -67,8 +68,9 @@ SETTINGS = {
             "digits",
             {"data": "digits", "clients": 2, "partition": "dirichlet:1.0"},
             (("class", 0), ("half", 1), ("source", 0), ("person", 1)),
-            person=0.3,
+            person=0.4,
             source=0.4,
+            slant=0.3,
         ),
         Setting(
             "mnist",
@@ -78,9 +80,10 @@ SETTINGS = {
         ),
         Setting(
             "memorised",
-            {"data": "mnist", "rows": 12_000, "clients": 5, "partition": "dirichlet:1.0", "rounds": 300, "epochs": 5},
+            {"data": "mnist", "rows": 12_000, "clients": 5, "partition": "iid", "rounds": 300, "epochs": 5},
             tuple((kind, client) for kind in ("half", "classes") for client in range(5)),
             mislabelled=0.2,
+            heldout=0.3,  # wrong labels are noise in the reference, which more rows make up for
             until=0.99,
         ),
     )
@@ -101,6 +104,8 @@ class Case:
 
 def make_cases(federation: Federation, setting: Setting, seed: int) -> tuple[Federation, list[Case]]:
     """The federation with its persons, sources and wrong labels, and what is withdrawn from it."""
+    if setting.heldout is not None:
+        federation = _split_again(federation, setting.heldout, seed)
     if setting.mislabelled:
         federation = federation.relabeled(_mislabel(federation, setting.mislabelled, seed))
     x = federation.x.clone()
@@ -121,6 +126,13 @@ def make_cases(federation: Federation, setting: Setting, seed: int) -> tuple[Fed
         Case(kind, client, Forget.samples({client: withdrawn[kind, client].tolist()})) for kind, client in setting.cases
     ]
     return replace(federation, x=x), cases
+
+
+def _split_again(federation: Federation, heldout: float, seed: int) -> Federation:
+    parts = [torch.cat([one.train, one.validation, one.heldout]).sort().values for one in federation.clients]
+    return Federation.split(
+        federation.x, federation.y, parts, seed=seed, heldout=heldout, num_classes=federation.num_classes
+    )
 
 
 def _mislabel(federation: Federation, share: float, seed: int) -> Tensor:
