@@ -92,6 +92,9 @@ def test_the_tables_counts_are_those_of_the_cases(result, tmp_path):
     _, same, few = goals(cases)
     assert same.found == f"{[line.split(' | ')[9] for line in lines].count('yes')} of {len(cases)}"
     assert few.found == f"{[finding_of(case) for case in cases].count('too few rows')} of {len(cases)}"
+    made = [case for case in cases if case["verdict"]]
+    agreed = sum(case["verdict"]["good"] == case["verdict_by_retrain"]["good"] for case in made)
+    assert f"as with Retrain in {agreed} of {len(made)}." in text
     assert "Not measured: mnist, memorised." in text and f"{len(cases)} of 30" in text
 
 

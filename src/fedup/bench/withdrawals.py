@@ -2,7 +2,7 @@
 as its reference."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -161,4 +161,4 @@ def _filter_of(served: Served | None) -> str:
 
 
 def _plain(verdict: Verdict | None) -> Mapping[str, Any] | None:
-    return None if verdict is None else asdict(verdict)
+    return None if verdict is None else verdict.to_json()

@@ -146,11 +146,14 @@ def _section(seed: int, results: Sequence[Mapping[str, Any]]) -> str:
     cases = [(one["name"], case) for one in results for case in one["cases"]]
     missing = [name for name in SETTINGS if name not in {one["name"] for one in results}]
     findings = Counter(finding_of(case) for _, case in cases)
+    both = [(case["verdict"], case["verdict_by_retrain"]) for _, case in cases if case["verdict_by_retrain"]]
+    agreed = sum(ours["good"] == beside["good"] for ours, beside in both)
     told = ", ".join(f"{finding} {count}" for finding, count in findings.most_common())
     return "\n\n".join(
         [
             f"## Seed {seed}: {len(cases)} of {CASES} withdrawals",
-            f"`fedup bench withdrawals --seed {seed}`; n = {len(cases)}, one seed. Verdicts: {told}."
+            f"`fedup bench withdrawals --seed {seed}`; n = {len(cases)}, one seed. Verdicts: {told}. Whether the rows "
+            f"look unseen is answered as with Retrain in {agreed} of {len(both)}."
             + (f" Not measured: {', '.join(missing)}." if missing else ""),
             "\n".join(f"- {_about(one)}" for one in results),
             markdown_table(("goal", "found", "met"), goal_rows([case for _, case in cases])),
