@@ -43,6 +43,12 @@ class Side:
     rows: float  # counted, or what weighted ones are worth
     before: float
     after: float
+    both: float  # right under the one and the other
+
+    @property
+    def counts(self) -> Paired:
+        """The counts that the shares were made of."""
+        return Paired(self.rows, *(self.rows * share for share in (self.before, self.after, self.both)))
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ def _judge_withdrawal(name: str, tallies: Mapping[int, Tally]) -> Verdict:
     if not matched:
         return not_measured("there are no held-out rows of the same clients and labels")
     own = sum((one for one, _ in matched), Paired())
-    return _against(
+    return against(
         own, weighted((one.rows, alike) for one, alike in matched), "Accuracy on the forgotten training rows"
     )
 
@@ -146,10 +152,11 @@ def _judge_poison(name: str, tallies: Mapping[int, Tally]) -> Verdict:
     unseen = _added(one.unseen[name] for one in others or [one for one in tallies.values() if name in one.unseen])
     if not unseen.rows:
         return not_measured("there are no held-out rows of other clients")
-    return _against(own, unseen, "Share of the poisoned rows answered with the label they carry")
+    return against(own, unseen, "Share of the poisoned rows answered with the label they carry")
 
 
-def _against(own: Paired, unseen: Paired, measure: str) -> Verdict:
+def against(own: Paired, unseen: Paired, measure: str) -> Verdict:
+    """The verdict on rows beside others, or beside the same rows under a model that never saw them."""
     before, after = own.share_before - unseen.share_before, own.share_after - unseen.share_after
     change = own.change - unseen.change
     return Verdict(find(before, after, change), measure, _side(own), _side(unseen), before, after, change)
@@ -175,4 +182,5 @@ def _added(counts: Any) -> Paired:
 
 
 def _side(counts: Paired) -> Side:
-    return Side(counts.rows, counts.share_before.value, counts.share_after.value)
+    both = counts.both / counts.rows if counts.rows else 0.0
+    return Side(counts.rows, counts.share_before.value, counts.share_after.value, both)

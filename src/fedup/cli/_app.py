@@ -19,6 +19,7 @@ from fedup.cli import (
     train,
     unlearn,
     verify,
+    withdrawals,
 )
 
 app = typer.Typer(
@@ -45,6 +46,7 @@ app.add_typer(data.app, name="data", rich_help_panel=_MORE)
 app.command("list", rich_help_panel=_MORE)(list.list_)
 app.command("demo", rich_help_panel=_MORE)(demo.demo)
 bench.app.command("attack")(attack.attack)
+bench.app.command("withdrawals")(withdrawals.withdrawals)
 app.add_typer(bench.app, name="bench", rich_help_panel=_MORE)
 
 

@@ -1,0 +1,198 @@
+"""Withdrawals: what is withdrawn is what the case says, verdicts are of the same rows, and the goals can fail."""
+
+import copy
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedup import Forget
+from fedup.bench.withdrawal_cases import KINDS, SETTINGS, Setting, make_cases
+from fedup.bench.withdrawals import run_withdrawals
+from fedup.bench.withdrawals_table import (
+    CASES,
+    HEAD,
+    LEAST_EQUAL,
+    MOST_TOO_FEW,
+    case_row,
+    finding_of,
+    goals,
+    is_same,
+    withdrawals_table,
+    write_withdrawals_table,
+)
+from fedup.errors import DataError, SettingError
+from fedup.proportions import Paired
+from fedup.verdict import against
+
+SMALL = {"data": "digits", "clients": 2, "partition": "dirichlet:1.0", "rounds": 2, "rows": 600}
+SETTING = Setting("digits", SMALL, (("half", 0), ("person", 1), ("source", 1), ("class", 0)), least_person_rows=50)
+
+
+def quiet(what, done, total):
+    pass
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("FEDUP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return json.loads(json.dumps(run_withdrawals(SETTING, seed=100, progress=quiet), allow_nan=False))
+
+
+@pytest.fixture
+def thirty(result):
+    """As many cases as the goals are about, all of them good."""
+    good = next(copy.deepcopy(case) for case in result["cases"] if case["verdict_by_retrain"])
+    good["worst_class_loss"] = 1.0
+    good["verdict"]["finding"] = good["verdict_by_retrain"]["finding"] = "forgotten"
+    return [copy.deepcopy(good) for _ in range(CASES)]
+
+
+def test_there_are_thirty_and_settings_know_all_kinds():
+    assert CASES == 30
+    assert {kind for setting in SETTINGS.values() for kind, _ in setting.cases} == set(KINDS)
+    with pytest.raises(SettingError, match="nobody"):
+        Setting("odd", SMALL, (("nobody", 0),))
+
+
+def test_every_case_has_verdicts_of_the_same_rows(result):
+    assert [(case["kind"], case["client"]) for case in result["cases"]] == list(SETTING.cases)
+    for case in result["cases"]:
+        verdict, beside = case["verdict"], case["verdict_by_retrain"]
+        if case["refused"]:
+            assert verdict is beside is None and case["worst_class_loss"] == 0
+            continue
+        assert verdict["statistic"] == beside["statistic"]
+        assert 0 < verdict["statistic"]["rows"] == beside["reference"]["rows"] <= case["rows"]
+        assert beside["reference"]["before"] == beside["reference"]["after"] == case["retrain_accuracy"]
+        assert beside["excess_after"]["value"] == pytest.approx(
+            verdict["statistic"]["after"] - case["retrain_accuracy"]
+        )
+        lost = [100 * (a - b) for a, b in zip(case["test_before"], case["test_after"], strict=True)]
+        assert case["worst_class_loss"] == max(lost) == lost[case["worst_class"]]
+    assert sum(bool(case["refused"]) for case in result["cases"]) < 3
+    assert result["machine"]["torch"] and "commit" in result["code"] and result["recipe"]["seed"] == 100
+
+
+def test_the_tables_counts_are_those_of_the_cases(result, tmp_path):
+    assert write_withdrawals_table(tmp_path) == []
+    folder = tmp_path / "results" / "withdrawals"
+    folder.mkdir(parents=True)
+    (folder / "digits.json").write_text(json.dumps(result))
+    (path,) = write_withdrawals_table(tmp_path)
+    text, cases = path.read_text(), result["cases"]
+    for finding, count in Counter(map(finding_of, cases)).items():
+        assert f"{finding} {count}" in text
+    lines = [line for line in text.splitlines() if line.startswith("| digits |")]
+    assert len(lines) == len(cases) and all(line.count("|") == len(HEAD) + 1 for line in lines)
+    assert [line.split(" | ")[6] for line in lines] == [finding_of(case) for case in cases]
+    _, same, few = goals(cases)
+    assert same.found == f"{[line.split(' | ')[9] for line in lines].count('yes')} of {len(cases)}"
+    assert few.found == f"{[finding_of(case) for case in cases].count('too few rows')} of {len(cases)}"
+    made = [case for case in cases if case["verdict"]]
+    agreed = sum(case["verdict"]["good"] == case["verdict_by_retrain"]["good"] for case in made)
+    assert f"as with Retrain in {agreed} of {len(made)}." in text
+    assert "Not measured: mnist, memorised." in text and f"{len(cases)} of 30" in text
+
+
+def test_goals_are_not_met_by_cases_that_are_missing(thirty):
+    assert [goal.judged for goal in goals(thirty)] == ["yes"] * 3
+    assert [goal.judged for goal in goals(thirty[:-1])] == ["cases missing"] * 3
+    assert [goal.judged for goal in goals([])] == ["cases missing", "no", "cases missing"]
+
+
+def test_goals_fail_when_a_case_breaks_them(thirty):
+    harmed = copy.deepcopy(thirty)
+    harmed[7]["worst_class_loss"] = 5.1
+    assert [goal.met for goal in goals(harmed)] == [False, True, True]
+    assert goals(harmed)[0].found.startswith("1 of 30")
+
+    for case in thirty[: CASES - LEAST_EQUAL]:
+        case["verdict_by_retrain"]["finding"] = "partly"
+    assert all(goal.met for goal in goals(thirty))
+    thirty[-1] |= {"refused": "would harm", "verdict": None, "verdict_by_retrain": None}
+    assert [goal.met for goal in goals(thirty)] == [True, False, True]
+    assert thirty[-1]["title"] in goals(thirty)[0].found  # a refusal is listed
+    assert not is_same(thirty[-1])
+
+    for case in thirty[: MOST_TOO_FEW + 1]:
+        case["verdict"]["finding"] = "too few rows"
+    assert [goal.met for goal in goals(thirty)] == [True, False, False]
+
+
+def test_withheld_and_refused_cases_are_told_apart(thirty):
+    thirty[0]["withheld"] = True
+    assert case_row("mnist", thirty[0])[11] == "withheld"
+    thirty[0] |= {"refused": "would harm", "verdict": None, "verdict_by_retrain": None, "time_s": None}
+    row = case_row("mnist", thirty[0])
+    assert (row[6], row[8], row[9], row[11], row[12]) == ("refused", "refused", "no", "refused", "–")
+
+
+def test_persons_and_sources_have_their_own_rows_among_those_held_out_too():
+    recipe = SETTING.recipe_for(3)
+    dataset = recipe.load()
+    plain = recipe.federation(dataset)
+    assert len(make_cases(plain, replace(SETTING, heldout=0.5), 3)[0].rows("heldout")) > 2 * len(plain.rows("heldout"))
+    federation, cases = make_cases(plain, SETTING, 3)
+    by_kind = {case.kind: set(case.request.sample_ids[case.client]) for case in cases}
+    changed = set((federation.x != plain.x).flatten(1).any(1).nonzero().flatten().tolist())
+    client = federation.client(1)
+    assert not by_kind["person"] & by_kind["source"]
+    assert changed & set(federation.rows().tolist()) == by_kind["person"] | by_kind["source"]
+    share = len(changed & set(client.train.tolist())) / len(client.train)
+    held_out = {*client.validation.tolist(), *client.heldout.tolist()}
+    assert len(changed & held_out) / len(held_out) == pytest.approx(share, abs=0.03)
+    assert len(by_kind["person"]) >= 50
+    assert len(federation.y[sorted(by_kind["class"])].unique()) == 1
+    assert torch.equal(federation.y, plain.y)
+    for case in cases:
+        federation.check(case.request)
+    assert make_cases(plain, SETTING, 3)[1] == cases
+    assert make_cases(plain, SETTING, 4)[1] != cases
+
+
+def test_wrong_labels_are_a_fifth_of_every_part_of_every_client():
+    setting = replace(SETTING, cases=(("classes", 0), ("half", 1)), mislabelled=0.2)
+    plain = setting.recipe_for(0).federation(setting.recipe_for(0).load())
+    federation, (classes, _) = make_cases(plain, setting, 0)
+    wrong = federation.y != plain.y
+    for client in federation.clients:
+        for rows in (client.train, client.validation, client.heldout):
+            assert int(wrong[rows].sum()) == round(0.2 * len(rows))
+    assert isinstance(classes.request, Forget)
+    withdrawn = federation.y[sorted(classes.request.sample_ids[0])].unique()
+    assert len(withdrawn) == len(federation.y[federation.client(0).train].unique()) // 2
+
+
+def test_a_federation_that_does_not_learn_by_heart_is_an_error_and_one_that_does_stops():
+    setting = replace(SETTING, recipe=SMALL | {"rounds": 2, "rows": 200}, cases=(), until=1.1, step=1)
+    with pytest.raises(DataError, match="by heart"):
+        run_withdrawals(setting, seed=100, progress=quiet)
+    stopped = run_withdrawals(replace(setting, until=0.0), seed=100, progress=quiet)
+    assert stopped["recipe"]["rounds"] == 1 and stopped["train_accuracy"] >= 0
+
+
+def test_the_counts_of_a_verdict_can_be_compared_again():
+    own, unseen = Paired(300, 290, 270, 265), Paired(200, 180, 178, 170)
+    verdict = against(own, unseen, "hits")
+    assert verdict.statistic is not None
+    again = against(verdict.statistic.counts, unseen, "hits")
+    assert again.change is not None and verdict.change is not None
+    assert again.change.low == pytest.approx(verdict.change.low)
+    assert again.finding == verdict.finding
+
+
+def test_a_file_of_something_else_is_named(tmp_path):
+    folder = tmp_path / "results" / "withdrawals"
+    folder.mkdir(parents=True)
+    (folder / "odd.json").write_text('{"cases": []}')
+    with pytest.raises(DataError, match=r"odd\.json"):
+        write_withdrawals_table(tmp_path)
+
+
+def test_seeds_have_sections_of_their_own(result):
+    text = withdrawals_table([result, result | {"seed": 3}])
+    assert text.index("## Seed 3") < text.index("## Seed 100")
