@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from fedup.proportions import Estimate, Paired, weighted
 from fedup.request import Forget
-from fedup.tally import Counts, Tally
+from fedup.tally import Tally
 
 Finding = Literal[
     "not measured", "too few rows", "already like unseen", "forgotten", "farther than before", "partly", "unchanged"
