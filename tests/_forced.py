@@ -1,4 +1,4 @@
-"""Requests for tests of mechanics: with tiny data and filters of a few steps each answer would be refused as harmful."""
+"""Requests for tests of mechanics: with tiny data and filters of a few steps each answer would be refused as harm."""
 
 from functools import partial
 

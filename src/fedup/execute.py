@@ -88,7 +88,8 @@ class Execution:
         with refresh.undone_on_error(), self._plain():
             candidate = self.build(active | new, refresh, checked_against=active)
             while True:
-                report.verdicts |= {request.digest: self._verdict(request, active, new, candidate, original) for request in new}
+                for request in new:
+                    report.verdicts[request.digest] = self._verdict(request, active, new, candidate, original)
                 farther = frozenset(request for request in new if self._is_withheld(request))
                 if not farther:
                     break
@@ -229,9 +230,9 @@ class Execution:
                 )
             if self._contact is None:
                 raise HarmError(
-                    "Only clients can tell what an eraser does to each class, and there is no way to reach them. Nothing "
-                    "was changed. Pass clients=federation (on the command line, have the data set here), or serve it "
-                    "unchecked with force=True."
+                    "Only clients can tell what an eraser does to each class, and there is no way to reach them. "
+                    "Nothing was changed. Pass clients=federation (on the command line, have the data set here), or "
+                    "serve it unchecked with force=True."
                 )
             new = requests - self._plugged.requests
             return recall_from_tallies(list(self._tallies(candidate, new if len(new) == 1 else frozenset()).values()))
