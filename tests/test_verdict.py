@@ -524,3 +524,17 @@ def test_what_is_not_measured_is_not_withheld_and_says_why():
     report = unlearn(plugged, store, MARKED.requests["class"], config=BOTTLENECK, force=True)
     assert "no way to reach" in report.verdicts[MARKED.requests["class"].digest].why
     assert WIDEST == 0.10
+
+
+def test_the_others_of_a_batch_are_answered_as_if_the_withheld_one_had_been_open_before(farther):
+    request, other = MARKED.requests["first"], MARKED.requests["third"]
+    farther.add(request)
+    options = OPTIONS | {"config": FilterConfig(**FAST)}  # with an eraser, which compares with what is there
+    (one, store), (two, later) = ((plug(MARKED.base), MARKED.store()) for _ in range(2))
+    unlearn(one, store, [request, other], **options)
+    unlearn(two, later, request, **options)
+    unlearn(two, later, other, **options)
+    assert one.requests == two.requests == {other}
+    assert one.served.erasure is not None
+    assert same_bits(one, two)
+    assert store.open == later.open == {request}
