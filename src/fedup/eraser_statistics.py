@@ -117,11 +117,11 @@ def shortened(mean: Tensor) -> Tensor:
     which keeps distances on average (count sketch, Charikar et al. 2002), and keeps apart what lies apart. (G, S)"""
     positions, channels = mean.shape
     groups = min(positions, SKETCH_GROUPS)
-    size = SKETCH_SIZE // groups
-    if -(-positions // groups) * channels <= size:
-        size = -(-positions // groups) * channels
-    source = generator(0, "sketch", positions, channels)
     group = torch.arange(positions) * groups // positions
+    size = min(SKETCH_SIZE // groups, -(-positions // groups) * channels)
+    if positions == groups and channels <= size:
+        return mean  # it is short enough as it is
+    source = generator(0, "sketch", positions, channels)
     bucket = torch.randint(size, (positions, channels), generator=source) + size * group[:, None]
     sign = 2.0 * torch.randint(2, (positions, channels), generator=source) - 1
     flat = mean.new_zeros(groups * size)

@@ -96,6 +96,7 @@ class Execution:
                 report.withheld |= farther
                 new -= farther
                 if not new:
+                    report.class_recall = {}  # that of a filter that is not served
                     break
                 refresh.leave_open(farther)
                 candidate = self.build(active | new, None)
@@ -132,27 +133,24 @@ class Execution:
         erasure = erasing.erasure_for(
             requests, left_out, served.question if served else None, served.erasure if served else None
         )
-        refused: HarmError | None = None
+        harmful: list[tuple[Served, HarmError, dict[int, Recall]]] = []
         for with_eraser, with_bottleneck in self._kinds(gone, erasure, complete=erasing.complete):
             candidate = self._fitted(requests, used, gone, erasure if with_eraser else None, with_bottleneck)
             candidate = replace(candidate, question=erasing.question)
             try:
                 self._check_recall(candidate, used, gone, requests)
             except HarmError as error:
-                refused = refused or error
+                harmful.append((candidate, error, report.class_recall))
                 continue
-            self._note_fallback(refused, with_eraser)
+            self._note_fallback(harmful[0][1] if harmful else None, with_eraser)
             if with_eraser and not with_bottleneck:
                 self._note_broken_classes(used, gone)
             return candidate
-        assert refused is not None  # there is at least one kind
+        candidate, refused, report.class_recall = harmful[0]  # that which would have been served
         if not self._terms.force:
             raise refused
-        with_eraser, with_bottleneck = self._kinds(gone, erasure, complete=erasing.complete)[0]
-        candidate = self._fitted(requests, used, gone, erasure if with_eraser else None, with_bottleneck)
-        with_question = replace(candidate, question=erasing.question)
-        self._allow(lambda: self._check_recall(with_question, used, gone, requests))
-        return with_question
+        self._note_forced(refused)
+        return candidate
 
     def _kinds(self, gone: Forget, erasure: Erasure | None, *, complete: bool) -> list[tuple[bool, bool]]:
         """(eraser, bottleneck) in the order in which they are tried: by default an eraser for samples, with a
@@ -262,7 +260,10 @@ class Execution:
         except HarmError as error:
             if not self._terms.force:
                 raise
-            self._report.forced.append(str(error).partition(" Nothing was changed.")[0])
+            self._note_forced(error)
+
+    def _note_forced(self, error: HarmError) -> None:
+        self._report.forced.append(str(error).partition(" Nothing was changed.")[0])
 
     # --- verdicts
 

@@ -252,7 +252,7 @@ def _check(
     contact = _contact(clients, plugged, centroids)
     used = used_cells(centroids, gone, config)
     check_leaves_something(used, gone)
-    _check_budgets(requests, plugged, centroids, used, contact, config)
+    _check_releases(requests, plugged, centroids, used, contact, config)
     if not terms.force:
         check_classes_left(centroids, gone, union(active))
     return contact
@@ -307,7 +307,7 @@ def _check_shape(centroids: Centroids, config: FilterConfig) -> None:
     config.rank_for(positions_of(centroids.shape, "each" if config.per_position else "all")[1])  # raises if too wide
 
 
-def _check_budgets(
+def _check_releases(
     requests: frozenset[Forget],
     plugged: PluggedModel,
     centroids: Centroids,
@@ -315,16 +315,19 @@ def _check_budgets(
     contact: Contact | None,
     config: FilterConfig,
 ) -> None:
-    """Refuse unless the clients' budgets allow all releases of the answer, before the first of them."""
+    """Refuse an eraser that cannot be made, and what the clients' budgets do not allow, before the first release."""
     dp = centroids.dp
-    if contact is None or (dp is None and not centroids.ledger.budgets):
+    if contact is None:
         return
     left_out = union([*requests, *centroids.open])
     erasing = Erasing(plugged.base, plugged.cut, config, contact, Report(requests), dp=dp)
     served = plugged.served
+    of_eraser = erasing.clients_to_ask(requests, left_out, served.question if served else None)
+    if dp is None and not centroids.ledger.budgets:
+        return
     asked = [client for client, cells, _ in _outlook(centroids, used, left_out) if cells]
     asked += [client for client in _unknown_samples(centroids, left_out) if client not in asked]
-    asked += erasing.clients_to_ask(requests, left_out, served.question if served else None)
+    asked += of_eraser
     if dp is None:
         contact.ledger.check_exact(asked)
     else:

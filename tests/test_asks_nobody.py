@@ -1,0 +1,169 @@
+"""Plans and refused requests ask nobody and change nothing."""
+
+from functools import partial
+
+import pytest
+from tests._marked import AUTO, FAST, Marked, state_of
+
+from fedup import Budget, FilterConfig, Forget, Ledger, collect, plug, restore, unlearn
+from fedup.contact import Contact, InProcess
+from fedup.errors import BudgetError, FedUPError, HarmError, RequestError
+from fedup.privacy import DP
+from fedup.unlearning import plan
+
+MARKED = Marked()
+ASKS = ("reach", "ahead", "cell_sizes", "labels_of", "summarize", "sketch_groups", "measure_groups", "second_moments")
+QUESTIONS = (*ASKS, "gather_privately", "tally")
+
+
+class Silent(InProcess):
+    """Clients that are known, and must not be asked anything."""
+
+    def __init__(self, store):
+        super().__init__(MARKED.federation, MARKED.base, ledger=store.ledger)
+
+    def __getattribute__(self, name):
+        if name in QUESTIONS:
+            raise AssertionError(f"a client was asked: {name}")
+        return super().__getattribute__(name)
+
+
+def test_every_question_of_a_contact_is_guarded():
+    known = {"clients", "num_classes", "ledger", "check", "measures_by_default"}
+    offered = {name for name in vars(Contact) if not name.startswith("_")}
+    assert offered == known | set(QUESTIONS)
+    for name in QUESTIONS:
+        with pytest.raises(AssertionError, match=name):
+            getattr(Silent(MARKED.store()), name)
+
+
+def _stores():
+    """A fresh store, and one that requests have worked on."""
+    yield plug(MARKED.base), MARKED.store()
+    yield MARKED.serving("second", "class")
+
+
+def _kept(plugged, store, action):
+    served, before = plugged.served, state_of(store)
+    try:
+        return action()
+    finally:
+        assert plugged.served is served
+        assert state_of(store) == before
+
+
+@pytest.mark.parametrize("kind", ["auto", "bottleneck", "both"])
+@pytest.mark.parametrize("names", [["client"], ["class"], ["first"], ["first", "third", "client"], ["bystander"]])
+def test_a_plan_asks_nobody_and_changes_nothing(names, kind):
+    config = FilterConfig(**FAST, filter=kind)
+    for plugged, store in _stores():
+        requests = plugged.requests | {MARKED.requests[name] for name in names}
+        unknown = {i for request in requests for ids in request.sample_ids.values() for i in ids}
+        unknown -= {i for labels in store.sample_labels.values() for i in labels}
+        action = partial(plan, plugged, store, requests, clients=Silent(store), config=config)
+        if kind == "both" and "bystander" in names:
+            with pytest.raises(RequestError, match="20 or more"):
+                _kept(plugged, store, action)
+            continue
+        found = _kept(plugged, store, action)
+        assert found.samples_unknown == len(unknown)
+
+
+def test_a_plan_names_the_cells_of_samples_once_their_classes_are_known():
+    plugged, store = MARKED.serving("bystander", config=FilterConfig(**FAST, filter="bottleneck"))
+    ids = MARKED.requests["bystander"].sample_ids[0]
+    some = Forget.samples({0: sorted(ids)[:2]})
+    config = FilterConfig(**FAST, filter="bottleneck")
+    found = plan(plugged, store, [some], clients=Silent(store), config=config)
+    labels = {int(MARKED.y[i]) for i in ids}  # those that get rows back, too
+    assert found.samples_unknown == 0
+    assert set(found.cells_asked) <= {(0, label) for label in labels}
+    assert found.clients_contacted == [0]
+
+
+def test_a_plan_and_the_answer_agree_on_whom_is_asked():
+    for names in (["client"], ["class"], ["first"], ["first", "third"], ["bystander"]):
+        plugged, store = plug(MARKED.base), MARKED.store()
+        requests = [MARKED.requests[name] for name in names]
+        told = plan(plugged, store, requests, clients=Silent(store), config=AUTO)
+        report = unlearn(plugged, store, requests, clients=MARKED.federation, config=AUTO, force=True, measure=False)
+        sent = {release.client for release in report.releases}
+        assert sent <= set(told.clients_contacted), names
+        assert sent or not told.clients_contacted
+
+
+@pytest.mark.parametrize("name", ["first", "bystander"])
+@pytest.mark.parametrize("act", ["plan", "unlearn"])
+def test_a_budget_that_allows_no_exact_answer_refuses_before_anybody_is_asked(name, act):
+    """Who has a budget releases nothing without noise."""
+    for known in (False, True):
+        plugged, store = plug(MARKED.base), MARKED.store()
+        if known:
+            request = MARKED.requests[name]
+            for client, ids in request.sample_ids.items():
+                store.sample_labels[client] = {i: int(MARKED.y[i]) for i in ids}
+        store.ledger.budgets[None] = Budget(1.0)
+        options = {"clients": Silent(store), "config": AUTO}
+        action = {
+            "plan": lambda p=plugged, s=store, o=options: plan(p, s, [MARKED.requests[name]], **o),
+            "unlearn": lambda p=plugged, s=store, o=options: unlearn(p, s, MARKED.requests[name], **o),
+        }[act]
+        with pytest.raises(BudgetError):
+            _kept(plugged, store, action)
+
+
+@pytest.mark.parametrize("name", ["first", "bystander"])
+@pytest.mark.parametrize("act", ["plan", "unlearn"])
+def test_a_budget_that_is_spent_refuses_before_anybody_is_asked(name, act):
+    dp = DP(2.0, clip=10.0, replay_seed=1)
+    store = collect(MARKED.base, MARKED.federation, privacy=dp, ledger=Ledger(budgets={None: Budget(2.1)}))
+    plugged, options = plug(MARKED.base), {"clients": Silent(store), "config": AUTO}
+    request = MARKED.requests[name]
+    with pytest.raises(BudgetError):
+        _kept(
+            plugged,
+            store,
+            lambda: (
+                plan(plugged, store, [request], **options)
+                if act == "plan"
+                else unlearn(plugged, store, request, **options)
+            ),
+        )
+    if act == "plan":  # what needs no release is planned
+        assert plan(plugged, store, [MARKED.requests["class"]], **options).clients_contacted == []
+
+
+REFUSED = {
+    "one class is left": (Forget.classes([0, 1, 3]), HarmError),
+    "unknown client": (Forget.clients([9]), RequestError),
+    "all clients": (Forget.clients([0, 1, 2]), RequestError),
+    "no eraser for so few": (MARKED.requests["few"], RequestError),
+    "rank too wide": (MARKED.requests["first"], FedUPError),
+    "unknown cut": (MARKED.requests["first"], FedUPError),
+}
+
+
+@pytest.mark.parametrize("act", ["plan", "unlearn"])
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_can_be_known_beforehand_is_refused_before_anybody_is_asked(reason, act):
+    request, error = REFUSED[reason]
+    more = {"rank too wide": {"rank": 99}, "unknown cut": {"erase_at": "nowhere"}, "no eraser for so few": {}}
+    settings = {**FAST, **({"filter": "both"} if reason == "no eraser for so few" else {}), **more.get(reason, {})}
+    plugged, store = plug(MARKED.base), MARKED.store()
+    options = {"clients": Silent(store), "config": FilterConfig(**settings)}
+    with pytest.raises(error):
+        _kept(
+            plugged,
+            store,
+            lambda: (
+                plan(plugged, store, [request], **options)
+                if act == "plan"
+                else unlearn(plugged, store, request, **options)
+            ),
+        )
+
+
+def test_taking_back_what_is_not_active_asks_nobody():
+    plugged, store = MARKED.serving("class")
+    with pytest.raises(RequestError):
+        _kept(plugged, store, lambda: restore(plugged, store, MARKED.requests["first"], clients=Silent(store)))
