@@ -3,7 +3,7 @@ force."""
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,7 +35,8 @@ from fedup.tally import Tally, TallyQuestion
 from fedup.verdict import Verdict, class_part, judge, not_measured, rows_part
 
 _BROKEN = 0.5  # of the usual recall
-_GENTLE_ALPHAS = (1.0, 1.0, 1.0, 0.3, 0.1)  # of the weight of labels in each try of a fit
+_ALPHAS = (1.0, 1.0, 1.0, 0.3, 0.1)  # of the weight of labels, in each try of a fit
+_GENTLEST = (0.1, 0.03)  # where samples are withdrawn and nothing sets them apart: all is to stay as it is
 FARTHER = (
     "The filter that can be made would make the model know these samples better than before, so it is withheld: the "
     "request stays open, and its rows are left out of all centroids and of later rounds. What helps is more "
@@ -133,23 +134,21 @@ class Execution:
         erasure = erasing.erasure_for(
             requests, left_out, served.question if served else None, served.erasure if served else None
         )
-        harmful: list[tuple[Served, HarmError, dict[int, Recall]]] = []
+        tried: list[tuple[float, Served, dict[int, Recall]]] = []  # by what the worst class loses
         for with_eraser, with_bottleneck in self._kinds(gone, erasure, complete=erasing.complete):
             candidate = self._fitted(requests, used, gone, erasure if with_eraser else None, with_bottleneck)
             candidate = replace(candidate, question=erasing.question)
-            try:
-                self._check_recall(candidate, used, gone, requests)
-            except HarmError as error:
-                harmful.append((candidate, error, report.class_recall))
-                continue
-            self._note_fallback(harmful[0][1] if harmful else None, with_eraser)
-            if with_eraser and not with_bottleneck:
-                self._note_broken_classes(used, gone)
-            return candidate
-        candidate, refused, report.class_recall = harmful[0]  # that which would have been served
-        if not self._terms.force:
-            raise refused
-        self._note_forced(refused)
+            with report.stage("check"):
+                recalls = self._recall(candidate, used, gone, requests)
+            loss = max((one.loss for label, one in recalls.items() if label not in gone.class_ids), default=0.0)
+            tried.append((loss, candidate, recalls))
+            if loss <= self._terms.max_class_loss / 2:
+                break
+        loss, candidate, report.class_recall = min(tried, key=lambda one: one[0])
+        if self._terms.force and loss > self._terms.max_class_loss:
+            loss, candidate, report.class_recall = tried[0]
+        self._allow(lambda: check_recall(report.class_recall, gone, max_class_loss=self._terms.max_class_loss))
+        self._note_choice(tried[0][1], candidate, used, gone)
         return candidate
 
     def _kinds(self, gone: Forget, erasure: Erasure | None, *, complete: bool) -> list[tuple[bool, bool]]:
@@ -180,7 +179,7 @@ class Execution:
         the worst class least."""
         emphasis: dict[int, float] = {}
         best: tuple[float, Served] | None = None
-        for share in _GENTLE_ALPHAS if self._config.gentle else _GENTLE_ALPHAS[:1]:
+        for share in self._alphas(made, gone):
             config = replace(self._config, alpha=share * self._config.alpha)
             fitted, self._report.centroids_used = fit_bottleneck(
                 self._plugged,
@@ -206,42 +205,47 @@ class Execution:
         assert best is not None  # there is at least one fit
         return best[1]
 
-    def _note_fallback(self, refused: HarmError | None, with_eraser: bool) -> None:
-        if refused is None:
-            return
-        classes = ", ".join(map(str, refused.classes))
-        instead = "A bottleneck besides it mends that." if with_eraser else "The bottleneck alone answers the request."
-        self._report.note(f"An eraser alone would cost class {classes} too much of its recall. {instead}")
+    def _alphas(self, made: Served, gone: Forget) -> Sequence[float]:
+        """How much labels count in each try."""
+        if not self._config.gentle:
+            return (1.0,)
+        withdrawn = gone.kind == "sample" and gone.reason == "withdrawal" and self._config.filter == "auto"
+        return _GENTLEST if withdrawn and made.erasure is None else _ALPHAS
+
+    def _note_choice(self, first: Served, chosen: Served, used: list[Cell], gone: Forget) -> None:
+        """Why another filter than the usual one was taken, and what the usual one does not mend."""
+        if chosen is not first:
+            instead = "A bottleneck besides it" if chosen.erasure is not None else "The bottleneck alone"
+            self._report.note(f"An eraser alone would cost a class more of its recall. {instead} answers the request.")
+        if chosen.erasure is not None and chosen.filter is None:
+            self._note_broken_classes(used, gone)
 
     # --- harm
-
-    def _check_recall(self, candidate: Served, used: list[Cell], gone: Forget, requests: frozenset[Forget]) -> None:
-        """Compare every class's recall on retained rows with the original's; raise where a class loses too much."""
-        report = self._report
-        with report.stage("check"):
-            report.class_recall = self._recall(candidate, used, gone, requests)
-            check_recall(report.class_recall, gone, max_class_loss=self._terms.max_class_loss)
 
     def _recall(
         self, candidate: Served, used: list[Cell], gone: Forget, requests: frozenset[Forget]
     ) -> dict[int, Recall]:
         store = self._centroids
         if any(cut != self._plugged.cut for cut, _ in candidate.placed):  # centroids lie behind the eraser
-            if store.dp is not None:
-                raise HarmError(
-                    "Under differential privacy nobody can be asked what an eraser does to each class, so it is not "
-                    "served unless you say so with force=True. Nothing was changed, but what clients released is spent."
-                )
-            if self._contact is None:
-                raise HarmError(
-                    "Only clients can tell what an eraser does to each class, and there is no way to reach them. "
-                    "Nothing was changed. Pass clients=federation (on the command line, have the data set here), or "
-                    "serve it unchecked with force=True."
-                )
+            if store.dp is not None or self._contact is None:
+                self._allow(self._refuse_unchecked)
+                return {}
             new = requests - self._plugged.requests
             measured = new if len(new) == 1 and self._measures(new) else frozenset()
             return recall_from_tallies(list(self._tallies(candidate, measured).values()))
         return {} if store.dp is not None else self._recall_at_cut(candidate, used, gone)
+
+    def _refuse_unchecked(self) -> None:
+        if self._centroids.dp is not None:
+            raise HarmError(
+                "Under differential privacy nobody can be asked what an eraser does to each class, so it is not served "
+                "unless you say so with force=True. Nothing was changed, but what clients released is spent."
+            )
+        raise HarmError(
+            "Only clients can tell what an eraser does to each class, and there is no way to reach them. Nothing was "
+            "changed. Pass clients=federation (on the command line, have the data set here), or serve it unchecked "
+            "with force=True."
+        )
 
     def _recall_at_cut(self, served: Served, used: list[Cell], gone: Forget) -> dict[int, Recall]:
         """On retained centroids, of what acts at their cut."""

@@ -66,25 +66,25 @@ SETTINGS = {
     for setting in (
         Setting(
             "digits",
-            {"data": "digits", "clients": 2, "partition": "dirichlet:1.0"},
+            {"data": "digits", "clients": 2, "partition": "dirichlet:5", "rounds": 15},
             (("class", 0), ("half", 1), ("source", 0), ("person", 1)),
             person=0.4,
             source=0.4,
-            slant=0.3,
         ),
         Setting(
             "mnist",
-            {"data": "mnist", "rows": 24_000, "clients": 6, "partition": "dirichlet:0.5", "rounds": 8},
+            {"data": "mnist", "rows": 48_000, "clients": 6, "partition": "dirichlet:0.5", "rounds": 6},
             tuple((kind, client) for kind in ("class", "tenth", "person", "source") for client in range(4)),
             least_person_rows=300,
         ),
         Setting(
             "memorised",
-            {"data": "mnist", "rows": 12_000, "clients": 5, "partition": "iid", "rounds": 300, "epochs": 5},
+            {"data": "mnist", "rows": 24_000, "clients": 5, "partition": "iid", "rounds": 500},
             tuple((kind, client) for kind in ("half", "classes") for client in range(5)),
             mislabelled=0.2,
             heldout=0.3,  # wrong labels are noise in the reference, which more rows make up for
             until=0.99,
+            step=10,
         ),
     )
 }

@@ -25,6 +25,8 @@ from fedup.report import Report
 from fedup.tally import TallyQuestion, tally
 from fedup.verdict import Verdict, against
 
+_ROWS_A_CLASS = 100  # of the test set, below which one wrong answer is a point or more
+
 
 def run_withdrawals(
     setting: Setting, *, seed: int, device: torch.device | str = "cpu", progress: Progress
@@ -36,6 +38,13 @@ def run_withdrawals(
     federation, cases = make_cases(recipe.federation(dataset), setting, seed)
     federation = federation.to(device)
     dataset = replace(dataset, test_x=dataset.test_x.to(device), test_y=dataset.test_y.to(device))
+    if len(dataset.test_y) < _ROWS_A_CLASS * dataset.num_classes:  # what clients hold out is as unseen
+        unseen = torch.cat([federation.rows("validation"), federation.rows("heldout")])
+        dataset = replace(
+            dataset,
+            test_x=torch.cat([dataset.test_x, federation.x[unseen]]),
+            test_y=torch.cat([dataset.test_y, federation.y[unseen]]),
+        )
     start = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes)
     model, recipe = _learn(start, federation, recipe, setting, progress)
     store = fedup.collect(model, federation)
