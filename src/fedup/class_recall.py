@@ -1,6 +1,6 @@
 """What a filter does to each class: a request must not cost those who did not ask."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +13,10 @@ from fedup.plugging import PluggedModel, Served
 from fedup.proportions import Paired
 from fedup.request import Forget
 from fedup.sharing import shared_view
-from fedup.tally import Tally
+from fedup.tally import Counts, Tally
 
 LEAST_CLASS_ROWS = 20  # retained rows of a class below which it counts as lost
+_ENOUGH_HELD_OUT = 30  # rows of a class that clients hold out, for its recall on them to say more than on training rows
 
 
 @dataclass(frozen=True)
@@ -62,15 +63,22 @@ def recall_on_vectors(
 
 
 def recall_from_tallies(tallies: Collection[Tally]) -> dict[int, Recall]:
-    """By class, from what clients counted on their retained training rows."""
-    added: dict[int, Paired] = {}
-    for one in tallies:
-        for label, counts in one.retained.items():
-            added[label] = added.get(label, Paired()) + counts
+    """By class, from what clients counted on rows that stay: those they hold out, which are as unseen as what is asked
+    in service, and training rows where there are too few of them."""
+    training, held_out = (_added(getattr(one, part) for one in tallies) for part in ("retained", "held_out"))
+    chosen = training | {label: counts for label, counts in held_out.items() if counts.rows >= _ENOUGH_HELD_OUT}
     return {
         label: Recall(counts.before / counts.rows, counts.after / counts.rows, round(counts.rows))
-        for label, counts in sorted(added.items())
+        for label, counts in sorted(chosen.items())
     }
+
+
+def _added(tallied: Iterable[Counts]) -> dict[int, Paired]:
+    added: dict[int, Paired] = {}
+    for one in tallied:
+        for label, counts in one.items():
+            added[label] = added.get(label, Paired()) + counts
+    return added
 
 
 def check_recall(recalls: Mapping[int, Recall], gone: Forget, *, max_class_loss: float) -> None:

@@ -225,12 +225,12 @@ class Execution:
     def _recall(
         self, candidate: Served, used: list[Cell], gone: Forget, requests: frozenset[Forget]
     ) -> dict[int, Recall]:
-        store = self._centroids
-        if any(cut != self._plugged.cut for cut, _ in candidate.placed):  # centroids lie behind the eraser
-            if store.dp is not None or self._contact is None:
-                self._allow(self._refuse_unchecked)
-                return {}
-            new = requests - self._plugged.requests
+        store, new = self._centroids, requests - self._plugged.requests
+        behind = any(cut != self._plugged.cut for cut, _ in candidate.placed)  # an eraser: centroids do not see it
+        if behind and (store.dp is not None or self._contact is None):
+            self._allow(self._refuse_unchecked)
+            return {}
+        if behind or self._measures(new):
             measured = new if len(new) == 1 and self._measures(new) else frozenset()
             return recall_from_tallies(list(self._tallies(candidate, measured).values()))
         return {} if store.dp is not None else self._recall_at_cut(candidate, used, gone)

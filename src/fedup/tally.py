@@ -65,6 +65,7 @@ class Tally:
     """One client's counts; a hit is an answer with the label that the row carries."""
 
     retained: Counts  # training rows that stay: original against the new filter
+    held_out: Counts  # rows that stay and were never trained on, likewise
     forgotten: Mapping[str, Counts]  # rows of each request: what was served before against the new filter
     unseen: Mapping[str, Counts]  # what these are compared with; under label 0 alone where rows are poisoned
 
@@ -72,6 +73,7 @@ class Tally:
         """Plain data."""
         return {
             "retained": _rows_of(self.retained),
+            "held_out": _rows_of(self.held_out),
             "forgotten": {name: _rows_of(counts) for name, counts in self.forgotten.items()},
             "unseen": {name: _rows_of(counts) for name, counts in self.unseen.items()},
         }
@@ -88,12 +90,12 @@ def tally(
     question: TallyQuestion,
 ) -> Tally:
     """A client's counts of hits under the model before and after a request was answered."""
-    retained = {}
-    if question.classes:
-        kept = named_rows(client, question.gone, client.train, y)[1]
-        rows = torch.cat([kept[:0], *(_some(part, MOST_CLASS_ROWS) for part in _by_label(kept, y))])
-        retained = _count(original, after, x, y, rows)
     held_out = torch.cat([client.validation, client.heldout])
+    classes: list[dict[int, Paired]] = []
+    for part in (client.train, held_out):
+        kept = named_rows(client, question.gone, part, y)[1] if question.classes else part[:0]
+        rows = torch.cat([kept[:0], *(_some(own, MOST_CLASS_ROWS) for own in _by_label(kept, y))])
+        classes.append(_count(original, after, x, y, rows))
     forgotten: dict[str, Counts] = {}
     unseen: dict[str, Counts] = {}
     for name, request in question.requests.items():
@@ -109,7 +111,7 @@ def tally(
         elif len(rows):
             alike = held_out[torch.isin(y[held_out], y[rows].unique())]
             unseen[name] = _count(before, after, x, y, _some(alike, MOST_ROWS))
-    return Tally(retained, forgotten, unseen)
+    return Tally(classes[0], classes[1], forgotten, unseen)
 
 
 def _named(client: Client, request: Forget, y: Tensor) -> Tensor:

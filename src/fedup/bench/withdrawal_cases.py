@@ -39,9 +39,9 @@ class Setting:
     person: float = 0.2  # of a client's rows
     least_person_rows: int = 0
     source: float = 0.3
-    slant: float = 0.5  # columns for each row up
-    contrast: float = 0.6
-    brightness: float = 0.5  # in units of normalised inputs
+    slant: float = 0.2  # columns for each row up
+    contrast: float = 0.9
+    brightness: float = 0.1  # in units of normalised inputs
     mislabelled: float = 0.0  # of every client's rows
     heldout: float | None = None  # of a client's rows; by default as everywhere
     until: float | None = None

@@ -179,7 +179,8 @@ def tally_of(answer: Answer, names: Collection[str], num_classes: int) -> Tally:
         if not isinstance(told, dict) or not set(told) <= set(names):
             raise DataError("it counts answers for a request that nobody named")
         groups[kind] = {name: _counts(rows, num_classes) for name, rows in told.items()}
-    return Tally(_counts(answer.details.get("retained"), num_classes), groups["forgotten"], groups["unseen"])
+    training, held_out = (_counts(answer.details.get(part), num_classes) for part in ("retained", "held_out"))
+    return Tally(training, held_out, groups["forgotten"], groups["unseen"])
 
 
 def _counts(told: object, num_classes: int) -> dict[int, Paired]:
