@@ -73,7 +73,7 @@ SETTINGS = {
         ),
         Setting(
             "mnist",
-            {"data": "mnist", "rows": 42_000, "clients": 6, "partition": "dirichlet:0.5", "rounds": 9},
+            {"data": "mnist", "rows": 30_000, "clients": 10, "partition": "dirichlet:1.0", "rounds": 9},
             tuple((kind, client) for kind in ("class", "tenth", "person", "source") for client in range(4)),
             least_person_rows=300,
         ),
