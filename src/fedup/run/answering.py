@@ -101,15 +101,14 @@ def unlearn(
 
     `facts` go into the event as they are. After an answer was declined, load model and centroids anew.
     """
-    waiting = {request.forget: request.id for request in writer.state.open}
-    ids: dict[Forget, str] = {}
+    waiting = {request.forget: request for request in writer.state.open}
+    ids: dict[Forget, str] = {forget: request.id for forget, request in waiting.items()}
     for one in asked:
-        numbered = set(ids.values()) - set(waiting.values())
-        ids[one.forget] = waiting.get(one.forget) or writer.state.next_id(len(numbered))
+        ids.setdefault(one.forget, writer.state.next_id(len(ids) - len(waiting)))
     requests: list[dict[str, Any]] = [
         {
             "id": ids[one.forget],
-            "reference": one.reference,
+            "reference": one.reference or (waiting[one.forget].reference if one.forget in waiting else None),
             "kind": one.forget.kind,
             "forget": one.forget.to_json(),
             "digest": one.forget.digest,
@@ -135,7 +134,9 @@ def unlearn(
         verdict = report.verdicts.get(one.forget.digest)
         noted |= {"verdict": verdict.to_json() if verdict else None, "withheld": one.forget in report.withheld}
         noted["notes"] = report.notes_about.get(one.forget.digest, [])
-    return _settle(writer, "unlearned", body, plugged, centroids, report, judge, limits)
+    answer = _settle(writer, "unlearned", body, plugged, centroids, report, judge, limits)
+    _let_answers_go(clients, answer)
+    return answer
 
 
 def _refused(writer: Writer, kind: str, body: Mapping[str, Any], plugged: PluggedModel, error: HarmError) -> Answer:
