@@ -194,7 +194,7 @@ def test_files_as_spreadsheets_write_them_are_read(runs, tmp_path, mark, ending)
     rows = ["Reference, Client ,CLASS,sample", "Brief 1,1,,", '"Ä, B",,"7, 8",', f'C,1,,"{first};{second}"', ",,,"]
     path = tmp_path / "requests.csv"
     path.write_bytes((mark + ending.join(rows) + ending).encode())
-    plan = ok("unlearn", "--run", runs / "collected", "--csv", path, "--dry-run", "--json").json
+    plan = ok("unlearn", "--run", runs / "collected", "--csv", path, "--dry-run", "--force", "--json").json
     assert [one["reference"] for one in plan["requests"]] == ["Brief 1", "Ä, B", "C"]
     assert plan["requests"][2]["rows"]["count"] == 2
     assert plan["in_force_afterwards"] == 3
