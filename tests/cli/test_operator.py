@@ -11,6 +11,9 @@ from fedup.cli._session import Session
 from fedup.run.folder import Run
 
 
+STRICT = ("--max-loss", 0, "--max-class-loss", 100)  # a filter may cost no accuracy, and any class
+
+
 @pytest.fixture
 def run(tmp_path):
     return copy_of("collected", tmp_path)
@@ -169,26 +172,26 @@ def test_a_class_that_would_be_lost_is_refused_by_the_dry_run_as_by_the_real_one
 
 def test_too_high_a_loss_declines_and_force_puts_it_in_force(run):
     files = contents(run / "files")
-    declined = fedup("unlearn", "--run", run, "--class", 3, "--max-loss", 0, "--steps", 1, "--json")
+    declined = fedup("unlearn", "--run", run, "--class", 3, *STRICT, "--steps", 1, "--json")
     assert declined.code == 1
-    assert "points" in declined.json["declined"]
+    assert "lower the retained accuracy on validation data" in declined.json["declined"]
     assert declined.json["filter"] is None
     assert contents(run / "files") == files
     assert kinds(run)[-1] == "declined"
     status = ok("status", "--run", run, "--json").json
     assert (status["in_force"], status["filter"], len(status["declined"])) == ([], None, 1)
-    told = fedup("unlearn", "--run", run, "--class", 3, "--max-loss", 0, "--steps", 1)
+    told = fedup("unlearn", "--run", run, "--class", 3, *STRICT, "--steps", 1)
     assert told.code == 1
-    assert "Not put in force" in told.out
+    assert "Not put in force: a filter was fitted, but it would lower the retained accuracy" in " ".join(told.out.split())
     assert "--force" in told.out
-    forced = ok("unlearn", "--run", run, "--class", 3, "--max-loss", 0, "--steps", 1, "--force", "--json").json
+    forced = ok("unlearn", "--run", run, "--class", 3, *STRICT, "--steps", 1, "--force", "--json").json
     assert [one["id"] for one in forced["requests"]] == ["R1"]
     assert ok("verify", "--run", run, "--json").json["ok"]
 
 
 def test_a_declined_request_leaves_the_filter_that_was_in_force(answered):
     files = contents(answered / "files")
-    ran = fedup("unlearn", "--run", answered, "--samples", f"3:{sample_ids(3)[0]}", "--max-loss", 0, "--steps", 1)
+    ran = fedup("unlearn", "--run", answered, "--samples", f"3:{sample_ids(3)[0]}", *STRICT, "--steps", 1)
     assert ran.code == 1
     assert contents(answered / "files") == files
     assert ok("status", "--run", answered, "--json").json["in_force"] == ["R1", "R2", "R3"]
@@ -289,13 +292,18 @@ def test_a_restoration_that_costs_too_much_is_declined(run):
     ok("unlearn", "--run", run, "--class", 7, "--force", "--steps", 1)
     ok("unlearn", "--run", run, "--class", 8, "--force")
     files = contents(run / "files")
-    ran = fedup("restore", "R1", "--run", run, "--max-loss", 0)
+    ran = fedup("restore", "R1", "--run", run, *STRICT)
     assert ran.code == 1
-    assert "Not taken back" in ran.out
+    told = " ".join(ran.out.split())
+    assert "Not taken back: a filter for the remaining requests was fitted, but it would lower the retained" in told
     assert contents(run / "files") == files
     assert kinds(run)[-1] == "declined"
     assert ok("status", "--run", run, "--json").json["in_force"] == ["R1", "R2"]
-    ok("restore", "--all", "--run", run, "--max-loss", 0)  # the original model can cost nothing
+    ran = fedup("restore", "R1", "--run", run, "--max-loss", 100)
+    assert ran.code == 1  # whatever the whole loses, a class may not lose that much
+    assert "Not taken back: The answer would harm those who did not ask: class" in " ".join(ran.out.split())
+    assert contents(run / "files") == files
+    ok("restore", "--all", "--run", run, *STRICT)  # the original model can cost nothing
 
 
 # Purging
