@@ -62,6 +62,20 @@ class Terms:
             raise SettingError(f"max_class_loss, in points of recall, must be 0 or more; found {self.max_class_loss}.")
 
 
+Counted = tuple[Served, Mapping[int, Tally]]  # what clients counted, of one candidate
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """The first candidate, which harms, and all that is known of it: by force it is served without asking again."""
+
+    error: HarmError
+    candidate: Served
+    recall: dict[int, Recall]
+    centroids_used: int
+    counted: Counted | None
+
+
 class Execution:
     """Answers requests with one model, one store and one way to reach clients."""
 
@@ -77,7 +91,7 @@ class Execution:
     ) -> None:
         self._plugged, self._centroids, self._contact = plugged, centroids, contact
         self._config, self._terms, self._report, self._trace = config, terms, report, trace
-        self._counted: tuple[Served, Mapping[int, Tally]] | None = None  # what clients counted, of one candidate
+        self._counted: Counted | None = None
 
     def answer(self, active: frozenset[Forget], new: frozenset[Forget]) -> None:
         """Serve a filter for the active requests and the new ones; what may not be served is refused, or stays open."""
@@ -132,27 +146,25 @@ class Execution:
         erasure = erasing.erasure_for(
             requests, left_out, served.question if served else None, served.erasure if served else None
         )
-        refused: HarmError | None = None
+        refused: _Refused | None = None
         for with_eraser, with_bottleneck in self._kinds(gone, erasure, complete=erasing.complete):
             candidate = self._fitted(requests, used, gone, erasure if with_eraser else None, with_bottleneck)
             candidate = replace(candidate, question=erasing.question)
             try:
                 self._check_recall(candidate, used, gone, requests)
             except HarmError as error:
-                refused = refused or error
+                refused = refused or _Refused(error, candidate, report.class_recall, report.centroids_used, self._counted)
                 continue
-            self._note_fallback(refused, with_eraser)
+            self._note_fallback(refused.error if refused else None, with_eraser)
             if with_eraser and not with_bottleneck:
                 self._note_broken_classes(used, gone)
             return candidate
         assert refused is not None  # there is at least one kind
         if not self._terms.force:
-            raise refused
-        with_eraser, with_bottleneck = self._kinds(gone, erasure, complete=erasing.complete)[0]
-        candidate = self._fitted(requests, used, gone, erasure if with_eraser else None, with_bottleneck)
-        with_question = replace(candidate, question=erasing.question)
-        self._allow(lambda: self._check_recall(with_question, used, gone, requests))
-        return with_question
+            raise refused.error
+        report.class_recall, report.centroids_used, self._counted = refused.recall, refused.centroids_used, refused.counted
+        self._note_forced(refused.error)
+        return refused.candidate
 
     def _kinds(self, gone: Forget, erasure: Erasure | None, *, complete: bool) -> list[tuple[bool, bool]]:
         """(eraser, bottleneck) in the order in which they are tried: by default an eraser for samples, with a
@@ -262,7 +274,10 @@ class Execution:
         except HarmError as error:
             if not self._terms.force:
                 raise
-            self._report.forced.append(str(error).partition(" Nothing was changed.")[0])
+            self._note_forced(error)
+
+    def _note_forced(self, error: HarmError) -> None:
+        self._report.forced.append(str(error).partition(" Nothing was changed.")[0])
 
     # --- verdicts
 
