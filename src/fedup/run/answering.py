@@ -140,11 +140,13 @@ def unlearn(
 
 
 def _refused(writer: Writer, kind: str, body: Mapping[str, Any], plugged: PluggedModel, error: HarmError) -> Answer:
-    """An answer that would harm those who did not ask: noted, and nothing else has changed."""
+    """An answer that would harm those who did not ask: noted with what clients told for it; nothing else has changed."""
     ids = [one["id"] if isinstance(one, dict) else one for one in body["requests"]]
+    report = error.report or Report(plugged.requests)
     declined = {**body, "requests": [], "declined": body["requests"], "step": kind, "why": str(error)}
-    writer.commit("declined", declined | {"classes": error.classes, "time_s": {}, "releases": []})
-    return Answer(ids, writer.state.filter, Report(plugged.requests), None, declined=str(error))
+    declined |= {"classes": error.classes, "time_s": dict(report.time_s), **_contact(report)}
+    writer.commit("declined", declined)
+    return Answer(ids, writer.state.filter, report, None, declined=str(error))
 
 
 def restore(
@@ -210,17 +212,12 @@ def _settle(
         figures = judge(plugged, report.requests) if judge and served and swapped else None
     body |= {
         "figures": figures,
-        "clients_contacted": sorted(report.clients_contacted),
-        "clients_counting": sorted(set(report.clients_counting)),
-        "bytes_up": report.bytes_up,
-        "bytes_down": report.bytes_down,
+        **_contact(report),
         "centroids_used": report.centroids_used,
         "erasure": report.erasure,
         "notes": list(report.notes),
         "forced": list(report.forced),
         "class_recall": {str(label): asdict(recall) for label, recall in report.class_recall.items()},
-        "messages": report.traffic.messages,
-        "releases": describe_releases(report.releases),
         "base": plugged.base_fingerprint,
     }
     refusal = limits.refusal(figures) if served and swapped else None
@@ -249,6 +246,18 @@ def _settle(
         body["active"] += [name for name in ids if name not in withheld]
     writer.commit(kind, body)
     return Answer(ids, stored, report, figures, withheld=withheld)
+
+
+def _contact(report: Report) -> dict[str, Any]:
+    """Who was asked, and what was sent."""
+    return {
+        "clients_contacted": sorted(report.clients_contacted),
+        "clients_counting": sorted(set(report.clients_counting)),
+        "bytes_up": report.bytes_up,
+        "bytes_down": report.bytes_down,
+        "messages": report.traffic.messages,
+        "releases": describe_releases(report.releases),
+    }
 
 
 def describe_releases(sent: Iterable[Release]) -> list[dict[str, Any]]:
