@@ -153,7 +153,9 @@ class Execution:
             try:
                 self._check_recall(candidate, used, gone, requests)
             except HarmError as error:
-                refused = refused or _Refused(error, candidate, report.class_recall, report.centroids_used, self._counted)
+                refused = refused or _Refused(
+                    error, candidate, report.class_recall, report.centroids_used, self._counted
+                )
                 continue
             self._note_fallback(refused.error if refused else None, with_eraser)
             if with_eraser and not with_bottleneck:
@@ -162,7 +164,11 @@ class Execution:
         assert refused is not None  # there is at least one kind
         if not self._terms.force:
             raise refused.error
-        report.class_recall, report.centroids_used, self._counted = refused.recall, refused.centroids_used, refused.counted
+        report.class_recall, report.centroids_used, self._counted = (
+            refused.recall,
+            refused.centroids_used,
+            refused.counted,
+        )
         self._note_forced(refused.error)
         return refused.candidate
 

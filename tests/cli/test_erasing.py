@@ -55,7 +55,9 @@ def test_too_few_samples_are_told_by_default_and_refused_where_an_eraser_was_ask
         assert ran.err.startswith("Error: There can be no eraser")
         assert contents(run) == before
     ran = ok("unlearn", "--run", run, *_samples(5), "--force", *FAST)
-    assert "Note: No eraser was made to forget 5 samples of client 1: no client has 20 or more" in " ".join(ran.out.split())
+    assert "Note: No eraser was made to forget 5 samples of client 1: no client has 20 or more" in " ".join(
+        ran.out.split()
+    )
     assert Run(run).read().events[-1].body["notes"][0].startswith("No eraser")
 
 

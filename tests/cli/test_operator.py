@@ -10,7 +10,6 @@ from fedup.centroids import Centroids
 from fedup.cli._session import Session
 from fedup.run.folder import Run
 
-
 STRICT = ("--max-loss", 0, "--max-class-loss", 100)  # a filter may cost no accuracy, and any class
 
 
@@ -163,7 +162,9 @@ def test_a_class_that_would_be_lost_is_refused_by_the_dry_run_as_by_the_real_one
     assert contents(run) == before
     done = fedup("unlearn", "--run", run, "--client", 0, "--json")
     assert done.code == 1
-    lost = "leaves fewer than 20 training rows of a class that nobody asked to forget, so that it would be lost: class 2"
+    lost = (
+        "leaves fewer than 20 training rows of a class that nobody asked to forget, so that it would be lost: class 2"
+    )
     assert lost in plan.told
     assert lost in done.json["declined"]
     assert kinds(run)[-1] == "declined"
@@ -182,7 +183,9 @@ def test_too_high_a_loss_declines_and_force_puts_it_in_force(run):
     assert (status["in_force"], status["filter"], len(status["declined"])) == ([], None, 1)
     told = fedup("unlearn", "--run", run, "--class", 3, *STRICT, "--steps", 1)
     assert told.code == 1
-    assert "Not put in force: a filter was fitted, but it would lower the retained accuracy" in " ".join(told.out.split())
+    assert "Not put in force: a filter was fitted, but it would lower the retained accuracy" in " ".join(
+        told.out.split()
+    )
     assert "--force" in told.out
     forced = ok("unlearn", "--run", run, "--class", 3, *STRICT, "--steps", 1, "--force", "--json").json
     assert [one["id"] for one in forced["requests"]] == ["R1"]

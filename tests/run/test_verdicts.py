@@ -224,7 +224,7 @@ def test_verify_finds_an_open_request_that_is_left_out_no_more(withheld, what):
     store, state = store_of(withheld), Run(withheld).read()
     _check_centroids(store, state)
     store.excluded.clear() if what == "samples" else store.open.clear()
-    with pytest.raises(FedUPError, match="R2 forgets samples|other open requests"):
+    with pytest.raises(FedUPError, match=r"R2 forgets samples|other open requests"):
         _check_centroids(store, state)
 
 

@@ -412,8 +412,8 @@ def _print_answer(result: dict[str, Any], run: Path) -> None:
         return
     if result["declined"]:
         console.print(
-            f"[bold red]Not put in force:[/] {escape(why(result['declined'], 'a filter'))}\nThe folder serves what it served "
-            "before. To put it in force all the same, pass --force"
+            f"[bold red]Not put in force:[/] {escape(why(result['declined'], 'a filter'))}\nThe folder serves what "
+            "it served before. To put it in force all the same, pass --force"
             + (" or raise --max-loss." if result["figures"] else ".")
             + (" What clients released for it is spent all the same (ε: fedup status)." if result["charged"] else ""),
             highlight=False,

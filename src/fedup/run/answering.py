@@ -140,7 +140,7 @@ def unlearn(
 
 
 def _refused(writer: Writer, kind: str, body: Mapping[str, Any], plugged: PluggedModel, error: HarmError) -> Answer:
-    """An answer that would harm those who did not ask: noted with what clients told for it; nothing else has changed."""
+    """An answer that would harm those who did not ask: noted with what clients told; nothing else has changed."""
     ids = [one["id"] if isinstance(one, dict) else one for one in body["requests"]]
     report = error.report or Report(plugged.requests)
     declined = {**body, "requests": [], "declined": body["requests"], "step": kind, "why": str(error)}

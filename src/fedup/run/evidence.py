@@ -276,7 +276,10 @@ def _about_filter(filtered: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if filtered is None:
         return []
     used = f"{filtered['centroids_used']:,}" if filtered["centroids_used"] else "none"
-    return [("Centroids that the filter was fitted to", used), ("Settings of the filter", _settings(filtered["config"]))]
+    return [
+        ("Centroids that the filter was fitted to", used),
+        ("Settings of the filter", _settings(filtered["config"])),
+    ]
 
 
 def _hashes_of_filters(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
