@@ -9,8 +9,11 @@ from tests.cli._in_process import FAST, contents, copy_of, fedup, filter_file, o
 
 from fedup import execute
 from fedup.cli._session import Session
+from fedup.contact import InProcess
 from fedup.errors import FedUPError
+from fedup.filter import FilterConfig
 from fedup.request import Forget
+from fedup.run import answering
 from fedup.run.folder import Run
 from fedup.run.serving import load_store
 from fedup.run.verify import _check_centroids
@@ -371,3 +374,25 @@ def test_more_may_be_allowed_for_a_class(run):
     told, page = evidence(run, "R2")
     assert told["class_recall"] == done["class_recall"]
     assert f"Of all classes that stay, {worst['class']} loses most of its recall on retained training rows" in page
+
+
+# --- answers that clients sent, where a server keeps them until they are in the folder
+
+
+@pytest.mark.parametrize(("force", "let_go"), [(True, 1), (False, 0)], ids=["answered", "declined"])
+def test_answers_are_let_go_once_the_folder_has_them_and_kept_where_it_declined(run, monkeypatch, force, let_go):
+    session, calls = Session(run), []
+    monkeypatch.setattr(InProcess, "settled", lambda contact, **_: calls.append(contact), raising=False)
+    with Run(run).writing("test") as writer:
+        plugged, store = session.plugged(writer.state), session.store(writer.state, writer)
+        answer = answering.unlearn(
+            writer,
+            plugged,
+            store,
+            [answering.Asked(Forget.clients([0]))],  # which costs two classes too many rows
+            clients=InProcess(session.federation, plugged.base),
+            config=FilterConfig(steps=5),
+            limits=answering.Limits(max_loss=None, force=force),
+        )
+    assert (answer.declined is None) == force
+    assert len(calls) == let_go
