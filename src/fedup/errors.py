@@ -1,6 +1,10 @@
 """Every error of the library: what happened, what was found, what to do."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedup.report import Report
 
 
 class FedUPError(Exception):
@@ -28,7 +32,10 @@ class ContactError(RequestError):
 
 
 class HarmError(RequestError):
-    """The answer would cost those who did not ask too much; `classes` are the ones that would pay."""
+    """The answer would cost those who did not ask too much; `classes` are the ones that would pay, and `report` is what
+    finding that out took, where clients may have been asked."""
+
+    report: "Report | None" = None
 
     def __init__(self, message: str, classes: Sequence[int] = ()) -> None:
         super().__init__(message)

@@ -63,6 +63,20 @@ class Terms:
             raise SettingError(f"max_class_loss, in points of recall, must be 0 or more; found {self.max_class_loss}.")
 
 
+Counted = tuple[Served, Mapping[int, Tally]]  # what clients counted, of one candidate
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A filter that may be served, and what is known of it."""
+
+    loss: float  # points that the worst class loses
+    served: Served
+    recalls: dict[int, Recall]
+    centroids_used: int
+    counted: tuple[Served, Mapping[int, Tally]] | None
+
+
 class Execution:
     """Answers requests with one model, one store and one way to reach clients."""
 
@@ -78,7 +92,7 @@ class Execution:
     ) -> None:
         self._plugged, self._centroids, self._contact = plugged, centroids, contact
         self._config, self._terms, self._report, self._trace = config, terms, report, trace
-        self._counted: tuple[Served, Mapping[int, Tally]] | None = None  # what clients counted, of one candidate
+        self._counted: Counted | None = None
 
     def answer(self, active: frozenset[Forget], new: frozenset[Forget]) -> None:
         """Serve a filter for the active requests and the new ones; what may not be served is refused, or stays open."""
@@ -134,22 +148,27 @@ class Execution:
         erasure = erasing.erasure_for(
             requests, left_out, served.question if served else None, served.erasure if served else None
         )
-        tried: list[tuple[float, Served, dict[int, Recall]]] = []  # by what the worst class loses
+        tried: list[_Tried] = []
         for with_eraser, with_bottleneck in self._kinds(gone, erasure, complete=erasing.complete):
             candidate = self._fitted(requests, used, gone, erasure if with_eraser else None, with_bottleneck)
             candidate = replace(candidate, question=erasing.question)
             with report.stage("check"):
                 recalls = self._recall(candidate, used, gone, requests)
             loss = max((one.loss for label, one in recalls.items() if label not in gone.class_ids), default=0.0)
-            tried.append((loss, candidate, recalls))
+            tried.append(_Tried(loss, candidate, recalls, report.centroids_used, self._counted))
             if loss <= self._terms.max_class_loss / 2:
                 break
-        loss, candidate, report.class_recall = min(tried, key=lambda one: one[0])
-        if self._terms.force and loss > self._terms.max_class_loss:
-            loss, candidate, report.class_recall = tried[0]
-        self._allow(lambda: check_recall(report.class_recall, gone, max_class_loss=self._terms.max_class_loss))
-        self._note_choice(tried[0][1], candidate, used, gone)
-        return candidate
+        chosen = min(tried, key=lambda one: one.loss)
+        if self._terms.force and chosen.loss > self._terms.max_class_loss:
+            chosen = tried[0]
+        report.class_recall, report.centroids_used, self._counted = (
+            chosen.recalls,
+            chosen.centroids_used,
+            chosen.counted,
+        )
+        self._allow(lambda: check_recall(chosen.recalls, gone, max_class_loss=self._terms.max_class_loss))
+        self._note_choice(tried[0].served, chosen.served, used, gone)
+        return chosen.served
 
     def _kinds(self, gone: Forget, erasure: Erasure | None, *, complete: bool) -> list[tuple[bool, bool]]:
         """(eraser, bottleneck) in the order in which they are tried: by default an eraser for samples, with a

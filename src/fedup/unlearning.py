@@ -12,7 +12,7 @@ from fedup.class_recall import check_classes_left
 from fedup.contact import Contact, InProcess
 from fedup.cut import find_cut
 from fedup.erasure import Erasing
-from fedup.errors import FingerprintError, PlugError, RequestError, SettingError
+from fedup.errors import FingerprintError, HarmError, PlugError, RequestError, SettingError
 from fedup.execute import Execution, Terms, check_leaves_something
 from fedup.federation import Federation
 from fedup.filter import Bottleneck, FilterConfig
@@ -226,8 +226,13 @@ def _answer(
     with report.stage("check"):
         contact = _check(active | new, active, plugged, centroids, clients, config, terms, report)
     before = contact.traffic if contact else Traffic()
-    Execution(plugged, centroids, contact, config, terms, report, trace).answer(active, new)
-    report.traffic = (contact.traffic if contact else Traffic()) - before
+    try:
+        Execution(plugged, centroids, contact, config, terms, report, trace).answer(active, new)
+    except HarmError as error:
+        error.report = report  # what clients told is told
+        raise
+    finally:
+        report.traffic = (contact.traffic if contact else Traffic()) - before
     centroids.bytes_up = dict(Counter(centroids.bytes_up) + Counter(report.traffic.by_client))
     return report
 

@@ -355,7 +355,7 @@ CHANGES = [
             'filter = "both"',
             'erase_at = "fc1"',
             "most_price = 0.03",
-            "by_class = true",
+            "gentle = false",
             "per_position = true",
         )
     ],
@@ -415,7 +415,7 @@ AS_BEFORE = ONE.replace("[scenarios.class]", "[scenarios.sample]") + 'filter = "
 
 
 def test_settings_that_were_added_later_are_not_told_while_results_from_before_are_as_with_them(read):
-    said = 'preset = "default"\nerase_at = "auto"\nmost_price = 0.02\nby_class = false\nper_position = false\n'
+    said = 'preset = "default"\nerase_at = "auto"\nmost_price = 0.02\ngentle = true\nper_position = false\n'
     cell, same = read(AS_BEFORE).cells()[1], read(AS_BEFORE + said).cells()[1]
     assert added(cell.config()["method"], "fedup") == {}
     assert added(cell.config()["scenario"], "sample") == {}
@@ -424,8 +424,8 @@ def test_settings_that_were_added_later_are_not_told_while_results_from_before_a
 
 def test_another_value_of_a_setting_that_was_added_later_is_told(read):
     text = AS_BEFORE.replace("[scenarios.sample]", '[scenarios.sample]\ntrigger = "blend"')
-    config = read(text.replace("bottleneck", "erasure") + "by_class = true\n").cells()[1].config()
-    assert added(config["method"], "fedup") == {"filter": "erasure", "by_class": True}
+    config = read(text.replace("bottleneck", "erasure") + "gentle = false\n").cells()[1].config()
+    assert added(config["method"], "fedup") == {"filter": "erasure", "gentle": False}
     assert added(config["scenario"], "sample") == {"trigger": "blend"}
 
 

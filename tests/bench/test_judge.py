@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests._forced import unlearn
 from torch import nn
 
-from fedup import Federation, FilterConfig, Forget, collect, iid, plug, unlearn
+from fedup import Federation, FilterConfig, Forget, collect, iid, plug
 from fedup.bench.judge import FederationJudge, describe_rows
 from fedup.federation import Client
 

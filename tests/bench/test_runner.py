@@ -560,7 +560,7 @@ def test_the_papers_preset_is_what_the_papers_settings_are_one_by_one(read, resu
     paper = '[methods.paper]\nuse = "fedup"\nsteps = 20\npreset = "paper"\nratio = 0.33\nguard = true\n'
     by_hand = (
         f'[methods.by_hand]\nuse = "fedup"\nsteps = 20\n{SPELLED_OUT[scenario]}\nsigma = 0.001\ncache = false\n'
-        'class_policy = "remap"\nguard = false\nfilter = "bottleneck"\n'
+        'class_policy = "remap"\nguard = false\ngentle = false\nfilter = "bottleneck"\n'
     )
     ours = '[methods.fedup]\nsteps = 20\nfilter = "bottleneck"\n'
     cells = read(f"{FEDERATION}[scenarios.{scenario}]\n{paper}{by_hand}{ours}").cells()

@@ -42,9 +42,10 @@ def test_the_demo_answers_three_requests_and_takes_them_back(demo):
     client, of_class, sample = report["requests"]
     assert of_class["forgotten"]["forget"] == 0
     assert client["clients_contacted"] == of_class["clients_contacted"] == []
-    assert client["bytes"] == of_class["bytes"] == {"up": 0, "down": 0}
-    assert len(sample["clients_contacted"]) == 3
-    assert sample["bytes"]["up"] > 0
+    assert client["told"] == of_class["told"] == ["counts of answers"]  # to measure, and nothing to answer
+    assert all(request["clients_counting"] and request["bytes"]["up"] > 0 for request in report["requests"])
+    assert sample["clients_contacted"] == list(range(10))  # an eraser compares with the rows of all
+    assert set(sample["told"]) > {"centroids", "sketches of means", "means and variances", "second moments"}
 
 
 def test_the_demos_backdoor_works_before_and_not_after(demo):
@@ -54,7 +55,13 @@ def test_the_demos_backdoor_works_before_and_not_after(demo):
     assert attack["success"]["original"] > 0.9
     assert attack["success"]["forgotten"] < 0.05
     assert attack["accuracy"]["forgotten"] > attack["accuracy"]["original"] + 0.5
-    assert sample["erasure"]["clients"] == sorted(sample["clients_contacted"])
+    assert sample["erasure"]["clients"] == sorted(map(int, sample["request"]["samples"]))  # who holds them
+    assert len(sample["erasure"]["clients"]) == 3
+    assert sample["request"]["reason"] == "poison"
+    verdict = sample["verdict"]
+    assert verdict["finding"] in ("forgotten", "too few rows")  # its interval is about as wide as one may be
+    assert verdict["change"]["high"] < -0.9
+    assert verdict["excess_after"]["high"] < 0
     assert "images" not in attack  # no pixels in a report for programs
     assert "Backdoor: " in process.stdout
 

@@ -55,15 +55,20 @@ def test_too_few_samples_are_told_by_default_and_refused_where_an_eraser_was_ask
         assert ran.err.startswith("Error: There can be no eraser")
         assert contents(run) == before
     ran = ok("unlearn", "--run", run, *_samples(5), "--force", *FAST)
-    assert "Note: No eraser: no client has 20 or more" in " ".join(ran.out.split())
+    assert "Note: No eraser was made to forget 5 samples of client 1: no client has 20 or more" in " ".join(
+        ran.out.split()
+    )
     assert Run(run).read().events[-1].body["notes"][0].startswith("No eraser")
 
 
 def test_settings_of_the_eraser_stay_until_others_are_chosen(run):
     ok("unlearn", "--run", run, *_samples(), "--filter", "both", "--erase-at", "fc1", "--force", *FAST)
-    ok("unlearn", "--run", run, "--class", 7, "--force")
+    ran = fedup("unlearn", "--run", run, "--class", 7, "--force")
+    assert ran.told.startswith("Error: There can be no eraser: no client has 20 or more")  # it stays asked for
+    ok("unlearn", "--run", run, "--class", 5, "--force")  # of which a client has more
     config = _served(run).config
     assert (config.filter, config.erase_at) == ("both", "fc1")
+    assert _served(run).erasure.cut == "fc1"
     ok("unlearn", "--run", run, "--class", 3, "--filter", "bottleneck", "--force")
     assert _served(run).erasure is None
 
@@ -99,7 +104,7 @@ def test_a_preset_brings_all_its_settings_and_single_ones_come_before_it(run):
 @pytest.mark.parametrize(
     ("options", "asked"),
     [
-        (lambda: _samples(), [1]),
+        (lambda: _samples(), [0, 1, 2, 3]),  # whose rows they are compared with
         (lambda: (*_samples(), "--filter", "bottleneck"), []),
         (lambda: _samples(5), []),
         (lambda: ("--class", 7), []),
@@ -122,8 +127,14 @@ def test_a_dry_run_names_the_clients_of_the_eraser_and_what_they_would_send(run,
 def test_a_dry_run_of_an_eraser_contacts_whom_the_real_run_does(run):
     plan = ok("unlearn", "--run", run, *_samples(), *FAST, "--dry-run", "--json").json
     done = ok("unlearn", "--run", run, *_samples(), *FAST, "--force", "--json").json
-    assert plan["clients_contacted"] == done["clients_contacted"] == [1]
-    assert {one["client"] for one in Run(run).read().events[-1].body["releases"]} == {1}
+    assert plan["clients_contacted"] == done["clients_contacted"] == [0, 1, 2, 3]
+    told = {}
+    for one in Run(run).read().events[-1].body["releases"]:
+        told.setdefault(one["what"], set()).add(one["client"])
+    assert told.keys() >= {"classes of samples", "centroids", "sketches of means", "means and variances"}
+    assert told["classes of samples"] == told["centroids"] == {1}
+    assert told["sketches of means"] == {0, 1, 2, 3}
+    assert 1 in told["means and variances"]
 
 
 @pytest.mark.parametrize("options", [("--filter", "both"), ("--filter", "erasure")], ids=str)

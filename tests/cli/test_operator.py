@@ -10,6 +10,8 @@ from fedup.centroids import Centroids
 from fedup.cli._session import Session
 from fedup.run.folder import Run
 
+STRICT = ("--max-loss", 0, "--max-class-loss", 100)  # a filter may cost no accuracy, and any class
+
 
 @pytest.fixture
 def run(tmp_path):
@@ -110,25 +112,40 @@ def test_the_same_request_again_changes_nothing(answered):
 )
 def test_a_dry_run_changes_nothing_and_tells_what_the_real_run_does(run, options):
     before = contents(run)
-    plan = ok("unlearn", "--run", run, *options(), *FAST, "--dry-run", "--json").json
-    told = ok("unlearn", "--run", run, *options(), *FAST, "--dry-run").out
+    what = (*options(), *FAST, "--force")  # so small a federation loses classes with any client
+    plan = ok("unlearn", "--run", run, *what, "--dry-run", "--json").json
+    told = ok("unlearn", "--run", run, *what, "--dry-run").out
     assert "Nothing was changed" in told
     assert max(map(len, told.splitlines())) <= 100
     assert contents(run) == before
-    done = ok("unlearn", "--run", run, *options(), *FAST, "--force", "--json").json
+    done = ok("unlearn", "--run", run, *what, "--json").json
     event = Run(run).read().events[-1].body
     assert [one["rows"]["count"] for one in plan["requests"]] == [one["rows"] for one in done["requests"]]
     assert plan["clients_contacted"] == done["clients_contacted"] == event["clients_contacted"]
-    assert len(plan["cells_asked"]) == sum(release["cells"] for release in event["releases"])
+    sent = [release for release in event["releases"] if release["what"] != "counts of answers"]
+    counted = [release for release in event["releases"] if release["what"] == "counts of answers"]
+    assert sorted({release["client"] for release in sent}) == done["clients_contacted"]
+    assert sorted({release["client"] for release in counted}) == done["clients_counting"] == event["clients_counting"]
+    named = sum(len(ids) for ids in event["requests"][0]["forget"]["samples"].values())
+    assert plan["samples_unknown"] == named  # nobody is asked of which classes they are
+    assert plan["cells_asked"] == []
+    assert ("those of" in told) == bool(named)
     status = ok("status", "--run", run, "--json").json
     assert plan["cells_sealed"] == status["sealed"]["cells"]
     assert plan["in_force_afterwards"] == len(status["in_force"])
-    if not plan["cells_asked"]:
+    assert done["bytes_up"] == sum(release["bytes"] for release in event["releases"])
+    if not named:
         assert plan["centroids_kept"] == done["centroids_used"]
         assert plan["privacy_cost"].startswith("none")
-        assert done["bytes_up"] == 0
+        assert sent == []
     else:
-        assert done["bytes_up"] > 0
+        assert sum(release["cells"] for release in sent) > 0
+        ok("unlearn", "--run", run, "--class", 9, "--force")
+        ok("restore", "R1", "--run", run, "--force")
+        again = ok("unlearn", "--run", run, *what, "--dry-run", "--json").json  # by now the classes are known
+        assert again["samples_unknown"] == 0
+        gone = {tuple(cell) for cell in again["cells_asked"]}
+        assert len(gone) == sum(release["cells"] for release in sent if release["what"] == "centroids")
 
 
 def test_a_dry_run_refuses_what_the_real_run_refuses(run):
@@ -138,28 +155,46 @@ def test_a_dry_run_refuses_what_the_real_run_refuses(run):
         assert plan.err == done.err
 
 
+def test_a_class_that_would_be_lost_is_refused_by_the_dry_run_as_by_the_real_one(run):
+    before, files = contents(run), contents(run / "files")
+    plan = fedup("unlearn", "--run", run, "--client", 0, "--dry-run")
+    assert (plan.code, plan.out) == (1, "")
+    assert contents(run) == before
+    done = fedup("unlearn", "--run", run, "--client", 0, "--json")
+    assert done.code == 1
+    lost = (
+        "leaves fewer than 20 training rows of a class that nobody asked to forget, so that it would be lost: class 2"
+    )
+    assert lost in plan.told
+    assert lost in done.json["declined"]
+    assert kinds(run)[-1] == "declined"
+    assert contents(run / "files") == files
+
+
 def test_too_high_a_loss_declines_and_force_puts_it_in_force(run):
     files = contents(run / "files")
-    declined = fedup("unlearn", "--run", run, "--class", 3, "--max-loss", 0, "--steps", 1, "--json")
+    declined = fedup("unlearn", "--run", run, "--class", 3, *STRICT, "--steps", 1, "--json")
     assert declined.code == 1
-    assert "points" in declined.json["declined"]
+    assert "lower the retained accuracy on validation data" in declined.json["declined"]
     assert declined.json["filter"] is None
     assert contents(run / "files") == files
     assert kinds(run)[-1] == "declined"
     status = ok("status", "--run", run, "--json").json
     assert (status["in_force"], status["filter"], len(status["declined"])) == ([], None, 1)
-    told = fedup("unlearn", "--run", run, "--class", 3, "--max-loss", 0, "--steps", 1)
+    told = fedup("unlearn", "--run", run, "--class", 3, *STRICT, "--steps", 1)
     assert told.code == 1
-    assert "Not put in force" in told.out
+    assert "Not put in force: a filter was fitted, but it would lower the retained accuracy" in " ".join(
+        told.out.split()
+    )
     assert "--force" in told.out
-    forced = ok("unlearn", "--run", run, "--class", 3, "--max-loss", 0, "--steps", 1, "--force", "--json").json
+    forced = ok("unlearn", "--run", run, "--class", 3, *STRICT, "--steps", 1, "--force", "--json").json
     assert [one["id"] for one in forced["requests"]] == ["R1"]
     assert ok("verify", "--run", run, "--json").json["ok"]
 
 
 def test_a_declined_request_leaves_the_filter_that_was_in_force(answered):
     files = contents(answered / "files")
-    ran = fedup("unlearn", "--run", answered, "--samples", f"3:{sample_ids(3)[0]}", "--max-loss", 0, "--steps", 1)
+    ran = fedup("unlearn", "--run", answered, "--samples", f"3:{sample_ids(3)[0]}", *STRICT, "--steps", 1)
     assert ran.code == 1
     assert contents(answered / "files") == files
     assert ok("status", "--run", answered, "--json").json["in_force"] == ["R1", "R2", "R3"]
@@ -260,13 +295,18 @@ def test_a_restoration_that_costs_too_much_is_declined(run):
     ok("unlearn", "--run", run, "--class", 7, "--force", "--steps", 1)
     ok("unlearn", "--run", run, "--class", 8, "--force")
     files = contents(run / "files")
-    ran = fedup("restore", "R1", "--run", run, "--max-loss", 0)
+    ran = fedup("restore", "R1", "--run", run, *STRICT)
     assert ran.code == 1
-    assert "Not taken back" in ran.out
+    told = " ".join(ran.out.split())
+    assert "Not taken back: a filter for the remaining requests was fitted, but it would lower the retained" in told
     assert contents(run / "files") == files
     assert kinds(run)[-1] == "declined"
     assert ok("status", "--run", run, "--json").json["in_force"] == ["R1", "R2"]
-    ok("restore", "--all", "--run", run, "--max-loss", 0)  # the original model can cost nothing
+    ran = fedup("restore", "R1", "--run", run, "--max-loss", 100)
+    assert ran.code == 1  # whatever the whole loses, a class may not lose that much
+    assert "Not taken back: The answer would harm those who did not ask: class" in " ".join(ran.out.split())
+    assert contents(run / "files") == files
+    ok("restore", "--all", "--run", run, *STRICT)  # the original model can cost nothing
 
 
 # Purging
@@ -354,7 +394,8 @@ def test_status_reads_only_and_says_the_same_twice(answered):
     assert contents(answered) == before
     assert {"run", "about", "trained", "collected", "filter", "in_force", "requests", "declined"} <= set(first)
     assert [one["status"] for one in first["requests"]] == ["in force"] * 3
-    assert first["releases"]["1"]["messages"] == 3  # at collection, classes of samples, and centroids without them
+    # At collection; answers counted for R1; for R3 classes of samples, centroids without them, and answers counted.
+    assert first["releases"]["1"]["messages"] == 5
 
 
 def test_status_shows_references_with_brackets_as_they_are(run):
@@ -442,7 +483,10 @@ def test_a_class_that_loses_its_last_holder_is_told(tmp_path):
         if sum(rows[label] > 0 for rows in held.values()) == 1
     }
     label, (client,) = next(iter(alone.items()))
-    told = ok("unlearn", "--client", client, "--dry-run", "--run", run, "--json").json
+    ran = fedup("unlearn", "--client", client, "--dry-run", "--run", run)
+    assert ran.code == 1
+    assert f"class {label} (0 rows stay)" in ran.told
+    told = ok("unlearn", "--client", client, "--dry-run", "--force", "--run", run, "--json").json
     assert label in told["classes_left_without_holder"]
     ran = ok("unlearn", "--client", client, *FAST, "--force", "--run", run)
     assert "no retained client holds class" in ran.out

@@ -38,6 +38,7 @@ def nothing_changes(runs):
         ("unlearn --run collected --class 3 --steps 0", "--steps"),
         ("unlearn --run collected --class 3 --rank 0", "--rank"),
         ("unlearn --run collected --class 3 --max-loss -1", "--max-loss"),
+        ("unlearn --run collected --class 3 --max-class-loss -1", "--max-class-loss"),
         ("unlearn --run collected --class 3 --wait -1", "--wait"),
         ("restore --run answered", "fedup restore R1"),
         ("restore R1 --all --run answered", "fedup restore R1"),
@@ -194,7 +195,7 @@ def test_files_as_spreadsheets_write_them_are_read(runs, tmp_path, mark, ending)
     rows = ["Reference, Client ,CLASS,sample", "Brief 1,1,,", '"Ä, B",,"7, 8",', f'C,1,,"{first};{second}"', ",,,"]
     path = tmp_path / "requests.csv"
     path.write_bytes((mark + ending.join(rows) + ending).encode())
-    plan = ok("unlearn", "--run", runs / "collected", "--csv", path, "--dry-run", "--json").json
+    plan = ok("unlearn", "--run", runs / "collected", "--csv", path, "--dry-run", "--force", "--json").json
     assert [one["reference"] for one in plan["requests"]] == ["Brief 1", "Ä, B", "C"]
     assert plan["requests"][2]["rows"]["count"] == 2
     assert plan["in_force_afterwards"] == 3
@@ -210,9 +211,10 @@ def test_ranges_and_lists_name_the_same_samples(runs):
     assert len({plan["requests"][0]["rows"]["sha256"] for plan in plans}) == 1
 
 
-def test_a_limit_that_is_no_number_does_not_switch_the_limit_off(tmp_path):
+@pytest.mark.parametrize("limit", ["--max-loss", "--max-class-loss"])
+def test_a_limit_that_is_no_number_does_not_switch_the_limit_off(tmp_path, limit):
     run = copy_of("collected", tmp_path)
-    assert fedup("unlearn", "--run", run, "--class", 3, "--max-loss", "nan", "--steps", 1).code != 0
+    assert fedup("unlearn", "--run", run, "--class", 3, limit, "nan", "--steps", 1).code != 0
 
 
 # Each of these fails until src is fixed: see the comment behind it.

@@ -4,9 +4,10 @@ from dataclasses import fields
 
 import pytest
 import torch
+from tests._forced import unlearn
 from torch import Tensor, nn
 
-from fedup import Federation, FilterConfig, Forget, collect, fingerprint, plug, unlearn
+from fedup import Federation, FilterConfig, Forget, collect, fingerprint, plug
 from fedup.bench.models import build_model, cuts_of, training_of
 from fedup.bench.recipe import Recipe
 from fedup.cut import find_cut, offered_cuts, read_features

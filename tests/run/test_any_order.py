@@ -3,6 +3,7 @@
 import json
 import random
 
+import pytest
 from tests.cli._in_process import contents, copy_of, fedup, filter_file, ok, sample_ids, sha256
 
 STEPS = ("--steps", "10", "--force")
@@ -111,12 +112,17 @@ def test_two_folders_of_one_recipe_and_the_same_requests_hold_the_same_files(tmp
     assert first == second
 
 
-def test_a_declined_request_leaves_no_trace_in_later_filters(tmp_path):
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [(("--max-loss", 0, "--max-class-loss", 100), "validation data"), (("--max-loss", 100), "points of recall")],
+    ids=["accuracy", "a class"],
+)
+def test_a_declined_request_leaves_no_trace_in_later_filters(tmp_path, limits, why):
     run, fresh = copy_of("collected", tmp_path / "run"), copy_of("collected", tmp_path / "fresh")
     sample = f"1:{sample_ids(1)[0]}"
-    declined = fedup("unlearn", "--run", run, "--samples", sample, "--max-loss", 0, "--steps", 1, "--json")
+    declined = fedup("unlearn", "--run", run, "--samples", sample, *limits, "--steps", 1, "--json")
     assert declined.code == 1
-    assert json.loads(declined.out)["declined"]
+    assert why in json.loads(declined.out)["declined"]
     for one in (run, fresh):
         ok("unlearn", "--run", one, "--class", 7, *STEPS)
     assert sha256(filter_file(run)) == sha256(filter_file(fresh))

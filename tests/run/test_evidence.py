@@ -91,10 +91,14 @@ def test_its_accuracies_are_those_that_a_recomputation_gives(folder, evidence):
     }
     for state, value in figures.items():
         assert told[state]["heldout"]["retain"] == pytest.approx(value, abs=1e-6)
-    own = told["this_request"]["forgotten"]["train"]
-    assert own == pytest.approx(accuracy(plugged, federation.x[rows], federation.y[rows]), abs=1e-6)
-    of_seven = evidence["R1"]["accuracy"]["this_request"]["forgotten"]
-    assert of_seven == {"heldout": 0.0, "train": 0.0}
+    own = evidence["R3"]["verdict"]["statistic"]
+    assert own["rows"] == len(rows)
+    assert own["after"] == pytest.approx(accuracy(plugged, federation.x[rows], federation.y[rows]), abs=1e-6)
+    unseen = torch.cat([federation.rows("validation"), retained])
+    sevens = unseen[federation.y[unseen] == 7]
+    of_seven = evidence["R1"]["verdict"]["statistic"]
+    assert (of_seven["rows"], of_seven["after"]) == (len(sevens), 0.0)
+    assert of_seven["before"] == pytest.approx(accuracy(plugged.base, federation.x[sevens], federation.y[sevens]))
     assert told["original"] == told["restored"]
     assert evidence["R3"]["restored_bit_identical"] is True
 
@@ -103,15 +107,21 @@ def test_it_tells_time_by_stage_and_who_was_asked_and_sent_what(evidence):
     for one in evidence.values():
         assert {"contact", "fit", "measure", "store"} <= set(one["time_s"])
         assert all(seconds >= 0 for seconds in one["time_s"].values())
-    for name in ("R1", "R2"):
-        nobody = {"clients_contacted": [], "bytes_up": 0, "bytes_down": 0, "releases": []}
-        nobody |= {"protection_of_the_cache": "none", "guarantee_of_the_cache": None}
-        assert evidence[name]["contact"] == nobody
+    # Nobody is needed to answer R1 and R2; to measure them, those count answers whose rows are counted.
+    for name, counting in (("R1", [0, 1, 2, 3]), ("R2", [2])):
+        contact = evidence[name]["contact"]
+        assert (contact["clients_contacted"], contact["clients_counting"]) == ([], counting)
+        assert [(one["what"], one["client"]) for one in contact["releases"]] == [
+            ("counts of answers", client) for client in counting
+        ]
+        assert (contact["protection_of_the_cache"], contact["guarantee_of_the_cache"]) == ("none", None)
     contact = evidence["R3"]["contact"]
-    assert contact["clients_contacted"] == [1]
-    assert contact["bytes_up"] == sum(release["bytes"] for release in contact["releases"]) > 0
-    assert contact["bytes_down"] > 0
-    assert contact["releases"][0]["mechanism"] == "none"
+    assert contact["clients_contacted"] == contact["clients_counting"] == [1]
+    assert {one["what"] for one in contact["releases"]} == {"classes of samples", "centroids", "counts of answers"}
+    for one in evidence.values():
+        assert one["contact"]["bytes_up"] == sum(release["bytes"] for release in one["contact"]["releases"]) > 0
+        assert one["contact"]["bytes_down"] > 0
+        assert {release["mechanism"] for release in one["contact"]["releases"]} == {"none"}
 
 
 def test_it_says_what_is_claimed_and_what_is_not(evidence):
@@ -235,11 +245,22 @@ def test_evidence_of_an_eraser_tells_where_it_sits_and_what_it_was_made_of(erase
     assert told["filter"]["centroids_used"] == 0
     assert "erase" in told["time_s"]
     body = Run(erased).read().events[-2].body
-    assert (body["erasure"], body["notes"]) == (told["erasure"], told["notes"])
-    sent = {release["what"]: release for release in told["contact"]["releases"]}
-    assert set(sent) == {"classes of samples", "centroids", "shifts", "moments"}
-    assert all((one["client"], one["mechanism"]) == (1, "none") for one in sent.values())
-    assert told["contact"]["bytes_up"] == sum(one["bytes"] for one in sent.values())
+    assert body["erasure"] == told["erasure"]
+    assert told["erasure"]["requests"] == [told["forget_set"]["digest"]]
+    sent = {}
+    for release in told["contact"]["releases"]:
+        sent.setdefault(release["what"], []).append(release["client"])
+        assert release["mechanism"] == "none"
+    compared = sorted({1, *told["erasure"]["compared_with"]})
+    assert sent == {
+        "classes of samples": [1],
+        "centroids": [1],
+        "sketches of means": [0, 1, 2, 3],
+        "means and variances": compared,
+        "second moments": [1],
+        "counts of answers": [0, 1, 2, 3],
+    }
+    assert told["contact"]["bytes_up"] == sum(one["bytes"] for one in told["contact"]["releases"])
     assert ok("verify", "--run", erased, "--json").json["ok"]
 
 
@@ -249,7 +270,9 @@ def test_statistics_are_not_said_to_be_noisy_where_centroids_are(tmp_path):
     ok("unlearn", *_samples(), "--filter", "erasure", "--force", *FAST, "--run", run)
     releases = ok("evidence", "R1", "--run", run, "--json").json["contact"]["releases"]
     by_what = {one["what"]: (one["mechanism"], one["sigma"]) for one in releases}
-    assert by_what["shifts"] == by_what["moments"] == ("none", 0.0)
+    exact = {"classes of samples", "sketches of means", "means and variances", "second moments", "counts of answers"}
+    assert set(by_what) == {"centroids", *exact}
+    assert {by_what[what] for what in exact} == {("none", 0.0)}
     assert by_what["centroids"] == ("gaussian noise, σ = 0.1 (noise only, not a DP guarantee)", 0.1)
 
 
@@ -260,16 +283,20 @@ def test_a_bottleneck_alone_is_claimed_to_have_used_nothing_of_samples(tmp_path)
     assert told["erasure"] is None
     assert any(UNUSED in claim for claim in told["claimed"])
     assert not any(MADE_OF in claim for claim in told["claimed"])
-    ok("unlearn", "--class", 7, "--filter", "both", "--force", *FAST, "--run", run)  # from now on with an eraser
+    ok("unlearn", "--class", 5, "--filter", "both", "--force", *FAST, "--run", run)  # from now on with an eraser
     told = ok("evidence", "R1", "--run", run, "--json").json
-    assert told["erasure"]["rows"] == 30
+    assert told["erasure"]["rows"] == 30 + 24  # samples, and rows of class 5 at the one client that has 20 or more
     assert not any(UNUSED in claim for claim in told["claimed"])
 
 
-def test_an_eraser_that_is_gone_is_claimed_no_more_of_the_others(tmp_path):
+def test_an_eraser_that_is_gone_is_claimed_no_more_of_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedup.erasure.LEAST_SIGNAL", 0.0)  # these samples differ from others by chance
     run = copy_of("collected", tmp_path)
     ok("unlearn", "--class", 7, "--filter", "auto", "--force", *FAST, "--run", run)
     ok("unlearn", *_samples(), "--force", "--run", run)
+    told = ok("evidence", "R1", "--run", run, "--json").json
+    assert told["erasure"] is None  # the eraser is there, and for R2 alone
+    assert ok("evidence", "R2", "--run", run, "--json").json["erasure"]["rows"] == 30
     ok("restore", "R2", "--force", "--run", run)
     told = ok("evidence", "R1", "--run", run, "--json").json
     assert told["erasure"] is None
@@ -279,7 +306,7 @@ def test_an_eraser_that_is_gone_is_claimed_no_more_of_the_others(tmp_path):
 
 def test_a_relabelled_class_is_told_beside_an_eraser(tmp_path):
     run = copy_of("collected", tmp_path)
-    ok("unlearn", "--class", 7, "--class-policy", "remap", "--force", *FAST, "--run", run)
+    ok("unlearn", "--class", 5, "--class-policy", "remap", "--force", *FAST, "--run", run)
     ok("unlearn", *_samples(), "--filter", "both", "--force", *FAST, "--run", run)
     claimed = ok("evidence", "R1", "--run", run, "--json").json["claimed"]
     assert any("under other labels" in claim for claim in claimed)
@@ -296,4 +323,7 @@ def test_the_page_tells_where_an_eraser_sits(erased):
 def test_a_client_that_is_erased_as_a_whole_is_put_on_record(tmp_path):
     run = copy_of("collected", tmp_path)
     assert fedup("unlearn", "--client", 2, "--filter", "both", "--force", *FAST, "--run", run).code == 0
-    assert ok("evidence", "R1", "--run", run, "--json").json["erasure"]["place"]["over"] == "all"
+    told = ok("evidence", "R1", "--run", run, "--json").json
+    assert (told["erasure"]["clients"], told["erasure"]["rows"]) == ([2], told["forget_set"]["rows"]["count"])
+    assert 2 not in told["erasure"]["compared_with"]
+    assert any(MADE_OF in claim for claim in told["claimed"])

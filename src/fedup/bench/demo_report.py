@@ -87,9 +87,12 @@ def _page(result: dict[str, Any], figures: dict[str, str]) -> Page:
 
 def _request_section(page: Page, request: dict[str, Any], figures: dict[str, str]) -> None:
     contacted, stages = request["clients_contacted"], request["time_s"].items()
-    asked = " and ".join(map(str, contacted))
+    asked = ", ".join(map(str, contacted))
     who = "client" if len(contacted) == 1 else "clients"
-    sent = f"{who} {asked} asked again, {_size(request['bytes']['up'])} sent" if contacted else "no client asked"
+    sent = f"{who} {asked} asked again" if contacted else "no client asked"
+    if request["clients_counting"]:
+        sent += f", {len(request['clients_counting'])} counted answers to measure it"
+    sent += f", {_size(request['bytes']['up'])} sent" if request["bytes"]["up"] else ""
     page.heading(f"The {request['kind']} request")
     page.paragraph(request["story"])
     erasure = request["erasure"]

@@ -78,3 +78,9 @@ def figures_table(figures: Mapping[str, Any]) -> Table:
         )
         table.add_row(name, *map(accuracy, values))
     return table
+
+
+def why(declined: str, fitted: str) -> str:
+    """A refusal as a sentence of its own, without what the library's callers are told to do."""
+    reason = declined.partition(" Nothing was changed.")[0]
+    return reason if reason[0].isupper() else f"{fitted} was fitted, but {reason}."

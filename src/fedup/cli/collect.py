@@ -114,10 +114,11 @@ def _collect(session: Any, writer: Any, how: Any) -> dict[str, Any]:
     from fedup.run.serving import load_base
 
     state = writer.state
-    if state.active:
+    waiting = [request.id for request in state.requests if request.is_active or request.is_open]
+    if waiting:
         raise RequestError(
-            f"Requests are in force ({', '.join(request.id for request in state.active)}): asking all clients anew "
-            "would bring back what they forget. Take them back first."
+            f"Requests are in force or open ({', '.join(waiting)}): asking all clients anew would bring back what they "
+            "forget. Take them back first."
         )
     model = load_base(session.run, state, session.blank(state))
     with progress_bars(session.console) as show:

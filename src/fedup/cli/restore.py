@@ -92,7 +92,7 @@ def _restore(
             "charged": any(release.name for release in answer.report.releases),
             "filter": answer.filter.id if answer.filter else None,
             "base": writer.state.base,
-            "clients_contacted": answer.report.clients_contacted,
+            "clients_contacted": sorted(answer.report.clients_contacted),
             "bytes_up": answer.report.bytes_up,
             "time_s": answer.report.time_s,
             "figures": answer.figures,
@@ -100,8 +100,10 @@ def _restore(
 
 
 def _print(result: dict[str, Any], run: Path) -> None:
+    from rich.markup import escape
+
     from fedup.cli._progress import wide_console
-    from fedup.cli._text import figures_table, ids, seconds, size
+    from fedup.cli._text import figures_table, ids, seconds, size, why
 
     console = wide_console()
     if result["already"]:
@@ -113,7 +115,7 @@ def _print(result: dict[str, Any], run: Path) -> None:
     names = ", ".join(result["requests"])
     if result["declined"]:
         console.print(
-            f"[bold red]Not taken back:[/] a filter for the remaining requests was fitted, but {result['declined']}.\n"
+            f"[bold red]Not taken back:[/] {escape(why(result['declined'], 'a filter for the remaining requests'))}\n"
             "The folder serves what it served before. To take it back all the same, pass --force"
             + (" or raise --max-loss." if result["figures"] else ".")
             + (" What clients released for it is spent all the same (ε: fedup status)." if result["charged"] else ""),

@@ -119,8 +119,8 @@ def _requests(state: Any, found: dict[str, Any]) -> Any:
     from fedup.cli._text import what, when
 
     table = Table(title_justify="left")
-    for column in ("request", "reference", "forget", "rows", "status", "verdict", "asked", "answered in"):
-        table.add_column(column, justify="right" if column in ("rows", "answered in") else "left")
+    for column in ("id", "reference", "forget", "rows", "status", "verdict", "asked", "took"):
+        table.add_column(column, justify="right" if column in ("rows", "took") else "left")
     for request, told in zip(state.requests, found["requests"], strict=True):
         table.add_row(
             request.id,
@@ -129,7 +129,7 @@ def _requests(state: Any, found: dict[str, Any]) -> Any:
             "" if told["rows"] is None else f"{told['rows']:,}",
             f"[bold]{request.status}[/]" if request.is_active else request.status,
             told["verdict"] or "",
-            when(told["asked_at"])[:16],
+            when(told["asked_at"])[:10],
             f"{told['time_s']:.2f} s",
         )
     return table

@@ -223,7 +223,7 @@ def _answer(
             "centroids_used": answer.report.centroids_used,
             "erasure": answer.report.erasure,
             "notes": answer.report.notes,
-            "clients_contacted": answer.report.clients_contacted,
+            "clients_contacted": sorted(answer.report.clients_contacted),
             "clients_counting": sorted(set(answer.report.clients_counting)),
             "bytes_up": answer.report.bytes_up,
             "time_s": answer.report.time_s,
@@ -378,12 +378,6 @@ def _of_rows(rows: int, clients: Any) -> str:
     return f": {count(rows, 'training row')} of {count(len(clients), 'client')}"
 
 
-def _why(declined: str) -> str:
-    """A refusal as a sentence of its own, without what the library's callers are told to do."""
-    reason = declined.partition(" Nothing was changed.")[0]
-    return reason if reason[0].isupper() else f"a filter was fitted, but {reason}."
-
-
 def _print_verdict(verdict: dict[str, Any] | None, console: Any) -> None:
     if verdict:
         colour = "green" if verdict["good"] else "yellow"
@@ -410,7 +404,7 @@ def _print_answer(result: dict[str, Any], run: Path) -> None:
     from rich.markup import escape
 
     from fedup.cli._progress import wide_console
-    from fedup.cli._text import count, figures_table, ids, of, seconds, size
+    from fedup.cli._text import count, figures_table, ids, of, seconds, size, why
 
     console = wide_console()
     _print_known(result, console)
@@ -418,8 +412,8 @@ def _print_answer(result: dict[str, Any], run: Path) -> None:
         return
     if result["declined"]:
         console.print(
-            f"[bold red]Not put in force:[/] {escape(_why(result['declined']))}\nThe folder serves what it served "
-            "before. To put it in force all the same, pass --force"
+            f"[bold red]Not put in force:[/] {escape(why(result['declined'], 'a filter'))}\nThe folder serves what "
+            "it served before. To put it in force all the same, pass --force"
             + (" or raise --max-loss." if result["figures"] else ".")
             + (" What clients released for it is spent all the same (ε: fedup status)." if result["charged"] else ""),
             highlight=False,

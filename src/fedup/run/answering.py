@@ -101,15 +101,14 @@ def unlearn(
 
     `facts` go into the event as they are. After an answer was declined, load model and centroids anew.
     """
-    waiting = {request.forget: request.id for request in writer.state.open}
-    ids: dict[Forget, str] = {}
+    waiting = {request.forget: request for request in writer.state.open}
+    ids: dict[Forget, str] = {forget: request.id for forget, request in waiting.items()}
     for one in asked:
-        numbered = set(ids.values()) - set(waiting.values())
-        ids[one.forget] = waiting.get(one.forget) or writer.state.next_id(len(numbered))
+        ids.setdefault(one.forget, writer.state.next_id(len(ids) - len(waiting)))
     requests: list[dict[str, Any]] = [
         {
             "id": ids[one.forget],
-            "reference": one.reference,
+            "reference": one.reference or (waiting[one.forget].reference if one.forget in waiting else None),
             "kind": one.forget.kind,
             "forget": one.forget.to_json(),
             "digest": one.forget.digest,
@@ -135,15 +134,19 @@ def unlearn(
         verdict = report.verdicts.get(one.forget.digest)
         noted |= {"verdict": verdict.to_json() if verdict else None, "withheld": one.forget in report.withheld}
         noted["notes"] = report.notes_about.get(one.forget.digest, [])
-    return _settle(writer, "unlearned", body, plugged, centroids, report, judge, limits)
+    answer = _settle(writer, "unlearned", body, plugged, centroids, report, judge, limits)
+    _let_answers_go(clients, answer)
+    return answer
 
 
 def _refused(writer: Writer, kind: str, body: Mapping[str, Any], plugged: PluggedModel, error: HarmError) -> Answer:
-    """An answer that would harm those who did not ask: noted, and nothing else has changed."""
+    """An answer that would harm those who did not ask: noted with what clients told; nothing else has changed."""
     ids = [one["id"] if isinstance(one, dict) else one for one in body["requests"]]
+    report = error.report or Report(plugged.requests)
     declined = {**body, "requests": [], "declined": body["requests"], "step": kind, "why": str(error)}
-    writer.commit("declined", declined | {"classes": error.classes, "time_s": {}, "releases": []})
-    return Answer(ids, writer.state.filter, Report(plugged.requests), None, declined=str(error))
+    declined |= {"classes": error.classes, "time_s": dict(report.time_s), **_contact(report)}
+    writer.commit("declined", declined)
+    return Answer(ids, writer.state.filter, report, None, declined=str(error))
 
 
 def restore(
@@ -209,17 +212,12 @@ def _settle(
         figures = judge(plugged, report.requests) if judge and served and swapped else None
     body |= {
         "figures": figures,
-        "clients_contacted": sorted(report.clients_contacted),
-        "clients_counting": sorted(set(report.clients_counting)),
-        "bytes_up": report.bytes_up,
-        "bytes_down": report.bytes_down,
+        **_contact(report),
         "centroids_used": report.centroids_used,
         "erasure": report.erasure,
         "notes": list(report.notes),
         "forced": list(report.forced),
         "class_recall": {str(label): asdict(recall) for label, recall in report.class_recall.items()},
-        "messages": report.traffic.messages,
-        "releases": describe_releases(report.releases),
         "base": plugged.base_fingerprint,
     }
     refusal = limits.refusal(figures) if served and swapped else None
@@ -248,6 +246,18 @@ def _settle(
         body["active"] += [name for name in ids if name not in withheld]
     writer.commit(kind, body)
     return Answer(ids, stored, report, figures, withheld=withheld)
+
+
+def _contact(report: Report) -> dict[str, Any]:
+    """Who was asked, and what was sent."""
+    return {
+        "clients_contacted": sorted(report.clients_contacted),
+        "clients_counting": sorted(set(report.clients_counting)),
+        "bytes_up": report.bytes_up,
+        "bytes_down": report.bytes_down,
+        "messages": report.traffic.messages,
+        "releases": describe_releases(report.releases),
+    }
 
 
 def describe_releases(sent: Iterable[Release]) -> list[dict[str, Any]]:

@@ -121,7 +121,7 @@ def build_evidence(state: State, request: Request) -> dict[str, Any]:
         "machine": body.get("machine"),
         "erasure": erasure if erased else None,
         "notes": asked.get("notes", []),
-        "claimed": [_OPEN, _UNCHANGED]
+        "claimed": [*([_OPEN] if request.is_open else []), _UNCHANGED]
         if serving is None
         else [
             _SUPPRESSED,
@@ -158,9 +158,14 @@ def evidence_files(state: State) -> dict[str, str]:
 
 
 def _serving(state: State, request: Request) -> Event | None:
-    """The last answer after which the request was in force; None where it never was."""
+    """The last answer that made a filter under which the request was in force; None where it never was."""
     answers = (event for event in reversed(state.events) if event.kind in ("unlearned", "restored"))
-    return next((event for event in answers if request.id in event.body["active"]), None)
+    return next((event for event in answers if request.id in event.body["active"] and not _withheld(event)), None)
+
+
+def _withheld(event: Event) -> bool:
+    """Whether no filter was made: all of its requests stay open, and what was served before still is."""
+    return event.kind == "unlearned" and all(one.get("withheld", False) for one in event.body["requests"])
 
 
 def _retrained(state: State, serving: Event) -> dict[str, Any] | None:
@@ -196,8 +201,9 @@ def _page(evidence: Mapping[str, Any]) -> Page:
         ),
         ("Hash of the request", evidence["forget_set"]["digest"]),
         ("Hash of the forget set (client and row ids)", rows.get("sha256", "–")),
-        (f"{_verb(request)} in force with", ", ".join(request["in_force_with"]) or "no other request"),
     ]
+    if filtered:
+        facts.append((f"{_verb(request)} in force with", ", ".join(request["in_force_with"]) or "no other request"))
     if request["restored_at"]:
         facts.append(("Taken back", _moment(request["restored_at"])))
     page.facts(facts)
@@ -224,13 +230,9 @@ def _page(evidence: Mapping[str, Any]) -> Page:
             ("Sent to clients", f"{contact['bytes_down']:,} bytes"),
             ("Protection of what was sent", ", ".join(sorted({r["mechanism"] for r in contact["releases"]})) or "–"),
             ("Protection of what was sent before", contact["protection_of_the_cache"]),
-            (
-                "Centroids that the filter was fitted to",
-                f"{filtered['centroids_used']:,}" if filtered["centroids_used"] else "none",
-            ),
             *([("Eraser", _eraser(evidence["erasure"]))] if evidence["erasure"] else []),
             *(("Note", note) for note in evidence["notes"]),
-            ("Settings of the filter", _settings(filtered["config"])),
+            *_about_filter(filtered),
         ]
     )
     page.heading("What is claimed")
@@ -274,8 +276,10 @@ def _about_filter(filtered: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if filtered is None:
         return []
     used = f"{filtered['centroids_used']:,}" if filtered["centroids_used"] else "none"
-    settings = ", ".join(f"{key} {value}" for key, value in filtered["config"].items())
-    return [("Centroids that the filter was fitted to", used), ("Settings of the filter", settings)]
+    return [
+        ("Centroids that the filter was fitted to", used),
+        ("Settings of the filter", _settings(filtered["config"])),
+    ]
 
 
 def _hashes_of_filters(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -294,6 +298,8 @@ def _lead(evidence: Mapping[str, Any]) -> str:
     )
     took, moment = f"{sum(evidence['time_s'].values()):.1f} s", _moment(request["asked_at"])
     if evidence["first_filter"] is None:
+        if request["restored_at"]:
+            return f"{origin}The request came in on {moment} and was taken back; no filter ever answered it."
         return f"{origin}The request came in on {moment} and is open: no filter answers it."
     return (
         f"{origin}The request was answered on {moment} in {took} by a filter inside the model; the model's weights "

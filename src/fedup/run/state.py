@@ -123,7 +123,7 @@ class State:
         if len(found) == 1:
             return found[0]
         if found:
-            listed = "; ".join(f"{r.id}: {r.forget}, {'in force' if r.is_active else 'taken back'}" for r in found)
+            listed = "; ".join(f"{r.id}: {r.forget}, {r.status}" for r in found)
             raise RequestError(
                 f"{len(found)} requests have the reference {request_id!r}: {listed}. Name the one that is meant by its "
                 f"id, as in {found[0].id}. Nothing was changed."

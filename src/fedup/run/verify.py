@@ -131,12 +131,15 @@ def _describe_filter(plugged: PluggedModel) -> str:
 
 
 def _check_centroids(store: Centroids, state: State) -> str:
-    """Samples that requests in force forget must be left out of every cell that is kept; purged cells are empty."""
+    """Samples that requests in force and open ones forget must be left out of every cell that is kept; purged cells are
+    empty."""
     for name in store.purged:
         cell = store.cell(name)
         if cell is not None and bool(store.counts[cell.slot].any() or store.vectors[cell.slot].any()):
             raise FedUPError(f"Cell {name} was purged, and its slot is not empty.")
-    for request in state.active:
+    if store.open != {request.forget for request in state.open}:
+        raise FedUPError("The centroids leave out other open requests than those on record.")
+    for request in (*state.active, *state.open):
         for client, samples in request.forget.sample_ids.items():
             left_out = {i for (holder, _), ids in store.excluded.items() if holder == client for i in ids}
             kept = {

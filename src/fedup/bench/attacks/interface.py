@@ -23,8 +23,10 @@ from fedup.bench.attacks.intervals import NORMAL, clopper_pearson
 from fedup.bench.watching import Progress
 from fedup.client import Summarizing
 from fedup.privacy import DP
+from fedup.request import Forget
 from fedup.rng import generator
 from fedup.sharing import fingerprint
+from fedup.tally import TallyQuestion
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -182,12 +184,21 @@ def battery(rows: Rows, target: int, num_classes: int) -> Iterator[Asked]:
     yield Asked("labels", {"samples": [own]}, usual)
     yield Asked("summarize", release(Summarizing(), **public), usual)
     question = _eraser([own], num_classes, width)["question"]
-    yield Asked("shifts", {"cuts": {_EARLY: "each"}, "question": question, "num_classes": num_classes}, usual)
+    exact: dict[str, dict[str, Any]] = {  # questions that are answered without noise, and so not at all
+        "sketch": {"cut": _EARLY, "over": "each"},
+        "spreads": {"cuts": {_EARLY: "each"}, "weights": {}},
+        "moments": {"cut": _EARLY, "over": "each", "positions": [0]},
+        "tally": {"before": None, "after": None},
+    }
+    counted = TallyQuestion({"request": Forget.samples({0: [own]})}, Forget(), {}, True).to_json()
+    for kind, details in exact.items():
+        asked = counted if kind == "tally" else question
+        yield Asked(kind, {**details, "question": asked, "num_classes": num_classes}, usual)
 
 
 def _eraser(samples: Sequence[int], num_classes: int, width: int) -> dict[str, Any]:
     forget = {"clients": [], "classes": [], "samples": {"0": list(samples)}}
-    question = {"requests": {"request": forget}, "gone": forget, "by_class": False}
+    question = {"requests": {"request": forget}, "gone": forget}
     row = {"shape": [width], "type": "float32"}
     how = asdict(replace(GUARANTEE, erase_clip=1.0))
     return {"cut": _EARLY, "how": how, "question": question, "num_classes": num_classes, "row": row}
