@@ -74,7 +74,7 @@ class _Tried:
     served: Served
     recalls: dict[int, Recall]
     centroids_used: int
-    counted: tuple[Served, Mapping[int, Tally]] | None
+    counted: Counted | None
 
 
 class Execution:
