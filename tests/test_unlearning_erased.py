@@ -299,8 +299,8 @@ def test_twenty_rows_are_enough_and_nineteen_are_not():
         report = unlearn(plugged, MARKED.store(), request, clients=MARKED.federation, config=AUTO)
         assert _kinds(plugged) == expected, many
     assert report.notes == [
-        "No eraser was made: no client has 20 or more of the forgotten samples, which an eraser needs. The bottleneck "
-        "alone answers the request; the verdict says what that did."
+        "No eraser was made to forget 19 samples of client 1: no client has 20 or more of the forgotten samples, which "
+        "an eraser needs. The bottleneck alone answers; the verdict says what that did."
     ]
     assert report.erasure is None
 
@@ -419,7 +419,7 @@ def test_samples_that_are_nearly_all_rows_of_a_client_are_compared_with_those_of
     plugged = plug(MARKED.base)
     report = unlearn(plugged, MARKED.store(), request, clients=MARKED.federation, config=AUTO)
     assert _kinds(plugged) == (True, 0)
-    assert report.notes[0].startswith("No eraser was made: ")
+    assert report.notes[0].startswith("No eraser was made to forget ")
     assert "no more than by chance" in report.notes[0]
     x = MARKED.x.clone()
     x[train[: len(train) - left], 4] += 4  # nobody else has that

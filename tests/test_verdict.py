@@ -445,7 +445,7 @@ def test_open_samples_stay_out_of_all_later_filters_and_files(farther, tmp_path)
     save_centroids(store, tmp_path / "centroids")
     loaded = load_centroids(tmp_path / "centroids")
     assert loaded.open == {request}
-    assert state_of(loaded) == state_of(store)
+    assert state_of(loaded) | {"traffic": None} == state_of(store) | {"traffic": None}  # files do not keep that
     for later in ("second", "class", "third"):
         report = unlearn(plugged, loaded, MARKED.requests[later], **OPTIONS)
         assert request not in report.requests
