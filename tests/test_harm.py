@@ -198,12 +198,12 @@ def test_more_may_be_allowed_and_less(trained_digits):
 
 
 def test_recall_in_a_report_is_that_of_the_retained_rows():
-    """Behind an eraser at an early cut clients count their own rows: the same as counting them here."""
+    """Behind an eraser at an early cut clients count rows that they hold out: the same as counting them here."""
     plugged, store = plug(MARKED.base), MARKED.store()
     request = MARKED.requests["first"]
     report = unlearn(plugged, store, request, clients=MARKED.federation, config=AUTO)
     assert plugged.served.erasure.cut == EARLY
-    kept = MARKED.federation.retained(request)
+    kept = torch.cat([MARKED.federation.retained(request, part) for part in ("validation", "heldout")])
     labels = MARKED.y[kept]
     with torch.no_grad():
         before, after = (model(MARKED.x[kept]).argmax(1) == labels for model in (MARKED.base, plugged))

@@ -210,7 +210,7 @@ def test_a_class_has_to_be_forgotten_to_one_point():
 
 
 def _tally(name, own, unseen):
-    return Tally({}, {name: own}, {name: unseen} if unseen is not None else {})
+    return Tally({}, {}, {name: own}, {name: unseen} if unseen is not None else {})
 
 
 def test_what_cannot_be_measured_says_why():

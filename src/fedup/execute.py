@@ -36,6 +36,7 @@ from fedup.verdict import Verdict, class_part, judge, not_measured, rows_part
 
 _BROKEN = 0.5  # of the usual recall
 _ALPHAS = (1.0, 1.0, 1.0, 0.3, 0.1)  # of the weight of labels, in each try of a fit
+_MORE_STEPS = 3  # times as many, for features to stay as they are
 _GENTLEST = (0.1, 0.03)  # where samples are withdrawn and nothing sets them apart: all is to stay as it is
 FARTHER = (
     "The filter that can be made would make the model know these samples better than before, so it is withheld: the "
@@ -199,7 +200,8 @@ class Execution:
         emphasis: dict[int, float] = {}
         best: tuple[float, Served] | None = None
         for share in self._alphas(made, gone):
-            config = replace(self._config, alpha=share * self._config.alpha)
+            steps = self._config.steps * (_MORE_STEPS if share < _ALPHAS[-1] + 1e-9 else 1)
+            config = replace(self._config, alpha=share * self._config.alpha, steps=steps)
             fitted, self._report.centroids_used = fit_bottleneck(
                 self._plugged,
                 self._centroids,
