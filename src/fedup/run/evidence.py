@@ -343,7 +343,7 @@ def _accuracies(page: Page, evidence: Mapping[str, Any]) -> None:
         label, worst = max(recalls.items(), key=lambda pair: pair[1]["before"] - pair[1]["after"])
         page.paragraph(
             f"Of all classes that stay, {_class(int(label), evidence['class_names'])} loses most of its recall on "
-            f"retained training rows: {_share(worst['before'])} before, {_share(worst['after'])} with the filter."
+            f"rows that stay: {_share(worst['before'])} before, {_share(worst['after'])} with the filter."
         )
     if not figures:
         page.paragraph("Accuracies on held-out rows were not measured: no filter, or no data at hand.")
