@@ -189,8 +189,8 @@ class World:
 
 
 @cache
-def digits(seed: int = 0) -> World:
-    recipe = Recipe.suited_to("digits", rounds=2, clients=4, rows=400, seed=seed)
+def digits(seed: int = 0, rounds: int = 2, rows: int = 400) -> World:
+    recipe = Recipe.suited_to("digits", rounds=rounds, clients=4, rows=rows, seed=seed)
     dataset = recipe.load()
     federation = recipe.federation(dataset)
     start = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes)

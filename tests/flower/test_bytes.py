@@ -130,8 +130,8 @@ def test_bytes_of_a_request_that_failed_count_at_the_contact(world):
 
 @pytest.mark.parametrize("privacy", [None, CLEAR], ids=["exact", "DP"])
 def test_in_process_the_bytes_are_those_that_would_be_sent(world, privacy):
-    """To nodes that hold the weights. A collection names each client's classes in process, and none over Flower, where a
-    question says besides what a row looks like."""
+    """To nodes that hold the weights. A collection names each client's classes in process, and none over Flower, where
+    a question says besides what a row looks like."""
     grid = world.grid()
     contact = world.contact(grid)
     collect(world.model, contact, seed=9)  # nodes hold the weights now, and are known

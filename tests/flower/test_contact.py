@@ -335,7 +335,7 @@ def test_a_sample_request_asks_all_what_it_is_compared_with_and_its_holders_for_
     assert grid.nodes_asked("sketch") == grid.nodes_asked("tally") == NODES
     assert set(holders) <= set(grid.nodes_asked("spreads"))
     assert grid.nodes_asked("moments") == (holders if config is BOTH else [])
-    assert report.clients_contacted == report.clients_counting == [0, 1, 2, 3]
+    assert sorted(report.clients_contacted) == sorted(report.clients_counting) == [0, 1, 2, 3]
 
 
 def test_no_node_is_told_of_other_nodes_samples(world):
@@ -343,8 +343,10 @@ def test_no_node_is_told_of_other_nodes_samples(world):
     contact = world.contact(grid)
     collect(world.model, contact, forget=[request])
     store = collect(world.model, contact)
-    unlearn(plug(world.model), store, [request, Forget.classes([3])], clients=contact, config=BOTH)
-    assert {"who", "labels", "summarize", "sketch", "spreads", "moments", "tally"} <= {ask.kind for _, ask in grid.asked()}, "premise"
+    unlearn(plug(world.model), store, [request, Forget.classes([5])], clients=contact, config=BOTH)
+    assert {"who", "labels", "summarize", "sketch", "spreads", "moments", "tally"} <= {
+        ask.kind for _, ask in grid.asked()
+    }, "premise"
     for node, ask in grid.asked():
         own = set(map(int, world.rows(node - FIRST).tolist()))
         assert own.issuperset(ask.details.get("samples", [])), ask
@@ -972,7 +974,11 @@ def test_counts_that_do_not_fit_are_left_out_and_noted(world, plain, warm, chang
 
 def test_after_a_failure_the_request_can_be_answered(world, plain, warm):
     contact, store, plugged = world.contact(warm), copy.deepcopy(plain), plug(world.model)
-    for kind, change in (("labels", LABELS["nothing"]), ("summarize", SUMMARIES["lost"]), ("moments", MOMENTS["NaN"][0])):
+    for kind, change in (
+        ("labels", LABELS["nothing"]),
+        ("summarize", SUMMARIES["lost"]),
+        ("moments", MOMENTS["NaN"][0]),
+    ):
         warm.spoil = spoiling(change, kind=kind)
         with pytest.raises(ContactError):
             unlearn(plugged, store, samples(world, c2=40), clients=contact, config=BOTH)
@@ -1386,7 +1392,7 @@ def test_clients_of_one_request_are_asked_together_and_the_filter_is_the_same(wo
     assert asked["labels"] == asked["summarize"] == asked["moments"] == nodes
     assert asked["sketch"] == asked["tally"] == NODES and set(nodes) <= set(asked["spreads"])
     assert pushes == [len(of) for of in asked.values()]
-    assert report.clients_contacted == [0, 1, 2, 3]
+    assert sorted(report.clients_contacted) == [0, 1, 2, 3]
 
     here, at_home = plug(world.model), InProcess(world.federation, world.model)
     unlearn(here, collect(world.model, world.federation), shared_request(world), clients=at_home, config=config)
