@@ -862,7 +862,7 @@ def with_weight(reply: Message, kind: str, weight) -> Message:
 def with_counts(reply: Message, kind: str, *row) -> Message:
     """Exchange what was counted of a request, or of a class."""
     counted = told(reply).details[kind]
-    return changed(reply, {kind: dict.fromkeys(counted, [list(row)]) if isinstance(counted, dict) else [list(row)]})
+    return changed(reply, {kind: {name: [list(row)] for name in counted} if isinstance(counted, dict) else [list(row)]})
 
 
 SKETCHES = {
