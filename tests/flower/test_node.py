@@ -17,7 +17,7 @@ from fedup.contact import InProcess
 from fedup.eraser_statistics import Question
 from fedup.errors import BudgetError, DataError, MissingDataError, SettingError
 from fedup.flower import Policy, mount
-from fedup.flower.reading import labels_of, moments_of, noisy_of, sketches_of, spreads_of
+from fedup.flower.reading import labels_of, moments_of, noisy_of, sketches_of, spreads_of, tally_of
 from fedup.flower.state import KeptLedger
 from fedup.flower.wire import Answer, Ask, array_of, tensor_of
 from fedup.messages import spreads_question, tally_question
@@ -374,6 +374,29 @@ def test_classes_with_fewer_rows_than_the_least_are_not_told(world):
     assert answer.details["rows"] == [[label, int(rows[label])] for label in enough]
     expected = in_process(world).summarize(CLIENT, cut="head", how=HOW, labels=frozenset(enough), excluded=frozenset())
     assert torch.equal(answer.arrays["vectors"], expected.vectors)
+
+
+def test_classes_with_fewer_rows_than_the_least_are_not_told_of_for_an_eraser_or_in_counts_either(world):
+    asked, at = question(world), {"cut": "conv2", "over": "each"}
+    usual = in_process(world)
+    everything = usual.sketch_groups(CLIENT, **at, question=asked).retained
+    least = sorted({one.count for one in everything.values()})[1]
+    enough = {label for label, one in everything.items() if one.count >= least}
+    assert enough < everything.keys(), "premise"
+    node = Node(world, world.app(CLIENT, policy=Policy(least_rows=least)))
+    told = sketches_of(node.ask("sketch", **at, question=asked.to_json()), SKETCH, asked.requests, 10)
+    assert told.retained.keys() == enough and told.forgotten.keys() == asked.requests.keys()
+
+    (name,), cuts = asked.requests, {"conv2": "each"}
+    answer = node.ask("spreads", **spreads_question(cuts, asked, {name: dict.fromkeys(everything, 0.125)}))
+    found = spreads_of(answer, spreads(cuts), asked.requests, {name: 1.0})
+    assert found.reference[name]["conv2"].weight == 0.125 * len(enough)
+
+    answer = node.ask("tally", **tally_question(None, None, TallyQuestion(asked.requests, asked.gone))[0])
+    counted = tally_of(answer, asked.requests, 10)
+    assert counted.retained.keys() == enough
+    assert all(one.rows >= least for one in counted.held_out.values())
+    assert counted.forgotten.keys() == asked.requests.keys()
 
 
 def test_rows_count_towards_the_least_only_if_they_are_retained(world):
