@@ -253,7 +253,12 @@ class Execution:
             return {}
         if behind or self._measures(new):
             measured = new if len(new) == 1 and self._measures(new) else frozenset()
-            return recall_from_tallies(list(self._tallies(candidate, measured).values()))
+            tallies = self._tallies(candidate, measured)
+            if tallies:
+                return recall_from_tallies(list(tallies.values()))
+            if behind:
+                self._allow(self._refuse_unchecked)
+                return {}
         return {} if store.dp is not None else self._recall_at_cut(candidate, used, gone)
 
     def _refuse_unchecked(self) -> None:
@@ -261,6 +266,11 @@ class Execution:
             raise HarmError(
                 "Under differential privacy nobody can be asked what an eraser does to each class, so it is not served "
                 "unless you say so with force=True. Nothing was changed, but what clients released is spent."
+            )
+        if self._contact is not None:
+            raise HarmError(
+                "Only clients can tell what an eraser does to each class, and none of them counted answers. Nothing "
+                "was changed. Ask again later, or serve it unchecked with force=True."
             )
         raise HarmError(
             "Only clients can tell what an eraser does to each class, and there is no way to reach them. Nothing was "

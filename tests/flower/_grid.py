@@ -164,13 +164,19 @@ class World:
     def rows(self, client: int) -> Tensor:
         return self.federation.client(client).train
 
+    def unseen(self, client: int) -> Tensor:
+        """Rows that it holds out of training."""
+        own = self.federation.client(client)
+        return torch.cat([own.validation, own.heldout])
+
     def app(self, number: int, **settings: Any) -> ClientApp:
         """That of a client; settings are those of `mount`."""
-        app, rows = ClientApp(), self.rows(number)
+        app, rows, unseen = ClientApp(), self.rows(number), self.unseen(number)
         usual = {
             "data": lambda context: (self.federation.x[rows], self.federation.y[rows]),
             "model": self.blank,
             "ids": lambda context: rows.tolist(),
+            "held_out": lambda context: (self.federation.x[unseen], self.federation.y[unseen]),
         }
         mount(app, **{**usual, **settings})
         return app
@@ -183,8 +189,8 @@ class World:
 
 
 @cache
-def digits(seed: int = 0) -> World:
-    recipe = Recipe.suited_to("digits", rounds=2, clients=4, rows=400, seed=seed)
+def digits(seed: int = 0, rounds: int = 2, rows: int = 400) -> World:
+    recipe = Recipe.suited_to("digits", rounds=rounds, clients=4, rows=rows, seed=seed)
     dataset = recipe.load()
     federation = recipe.federation(dataset)
     start = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes)

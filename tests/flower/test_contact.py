@@ -3,15 +3,17 @@
 import copy
 import json
 import math
+import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
-from fedup.contrast import Question
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import recorddict_to_proto
+from tests._forced import restore, unlearn
 from tests.flower._grid import (
     FIRST,
     LocalGrid,
@@ -25,9 +27,10 @@ from tests.flower._grid import (
 )
 from torch import nn
 
-from fedup import Centroids, FilterConfig, Forget, collect, fingerprint, plug, restore, unlearn
+from fedup import Centroids, FilterConfig, Forget, collect, fingerprint, plug
 from fedup.client import Summarizing
 from fedup.contact import InProcess
+from fedup.eraser_statistics import Question
 from fedup.errors import BudgetError, ContactError, DataError, FedUPError, RequestError, SettingError, StorageError
 from fedup.flower import GridContact, Policy, messaging
 from fedup.flower.contact import MOST_BYTES
@@ -322,16 +325,18 @@ def test_client_and_class_requests_ask_nobody(world):
 
 
 @pytest.mark.parametrize("config", [AUTO, BOTH], ids=["auto", "both"])
-def test_a_sample_request_asks_only_the_clients_that_hold_them(world, config):
+def test_a_sample_request_asks_all_what_it_is_compared_with_and_its_holders_for_the_rest(world, config):
     grid = world.grid()
     contact = world.contact(grid)
     store = collect(world.model, contact)
     grid.sent.clear()
     report = unlearn(plug(world.model), store, samples(world, c1=25, c3=30), clients=contact, config=config)
-    assert grid.nodes_asked() == [FIRST + 1, FIRST + 3]
-    assert report.clients_contacted == [1, 3]
-    kinds = {"labels", "summarize", "shifts"} | ({"gather"} if config is BOTH else set())
-    assert kinds <= {ask.kind for _, ask in grid.asked()}
+    holders = [FIRST + 1, FIRST + 3]
+    assert grid.nodes_asked("labels", "summarize") == holders
+    assert grid.nodes_asked("sketch") == grid.nodes_asked("tally") == NODES
+    assert set(holders) <= set(grid.nodes_asked("spreads"))
+    assert grid.nodes_asked("moments") == (holders if config is BOTH else [])
+    assert sorted(report.clients_contacted) == sorted(report.clients_counting) == [0, 1, 2, 3]
 
 
 def test_no_node_is_told_of_other_nodes_samples(world):
@@ -339,8 +344,10 @@ def test_no_node_is_told_of_other_nodes_samples(world):
     contact = world.contact(grid)
     collect(world.model, contact, forget=[request])
     store = collect(world.model, contact)
-    unlearn(plug(world.model), store, [request, Forget.classes([3])], clients=contact, config=BOTH)
-    assert {"who", "labels", "summarize", "shifts", "gather"} <= {ask.kind for _, ask in grid.asked()}, "premise"
+    unlearn(plug(world.model), store, [request, Forget.classes([5])], clients=contact, config=BOTH)
+    assert {"who", "labels", "summarize", "sketch", "spreads", "moments", "tally"} <= {
+        ask.kind for _, ask in grid.asked()
+    }, "premise"
     for node, ask in grid.asked():
         own = set(map(int, world.rows(node - FIRST).tolist()))
         assert own.issuperset(ask.details.get("samples", [])), ask
@@ -348,6 +355,9 @@ def test_no_node_is_told_of_other_nodes_samples(world):
         asked = ask.details.get("question", {"requests": {}, "gone": {"samples": {}}})
         for told_of in (*asked["requests"].values(), asked["gone"]):
             assert set(told_of["samples"]) <= {str(node - FIRST)}, ask
+        for served in (ask.details.get("before"), ask.details.get("after")):
+            assert served is None or (served["requests"], served["question"]) == ([], None), ask
+            assert served is None or served["erasure"] is None or set(served["erasure"]["about"]) == {"place"}, ask
 
 
 def bytes_of(messages: list[Message]) -> int:
@@ -369,7 +379,10 @@ def test_messages_and_bytes_are_those_that_were_sent(world):
     collect(world.model, contact)
     assert contact.messages == len(grid.sent) == 8 + 4  # nobody lacks the weights any more
     report = unlearn(plug(world.model), store, samples(world, c2=40), clients=contact, config=BOTH)
-    assert contact.messages == len(grid.sent) == 12 + 4  # classes, centroids, shifts, statistics
+    asked = Counter(ask.kind for _, ask in grid.asked()[12:])
+    assert 1 <= asked.pop("spreads") <= 4  # of the holder, and of those it is compared with
+    assert asked == {"labels": 1, "summarize": 1, "sketch": 4, "moments": 1, "tally": 4}
+    assert contact.messages == len(grid.sent)
     assert contact.bytes_down == bytes_of([message for _, message in grid.sent])
     assert contact.bytes_up == bytes_of(grid.came)
     again = next(reply for reply in grid.came[12:] if reply.metadata.group_id == "summarize")
@@ -831,45 +844,102 @@ def part(reply: Message, name: str) -> torch.Tensor:
     return told(reply).arrays[name].clone()
 
 
-SHIFTS = {
-    "NaN": lambda reply: changed(reply, **{"conv2/distance": part(reply, "conv2/distance") * math.nan}),
-    "no rows": lambda reply: changed(reply, {"rows": dict.fromkeys(told(reply).details["rows"], 0)}),
-    "a cut that nobody asked about": lambda reply: changed(reply, {"rows": {"conv1": 40}}),
-    "rows that are no object": lambda reply: changed(reply, {"rows": [1]}),
-    "a part is missing": lambda reply: changed(reply, **{"conv2/noise": None}),
-    "positions too many": lambda reply: changed(
-        reply,
-        **{f"conv2/{p}": part(reply, f"conv2/{p}").repeat(5) for p in ("distance", "noise", "fisher", "variance")},
+def first(reply: Message, kind: str) -> str:
+    """The name of a request in an answer's details."""
+    return next(iter(dict(told(reply).details[kind])))
+
+
+def with_array(reply: Message, start: str, end: str, change) -> Message:
+    """Exchange the first array of that name."""
+    name = next(name for name in told(reply).arrays if name.startswith(start) and name.endswith(end))
+    return changed(reply, **{name: change(part(reply, name))})
+
+
+def with_weight(reply: Message, kind: str, weight) -> Message:
+    """Exchange the weights of all cuts."""
+    groups = told(reply).details[kind]
+    return changed(reply, {kind: {name: dict.fromkeys(cuts, weight) for name, cuts in groups.items()}})
+
+
+def with_counts(reply: Message, kind: str, *row) -> Message:
+    """Exchange what was counted of a request, or of a class."""
+    counted = told(reply).details[kind]
+    return changed(reply, {kind: {name: [list(row)] for name in counted} if isinstance(counted, dict) else [list(row)]})
+
+
+SKETCHES = {
+    "NaN": (lambda reply: with_array(reply, "forgotten/", "", lambda one: one * math.nan), "NaN or infinity"),
+    "infinity": (lambda reply: with_array(reply, "retained/", "", lambda one: one + math.inf), "NaN or infinity"),
+    "another shape": (lambda reply: with_array(reply, "forgotten/", "", lambda one: one[1:]), "of shape"),
+    "a class of another shape": (lambda reply: with_array(reply, "retained/", "", lambda one: one[:, 1:]), "of shape"),
+    "whole numbers": (lambda reply: with_array(reply, "retained/", "", torch.Tensor.int), "is of torch.int32"),
+    "no arrays": (lambda reply: changed(reply, **dict.fromkeys(told(reply).arrays)), "is missing"),
+    "no rows": (lambda reply: changed(reply, {"forgotten": [[first(reply, "forgotten"), 0]]}), "out of range"),
+    "a count that is no number": (
+        lambda reply: changed(reply, {"forgotten": [[first(reply, "forgotten"), "40"]]}),
+        "no pair of a name and a count",
     ),
-    "parts of several lengths": lambda reply: changed(reply, **{"conv2/noise": part(reply, "conv2/noise")[1:]}),
-    "a cut is missing": lambda reply: changed(reply, {"rows": {"conv2": 40}}),
+    "no counts": (lambda reply: changed(reply, {"retained": None}), "retained is no list"),
+    "a label out of range": (
+        lambda reply: changed(
+            reply, {"retained": [[10, 30]]}, **{"retained/10": part(reply, f"forgotten/{first(reply, 'forgotten')}")}
+        ),
+        "a label is out of range",
+    ),
+    "a request nobody named": (
+        lambda reply: changed(
+            reply, {"forgotten": [["x", 40]]}, **{"forgotten/x": part(reply, f"forgotten/{first(reply, 'forgotten')}")}
+        ),
+        "a request that nobody named",
+    ),
 }
-GATHERED = {
-    "NaN": lambda reply: changed(reply, sums=part(reply, "sums") * math.nan),
-    "another number of positions": lambda reply: changed(reply, sums=part(reply, "sums").repeat(2, 1)),
-    "squares of another width": lambda reply: changed(reply, squares=part(reply, "squares")[..., 1:]),
-    "no count": lambda reply: changed(reply, {"count": 0}),
-    "groups are missing": lambda reply: changed(reply, {"forgotten": None}),
-    "another width": lambda reply: changed(
-        reply,
-        **{name: tensor[..., 1:] for name, tensor in told(reply).arrays.items() if name != "squares"},
-        squares=part(reply, "squares")[:, : -told(reply).arrays["sums"].shape[-1]],
+SPREADS = {
+    "NaN": (lambda reply: with_array(reply, "forgotten/", "/mean", lambda one: one * math.nan), "NaN or infinity"),
+    "a variance below 0": (lambda reply: with_array(reply, "", "/variance", lambda one: one - 1e6), "below 0"),
+    "another shape": (lambda reply: with_array(reply, "", "/mean", lambda one: one.repeat(2, 1)), "of shape"),
+    "no arrays": (lambda reply: changed(reply, **dict.fromkeys(told(reply).arrays)), "is missing"),
+    "a weight of 0": (lambda reply: with_weight(reply, "forgotten", 0), "a weight is out of range"),
+    "a weight that is NaN": (lambda reply: with_weight(reply, "forgotten", math.nan), "a weight is out of range"),
+    "a weight that is no number": (lambda reply: with_weight(reply, "forgotten", "1"), "a weight is out of range"),
+    "more than its share": (lambda reply: with_weight(reply, "reference", 1.5), "a larger share"),
+    "another cut": (
+        lambda reply: changed(reply, {"forgotten": {first(reply, "forgotten"): {"conv9": 40.0}}}),
+        "other cuts",
     ),
-    "no reference": lambda reply: changed(reply, {"reference": []}),
-    "a group that nobody named": lambda reply: changed(
-        reply,
-        {"forgotten": [], "reference": []},
-        **{"forgotten/x": part(reply, "sums"), "reference/x": part(reply, "sums")},
-    ),
-    "a group that is no pair": lambda reply: changed(reply, {"forgotten": [1]}),
-    "a count without end": lambda reply: changed(
-        reply, {"forgotten": [[name, math.inf] for name, _ in told(reply).details["forgotten"]]}
-    ),
+    "a request nobody named": (lambda reply: changed(reply, {"forgotten": {"x": {}}}), "nobody named"),
+    "no groups": (lambda reply: changed(reply, {"reference": None}), "nobody named"),
+}
+MOMENTS = {
+    "NaN": (lambda reply: changed(reply, sums=part(reply, "sums") * math.nan), "NaN or infinity"),
+    "another shape": (lambda reply: changed(reply, sums=part(reply, "sums").repeat(2, 1)), "of shape"),
+    "squares of another width": (lambda reply: changed(reply, squares=part(reply, "squares")[:, 1:]), "of shape"),
+    "no squares": (lambda reply: changed(reply, squares=None), "is missing"),
+    "no count": (lambda reply: changed(reply, {"count": 0}), "out of range"),
+    "a count that is no whole number": (lambda reply: changed(reply, {"count": 1.5}), "out of range"),
+}
+TALLIES = {
+    "more hits than rows": (lambda reply: with_counts(reply, "forgotten", 1, 40, 41, 3, 3), "more hits than rows"),
+    "more of either than rows": (lambda reply: with_counts(reply, "retained", 1, 40, 30, 30, 10), "more hits than"),
+    "more of both than of one": (lambda reply: with_counts(reply, "held_out", 1, 40, 3, 3, 4), "do not add up"),
+    "hits below 0": (lambda reply: with_counts(reply, "retained", 1, 40, -1, 3, -1), "do not add up"),
+    "NaN": (lambda reply: with_counts(reply, "retained", 1, math.nan, 1, 1, 1), "do not add up"),
+    "no rows": (lambda reply: with_counts(reply, "retained", 1, 0, 0, 0, 0), "do not add up"),
+    "hits that are NaN": (lambda reply: with_counts(reply, "retained", 1, 40, math.nan, 3, 3), "add up|more hits"),
+    "a label out of range": (lambda reply: with_counts(reply, "retained", 10, 1, 1, 1, 1), "a label is out of range"),
+    "a row too short": (lambda reply: with_counts(reply, "retained", 1, 2, 3), "no row of five numbers"),
+    "no list": (lambda reply: changed(reply, {"held_out": None}), "no list"),
+    "a request nobody named": (lambda reply: changed(reply, {"unseen": {"x": []}}), "nobody named"),
+    "no counts": (lambda reply: changed(reply, {"forgotten": None}), "nobody named"),
 }
 DURING = [
     pytest.param(kind, change, id=f"{kind}: {name}")
-    for kind, cases in (("labels", LABELS), ("summarize", SUMMARIES), ("shifts", SHIFTS), ("gather", GATHERED))
+    for kind, cases in (("labels", LABELS), ("summarize", SUMMARIES))
     for name, change in cases.items()
+]
+MALFORMED = [
+    pytest.param(kind, change, why, id=f"{kind}: {name}")
+    for kind, cases in (("sketch", SKETCHES), ("spreads", SPREADS), ("moments", MOMENTS))
+    for name, (change, why) in cases.items()
 ]
 
 
@@ -883,9 +953,34 @@ def test_a_request_that_meets_a_bad_answer_fails_clearly_and_changes_nothing(wor
     assert (plugged.requests, plugged.served) == (frozenset(), None)
 
 
+@pytest.mark.parametrize(("kind", "change", "why"), MALFORMED)
+def test_statistics_out_of_shape_are_refused_with_the_reason_and_change_nothing(world, plain, warm, kind, change, why):
+    warm.spoil = spoiling(change, kind=kind)
+    contact, store, plugged = world.contact(warm), copy.deepcopy(plain), plug(world.model)
+    with pytest.raises(ContactError, match=f"Client 2 gave no answer of use: .*{why}"):
+        unlearn(plugged, store, samples(world, c2=40), clients=contact, config=BOTH)
+    assert_same_store(store, plain)
+    assert (plugged.requests, plugged.served) == (frozenset(), None)
+
+
+@pytest.mark.parametrize(("change", "why"), TALLIES.values(), ids=TALLIES.keys())
+def test_counts_that_do_not_fit_are_left_out_and_noted(world, plain, warm, change, why):
+    warm.spoil = spoiling(change, kind="tally")
+    contact, store, plugged = world.contact(warm), copy.deepcopy(plain), plug(world.model)
+    report = unlearn(plugged, store, samples(world, c2=40), clients=contact, config=BOTH)
+    (note,) = [note for note in report.notes if "counted no answers" in note]
+    assert note.startswith("Client 2 ") and re.search(why, note)
+    (verdict,) = report.verdicts.values()
+    assert (verdict.finding, verdict.statistic) == ("not measured", None)
+
+
 def test_after_a_failure_the_request_can_be_answered(world, plain, warm):
     contact, store, plugged = world.contact(warm), copy.deepcopy(plain), plug(world.model)
-    for kind, change in (("labels", LABELS["nothing"]), ("summarize", SUMMARIES["lost"]), ("gather", GATHERED["NaN"])):
+    for kind, change in (
+        ("labels", LABELS["nothing"]),
+        ("summarize", SUMMARIES["lost"]),
+        ("moments", MOMENTS["NaN"][0]),
+    ):
         warm.spoil = spoiling(change, kind=kind)
         with pytest.raises(ContactError):
             unlearn(plugged, store, samples(world, c2=40), clients=contact, config=BOTH)
@@ -1293,10 +1388,13 @@ def test_clients_of_one_request_are_asked_together_and_the_filter_is_the_same(wo
     pushes, push = [], grid.push_messages
     grid.push_messages = lambda messages: pushes.append(len(messages)) or push(messages)
     report = unlearn(plugged, store, shared_request(world), clients=contact, config=config)
-    nodes = [FIRST, FIRST + 1, FIRST + 3]
-    assert waves(grid) == [(kind, nodes) for kind in ("labels", "summarize", "shifts", "gather")]
-    assert pushes == [3, 3, 3, 3]
-    assert report.clients_contacted == [0, 1, 3]
+    nodes, found = [FIRST, FIRST + 1, FIRST + 3], waves(grid)
+    assert [kind for kind, _ in found] == ["labels", "summarize", "sketch", "spreads", "moments", "tally"]
+    asked = dict(found)
+    assert asked["labels"] == asked["summarize"] == asked["moments"] == nodes
+    assert asked["sketch"] == asked["tally"] == NODES and set(nodes) <= set(asked["spreads"])
+    assert pushes == [len(of) for of in asked.values()]
+    assert sorted(report.clients_contacted) == [0, 1, 2, 3]
 
     here, at_home = plug(world.model), InProcess(world.federation, world.model)
     unlearn(here, collect(world.model, world.federation), shared_request(world), clients=at_home, config=config)
@@ -1304,7 +1402,7 @@ def test_clients_of_one_request_are_asked_together_and_the_filter_is_the_same(wo
     assert torch.equal(plugged(x), here(x))
 
 
-@pytest.mark.parametrize("kind", ["labels", "summarize", "shifts", "gather"])
+@pytest.mark.parametrize("kind", ["labels", "summarize", "sketch", "spreads", "moments"])
 def test_one_client_of_several_that_fails_ends_it_and_changes_nothing(world, kind):
     grid = world.grid()
     contact = world.contact(grid, retries=0, timeout=0.1)

@@ -6,7 +6,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from fedup.contrast import Question
 from flwr.app import Error, Message, RecordDict
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.flower._grid import FIRST, LocalGrid, assert_ledgers_agree, changed, digits, spent_by_nodes, told
 
 from fedup import DP, Forget, collect
+from fedup.eraser_statistics import Question
 from fedup.errors import FedUPError
 from fedup.flower import messaging
 from fedup.flower.wire import Answer, write_answer

@@ -17,6 +17,8 @@ from fedup.run.answering import Limits
 
 RECIPE = Recipe.suited_to("digits", rounds=1, clients=3, rows=300, batch_size=32, seed=1)
 
+FORCED = Limits(max_loss=None, force=True)
+
 
 class World:
     """Three nodes over digits, and a model that was trained a little."""
@@ -70,7 +72,7 @@ def test_a_server_that_starts_again_serves_the_same_filter_and_asks_nobody(world
 def test_what_is_taken_back_gives_the_original_bit_for_bit(world):
     contact, memory = world.contact(), world.memory()
     memory.collect(contact)
-    memory.unlearn(Forget.clients([1]), contact)
+    memory.unlearn(Forget.clients([1]), contact, limits=FORCED)
     memory.restore("R1", contact=contact)
     with memory.plugged().restored() as original:
         assert torch.equal(world.logits(original), world.logits(world.model))
@@ -80,7 +82,7 @@ def test_what_is_taken_back_gives_the_original_bit_for_bit(world):
 def test_the_operators_commands_work_on_it(world):
     contact, memory = world.contact(), world.memory()
     memory.collect(contact)
-    memory.unlearn(Forget.samples({2: world.federation.clients[2].train[:30].tolist()}), contact)
+    memory.unlearn(Forget.samples({2: world.federation.clients[2].train[:30].tolist()}), contact, limits=FORCED)
     status = json.loads(fedup("status", "--run", world.folder, "--json").out)
     assert [request["id"] for request in status["requests"]] == ["R1"]
     assert "sound as far as it could be checked" in fedup("verify", "--run", world.folder).out

@@ -5,7 +5,6 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from fedup.contrast import Question
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from tests.flower._grid import World, digits, unnamed
@@ -15,17 +14,21 @@ from torch import nn
 from fedup import Forget, fingerprint
 from fedup.client import Summarizing
 from fedup.contact import InProcess
+from fedup.eraser_statistics import Question
 from fedup.errors import BudgetError, DataError, MissingDataError, SettingError
 from fedup.flower import Policy, mount
-from fedup.flower.reading import contrast_of, labels_of, noisy_of, shifts_of
+from fedup.flower.reading import labels_of, moments_of, noisy_of, sketches_of, spreads_of, tally_of
 from fedup.flower.state import KeptLedger
 from fedup.flower.wire import Answer, Ask, array_of, tensor_of
+from fedup.messages import spreads_question, tally_question
 from fedup.privacy import DP, Budget, Ledger
+from fedup.tally import TallyQuestion
 
 PRIVATE = DP(2.0, clip=4.0, replay_seed=7)
 REAL = DP(2.0, clip=4.0)
 NAN = float("nan")
 SPREADS = {"conv2": (144, 6), "fc1": (1, 256), "head": (1, 512)}  # positions and channels
+SKETCH = (64, 8)  # of the means at conv2: groups of positions, and numbers of each
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +49,27 @@ def with_rows(world: World, places, value: float) -> dict:
     return {"data": lambda context: (x, world.federation.y[rows])}
 
 
-def question(world: World, many: int = 40, *, by_class: bool = False) -> Question:
-    rows = world.rows(CLIENT)
-    if by_class:  # so that there are enough of one class
-        rows = rows[(world.federation.y[rows] != 5).long().argsort(stable=True)]
-    request = Forget.samples({CLIENT: rows[:many].tolist()})
-    return Question({request.digest: request}, request | Forget.classes([3]), by_class)
+def question(world: World, many: int = 40) -> Question:
+    request = Forget.samples({CLIENT: world.rows(CLIENT)[:many].tolist()})
+    return Question({request.digest: request}, request | Forget.classes([3]))
+
+
+def weights_for(asked: Question) -> dict[str, dict[int, float]]:
+    """A share of two classes, and of one of which the client has none."""
+    return {name: {1: 0.25, 5: 0.5, 2: 0.25} for name in asked.requests}
+
+
+def exact_details(world: World) -> dict[str, dict]:
+    """By kind, questions that are under no guarantee."""
+    asked, sample = question(world), int(world.rows(CLIENT)[0])
+    counted = TallyQuestion(asked.requests, asked.gone)
+    return {
+        "labels": {"samples": [sample]},
+        "sketch": {"cut": "conv2", "over": "each", "question": asked.to_json()},
+        "spreads": spreads_question({"conv2": "each"}, asked, weights_for(asked)),
+        "moments": {"cut": "conv2", "over": "each", "positions": [0], "question": asked.to_json()},
+        "tally": tally_question(None, None, counted)[0],
+    }
 
 
 def spreads(cuts) -> dict:
@@ -108,18 +126,18 @@ def test_without_ids_samples_go_by_their_places(world):
     assert node.ask("labels", samples=[108]).status == "failed"
     request = Forget.samples({CLIENT: range(40)})
     asked = Question({"it": request}, request)
-    cuts = {"conv2": "each", "head": "each"}
-    shifts = shifts_of(node.ask("shifts", cuts=cuts, question=asked.to_json()), spreads(cuts))
-    assert_same_shifts(shifts, clients.shifts(CLIENT, cuts=cuts, question=asked))
+    at = {"cut": "conv2", "over": "each"}
+    found = sketches_of(node.ask("sketch", **at, question=asked.to_json()), SKETCH, asked.requests, 10)
+    assert_same_sketches(found, clients.sketch_groups(CLIENT, **at, question=asked))
 
 
-def assert_same_shifts(one, other) -> None:
-    assert one.keys() == other.keys()
-    assert one, "premise: there is something to tell"
-    for cut, shift in one.items():
-        assert shift.rows == other[cut].rows
-        for part in ("distance", "noise", "fisher", "variance"):
-            assert torch.equal(getattr(shift, part), getattr(other[cut], part))
+def assert_same_sketches(one, other) -> None:
+    assert one.forgotten and one.retained, "premise: there is something to tell"
+    for mine, theirs in ((one.forgotten, other.forgotten), (one.retained, other.retained)):
+        assert mine.keys() == theirs.keys()
+        for name, sums in mine.items():
+            assert sums.count == theirs[name].count
+            assert torch.equal(sums.sums, theirs[name].sums)
 
 
 def test_classes_of_samples_are_told_by_id(world, node):
@@ -128,39 +146,49 @@ def test_classes_of_samples_are_told_by_id(world, node):
     assert found == in_process(world).labels_of(CLIENT, samples)
 
 
-@pytest.mark.parametrize("by_class", [False, True])
-def test_shifts_are_those_of_the_client_in_process_to_the_bit(world, node, by_class):
-    cuts = {"conv2": "each", "fc1": "each", "head": "each"}
-    asked = question(world, by_class=by_class)
-    found = shifts_of(node.ask("shifts", cuts=cuts, question=asked.to_json()), spreads(cuts))
-    assert_same_shifts(found, in_process(world).shifts(CLIENT, cuts=cuts, question=asked))
+def test_sketches_are_those_of_the_client_in_process_to_the_bit(world, node):
+    asked, at = question(world), {"cut": "conv2", "over": "each"}
+    found = sketches_of(node.ask("sketch", **at, question=asked.to_json()), SKETCH, asked.requests, 10)
+    assert_same_sketches(found, in_process(world).sketch_groups(CLIENT, **at, question=asked))
+    assert 3 not in found.retained  # it is forgotten, too
 
 
-@pytest.mark.parametrize("by_class", [False, True])
-def test_statistics_of_an_eraser_are_those_of_the_client_in_process_to_the_bit(world, node, by_class):
-    asked, at = question(world, by_class=by_class), {"cut": "conv2", "over": "each", "positions": [0, 5, 7]}
-    found = contrast_of(node.ask("gather", **at, question=asked.to_json()), (3, 6), asked.requests)
-    expected = in_process(world).gather(CLIENT, **at, question=asked)
-    assert found.pooled.count == expected.pooled.count
-    assert torch.equal(found.pooled.sums, expected.pooled.sums)
-    assert torch.equal(found.pooled.squares, expected.pooled.squares)
+def test_means_and_variances_are_those_of_the_client_in_process_to_the_bit(world, node):
+    cuts, asked = {"conv2": "each", "fc1": "each", "head": "each"}, question(world)
+    weights, shares = weights_for(asked), dict.fromkeys(asked.requests, 1.0)
+    answer = node.ask("spreads", **spreads_question(cuts, asked, weights))
+    found = spreads_of(answer, spreads(cuts), asked.requests, shares)
+    expected = in_process(world).measure_groups(CLIENT, cuts=cuts, question=asked, weights=weights)
+    assert found.forgotten and found.reference, "premise"
     for one, other in ((found.forgotten, expected.forgotten), (found.reference, expected.reference)):
         assert one.keys() == other.keys()
-        for name, sums in one.items():
-            assert sums.count == other[name].count
-            assert torch.equal(sums.sums, other[name].sums)
+        for name, by_cut in one.items():
+            assert by_cut.keys() == other[name].keys() == cuts.keys()
+            for cut, spread in by_cut.items():
+                assert spread.weight == other[name][cut].weight
+                assert torch.equal(spread.mean, other[name][cut].mean)
+                assert torch.equal(spread.variance, other[name][cut].variance)
+
+
+def test_second_moments_are_those_of_the_client_in_process_to_the_bit(world, node):
+    asked, at = question(world), {"cut": "conv2", "over": "each", "positions": [0, 5, 7]}
+    found = moments_of(node.ask("moments", **at, question=asked.to_json()), (3, 6))
+    expected = in_process(world).second_moments(CLIENT, **at, question=asked)
+    assert found.count == expected.count
+    assert torch.equal(found.sums, expected.sums)
+    assert torch.equal(found.squares, expected.squares)
 
 
 def test_a_client_with_too_few_forgotten_rows_tells_nothing_of_them(world, node):
-    few = question(world, 19)
-    at = {"cut": "conv2", "over": "each", "positions": [0]}
-    answer = node.ask("gather", **at, question=few.to_json())
-    assert (contrast_of(answer, (1, 6), few.requests), in_process(world).gather(CLIENT, **at, question=few)) == (
-        None,
-        None,
-    )
-    assert answer.arrays == {}
-    assert shifts_of(node.ask("shifts", cuts={"conv2": "each"}, question=few.to_json()), spreads(["conv2"])) == {}
+    few, at = question(world, 19), {"cut": "conv2", "over": "each"}
+    told = sketches_of(node.ask("sketch", **at, question=few.to_json()), SKETCH, few.requests, 10)
+    assert told.forgotten == {} and told.retained
+    asked = spreads_question({"conv2": "each"}, few, weights_for(few))
+    found = spreads_of(node.ask("spreads", **asked), spreads(["conv2"]), few.requests, dict.fromkeys(few.requests, 1.0))
+    assert found.forgotten == {} and found.reference
+    everything = Question(few.requests, Forget.clients([CLIENT]))  # nothing is retained either
+    answer = node.ask("moments", **at, positions=[0], question=everything.to_json())
+    assert (answer.status, answer.arrays, moments_of(answer, (1, 6))) == ("ok", {}, None)
 
 
 def test_noisy_statistics_of_an_eraser_are_those_of_the_client_in_process_and_charged(world, node):
@@ -196,9 +224,12 @@ def test_other_clients_samples_are_nothing_to_a_node(world, node):
     own = question(world)
     (name, request), more = next(iter(own.requests.items())), Forget.samples({0: [1, 2, 3], 3: [10**9]})
     both = Question({name: request | more}, own.gone | more)
-    cuts = {"conv2": "each"}
-    one, other = (node.ask("shifts", cuts=cuts, question=asked.to_json()) for asked in (own, both))
-    assert_same_shifts(shifts_of(one, spreads(cuts)), shifts_of(other, spreads(cuts)))
+    at = {"cut": "conv2", "over": "each"}
+    one, other = (
+        sketches_of(node.ask("sketch", **at, question=asked.to_json()), SKETCH, own.requests, 10)
+        for asked in (own, both)
+    )
+    assert_same_sketches(one, other)
 
 
 # --- who it is
@@ -345,6 +376,29 @@ def test_classes_with_fewer_rows_than_the_least_are_not_told(world):
     assert torch.equal(answer.arrays["vectors"], expected.vectors)
 
 
+def test_classes_with_fewer_rows_than_the_least_are_not_told_of_for_an_eraser_or_in_counts_either(world):
+    asked, at = question(world), {"cut": "conv2", "over": "each"}
+    usual = in_process(world)
+    everything = usual.sketch_groups(CLIENT, **at, question=asked).retained
+    least = sorted({one.count for one in everything.values()})[1]
+    enough = {label for label, one in everything.items() if one.count >= least}
+    assert enough < everything.keys(), "premise"
+    node = Node(world, world.app(CLIENT, policy=Policy(least_rows=least)))
+    told = sketches_of(node.ask("sketch", **at, question=asked.to_json()), SKETCH, asked.requests, 10)
+    assert told.retained.keys() == enough and told.forgotten.keys() == asked.requests.keys()
+
+    (name,), cuts = asked.requests, {"conv2": "each"}
+    answer = node.ask("spreads", **spreads_question(cuts, asked, {name: dict.fromkeys(everything, 0.125)}))
+    found = spreads_of(answer, spreads(cuts), asked.requests, {name: 1.0})
+    assert found.reference[name]["conv2"].weight == 0.125 * len(enough)
+
+    answer = node.ask("tally", **tally_question(None, None, TallyQuestion(asked.requests, asked.gone))[0])
+    counted = tally_of(answer, asked.requests, 10)
+    assert counted.retained.keys() == enough
+    assert all(one.rows >= least for one in counted.held_out.values())
+    assert counted.forgotten.keys() == asked.requests.keys()
+
+
 def test_rows_count_towards_the_least_only_if_they_are_retained(world):
     y = world.federation.y[world.rows(CLIENT)]
     ones = world.rows(CLIENT)[y == 1]  # 18 of them
@@ -373,9 +427,7 @@ def test_a_client_that_answers_under_dp_only_refuses_everything_else(world, poli
     answers = [
         node.summarize(),
         node.summarize(labels=[1]),
-        node.ask("labels", samples=[int(world.rows(CLIENT)[0])]),
-        node.ask("shifts", cuts={"conv2": "each"}, question=asked),
-        node.ask("gather", cut="conv2", over="each", positions=[0], question=asked),
+        *(node.ask(kind, **details) for kind, details in exact_details(world).items()),
         node.ask("gather privately", cut="conv2", how=asdict(HOW), question=asked),
     ]
     for answer in answers:
@@ -385,15 +437,24 @@ def test_a_client_that_answers_under_dp_only_refuses_everything_else(world, poli
     assert node.summarize(REAL).status == "ok"
 
 
-@pytest.mark.parametrize("kind", ["labels", "shifts", "gather"])
+@pytest.mark.parametrize("kind", ["sketch", "spreads", "moments", "tally"])
+def test_a_private_client_refuses_exact_statistics_and_counts_without_reading_a_row(world, kind):
+    def never(*args):
+        raise AssertionError("it was read")
+
+    for policy in (Policy(only_private=True), Policy(budget=Budget(50.0))):
+        node = Node(world, world.app(CLIENT, data=never, ids=never, held_out=never, model=never, policy=policy))
+        ask = Ask(kind, fingerprint(world.model), {**exact_details(world)[kind], "num_classes": 10})
+        answer = node.say(replace(ask, weights=world.model.state_dict()))
+        assert (answer.status, answer.arrays, answer.details) == ("refused", {}, {})
+        assert "fedup-weights" not in node.context.state
+
+
+@pytest.mark.parametrize("kind", ["labels", "sketch", "spreads", "moments", "tally"])
 def test_naming_a_guarantee_does_not_make_an_exact_answer_private(world, kind):
     node = Node(world, world.app(CLIENT, policy=Policy(only_private=True)))
     node.ask("who")
-    details = {
-        "labels": {"samples": [int(world.rows(CLIENT)[0])]},
-        "shifts": {"cuts": {"conv2": "each"}, "question": question(world).to_json()},
-        "gather": {"cut": "conv2", "over": "each", "positions": [0], "question": question(world).to_json()},
-    }[kind]
+    details = exact_details(world)[kind]
     assert node.ask(kind, **details, how=asdict(REAL)).status == "refused"
 
 

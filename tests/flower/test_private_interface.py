@@ -171,7 +171,7 @@ def questions(draw):
         "num_classes": draw(mostly([1, 2, CLASSES, 7], [0, -1, 10**9, "4"])),
         "row": draw(mostly([row_of(BLANK), None], [row_of(torch.zeros(1, 3)), {"shape": "x"}])),
     }
-    kind = draw(mostly(["summarize", "gather privately"], ["labels", "shifts", "gather"]))
+    kind = draw(mostly(["summarize", "gather privately"], ["labels", "sketch", "spreads", "moments", "tally"]))
     if kind != "summarize":
         return kind, eraser(draw(ids) or [], **common), weights
     labels = draw(mostly([None], [[], [0], [0, 1], [CLASSES]]))
@@ -373,7 +373,7 @@ def test_weights_that_are_no_numbers_are_refused_before_data_is_read():
     assert "NaN" in answer.reason and not read and node.charges() == []
 
 
-@pytest.mark.parametrize("kind", ["labels", "summarize", "shifts", "gather"])
+@pytest.mark.parametrize("kind", ["labels", "summarize", "sketch", "spreads", "moments", "tally"])
 def test_exact_questions_read_no_row_under_a_private_policy(kind):
     read = []
     for policy in (PRIVATE, Policy(budget=Budget(50.0))):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedup import messages
 from fedup.client import Summarizing, Summary, summarize
 from fedup.contact import InProcess
-from fedup.eraser_statistics import Question
+from fedup.eraser_statistics import EVERY_CLASS, MOST_REFERENCE_ROWS, Question
 from fedup.errors import DataError
 from fedup.federation import Client, Federation
 from fedup.filter_file import served_from
@@ -22,7 +22,7 @@ from fedup.flower.wire import Answer
 from fedup.plugging import Served
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget
-from fedup.tally import TallyQuestion
+from fedup.tally import MOST_CLASS_ROWS, TallyQuestion
 
 
 @dataclass(frozen=True)
@@ -140,14 +140,28 @@ def _question(work: Work, told: Mapping[str, Any]) -> Question:
 def _sketch(work: Work, details: dict[str, Any]) -> Answer:
     contact, question = work.contact(int(details["num_classes"])), _question(work, details["question"])
     client, cut, over = work.holding.client, details["cut"], details["over"]
-    return work.ok(*messages.sketch_answer(contact.sketch_groups(client, cut=cut, over=over, question=question)))
+    found = contact.sketch_groups(client, cut=cut, over=over, question=question)
+    least = min(work.policy.least_rows, MOST_REFERENCE_ROWS)
+    retained = {label: one for label, one in found.retained.items() if one.count >= least}
+    return work.ok(*messages.sketch_answer(replace(found, retained=retained)))
 
 
 def _spreads(work: Work, details: dict[str, Any]) -> Answer:
     contact, question = work.contact(int(details["num_classes"])), _question(work, details["question"])
-    weights = {name: {int(label): float(w) for label, w in of} for name, of in details["weights"].items()}
+    few = _classes_not_told(work, Forget.from_json(details["question"]["gone"]))
+    weights = {
+        name: {int(label): float(w) for label, w in of if int(label) not in few}
+        for name, of in details["weights"].items()
+    }
     found = contact.measure_groups(work.holding.client, cuts=details["cuts"], question=question, weights=weights)
     return work.ok(*messages.spreads_answer(found))
+
+
+def _classes_not_told(work: Work, gone: Forget) -> set[int]:
+    """Classes of which the node retains fewer rows than its policy asks for; with all together where that is less."""
+    kept = work.holding.rows_by_label(gone.sample_ids.get(work.holding.client, frozenset()))
+    kept = {label: n for label, n in kept.items() if label not in gone.class_ids}
+    return {label for label, n in {**kept, EVERY_CLASS: sum(kept.values())}.items() if n < work.policy.least_rows}
 
 
 def _moments(work: Work, details: dict[str, Any]) -> Answer:
@@ -171,7 +185,12 @@ def _tally(work: Work, details: dict[str, Any]) -> Answer:
     )
     before, after = (_filter(work, details[name], name) for name in ("before", "after"))
     found = contact.tally(work.holding.client, before=before, after=after, question=question)
-    return work.ok(*messages.tally_answer(found))
+    least = min(work.policy.least_rows, MOST_CLASS_ROWS)
+    retained, held_out = (
+        {label: one for label, one in counts.items() if one.rows >= least}
+        for counts in (found.retained, found.held_out)
+    )
+    return work.ok(*messages.tally_answer(replace(found, retained=retained, held_out=held_out)))
 
 
 def _filter(work: Work, header: dict[str, Any] | None, name: str) -> Served | None:

@@ -38,6 +38,7 @@ from fedup.taps import Taps
 from fedup.traffic import Meter, Traffic
 
 MOST_BYTES = 16_000_000  # of one answer
+_SPARED = ("sketch", "tally")  # a request may go on without one client's answer to these: the others' still wait
 T = TypeVar("T")
 
 
@@ -523,7 +524,8 @@ class GridContact:
             if node in found:
                 return found[node]
             early = self.left_out[node]
-        self._early = {}  # the request is given up: whoever asks next asks anew
+        if ask.kind not in _SPARED:
+            self._early = {}  # the request is given up: whoever asks next asks anew
         raise ContactError(f"Client {client} gave no answer of use: {early}. Nothing was changed.")
 
     def _node_of(self, client: int) -> int:

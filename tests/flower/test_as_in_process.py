@@ -1,0 +1,231 @@
+"""What nodes tell for an eraser and count under a filter is what clients in process do, and so is what becomes of it:
+refusals, verdicts, and whom a request is compared with."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from tests._forced import unlearn as unlearn_by_force
+from tests.flower._grid import FIRST, LocalGrid, World, digits, told, with_answer
+
+from fedup import Centroids, FilterConfig, Forget, collect, plug, unlearn
+from fedup.contact import InProcess
+from fedup.eraser_statistics import Question
+from fedup.errors import ContactError, HarmError
+from fedup.flower.wire import Answer
+from fedup.plugging import Served
+from fedup.tally import TallyQuestion
+
+BOTH = FilterConfig(rank=8, steps=8, filter="both")
+ERASER = FilterConfig(filter="erasure")
+CLIENTS = [0, 1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    """With a model that has learned something: counts of one that answers the same to everything would tell little."""
+    return digits(rounds=15, rows=1200)
+
+
+@pytest.fixture(scope="module")
+def plain(world) -> Centroids:
+    return collect(world.model, world.federation)
+
+
+@pytest.fixture(scope="module")
+def grid(world) -> LocalGrid:
+    """Nodes that hold the weights already."""
+    made = world.grid()
+    collect(world.model, world.contact(made))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def unspoilt(grid):
+    grid.sent.clear()
+    yield
+    grid.spoil = lambda node, reply: reply
+
+
+def sparing(world: World, reason: str = "withdrawal") -> Forget:
+    """Samples of client 2: some of each class, so that enough of all stay."""
+    rows, y = world.rows(2), world.federation.y
+    taken = [i for label in range(10) for i in rows[y[rows] == label][:15].tolist()]
+    return Forget(sample_ids={2: frozenset(taken)}, reason=reason)
+
+
+def of_class(world: World, label: int) -> Forget:
+    rows = world.rows(2)
+    return Forget.samples({2: rows[world.federation.y[rows] == label].tolist()})
+
+
+def question(world: World) -> Question:
+    request = sparing(world)
+    return Question({request.digest: request}, request | Forget.classes([3]))
+
+
+@pytest.fixture(scope="module")
+def served(world, plain) -> Served:
+    """A filter of both parts."""
+    plugged = plug(world.model)
+    unlearn_by_force(plugged, copy.deepcopy(plain), sparing(world), clients=world.federation, config=BOTH)
+    assert plugged.served.filter is not None and plugged.served.erasure is not None, "premise"
+    return plugged.served
+
+
+# --- the four questions
+
+
+def assert_equal(one, other) -> None:
+    """To the bit, through dataclasses and mappings."""
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert_equal(one[name], other[name])
+    elif hasattr(one, "__dataclass_fields__"):
+        for name in one.__dataclass_fields__:
+            assert_equal(getattr(one, name), getattr(other, name))
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("kind", ["sketch_groups", "measure_groups", "second_moments"])
+def test_statistics_of_all_clients_are_those_in_process_to_the_bit(world, grid, kind, client):
+    asked = question(world).to(client)
+    details = {
+        "sketch_groups": {"cut": "conv2", "over": "each"},
+        "measure_groups": {
+            "cuts": {"conv2": "each", "head": "each"},
+            "weights": {name: {2: 0.5, 5: 0.125, 9: 0.25} for name in asked.requests},
+        },
+        "second_moments": {"cut": "conv2", "over": "each", "positions": [0, 5, 7]},
+    }[kind]
+    over_grid, here = world.contact(grid), InProcess(world.federation, world.model)
+    assert_equal(*(getattr(reached, kind)(client, **details, question=asked) for reached in (over_grid, here)))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("reason", ["withdrawal", "poison"])
+@pytest.mark.parametrize("classes", [False, True])
+def test_counts_of_all_clients_are_those_in_process(world, grid, served, client, reason, classes):
+    request = sparing(world, reason)
+    carried = {request.digest: {5: 0.75, 9: 0.25}} if reason == "poison" else {}
+    parts = {request.digest: request, "class": Forget.classes([3])}
+    asked = TallyQuestion(parts, request | Forget.classes([3]), carried, classes).to(client)
+    ways = world.contact(grid), InProcess(world.federation, world.model)
+    found = [reached.tally(client, before=None, after=served, question=asked) for reached in ways]
+    assert found[0].forgotten and bool(found[0].retained) == classes, "premise"
+    assert_equal(*found)
+    swapped = [reached.tally(client, before=served, after=None, question=asked) for reached in ways]
+    assert_equal(*swapped)
+
+
+def test_counts_under_a_filter_of_another_model_are_refused(world, grid, served):
+    asked = TallyQuestion({}, Forget())
+    for filters in ({"before": replace(served, base="0" * 64), "after": served}, {"before": None}):
+        filters = {"after": replace(served, base="0" * 64), **filters}
+        with pytest.raises(ContactError, match=r"Client 1 gave no answer of use: .*made for another model"):
+            world.contact(grid).tally(1, **filters, question=asked)
+
+
+def test_without_held_out_rows_nothing_is_counted_of_them_and_nothing_is_measured(world, plain):
+    contact = world.contact(world.grid(held_out=None))
+    report = unlearn_by_force(plug(world.model), copy.deepcopy(plain), sparing(world), clients=contact, config=BOTH)
+    (verdict,) = report.verdicts.values()
+    assert verdict.finding == "not measured" and "no held-out rows" in verdict.words
+    assert report.class_recall  # on training rows
+
+
+# --- what becomes of it
+
+
+AUTO, BLUNT = FilterConfig(rank=8, steps=8), FilterConfig(rank=1, steps=1, gentle=False)
+HARMFUL = {
+    "a class would be lost": (lambda world: of_class(world, 2), BOTH, {}),
+    "a client's class would be lost": (lambda world: Forget.clients([1]), AUTO, {}),
+    "recall, eraser and bottleneck": (sparing, BOTH, {}),
+    "recall, as a poisoning": (lambda world: sparing(world, "poison"), replace(BLUNT, filter="both"), {}),
+    "recall without a class": (lambda world: Forget.classes([3]), BLUNT, {"measure": True}),
+}
+
+
+@pytest.mark.parametrize(("make", "config", "terms"), HARMFUL.values(), ids=HARMFUL.keys())
+def test_a_request_that_harms_a_class_is_refused_as_in_process_and_changes_nothing(
+    world, plain, grid, make, config, terms
+):
+    refused = []
+    for reached in (world.contact(grid), world.federation):
+        plugged, store = plug(world.model), copy.deepcopy(plain)
+        with pytest.raises(HarmError) as caught:
+            unlearn(plugged, store, make(world), clients=reached, config=config, **terms)
+        assert (plugged.served, plugged.requests) == (None, frozenset())
+        assert torch.equal(store.vectors, plain.vectors) and store.excluded == plain.excluded
+        refused.append(caught.value)
+    assert refused[0].classes == refused[1].classes != []
+    assert str(refused[0]) == str(refused[1])
+
+
+@pytest.mark.parametrize("reason", ["withdrawal", "poison"])
+@pytest.mark.parametrize("config", [BOTH, ERASER, AUTO], ids=["both", "eraser", "auto"])
+def test_a_verdict_is_that_in_process(world, plain, grid, config, reason):
+    reports = [
+        unlearn_by_force(
+            plug(world.model), copy.deepcopy(plain), sparing(world, reason), clients=reached, config=config
+        )
+        for reached in (world.contact(grid), world.federation)
+    ]
+    (one,), (other,) = (report.verdicts.values() for report in reports)
+    assert one == other and 0 < one.reference.before < one.statistic.before
+    assert reports[0].class_recall == reports[1].class_recall
+    assert reports[0].forced == reports[1].forced
+
+
+def silent(kind: str, node: int):
+    def spoil(number, reply):
+        if number != node or reply.metadata.group_id != kind:
+            return reply
+        return with_answer(reply, Answer("refused", told(reply).base, reason="not on Sundays"))
+
+    return spoil
+
+
+def test_a_node_that_does_not_tell_what_others_are_compared_with_is_left_out_and_noted(world, plain, grid):
+    grid.spoil = silent("sketch", FIRST + 1)
+    plugged = plug(world.model)
+    report = unlearn_by_force(plugged, copy.deepcopy(plain), sparing(world), clients=world.contact(grid), config=BOTH)
+    assert [note for note in report.notes if note.startswith("Client 1 is not compared with: ") and "Sundays" in note]
+    assert plugged.served is not None and 1 not in report.erasure["compared_with"]
+    assert FIRST + 1 not in grid.nodes_asked("spreads")
+    assert len(grid.asked("sketch")) == 4  # the others' answers are used, and not asked for again
+
+
+def test_a_node_that_does_not_tell_of_the_samples_it_holds_ends_the_request(world, plain, grid):
+    grid.spoil = silent("sketch", FIRST + 2)
+    plugged, store = plug(world.model), copy.deepcopy(plain)
+    with pytest.raises(ContactError, match=r"Client 2 gave no answer of use: .*not on Sundays"):
+        unlearn_by_force(plugged, store, sparing(world), clients=world.contact(grid), config=BOTH)
+    assert (plugged.served, plugged.requests) == (None, frozenset())
+    assert torch.equal(store.vectors, plain.vectors) and store.excluded == plain.excluded
+
+
+def test_a_node_that_does_not_count_is_noted_and_the_others_are_not_asked_again(world, plain, grid):
+    grid.spoil = silent("tally", FIRST + 1)
+    report = unlearn_by_force(
+        plug(world.model), copy.deepcopy(plain), sparing(world), clients=world.contact(grid), config=BOTH
+    )
+    assert [note for note in report.notes if note.startswith("Client 1 counted no answers: ")]
+    assert len(grid.asked("tally")) == 4
+
+
+def test_an_eraser_that_nobody_counted_for_is_not_served_unless_by_force(world, plain, grid):
+    grid.spoil = lambda node, reply: silent("tally", node)(node, reply)
+    contact, plugged, store = world.contact(grid), plug(world.model), copy.deepcopy(plain)
+    with pytest.raises(HarmError, match="none of them counted answers"):
+        unlearn(plugged, store, sparing(world), clients=contact, config=BOTH)
+    assert plugged.served is None and store.excluded == plain.excluded
+    report = unlearn_by_force(plugged, store, sparing(world), clients=contact, config=BOTH)
+    assert plugged.served is not None and [one for one in report.forced if "none of them counted" in one]
