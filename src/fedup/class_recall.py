@@ -132,7 +132,7 @@ def lost_classes(centroids: Centroids, gone: Forget) -> dict[int, int]:
     """
     if centroids.dp is not None:
         return {}
-    uncertain = {label for _, label in centroids.purged}
+    uncertain = {label for client, label in centroids.purged if client not in gone.client_ids}
     return {
         label: rows
         for label, (rows, taken) in retained_rows(centroids, gone).items()

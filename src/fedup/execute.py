@@ -94,6 +94,7 @@ class Execution:
         self._plugged, self._centroids, self._contact = plugged, centroids, contact
         self._config, self._terms, self._report, self._trace = config, terms, report, trace
         self._counted: Counted | None = None
+        self._classes_lost = False  # and known to be, by force
 
     def answer(self, active: frozenset[Forget], new: frozenset[Forget]) -> None:
         """Serve a filter for the active requests and the new ones; what may not be served is refused, or stays open."""
@@ -141,9 +142,9 @@ class Execution:
         if refresh is not None:
             with report.stage("contact"):
                 refresh.touched(used, left_out)  # of which classes the samples are
-                if checked_against is not None:
-                    self._allow(lambda: check_classes_left(store, gone, union(checked_against)))
+                self._check_classes_left(left_out, checked_against)
                 refresh.bring_up_to_date(used, left_out)
+                self._check_classes_left(left_out, checked_against)  # cells that were purged are known now
         erasing = Erasing(self._plugged.base, self._plugged.cut, config, self._contact, report, dp=store.dp)
         served = self._plugged.served
         erasure = erasing.erasure_for(
@@ -243,29 +244,40 @@ class Execution:
 
     # --- harm
 
+    def _check_classes_left(self, left_out: Forget, active: frozenset[Forget] | None) -> None:
+        """Refuse what would lose a class that is still there under the active requests."""
+        if active is not None and not self._classes_lost:
+            before = union([*active, *self._centroids.open])
+            forced = len(self._report.forced)
+            self._allow(lambda: check_classes_left(self._centroids, left_out, before))
+            self._classes_lost = len(self._report.forced) > forced
+
     def _recall(
         self, candidate: Served, used: list[Cell], gone: Forget, requests: frozenset[Forget]
     ) -> dict[int, Recall]:
         store, new = self._centroids, requests - self._plugged.requests
         behind = any(cut != self._plugged.cut for cut, _ in candidate.placed)  # an eraser: centroids do not see it
-        if behind and (store.dp is not None or self._contact is None):
-            self._allow(self._refuse_unchecked)
+        if store.dp is not None or (behind and self._contact is None):
+            if candidate.erasure is not None:
+                self._allow(self._refuse_unchecked)
             return {}
+        counted: dict[int, Recall] = {}
         if behind or self._measures(new):
             measured = new if len(new) == 1 and self._measures(new) else frozenset()
-            tallies = self._tallies(candidate, measured)
-            if tallies:
-                return recall_from_tallies(list(tallies.values()))
-            if behind:
-                self._allow(self._refuse_unchecked)
-                return {}
-        return {} if store.dp is not None else self._recall_at_cut(candidate, used, gone)
+            counted = recall_from_tallies(list(self._tallies(candidate, measured).values()))
+        uncounted = {cell.label for cell in used} - gone.class_ids - counted.keys()  # their holders are silent
+        if not uncounted:
+            return counted
+        if behind:
+            self._allow(self._refuse_unchecked)
+            return counted
+        return self._recall_at_cut(candidate, used, gone) | counted
 
     def _refuse_unchecked(self) -> None:
         if self._centroids.dp is not None:
             raise HarmError(
                 "Under differential privacy nobody can be asked what an eraser does to each class, so it is not served "
-                "unless you say so with force=True. Nothing was changed, but what clients released is spent."
+                "unless you say so with force=True. Nothing was changed."
             )
         if self._contact is not None:
             raise HarmError(
@@ -298,7 +310,7 @@ class Execution:
             self._note_forced(error)
 
     def _note_forced(self, error: HarmError) -> None:
-        self._report.forced.append(str(error).partition(" Nothing was changed.")[0])
+        self._report.forced.append(str(error).partition(" Nothing was changed")[0])
 
     # --- verdicts
 
@@ -322,6 +334,8 @@ class Execution:
         before = self._plugged.served
         if original is not None and len(new) > 1:  # all the others, without this one
             before = self._aside(original).build_from(active | (new - {request}))
+        if request.reason == "poison" and request.kind != "class" and not self._labels_carried(request):
+            return not_measured("the labels of the rows are not known any more: their cells were purged")
         with self._report.stage("measure"):
             if len(new) == 1 and self._counted is not None and self._counted[0] is candidate:
                 tallies = self._counted[1]
@@ -386,8 +400,7 @@ class Execution:
         for client, ids in request.sample_ids.items():
             if client not in request.client_ids:
                 counts.update(store.sample_labels.get(client, {})[i] for i in ids)
-        total = max(1, counts.total())
-        return {label: count / total for label, count in sorted(counts.items())}
+        return {label: count / counts.total() for label, count in sorted(counts.items()) if count}
 
     def _is_withheld(self, request: Forget) -> bool:
         verdict = self._report.verdicts[request.digest]

@@ -40,7 +40,8 @@ body.wide { max-width: 80rem; } body.wide figure { max-width: 60rem; }
 th[aria-sort="none"] button::after { content: " ↕"; opacity: .35; }
 th[aria-sort="ascending"] button::after { content: " ▲"; } th[aria-sort="descending"] button::after { content: " ▼"; }
 @media (max-width: 40rem) { .facts td { display: block; border: 0; padding: .1rem 0; } th, td { padding: .4rem .5rem; }
-  .facts td:first-child { width: auto; padding-top: .6rem; } .scroll td:first-child { white-space: normal; min-width: 8rem; } }
+  .facts td:first-child { width: auto; padding-top: .6rem; }
+  .scroll td:first-child { white-space: normal; min-width: 8rem; } }
 @media print { body { margin: 1rem auto; } th, td { white-space: normal; } }
 footer { margin-top: 3rem; color: var(--soft); font-size: .85rem; }
 """

@@ -106,7 +106,7 @@ def tally(
         rows = _some(_named(client, request, y), MOST_ROWS)
         if len(rows):
             forgotten[name] = _count(before, after, x, y, rows)
-        if name in question.carried:
+        if question.carried.get(name):
             unseen[name] = {0: _carried(before, after, x, _some(held_out, MOST_ROWS), question.carried[name])}
         elif len(rows):
             alike = held_out[torch.isin(y[held_out], y[rows].unique())]
@@ -131,11 +131,8 @@ def _count(before: nn.Module, after: nn.Module, x: Tensor, y: Tensor, rows: Tens
 
 def _carried(before: nn.Module, after: nn.Module, x: Tensor, rows: Tensor, shares: Mapping[int, float]) -> Paired:
     """How often labels are answered, each as much as it is carried by the rows in question."""
-    table = torch.zeros(max(shares) + 1, dtype=torch.float64)
-    for label, share in shares.items():
-        table[label] = share
     one, other = (
-        torch.where(given < len(table), table[given.clamp(max=len(table) - 1)], 0.0)
+        sum((share * (given == label).double() for label, share in shares.items()), torch.zeros(len(rows)).double())
         for given in (answers(model, x, rows).cpu() for model in (before, after))
     )
     return Paired(len(rows), float(one.sum()), float(other.sum()), float(torch.minimum(one, other).sum()))

@@ -257,9 +257,10 @@ def _check(
     contact = _contact(clients, plugged, centroids)
     used = used_cells(centroids, gone, config)
     check_leaves_something(used, gone)
-    _check_releases(requests, plugged, centroids, used, contact, config)
+    _check_releases(requests, plugged, centroids, used, contact, config, force=terms.force)
     if not terms.force:
-        check_classes_left(centroids, gone, union(active))
+        left_out, before = union([gone, *centroids.open]), union([*active, *centroids.open])
+        check_classes_left(centroids, left_out, before)
     return contact
 
 
@@ -319,8 +320,11 @@ def _check_releases(
     used: list[Cell],
     contact: Contact | None,
     config: FilterConfig,
+    *,
+    force: bool,
 ) -> None:
-    """Refuse an eraser that cannot be made, and what the clients' budgets do not allow, before the first release."""
+    """Refuse an eraser that cannot be made or checked, and what the clients' budgets do not allow, before the first
+    release."""
     dp = centroids.dp
     if contact is None:
         return
@@ -328,6 +332,11 @@ def _check_releases(
     erasing = Erasing(plugged.base, plugged.cut, config, contact, Report(requests), dp=dp)
     served = plugged.served
     of_eraser = erasing.clients_to_ask(requests, left_out, served.question if served else None)
+    if dp is not None and of_eraser and not force:
+        raise HarmError(
+            "Under differential privacy nobody can be asked what an eraser does to each class, so it is made and "
+            "served with force=True only; filter='bottleneck' needs none. Nothing was changed or released."
+        )
     if dp is None and not centroids.ledger.budgets:
         return
     asked = [client for client, cells, _ in _outlook(centroids, used, left_out) if cells]

@@ -18,9 +18,10 @@ from fedup.moments import Moments, Sums
 from fedup.privacy.guarantee import DP
 from fedup.private_erasure import NoisyStatistics
 from fedup.proportions import Paired
-from fedup.tally import Tally
+from fedup.tally import MOST_CLASS_ROWS, MOST_ROWS, Tally
 
 _LARGEST_CLIP = 1e12
+_LARGEST = 1e30  # of a number: its square is one, too
 _LARGEST_SPENT = 1e12  # μ²: of a client that has released everything a million times
 _FLOATS = (torch.float16, torch.float32, torch.float64)
 
@@ -178,12 +179,15 @@ def tally_of(answer: Answer, names: Collection[str], num_classes: int) -> Tally:
         told = answer.details.get(kind)
         if not isinstance(told, dict) or not set(told) <= set(names):
             raise DataError("it counts answers for a request that nobody named")
-        groups[kind] = {name: _counts(rows, num_classes) for name, rows in told.items()}
-    training, held_out = (_counts(answer.details.get(part), num_classes) for part in ("retained", "held_out"))
+        groups[kind] = {name: _counts(rows, num_classes, most=MOST_ROWS) for name, rows in told.items()}
+    training, held_out = (
+        _counts(answer.details.get(part), num_classes, most=MOST_CLASS_ROWS) for part in ("retained", "held_out")
+    )
     return Tally(training, held_out, groups["forgotten"], groups["unseen"])
 
 
-def _counts(told: object, num_classes: int) -> dict[int, Paired]:
+def _counts(told: object, num_classes: int, *, most: int) -> dict[int, Paired]:
+    """By class; no node counts more than so many rows of one, so that none outvotes all others."""
     if not isinstance(told, list):
         raise DataError("its counts are no list")
     found = {}
@@ -192,7 +196,8 @@ def _counts(told: object, num_classes: int) -> dict[int, Paired]:
         _require(numbers, "a count is no row of five numbers")
         label, rows, before, after, both = row
         _require(type(label) is int and 0 <= label < num_classes, "a label is out of range")
-        _require(0 < rows < 2**31 and 0 <= both <= min(before, after), "counts do not add up")
+        _require(label not in found, "a label comes twice")
+        _require(0 < rows <= most and 0 <= both <= min(before, after), "counts do not add up")
         _require(max(before, after) <= rows and before + after - both <= rows + 1e-6, "there are more hits than rows")
         found[label] = Paired(rows, before, after, both)
     return found
@@ -256,6 +261,7 @@ def _floats(answer: Answer, name: str, shape: tuple[int, ...] | None) -> Tensor:
     tensor = _array(answer, name, shape)
     _require(tensor.dtype in _FLOATS, f"{name} is of {tensor.dtype}")
     _require(bool(tensor.isfinite().all()), f"{name} holds NaN or infinity")
+    _require(not tensor.numel() or float(tensor.abs().max()) < _LARGEST, f"{name} holds what no feature has")
     return tensor
 
 
