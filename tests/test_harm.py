@@ -6,10 +6,12 @@ from functools import partial
 import pytest
 import torch
 from tests._marked import AUTO, EARLY, Marked, state_of
+from tests._marked import _trained as trained
 
-from fedup import Federation, FilterConfig, Forget, collect, fingerprint, plug, restore, unlearn
+from fedup import Federation, FilterConfig, Forget, collect, fingerprint, plug, purge, restore, unlearn
 from fedup.class_recall import LEAST_CLASS_ROWS
-from fedup.errors import HarmError
+from fedup.contact import InProcess
+from fedup.errors import ContactError, HarmError
 from fedup.request import union
 from fedup.unlearning import plan
 
@@ -232,3 +234,43 @@ def test_a_client_that_alone_holds_a_class_is_refused_by_name():
     with pytest.raises(HarmError, match=r"class 3 \(0 rows stay\)"):
         unlearn(plugged, store, Forget.clients([1]), config=AUTO)
     assert plugged.served is None
+
+
+def _parted():
+    """Client 0 holds all classes, client 1 all but the last, client 2 the last one alone."""
+    torch.manual_seed(0)
+    y = torch.arange(800) % 4
+    x = 0.5 * torch.randn(800, 8) + 3 * torch.nn.functional.one_hot(y, 8)
+    holder = torch.where(torch.arange(800) < 300, 0, torch.where(y == 3, 2, 1))
+    return x, y, Federation.split(x, y, [(holder == client).nonzero().flatten() for client in range(3)])
+
+
+@pytest.mark.parametrize("purged", [False, True])
+def test_a_purge_hides_no_class_that_a_later_request_would_lose(purged):
+    x, y, federation = _parted()
+    base = trained(x, y)
+    plugged, store = plug(base), collect(base, federation, ratio=0.5)
+    config = FilterConfig(rank=4, steps=200, batch_size=32)
+    unlearn(plugged, store, Forget.clients([0]), clients=federation, config=config)
+    if purged:
+        purge(plugged, store)
+    before = _everything(plugged, store)
+    with pytest.raises(HarmError, match="class 3"):
+        unlearn(plugged, store, Forget.clients([2]), clients=federation)
+    _same(before, _everything(plugged, store))
+
+
+@pytest.mark.parametrize("kind", ["both", "bottleneck"])
+def test_clients_that_do_not_count_hide_no_harm(kind):
+    class Silent(InProcess):
+        def tally(self, client, **question):
+            raise ContactError("it does not count")
+
+    config = FilterConfig(rank=1, steps=5, filter=kind, erase_at=EARLY, gentle=False)
+    for contact in (InProcess, Silent):
+        plugged, store = plug(MARKED.base), MARKED.store()
+        with pytest.raises(HarmError):
+            unlearn(
+                plugged, store, MARKED.requests["first"], clients=contact(MARKED.federation, MARKED.base), config=config
+            )
+        assert plugged.served is None

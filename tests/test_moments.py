@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedup import Forget
+from fedup import Forget, messages
 from fedup.cut import read_features
 from fedup.eraser_statistics import (
     EVERY_CLASS,
@@ -393,14 +393,20 @@ def test_statistics_have_the_shape_of_what_the_filter_acts_on(over):
     assert sketches.forgotten["r0"].sums.shape == shortened(torch.zeros(positions, width)).shape
 
 
-def test_messages_are_as_large_as_what_they_say():
+def test_messages_hold_what_they_say_and_no_more():
     x, y = _data()
     sketches, spreads, moments = _all(x, y, _client(range(200)), _ask(_samples(range(80))))
     numbers = sum(one.sums.numel() for one in (*sketches.forgotten.values(), *sketches.retained.values()))
-    assert 4 * numbers < sketches.size_bytes < 4 * numbers + 1000
-    numbers = 2 * 2 * (8 + 5)  # mean and variance, of two groups, at both cuts
-    assert 4 * numbers < spreads.size_bytes < 4 * numbers + 2000
-    assert 4 * (8 + 36) < moments.size_bytes < 4 * (8 + 36) + 1000
+    sent = [
+        sum(a.nbytes for a in answer[1].values())
+        for answer in (
+            messages.sketch_answer(sketches),
+            messages.spreads_answer(spreads),
+            messages.moments_answer(moments),
+        )
+    ]
+    # mean and variance of two groups at both cuts; one half of a matrix, in double precision
+    assert sent == [4 * numbers, 4 * 2 * 2 * (8 + 5), 8 * (8 + 36)]
 
 
 # --- clients that hold only one side

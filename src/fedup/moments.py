@@ -13,6 +13,7 @@ LEAST_ROWS = 20  # forgotten rows behind every sum that leaves a client: fewer w
 class Moments:
     """Count, sums and second moments of features; they add up over batches and over clients.
 
+    >>> import torch
     >>> rows = torch.randn(10, 3, 4).double()
     >>> both = Moments.of(rows[:4]) + Moments.of(rows[4:])
     >>> torch.allclose(both.covariance, Moments.of(rows).covariance)

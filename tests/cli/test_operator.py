@@ -394,8 +394,8 @@ def test_status_reads_only_and_says_the_same_twice(answered):
     assert contents(answered) == before
     assert {"run", "about", "trained", "collected", "filter", "in_force", "requests", "declined"} <= set(first)
     assert [one["status"] for one in first["requests"]] == ["in force"] * 3
-    # At collection; answers counted for R1; for R3 classes of samples, centroids without them, and answers counted.
-    assert first["releases"]["1"]["messages"] == 5
+    # At collection; answers counted for R1 and R2; for R3 classes of samples, centroids without them, answers counted.
+    assert first["releases"]["1"]["messages"] == 6
 
 
 def test_status_shows_references_with_brackets_as_they_are(run):

@@ -107,8 +107,8 @@ def test_it_tells_time_by_stage_and_who_was_asked_and_sent_what(evidence):
     for one in evidence.values():
         assert {"contact", "fit", "measure", "store"} <= set(one["time_s"])
         assert all(seconds >= 0 for seconds in one["time_s"].values())
-    # Nobody is needed to answer R1 and R2; to measure them, those count answers whose rows are counted.
-    for name, counting in (("R1", [0, 1, 2, 3]), ("R2", [2])):
+    # Nobody is needed to answer R1 and R2; to measure them, and every class, all count answers.
+    for name, counting in (("R1", [0, 1, 2, 3]), ("R2", [0, 1, 2, 3])):
         contact = evidence[name]["contact"]
         assert (contact["clients_contacted"], contact["clients_counting"]) == ([], counting)
         assert [(one["what"], one["client"]) for one in contact["releases"]] == [
@@ -116,7 +116,8 @@ def test_it_tells_time_by_stage_and_who_was_asked_and_sent_what(evidence):
         ]
         assert (contact["protection_of_the_cache"], contact["guarantee_of_the_cache"]) == ("none", None)
     contact = evidence["R3"]["contact"]
-    assert contact["clients_contacted"] == contact["clients_counting"] == [1]
+    assert contact["clients_contacted"] == [1]
+    assert contact["clients_counting"] == [0, 1, 3]  # all that stay
     assert {one["what"] for one in contact["releases"]} == {"classes of samples", "centroids", "counts of answers"}
     for one in evidence.values():
         assert one["contact"]["bytes_up"] == sum(release["bytes"] for release in one["contact"]["releases"]) > 0
