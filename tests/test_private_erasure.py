@@ -171,7 +171,7 @@ def test_a_request_costs_its_client_two_releases_and_nobody_else_one(poisoned):
     assert [sum(c.client == i for c in centroids.ledger.charges) for i in range(3)] == [1, 3, 1]
 
 
-def test_an_eraser_that_nobody_can_check_is_refused_and_changes_nothing_but_what_is_spent(poisoned):
+def test_an_eraser_that_nobody_can_check_is_refused_before_anybody_pays(poisoned):
     federation, model, request = poisoned
     store, plugged = collect(model, federation, privacy=DP(50.0, clip="unit", replay_seed=3)), plug(model)
     before, charged = state_of(store), len(store.ledger.charges)
@@ -179,8 +179,7 @@ def test_an_eraser_that_nobody_can_check_is_refused_and_changes_nothing_but_what
         fedup.unlearn(plugged, store, request, clients=federation, config=FilterConfig(filter="erasure"))
     after = state_of(store)
     assert plugged.served is None
-    assert len(store.ledger.charges) == charged + 2
-    del before["ledger"], after["ledger"]
+    assert len(store.ledger.charges) == charged
     assert after == before
     report = unlearn(plugged, store, request, clients=federation, config=FilterConfig(filter="erasure"))  # forced
     assert any("nobody can be asked" in reason for reason in report.forced)

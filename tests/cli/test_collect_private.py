@@ -354,7 +354,7 @@ def test_a_dry_run_of_a_class_costs_no_privacy(original):
 
 
 def test_a_dry_run_with_an_eraser_names_both_releases_and_nothing_without_noise(original):
-    plan = ok("unlearn", "--run", original, *samples(1, 30), *FAST, "--dry-run", "--json").json
+    plan = ok("unlearn", "--run", original, *samples(1, 30), *FAST, "--force", "--dry-run", "--json").json
     assert plan["clients_of_eraser"] == [1]
     assert "10 cells sent again and statistics for an eraser, each a release" in plan["privacy_cost"]
     assert GUARANTEE in plan["privacy_cost"]

@@ -520,7 +520,7 @@ def test_a_charge_of_a_negative_amount_is_refused(private):
 @pytest.mark.parametrize("many", [2, 30])
 def test_an_eraser_is_charged_as_the_dry_run_said(private, many):
     what = (*samples(1, many), "--filter", "auto", *FAST)
-    plan = ok("unlearn", "--run", private, *what, "--dry-run", "--json").json
+    plan = ok("unlearn", "--run", private, *what, "--force", "--dry-run", "--json").json
     assert releases(private) == [0, 1, 2, 3]
     ok("unlearn", "--run", private, *what, "--force")
     expected = [(1, "centroids"), *((client, "eraser") for client in plan["clients_of_eraser"])]
