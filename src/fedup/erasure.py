@@ -103,9 +103,7 @@ class Erasing:
         if not told:
             return None
         added = {cut: _summed([shifts[name][cut] for name in told]) for cut in shifts[told[0]]}
-        places = [
-            judge_place(cut, over, added[cut], most_price=self._price) for cut, over in self._candidates().items()
-        ]
+        places = self._places(added)
         place = choose_place(places, most_price=self._price)
         if place.price > self._price:
             self._report.note(
@@ -311,10 +309,7 @@ class Erasing:
         is."""
         if self._config.filter != "auto":
             return True
-        places = [
-            judge_place(cut, over, shifts[cut], most_price=self._price) for cut, over in self._candidates().items()
-        ]
-        signal = choose_place(places, most_price=self._price).signal
+        signal = choose_place(self._places(shifts), most_price=self._price).signal
         if signal < LEAST_SIGNAL:
             self._leave(
                 "these samples differ from retained ones that look like them no more than by chance "
