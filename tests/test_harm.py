@@ -1,6 +1,7 @@
 """A request costs those who did not ask no more than was allowed, or it is refused and nothing has changed."""
 
 import copy
+import math
 from functools import partial
 
 import pytest
@@ -274,3 +275,26 @@ def test_clients_that_do_not_count_hide_no_harm(kind):
                 plugged, store, MARKED.requests["first"], clients=contact(MARKED.federation, MARKED.base), config=config
             )
         assert plugged.served is None
+
+
+def test_a_wider_bottleneck_answers_where_a_class_comes_close_to_its_limit_and_no_rank_was_chosen(
+    trained_digits, monkeypatch
+):
+    """What it costs the worst class is no more than with the usual rank."""
+    usual = 3
+    for module in ("filter", "execute"):
+        monkeypatch.setattr(f"fedup.{module}.DEFAULT_RANK", usual)
+    request = Forget.samples({0: trained_digits.frequent(0)[1], 3: trained_digits.frequent(3)[1]})
+
+    def answered(**chosen):
+        plugged = plug(trained_digits.model)
+        config = FilterConfig(filter="bottleneck", **chosen)
+        try:
+            report = unlearn(plugged, trained_digits.store(), request, clients=trained_digits.federation, config=config)
+        except HarmError:
+            return math.inf, usual
+        return report.worst_class[1].loss, plugged.served.filter.rank
+
+    (free_loss, free_rank), (fixed_loss, fixed_rank) = answered(), answered(rank=usual)
+    assert fixed_rank == usual < free_rank
+    assert free_loss < fixed_loss

@@ -24,9 +24,10 @@ from fedup.cut import flat_tail
 from fedup.eraser import Erasure
 from fedup.erasure import Erasing
 from fedup.errors import ContactError, HarmError, RequestError, SettingError
-from fedup.filter import FilterConfig
+from fedup.filter import DEFAULT_RANK, FilterConfig
 from fedup.fit import Trace
 from fedup.plugging import PluggedModel, Served
+from fedup.positions import positions_of
 from fedup.refresh import Refresh
 from fedup.report import Report
 from fedup.request import Forget, union
@@ -37,6 +38,8 @@ from fedup.verdict import Verdict, class_part, judge, not_measured, rows_part
 _BROKEN = 0.5  # of the usual recall
 _ALPHAS = (1.0, 1.0, 1.0, 0.3, 0.1)  # of the weight of labels, in each try of a fit
 _MORE_STEPS = 3  # times as many, for features to stay as they are
+_WIDER = (2, 4)  # times the usual rank, where a bottleneck costs a class too much on rows held out:
+_CLOSE = 0.7  # more than so much of what is allowed
 _GENTLEST = (0.1, 0.03)  # where samples are withdrawn and nothing sets them apart: all is to stay as it is
 FARTHER = (
     "The filter that can be made would make the model know these samples better than before, so it is withheld: the "
@@ -150,16 +153,7 @@ class Execution:
         erasure = erasing.erasure_for(
             requests, left_out, served.question if served else None, served.erasure if served else None
         )
-        tried: list[_Tried] = []
-        for with_eraser, with_bottleneck in self._kinds(gone, erasure, complete=erasing.complete):
-            candidate = self._fitted(requests, used, gone, erasure if with_eraser else None, with_bottleneck)
-            candidate = replace(candidate, question=erasing.question)
-            with report.stage("check"):
-                recalls = self._recall(candidate, used, gone, requests)
-            loss = max((one.loss for label, one in recalls.items() if label not in gone.class_ids), default=0.0)
-            tried.append(_Tried(loss, candidate, recalls, report.centroids_used, self._counted))
-            if loss <= self._terms.max_class_loss / 2:
-                break
+        tried = self._tried(requests, used, gone, erasing, erasure)
         chosen = min(tried, key=lambda one: one.loss)
         if self._terms.force and chosen.loss > self._terms.max_class_loss:
             chosen = tried[0]
@@ -171,6 +165,36 @@ class Execution:
         self._allow(lambda: check_recall(chosen.recalls, gone, max_class_loss=self._terms.max_class_loss))
         self._note_choice(tried[0].served, chosen.served, used, gone)
         return chosen.served
+
+    def _tried(
+        self, requests: frozenset[Forget], used: list[Cell], gone: Forget, erasing: Erasing, erasure: Erasure | None
+    ) -> list[_Tried]:
+        """Filters of every kind that may answer, until one costs no class much; where all come close to what is
+        allowed, the last kind again with a wider bottleneck: rows held out may show a loss that centroids of rows
+        learned by heart do not."""
+        tried: list[_Tried] = []
+        allowed = self._terms.max_class_loss
+        kinds = [(*kind, 1) for kind in self._kinds(gone, erasure, complete=erasing.complete)]
+        wider = [(*kinds[-1][:2], times) for times in _WIDER if kinds[-1][1] and self._widens(requests)]
+        for with_eraser, with_bottleneck, times in [*kinds, *wider]:
+            if times > 1 and min(one.loss for one in tried) <= _CLOSE * allowed:
+                break
+            candidate = self._fitted(
+                requests, used, gone, erasure if with_eraser else None, times if with_bottleneck else 0
+            )
+            candidate = replace(candidate, question=erasing.question)
+            with self._report.stage("check"):
+                recalls = self._recall(candidate, used, gone, requests)
+            loss = max((one.loss for label, one in recalls.items() if label not in gone.class_ids), default=0.0)
+            tried.append(_Tried(loss, candidate, recalls, self._report.centroids_used, self._counted))
+            if loss <= allowed / 2:
+                break
+        return tried
+
+    def _widens(self, requests: frozenset[Forget]) -> bool:
+        """Whether a wider bottleneck may be tried: nobody chose one, and clients count what it does."""
+        config = self._config
+        return config.rank is None and config.gentle and self._measures(requests - self._plugged.requests)
 
     def _kinds(self, gone: Forget, erasure: Erasure | None, *, complete: bool) -> list[tuple[bool, bool]]:
         """(eraser, bottleneck) in the order in which they are tried: by default an eraser for samples, with a
@@ -184,25 +208,33 @@ class Execution:
         return kinds if gone.reason == "poison" or self._terms.force else [*kinds, (False, True)]
 
     def _fitted(
-        self, requests: frozenset[Forget], used: list[Cell], gone: Forget, erasure: Erasure | None, bottleneck: bool
+        self,
+        requests: frozenset[Forget],
+        used: list[Cell],
+        gone: Forget,
+        erasure: Erasure | None,
+        times: int,
     ) -> Served:
+        """With a bottleneck of so many times the usual rank; 0: none."""
         plugged, report = self._plugged, self._report
         made = Served(None, requests, self._config, plugged.base_fingerprint, plugged.cut, erasure)
         with report.stage("fit"):
-            if not bottleneck:
+            if not times:
                 report.centroids_used = 0
                 return made
-            return self._fit_gently(made, used, gone)
+            return self._fit_gently(made, used, gone, times)
 
-    def _fit_gently(self, made: Served, used: list[Cell], gone: Forget) -> Served:
+    def _fit_gently(self, made: Served, used: list[Cell], gone: Forget, times: int) -> Served:
         """With a bottleneck that costs no class much: where one would lose, it is fitted again with that class drawn
         more often, then with less weight on labels and more on the features as they are; the fit is taken that costs
         the worst class least."""
         emphasis: dict[int, float] = {}
         best: tuple[float, Served] | None = None
+        width = positions_of(self._centroids.shape, "each" if self._config.per_position else "all")[1]
+        rank = self._config.rank if times == 1 else min(times * DEFAULT_RANK, width)
         for share in self._alphas(made, gone):
             steps = self._config.steps * (_MORE_STEPS if share < _ALPHAS[-1] + 1e-9 else 1)
-            config = replace(self._config, alpha=share * self._config.alpha, steps=steps)
+            config = replace(self._config, alpha=share * self._config.alpha, steps=steps, rank=rank)
             fitted, self._report.centroids_used = fit_bottleneck(
                 self._plugged,
                 self._centroids,
