@@ -89,6 +89,20 @@ def test_a_saved_filter_serves_the_same_bits_for_the_same_requests(setting):
         assert torch.equal(other(setting.x), setting.base(setting.x))
 
 
+def test_what_a_guard_adds_against_a_bias_is_saved_and_loaded(setting, tmp_path):
+    with torch.no_grad():
+        setting.base[2].bias[2] += 5
+    plugged, loaded = plug(setting.base), plug(setting.base)
+    unlearn(plugged, collect(setting.base, setting.federation), Forget.classes([2]), config=CONFIG)
+    assert plugged.served.filter.constant is not None
+    save_filter(plugged, tmp_path / "f.safetensors")
+    load_filter(loaded, tmp_path / "f.safetensors")
+    assert torch.equal(loaded(setting.x), plugged(setting.x))
+    nothing_passes = torch.full_like(setting.x, -1e9)
+    assert 2 not in loaded(nothing_passes).argmax(1)
+    assert copy.deepcopy(loaded)(nothing_passes).argmax(1).equal(plugged(nothing_passes).argmax(1))
+
+
 def test_requests_go_on_from_a_loaded_filter_as_from_the_fitted_one(setting):
     other = plug(setting.base)
     load_filter(other, setting.path)

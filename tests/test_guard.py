@@ -13,6 +13,7 @@ from fedup.guard import Guard
 
 WIDTH, CLASSES, RANK = 12, 5, 6
 SEVERAL_TIMES = 5
+MAP = (8, 2, 2)  # channels, height and width of what a filter acts on position by position
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +64,36 @@ def test_with_a_linear_tail_no_input_lifts_a_forgotten_logit_above_the_mean_reta
         highest[bool(guarded)] = float((lead / passed.norm(dim=1).clamp(min=1e-6)).max())
     assert highest[False] > 0.01, "premise: without the guard some input does"
     assert highest[True] <= 1e-5
+
+
+@pytest.mark.parametrize("per_position", [False, True])
+@pytest.mark.parametrize("nonnegative", [False, True])
+@pytest.mark.parametrize("forgotten", [[1], [0, 2, 3]], ids=str)
+def test_a_forgotten_class_with_the_largest_bias_is_no_answer_to_any_input(nonnegative, forgotten, per_position):
+    """Where nothing passes the filter, biases answer."""
+    tail = nn.Linear(32, CLASSES)
+    with torch.no_grad():
+        tail.bias[forgotten] = tail.bias.max() + torch.arange(1.0, len(forgotten) + 1)
+    vectors = torch.randn(60, 32).relu() if nonnegative else torch.randn(60, 32)
+    kept = torch.tensor([label for label in range(CLASSES) if label not in forgotten])
+    labels = kept[torch.arange(60) % len(kept)]
+    examples = Examples(vectors, torch.arange(60), labels, torch.ones(60), nonnegative, forgotten, MAP)
+    inputs = torch.cat([torch.zeros(1, *MAP), -1e6 * torch.rand(200, *MAP), 10 * torch.randn(2000, *MAP)])
+    answers = {}
+    for guard in (False, True):
+        config = FilterConfig(rank=RANK, steps=60, guard=guard, per_position=per_position)
+        fitted = fit_filter(tail, examples, config)
+        answers[guard] = set(tail(fitted(inputs).flatten(1)).argmax(1).tolist())
+    assert answers[False] & set(forgotten), "premise"
+    assert not answers[True] & set(forgotten)
+
+
+def test_a_constant_is_added_only_where_a_forgotten_class_leads_by_its_bias():
+    tail = nn.Linear(WIDTH, CLASSES)
+    with torch.no_grad():
+        tail.bias.copy_(torch.tensor([0.0, -1.0, 2.0, 0.0, 0.0]))
+    assert _guard(tail, [1]).constant() is None
+    assert _guard(tail, [2]).constant() is not None
 
 
 @pytest.mark.parametrize("nonnegative", [False, True])
@@ -124,9 +155,6 @@ def test_the_tail_gets_no_gradient_and_the_callers_mode_does_not_matter():
     with torch.no_grad():
         assert torch.equal(_guard(tail, [1], vectors=vectors).excess(decoder), excess)
     assert all(weight.grad is None for weight in tail.parameters())
-
-
-MAP = (8, 2, 2)  # channels, height and width of what a filter acts on position by position
 
 
 class Pooled(nn.Module):

@@ -19,9 +19,10 @@ class Eraser(nn.Module):
     """x − C·Wᵀ(x − μ) at some positions of a cut, x as it is elsewhere.
 
     After least-squares concept erasure (LEACE, Belrose et al. 2023): C holds one column for each thing to erase, the
-    difference between the means of forgotten and of retained rows, W = Σ⁺C(CᵀΣ⁺C)⁺. No linear function of the output
-    is correlated with being forgotten, on the statistics it was made of, and of all ways to reach that this one moves
-    features least. Retained rows keep their mean μ (LEACE itself keeps the mean of all).
+    difference between the mean of forgotten rows and the best mixture of class means of rows that stay,
+    W = Σ⁺C(CᵀΣ⁺C)⁺. No linear function of the output is correlated with being forgotten, on the statistics it was made
+    of, and of all ways to reach that this one moves features least. The mean μ of those mixtures stays where it is
+    (LEACE itself keeps the mean of all rows).
     """
 
     def __init__(self, concept: Tensor, reader: Tensor, offset: Tensor, positions: Tensor, *, over: Over) -> None:

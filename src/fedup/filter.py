@@ -93,7 +93,8 @@ def _check_rank(rank: int, width: int) -> None:
 class Bottleneck(nn.Module):
     """The paper's filter: d → rank → d, no bias, ReLU between; a final ReLU where features cannot be negative.
 
-    It acts on a row's features as one vector, or with `per_position` on each position of a map, each token.
+    It acts on a row's features as one vector, or with `per_position` on each position of a map, each token. A guard may
+    add a constant to what it writes (`constant`), so that a forgotten class does not come back by its bias.
 
     >>> Bottleneck(512, 32, nonnegative=True).size_bytes
     131072
@@ -113,8 +114,11 @@ class Bottleneck(nn.Module):
         self.nonnegative, self.per_position = nonnegative, per_position
         self.encoder = nn.Parameter(torch.empty(rank, width))
         self.decoder = nn.Parameter(torch.empty(width, rank))
+        self.register_buffer("constant", None)  # (width,)
         for weight in (self.encoder, self.decoder):  # as nn.Linear does
             nn.init.kaiming_uniform_(weight, a=5**0.5, generator=source)
+
+    constant: Tensor | None
 
     @property
     def rank(self) -> int:
@@ -129,11 +133,11 @@ class Bottleneck(nn.Module):
     @property
     def size_bytes(self) -> int:
         """Bytes of the filter's weights."""
-        return sum(parameter.numel() * parameter.element_size() for parameter in self.parameters())
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
 
     def forward(self, features: Tensor) -> Tensor:
         spread = to_positions(features, "each" if self.per_position else "all")  # (N, P, C), or (N, 1, D)
-        passed = linear(torch.relu(linear(spread.to(self.encoder.dtype), self.encoder)), self.decoder)
+        passed = linear(torch.relu(linear(spread.to(self.encoder.dtype), self.encoder)), self.decoder, self.constant)
         if self.nonnegative:
             passed = torch.relu(passed)
         return from_positions(passed, tuple(features.shape[1:])).to(features.dtype)

@@ -89,6 +89,8 @@ def _bottleneck(tensors: dict[str, Tensor], header: dict[str, Any], config: Filt
         return None
     rank, width = tensors["encoder"].shape
     fitted = Bottleneck(width, rank, nonnegative=header["nonnegative"], per_position=config.per_position)
+    if "constant" in tensors:
+        fitted.constant = torch.zeros(width)
     fitted.load_state_dict(tensors)
     return fitted.eval().requires_grad_(False)
 

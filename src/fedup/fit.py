@@ -74,6 +74,7 @@ def fit_filter(
         source=source,
     ).to(device)
     guard = _guard(tail, examples, config)
+    fitted.constant = guard.constant() if guard is not None else None
     optimizer = _Adam(list(fitted.parameters()), lr=config.lr)
     with torch.enable_grad():
         for step, batch in enumerate(_batches(examples, config, source)):
@@ -91,7 +92,7 @@ def fit_filter(
                 trace.record(step + 1, {**losses, "total": total}, _within(fitted, examples.basis))
     if guard is not None:
         guard.finish(fitted.decoder.data)
-    if not all(bool(weight.isfinite().all()) for weight in fitted.parameters()):
+    if not all(bool(weight.isfinite().all()) for weight in fitted.state_dict().values()):
         raise DataError("The fit diverged: the filter is not finite. Use a smaller lr, or check the centroids' scale.")
     return _within(fitted, examples.basis).eval().requires_grad_(False)
 
