@@ -20,7 +20,8 @@ True
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedup.centroids import Centroids, collect, load_centroids, save_centroids
+    from fedup.centroids import Centroids, load_centroids, save_centroids
+    from fedup.collecting import collect
     from fedup.errors import FedUPError
     from fedup.fedavg import Observer, federate
     from fedup.federation import Federation
@@ -86,7 +87,7 @@ _HOME = {
     "Plan": "fedup.unlearning",
     "Report": "fedup.report",
     "Trace": "fedup.fit",
-    "collect": "fedup.centroids",
+    "collect": "fedup.collecting",
     "dirichlet": "fedup.partition",
     "federate": "fedup.fedavg",
     "fingerprint": "fedup.sharing",

@@ -1,30 +1,19 @@
 """Phase 2, centroids: the server's store of what each (client, class) cell sent, once."""
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from tempfile import NamedTemporaryFile
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedup.artifacts import load_tensors, save_tensors
 from fedup.client import Summarizing, Summary
-from fedup.contact import Contact, InProcess
-from fedup.cut import find_cut
-from fedup.errors import ArtifactError, DataError, SettingError, StorageError
-from fedup.federation import Federation
-from fedup.files import explained
-from fedup.kmeans import centroid_count
-from fedup.presets import PresetName
-from fedup.presets import preset as settings_of
-from fedup.privacy import paper
+from fedup.errors import ArtifactError, DataError
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
-from fedup.request import Forget, union
-from fedup.sharing import fingerprint
+from fedup.request import Forget
 from fedup.traffic import Traffic
 
 CellName = tuple[int, int]  # (client, class)
@@ -138,11 +127,8 @@ class Centroids:
                 f"{cell.size} × {self.vectors.shape[1]}."
             )
         slot = self.vectors[cell.slot]
-        if (
-            len(vectors) != cell.size or vectors.data_ptr() != slot.data_ptr()
-        ):  # else written there by the client itself
-            slot.zero_()
-            slot[: len(vectors)] = vectors.to(slot)
+        slot.zero_()
+        slot[: len(vectors)] = vectors.to(slot)
         self.counts[cell.slot] = 0
         self.counts[cell.start : cell.start + len(counts)] = counts.to(self.counts)
 
@@ -158,156 +144,6 @@ def _copied(value: Any, device: torch.device | str) -> Any:
     if isinstance(value, list | tuple | set):
         return type(value)(_copied(item, device) for item in value)
     return value  # a number, a text or frozen
-
-
-def collect(
-    model: nn.Module,
-    federation: Federation | Contact,
-    *,
-    ratio: float | None = None,
-    sigma: float | None = None,
-    cut: str | None = None,
-    seed: int = 0,
-    forget: Iterable[Forget] = (),
-    preset: PresetName = "default",
-    keep_forgotten_classes: bool | None = None,
-    privacy: DP | Literal["paper"] | None = None,
-    ledger: Ledger | None = None,
-    folder: str | Path | None = None,
-) -> Centroids:
-    """Ask every client, once, for the centroids of its cells.
-
-    Without `forget` this is the cache: requests are answered from it later. With `forget` it is the paper's protocol:
-    clients leave out what those requests name before they answer (`keep_forgotten_classes` for the class policies
-    `remap` and `remap_client`, which need the forgotten class's centroids; as the preset has it where it is not given).
-    Ratio and noise that are not given are the preset's: 0.8 and none by default, by kind of request with `paper`.
-
-    `privacy` is a `DP` guarantee, under which clients send noisy statistics and each release is charged to the `ledger`
-    (one without limits where none is given); or "paper": its noise, σ = 0.001 where none is given, and its
-    ε counted for each cell, which is noise only and not a DP guarantee.
-
-    With a `folder` the vectors lie on its disk in place of memory, for federations of many clients: in a file without a
-    name, which goes with the store. `save_centroids` keeps them; what `load_centroids` gives lies on disk anyway.
-    """
-    if folder is not None and not Path(folder).is_dir():  # before anybody is asked, and charged
-        raise StorageError(f"There is no folder {folder} to write to. Make it first.")
-    requests = frozenset(forget)
-    usual = settings_of(preset, requests)
-    how = _how(privacy, ratio, sigma, seed, Summarizing(usual.ratio, usual.sigma))
-    if ledger is not None and not isinstance(federation, Federation):
-        raise SettingError("A way to reach clients has a ledger of its own: pass ledger= where that is made.")
-    if isinstance(how, DP) and how.unit == "subject" and isinstance(federation, Federation):
-        federation.check_subjects()
-    with torch.inference_mode(False):  # what is stored must stay writable
-        return _collect(
-            model,
-            InProcess(federation, model, one_reader=True, ledger=ledger)
-            if isinstance(federation, Federation)
-            else federation,
-            how,
-            find_cut(model, cut),
-            requests,
-            usual.config.class_policy != "drop" if keep_forgotten_classes is None else keep_forgotten_classes,
-            None if folder is None else Path(folder),
-        )
-
-
-def _how(privacy: object, ratio: float | None, sigma: float | None, seed: int, usual: Summarizing) -> Summarizing | DP:
-    if isinstance(privacy, DP):
-        if sigma or ratio is not None:
-            raise SettingError("Under DP there are no centroids of a ratio and no noise of a given sigma: pass neither")
-        return privacy
-    if privacy is not None and privacy != "paper":
-        raise SettingError(f'privacy is a DP(epsilon, delta, clip), "paper" or None; found {privacy!r}.')
-    noise = usual.sigma or (paper.SIGMA if privacy else 0.0)
-    return Summarizing(
-        usual.ratio if ratio is None else ratio,
-        noise if sigma is None else sigma,
-        seed,
-        paper_accounting=privacy is not None,
-    )
-
-
-def _collect(
-    model: nn.Module,
-    contact: Contact,
-    how: Summarizing | DP,
-    place: str,
-    requests: frozenset[Forget],
-    keep_forgotten_classes: bool,
-    folder: Path | None,
-) -> Centroids:
-    gone = union(requests)
-    for request in (*requests, *([gone] if requests else [])):
-        contact.check(request)
-    left_out_classes = frozenset() if keep_forgotten_classes else gone.class_ids
-    before = contact.traffic
-    asked = contact.reach(cut=place, how=how, gone=gone, without=left_out_classes)
-    if isinstance(how, DP):  # every client tells of every class: which ones it holds is not to be seen
-        sizes = {client: dict.fromkeys(range(contact.num_classes), 1) for client in asked}
-        layout = _lay_out(sizes, 1.0, left_out_classes)
-    else:
-        layout = _lay_out(contact.cell_sizes(asked), how.ratio, left_out_classes)
-    cells = [cell for own in layout.values() for cell in own]
-    store: Centroids | None = None
-    for client, own in layout.items():
-        excluded = gone.sample_ids.get(client, frozenset())
-        summary = contact.summarize(
-            client,
-            cut=place,
-            how=how,
-            labels=frozenset(cell.label for cell in own),
-            excluded=excluded,
-            out=None if store is None or excluded else store.vectors[own[0].start : own[-1].slot.stop],
-        )
-        if store is None:
-            store = Centroids(
-                vectors=_room_for(cells[-1].slot.stop, summary.vectors, folder),
-                counts=summary.counts.new_zeros(cells[-1].slot.stop),
-                cells=tuple(cells),
-                clients=tuple(sorted({*asked, *gone.client_ids})),  # and nobody who gave no answer
-                num_classes=contact.num_classes,
-                how=how,
-                cut=place,
-                base=fingerprint(model),
-                nonnegative=summary.nonnegative,
-                shape=summary.shape,
-                collected_for=requests,
-                sample_labels={}
-                if isinstance(how, DP)
-                else {client: contact.labels_of(client, ids) for client, ids in gone.sample_ids.items()},
-                ledger=contact.ledger,
-            )
-        insert(store, summary)
-    if store is None:
-        raise DataError("No client has anything to summarize.")
-    store.traffic = contact.traffic - before
-    store.bytes_up = dict(store.traffic.by_client)
-    return store
-
-
-def _room_for(rows: int, like: Tensor, folder: Path | None) -> Tensor:
-    """So many vectors like these, yet to be written."""
-    if folder is None:
-        return like.new_empty(rows, like.shape[1])
-    with explained(f"write to {folder}"), NamedTemporaryFile(dir=folder) as file:  # it is gone once it is mapped
-        if hasattr(os, "posix_fallocate"):  # a full disk says so now
-            os.posix_fallocate(file.fileno(), 0, max(1, rows * like.shape[1] * like.element_size()))
-        mapped = torch.from_file(file.name, shared=True, size=rows * like.shape[1], dtype=like.dtype)
-    return mapped.view(rows, like.shape[1])
-
-
-def _lay_out(sizes: dict[int, dict[int, int]], ratio: float, without: frozenset[int]) -> dict[int, list[Cell]]:
-    """Slots for the cells of each client, one after another; clients with nothing to send have none."""
-    layout: dict[int, list[Cell]] = {}
-    start = 0
-    for client, points in sizes.items():
-        for label, n in sorted(points.items()):
-            if label not in without:
-                cell = Cell(client, label, start, centroid_count(n, ratio))
-                layout.setdefault(client, []).append(cell)
-                start = cell.slot.stop
-    return layout
 
 
 def insert(store: Centroids, summary: Summary) -> None:

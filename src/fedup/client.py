@@ -1,7 +1,7 @@
 """What a client answers after training, as pure functions: the same code in process and on a real node."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ class Summary:
     nonnegative: bool
     shape: tuple[int, ...]  # of one row's features at the cut, D in all
     paper_epsilons: tuple[float, ...] = ()  # one per cell, where they are counted: noise only, not a DP guarantee
+    rows: Mapping[int, int] = field(default_factory=dict)  # by class, with those left out; nothing of it under DP
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ the forgotten rows; means and variances at every cut, of the forgotten rows and 
 cut that was chosen.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,20 +29,31 @@ Weights = Mapping[str, Mapping[int, float]]  # of a client's cells in each reque
 
 
 @dataclass(frozen=True)
-class Question:
-    """What a client is asked about: requests to erase one by one, and all that is forgotten besides."""
+class RowGroups:
+    """Whose rows an eraser is made of: requests to erase one by one, and all that is forgotten besides."""
 
     requests: Mapping[str, Forget]  # by name
     gone: Forget  # all active requests together
 
-    def to(self, client: int) -> "Question":
+    def to(self, client: int) -> "RowGroups":
         """The part of it that a client needs to know."""
-        return Question({name: request.at(client) for name, request in self.requests.items()}, self.gone.at(client))
+        return RowGroups({name: request.at(client) for name, request in self.requests.items()}, self.gone.at(client))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         requests = {name: request.to_json() for name, request in self.requests.items()}
         return {"requests": requests, "gone": self.gone.to_json()}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "RowGroups":
+        """The opposite of `to_json`."""
+        return cls(
+            {name: Forget.from_json(one) for name, one in told["requests"].items()}, Forget.from_json(told["gone"])
+        )
+
+    def with_places(self, places: Callable[[Forget], Forget]) -> "RowGroups":
+        """The same with samples by their place among a node's rows."""
+        return RowGroups({name: places(request) for name, request in self.requests.items()}, places(self.gone))
 
     def forgotten(self, client: Client, y: Tensor) -> dict[str, Tensor]:
         """By request its training rows at the client; too few to tell of are none."""
@@ -96,7 +107,7 @@ class GroupSpreads:
 
 
 def sketch_groups(
-    model: nn.Module, cut: str, x: Tensor, y: Tensor, client: Client, question: Question, *, over: Over
+    model: nn.Module, cut: str, x: Tensor, y: Tensor, client: Client, groups: RowGroups, *, over: Over
 ) -> Sketches:
     """Sketches of a client's forgotten rows, request by request, and of its retained ones, class by class."""
     taps = Taps(model, [cut])
@@ -105,7 +116,7 @@ def sketch_groups(
         means = _diagonals(taps, {cut: over}, x, rows)[cut].mean
         return Sums(len(rows), (len(rows) * shortened(means)).float().cpu())
 
-    forgotten, retained = question.forgotten(client, y), question.retained(client, y)
+    forgotten, retained = groups.forgotten(client, y), groups.retained(client, y)
     return Sketches(
         {name: sketch(rows) for name, rows in forgotten.items()},
         {label: sketch(rows) for label, rows in retained.items()},
@@ -135,12 +146,12 @@ def measure_groups(
     x: Tensor,
     y: Tensor,
     client: Client,
-    question: Question,
+    groups: RowGroups,
     weights: Weights,
 ) -> GroupSpreads:
     """Means and variances of a client's forgotten rows, and of its share of the mixture, at each cut."""
     taps = Taps(model, list(cuts))
-    retained = question.retained(client, y)
+    retained = groups.retained(client, y)
     wanted = {label for shares in weights.values() for label, share in shares.items() if share and label in retained}
     cells = {label: _diagonals(taps, cuts, x, retained[label]) for label in sorted(wanted)}
     reference = {}
@@ -152,7 +163,7 @@ def measure_groups(
             }
     forgotten = {
         name: {cut: _spread(moments, len(rows)) for cut, moments in _diagonals(taps, cuts, x, rows).items()}
-        for name, rows in question.forgotten(client, y).items()
+        for name, rows in groups.forgotten(client, y).items()
     }
     return GroupSpreads(forgotten, reference)
 
@@ -163,7 +174,7 @@ def second_moments(
     x: Tensor,
     y: Tensor,
     client: Client,
-    question: Question,
+    groups: RowGroups,
     *,
     over: Over,
     positions: Sequence[int],
@@ -173,14 +184,14 @@ def second_moments(
     For tokens of retained rows alone, where there are any: there an eraser asks which tokens are unusual among them.
     """
     chosen = torch.tensor(positions, device=x.device)
-    kept = named_rows(client, question.gone, client.train, y)[1]
-    groups = [kept] if len(kept) >= LEAST_ROWS else []
-    if over != "tokens" or not groups:
-        groups += question.forgotten(client, y).values()
-    if not groups:
+    kept = named_rows(client, groups.gone, client.train, y)[1]
+    parts = [kept] if len(kept) >= LEAST_ROWS else []
+    if over != "tokens" or not parts:
+        parts += groups.forgotten(client, y).values()
+    if not parts:
         return None
     added: Moments | None = None
-    for batch in Taps(model, [cut]).read(x, torch.cat(groups).unique()):
+    for batch in Taps(model, [cut]).read(x, torch.cat(parts).unique()):
         part = Moments.of(to_positions(batch[cut], over).index_select(1, chosen))
         added = part if added is None else added + part
     return added

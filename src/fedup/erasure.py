@@ -10,10 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedup.contact import Contact
+from fedup.clients.private_eraser import PrivateEraserQuestion
+from fedup.clients.protocol import Contact
+from fedup.clients.second_moments import SecondMomentsQuestion
+from fedup.clients.sketches import SketchesQuestion
+from fedup.clients.spreads import SpreadsQuestion
 from fedup.cut import find_cut, offered_cuts
 from fedup.eraser import Erasure, make_eraser
-from fedup.eraser_statistics import GroupSpreads, Question, Sketches, Spread, Weights, sum_by_cut
+from fedup.eraser_statistics import GroupSpreads, RowGroups, Sketches, Spread, Weights, sum_by_cut
 from fedup.errors import ContactError, RequestError
 from fedup.filter import FilterConfig
 from fedup.mixture import robust_mixture
@@ -82,7 +86,7 @@ class Erasing:
             return sorted(_samples(asking))
         return self._clients(asking) if self._holders(asking) else []
 
-    def _erasure(self, question: Question, requests: Collection[Forget]) -> Erasure | None:
+    def _erasure(self, question: RowGroups, requests: Collection[Forget]) -> Erasure | None:
         holders = self._holders(question)
         question = replace(question, requests={name: question.requests[name] for name in holders})
         if not holders:
@@ -145,22 +149,17 @@ class Erasing:
 
     # --- what clients are asked
 
-    def _mixtures(self, question: Question) -> dict[str, "_Mixture"]:
+    def _mixtures(self, question: RowGroups) -> dict[str, "_Mixture"]:
         """The first message, of all: by request the mixture of retained cells that looks most like its rows."""
         contact, clients = self._reach(), self._clients(question)
         cut, over = next(iter(offered_cuts(self._model, self._cut).items()))
-        at: dict[str, Any] = {"cut": cut, "over": over}
-        contact.ahead("sketch_groups", {client: {**at, "question": question.to(client)} for client in clients})
-        told: dict[int, Sketches] = {}
         holders = {client for clients in self._holders(question, quiet=True).values() for client in clients}
+        questions = {client: SketchesQuestion(cut, over, question.to(client)) for client in clients}
+        told: dict[int, Sketches] = dict(contact.ask(questions, optional=questions.keys() - holders))
         for client in clients:
             self._report.note_contact(client)
-            try:
-                told[client] = contact.sketch_groups(client, **at, question=question.to(client))
-            except ContactError as error:
-                if client in holders:
-                    raise
-                self._report.note(f"Client {client} is not compared with: {error}")
+            if client not in told:
+                self._report.note(f"Client {client} is not compared with: {contact.silent[client]}")
         mixtures: dict[str, _Mixture] = {}
         for name in question.requests:
             parts = [one.forgotten[name] for one in told.values() if name in one.forgotten]
@@ -175,7 +174,7 @@ class Erasing:
             mixtures[name] = _Mixture.nearest(mean, cells)
         return mixtures
 
-    def _spreads(self, question: Question, mixtures: Mapping[str, "_Mixture"]) -> dict[int, GroupSpreads]:
+    def _spreads(self, question: RowGroups, mixtures: Mapping[str, "_Mixture"]) -> dict[int, GroupSpreads]:
         """The second message, of those whose rows are forgotten or compared with: means and variances at each cut."""
         contact, cuts = self._reach(), self._candidates()
         weights: dict[int, Weights] = {
@@ -184,37 +183,32 @@ class Erasing:
         }
         holders = {client for clients in self._holders(question, quiet=True).values() for client in clients}
         asked = [client for client, of in weights.items() if client in holders or any(of.values())]
-        questions: dict[int, dict[str, Any]] = {
-            client: {"cuts": cuts, "question": question.to(client), "weights": weights[client]} for client in asked
-        }
-        contact.ahead("measure_groups", questions)
         found = {}
-        for client, one in questions.items():
-            found[client] = contact.measure_groups(client, **one)
+        questions = {client: SpreadsQuestion(cuts, question.to(client), weights[client]) for client in asked}
+        for client, spreads in contact.ask(questions):
+            found[client] = spreads
             self._report.note_contact(client)
         return found
 
-    def _second_moments(self, question: Question, asked: Sequence[int], place: Place) -> Moments | None:
+    def _second_moments(self, question: RowGroups, asked: Sequence[int], place: Place) -> Moments | None:
         """The third message, of those whose rows are forgotten: second moments, at the chosen place alone."""
-        contact = self._reach()
-        at: dict[str, Any] = {"cut": place.cut, "over": place.over, "positions": place.positions}
-        contact.ahead("second_moments", {client: {**at, "question": question.to(client)} for client in asked})
+        at = place.cut, place.over, tuple(place.positions)
         added: Moments | None = None
-        for client in asked:
-            found = contact.second_moments(client, **at, question=question.to(client))
+        questions = {client: SecondMomentsQuestion(*at, question.to(client)) for client in asked}
+        for client, found in self._reach().ask(questions):
             self._report.note_contact(client)
             if found is not None:
                 added = found if added is None else added + found
         return added
 
-    def _clients(self, question: Question) -> list[int]:
+    def _clients(self, question: RowGroups) -> list[int]:
         """All that may hold rows to forget or to compare with."""
         erased = union(question.requests.values()).client_ids
         return [
             client for client in self._reach().clients if client in erased or client not in question.gone.client_ids
         ]
 
-    def _possible_under_dp(self, question: Question) -> bool:
+    def _possible_under_dp(self, question: RowGroups) -> bool:
         """Whether an eraser can be had from releases under DP; says why where it cannot."""
         assert self._dp is not None
         offered = offered_cuts(self._model, self._cut)
@@ -233,16 +227,14 @@ class Erasing:
             return True
         return False
 
-    def _private_erasure(self, question: Question, requests: Collection[Forget], dp: DP) -> Erasure | None:
+    def _private_erasure(self, question: RowGroups, requests: Collection[Forget], dp: DP) -> Erasure | None:
         cut, over = fixed_place(offered_cuts(self._model, self._cut), self._config.erase_at)
         contact, asked = self._reach(), sorted(_samples(question))
-        contact.ledger.check(asked, dp)
-        contact.ahead(
-            "gather_privately", {client: {"cut": cut, "dp": dp, "question": question.to(client)} for client in asked}
-        )
         sent = []
-        for client in asked:
-            sent.append(contact.gather_privately(client, cut=cut, dp=dp, question=question.to(client)))
+        for client, statistics in contact.ask(
+            {client: PrivateEraserQuestion(cut, dp, question.to(client)) for client in asked}
+        ):
+            sent.append(statistics)
             self._report.note_contact(client)
         noisy = NoisyContrast.of(dp, sent)
         place = None if noisy is None else judge_place(cut, over, noisy.shift(), most_price=self._config.most_price)
@@ -272,7 +264,7 @@ class Erasing:
             )
         return self._contact
 
-    def _holders(self, question: Question, *, quiet: bool = False) -> dict[str, list[int]]:
+    def _holders(self, question: RowGroups, *, quiet: bool = False) -> dict[str, list[int]]:
         """By request the clients that hold enough of its rows."""
         found = {}
         for name, request in question.requests.items():
@@ -293,7 +285,7 @@ class Erasing:
             found[name] = clients
         return found
 
-    def _digest(self, question: Question) -> str:
+    def _digest(self, question: RowGroups) -> str:
         """Of all that decides what clients answer: which rows are erased, and which are there to compare them with."""
         told = {
             "requests": sorted(question.requests),
@@ -419,26 +411,26 @@ def _sums(spread: Spread, positions: Tensor, rows: float, device: torch.device) 
     return Sums(round(rows), (rows * spread.average.mean[positions]).to(device))
 
 
-def _samples(question: Question) -> Mapping[int, frozenset[int]]:
+def _samples(question: RowGroups) -> Mapping[int, frozenset[int]]:
     """All samples in question, by client; of clients with few of them, which tell nothing, none."""
     named = union(question.requests.values()).sample_ids
     return {client: ids for client, ids in named.items() if len(ids) >= LEAST_ROWS}
 
 
-def _held(question: Question) -> dict[str, Any]:
+def _held(question: RowGroups) -> dict[str, Any]:
     """What is forgotten of the clients whose samples are erased."""
     held = sorted({client for request in question.requests.values() for client in request.sample_ids})
     samples = {str(client): sorted(ids) for client, ids in question.gone.sample_ids.items() if client in held}
     return {"clients": sorted(question.gone.client_ids & set(held)), "samples": samples}
 
 
-def question_for(requests: Collection[Forget], gone: Forget, config: FilterConfig) -> Question | None:
+def question_for(requests: Collection[Forget], gone: Forget, config: FilterConfig) -> RowGroups | None:
     """What clients are asked about for an eraser; None where nothing is to be erased."""
     if config.filter == "bottleneck":
         return None
     parts = [_part(request, gone, config) for request in requests]
     named = {part.digest: part for part in sorted(parts, key=lambda part: part.digest) if part.kind}
-    return Question(named, gone) if named else None
+    return RowGroups(named, gone) if named else None
 
 
 def _part(request: Forget, gone: Forget, config: FilterConfig) -> Forget:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -19,11 +18,12 @@ from fedup.class_recall import (
     recall_from_tallies,
     recall_on_vectors,
 )
-from fedup.contact import Contact
+from fedup.clients.protocol import Contact
+from fedup.clients.tally import TallyQuestion
 from fedup.cut import flat_tail
 from fedup.eraser import Erasure
 from fedup.erasure import Erasing
-from fedup.errors import ContactError, HarmError, RequestError, SettingError
+from fedup.errors import HarmError, RequestError, SettingError
 from fedup.filter import DEFAULT_RANK, FilterConfig
 from fedup.fit import Trace
 from fedup.plugging import PluggedModel, Served
@@ -32,7 +32,7 @@ from fedup.refresh import Refresh
 from fedup.report import Report
 from fedup.request import Forget, union
 from fedup.sharing import shared_view
-from fedup.tally import Tally, TallyQuestion
+from fedup.tally import RowsToCount, Tally
 from fedup.verdict import Verdict, class_part, judge, not_measured, rows_part
 
 _BROKEN = 0.5  # of the usual recall
@@ -394,24 +394,19 @@ class Execution:
         contact, gone = self._contact, union(candidate.requests)
         assert contact is not None  # nothing is measured without
         before = before if before is not None else self._plugged.served
-        question = TallyQuestion(
+        rows = RowsToCount(
             {name: part for request in requests for name, part in _parts(request).items()},
             gone,
             {request.digest: self._labels_carried(request) for request in requests if request.reason == "poison"},
             classes,
         )
         asked = self._who_counts(requests, gone, classes=classes)
-        questions: dict[int, dict[str, Any]] = {
-            client: {"before": before, "after": candidate, "question": question.to(client)} for client in asked
-        }
-        contact.ahead("tally", questions)
-        counted = {}
-        for client, one in questions.items():
-            self._report.clients_counting.append(client)
-            try:
-                counted[client] = contact.tally(client, **one)
-            except ContactError as error:
-                self._report.note(f"Client {client} counted no answers: {error}")
+        self._report.clients_counting += asked
+        questions = {client: TallyQuestion(before, candidate, rows.to(client)) for client in asked}
+        counted = dict(contact.ask(questions, optional=asked))
+        for client in asked:
+            if client not in counted:
+                self._report.note(f"Client {client} counted no answers: {contact.silent[client]}")
         if classes and len(requests) == 1:
             self._counted = candidate, counted
         return counted

@@ -6,14 +6,14 @@ to compare with, and where the two stand apart by more than noise, is found at t
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fedup.cut import find_cut
-from fedup.eraser_statistics import Question
+from fedup.eraser_statistics import RowGroups
 from fedup.errors import DataError
 from fedup.federation import Client, named_rows
 from fedup.mixture import mixed, mixture
@@ -21,7 +21,7 @@ from fedup.moments import LEAST_ROWS, Contrast, Moments, Shift, Sums
 from fedup.positions import Over, to_positions
 from fedup.privacy.dp import clipped, release
 from fedup.privacy.guarantee import DP
-from fedup.private_features import blank_row, read_privately
+from fedup.private_features import read_privately
 from fedup.request import union
 from fedup.rng import generator
 from fedup.taps import Taps
@@ -58,11 +58,11 @@ class PlannedStatistics:
         self.groups = num_classes if (num_classes + 2) * self.numbers <= _LARGEST_MESSAGE else 1
         self.clip = dp.erase_clip or _public_norm(self._taps, self.cut, blank)
 
-    def answer(self, x: Tensor, y: Tensor, client: Client, question: Question) -> NoisyStatistics:
+    def answer(self, x: Tensor, y: Tensor, client: Client, groups: RowGroups) -> NoisyStatistics:
         """The release, of a client's rows."""
         rows, labels = client.train, y[client.train].long()
-        forgotten = torch.isin(rows, named_rows(client, union(question.requests.values()), rows, y)[0])
-        named = union([question.gone, *question.requests.values()])  # whatever is asked, no row is in two sums
+        forgotten = torch.isin(rows, named_rows(client, union(groups.requests.values()), rows, y)[0])
+        named = union([groups.gone, *groups.requests.values()])  # whatever is asked, no row is in two sums
         kept = torch.isin(rows, named_rows(client, named, rows, y)[1]) & (labels >= 0) & (labels < self.num_classes)
         group = 1 + labels if self.groups > 1 else torch.ones_like(labels)
         wanted = forgotten | kept
@@ -81,24 +81,6 @@ class PlannedStatistics:
 
     def _features(self, batch: Tensor) -> Tensor:
         return to_positions(self._taps.at_once(batch)[self.cut]).flatten(1)
-
-
-def gather_privately(
-    model: nn.Module,
-    cut: str,
-    x: Tensor,
-    y: Tensor,
-    client: Client,
-    question: Question,
-    *,
-    dp: DP,
-    num_classes: int,
-    spend: Callable[[], None],
-) -> NoisyStatistics:
-    """A client's noisy statistics at every position of a cut; `spend` charges them before any row is read."""
-    planned = PlannedStatistics(model, blank_row(x), cut=cut, dp=dp, num_classes=num_classes)
-    spend()
-    return planned.answer(x, y, client, question)
 
 
 def _public_norm(taps: Taps, cut: str, blank: Tensor) -> float:

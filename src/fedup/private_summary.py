@@ -1,17 +1,15 @@
 """A client's noisy statistics under differential privacy: planned without data, charged, and only then made of rows."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from fedup.client import Summary
 from fedup.cut import FeatureReader, find_cut
 from fedup.errors import SettingError
-from fedup.privacy.dp import checked_subjects, finite, joint_vector, release
+from fedup.privacy.dp import finite, joint_vector, release
 from fedup.privacy.guarantee import DP
 from fedup.privacy.projection import basis_of
-from fedup.private_features import blank_row, read_privately
+from fedup.private_features import read_privately
 
 
 class PlannedSummary:
@@ -76,36 +74,6 @@ class PlannedSummary:
 
     def _projected(self, batch: Tensor) -> Tensor:
         return finite(self._reader.at_once(batch).flatten(1).double().cpu()) @ self.basis
-
-
-def summarize_privately(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    rows: Tensor,
-    *,
-    client: int,
-    cut: str,
-    dp: DP,
-    num_classes: int,
-    labels: frozenset[int],
-    excluded: frozenset[int],
-    subjects: Tensor | None,
-    ids: Tensor | None = None,
-    spend: Callable[[], None],
-    reader: FeatureReader | None = None,
-) -> Summary:
-    """A client's noisy statistics of these classes, all others' left out, without the excluded samples.
-
-    `spend` charges the client's budget; it is called after all that can be checked without data, and before any row is
-    read: a release that fails later has been paid for.
-    """
-    blank = blank_row(x)
-    planned = PlannedSummary(model, blank, cut=cut, dp=dp, num_classes=num_classes, labels=labels, reader=reader)
-    if dp.unit == "subject":
-        checked_subjects(None if subjects is None else subjects[rows], len(rows))
-    spend()
-    return planned.answer(x, y, rows, client=client, excluded=excluded, subjects=subjects, ids=ids)
 
 
 def check_classes(labels: frozenset[int], num_classes: int) -> None:

@@ -2,11 +2,16 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
 
 from fedup.centroids import Cell, Centroids, insert
-from fedup.contact import Contact
+from fedup.client import Summary
+from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.labels import LabelsQuestion
+from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.clients.protocol import Contact
 from fedup.errors import ContactError
+from fedup.privacy.guarantee import DP
 from fedup.report import Report
 from fedup.request import Forget
 
@@ -44,16 +49,16 @@ class Refresh:
     def bring_up_to_date(self, used: list[Cell], gone: Forget) -> None:
         """Put sealed originals back where nothing is left out any more; ask the clients for the other touched cells."""
         touched = self.touched(used, gone)
-        questions = {
-            client: self._question(asked, gone.sample_ids.get(client)) for client, asked, _ in touched if asked
-        }
-        if questions:
-            self._reach().ahead("summarize", questions)
-        for client, asked, unsealed in touched:
+        cells = {client: asked for client, asked, _ in touched if asked}
+        excluded = {client: gone.sample_ids.get(client, frozenset()) for client in cells}
+        questions = {client: self._question(client, cells[client], excluded[client]) for client in cells}
+        answers = self._reach().ask(questions) if questions else ()  # whoever does not answer: nothing has changed
+        for _, _, unsealed in touched:
             for cell in unsealed:
                 self._unseal(cell)
-            if asked:
-                self._ask(client, asked, questions[client])
+        for client, summary in answers:
+            self._replace(cells[client], excluded[client], summary)
+            self.report.note_contact(client)
 
     def touched(self, used: list[Cell], gone: Forget, *, ask: bool = True) -> list[tuple[int, list[Cell], list[Cell]]]:
         """By client: the cells that it must be asked for, and those whose sealed original will do. Clients tell of
@@ -68,17 +73,15 @@ class Refresh:
         for cell in used:
             by_client.setdefault(cell.client, []).append(cell)
         return [
-            (client, *self._touched_of(client, cells, gone.sample_ids.get(client, frozenset()), ask))
+            (client, *self._touched_of(client, cells, gone.sample_ids.get(client, frozenset())))
             for client, cells in by_client.items()
         ]
 
-    def _touched_of(
-        self, client: int, used: list[Cell], wanted: frozenset[int], ask: bool
-    ) -> tuple[list[Cell], list[Cell]]:
+    def _touched_of(self, client: int, used: list[Cell], wanted: frozenset[int]) -> tuple[list[Cell], list[Cell]]:
         store = self.centroids
         if store.dp:
             return self._touched_under_dp(client, used, wanted)
-        labels = self._labels_of(client, wanted) if ask else store.sample_labels.get(client, {})
+        labels = store.sample_labels.get(client, {})
         classes = {labels[i] for i in wanted if i in labels}
         should = {(client, label): frozenset(i for i in wanted if labels.get(i) == label) for label in classes}
         touched = [
@@ -109,24 +112,17 @@ class Refresh:
         return self.centroids.excluded.get(cell.name, frozenset())
 
     def _ask_for_labels(self, samples: Mapping[int, frozenset[int]]) -> None:
-        """Of all clients at once, where the contact can; under DP nobody is asked of which class a sample is."""
-        known = self.centroids.sample_labels
-        unknown = {client: ids - known.get(client, {}).keys() for client, ids in samples.items()}
-        questions = {client: {"samples": ids} for client, ids in unknown.items() if ids}
-        if questions and not self.centroids.dp:
-            self._reach().ahead("labels_of", questions)
-
-    def _labels_of(self, client: int, samples: frozenset[int]) -> dict[int, int]:
-        """The samples' classes: asked once, then known."""
-        known = self.centroids.sample_labels.get(client, {})
-        unknown = samples - known.keys()
-        if not unknown:
-            return known
-        labels, found = self.centroids.sample_labels, {**known, **self._reach().labels_of(client, unknown)}
-        self._undo.append(lambda: labels.update({client: known}) if known else labels.pop(client))
-        labels[client] = found
-        self.report.note_contact(client)
-        return found
+        """Of which classes samples are: asked once, then known. Under DP nobody is asked that."""
+        labels = self.centroids.sample_labels
+        unknown = {client: ids - labels.get(client, {}).keys() for client, ids in samples.items()}
+        questions = {client: LabelsQuestion(ids) for client, ids in unknown.items() if ids}
+        if not questions or self.centroids.dp:
+            return
+        for client, found in self._reach().ask(questions):
+            before = labels.get(client)
+            self._undo.append(partial(_put_back, labels, client, before))
+            labels[client] = {**(before or {}), **found}
+            self.report.note_contact(client)
 
     def _unseal(self, cell: Cell) -> None:
         """Put the sealed original back."""
@@ -135,19 +131,17 @@ class Refresh:
         store.put(cell, *store.sealed.pop(cell.name))
         store.excluded.pop(cell.name, None)
 
-    def _question(self, cells: list[Cell], samples: frozenset[int] | None) -> dict[str, Any]:
-        labels = frozenset(cell.label for cell in cells)
-        return {
-            "cut": self.centroids.cut,
-            "how": self.centroids.how,
-            "labels": labels,
-            "excluded": samples or frozenset(),
-        }
+    def _question(
+        self, client: int, cells: list[Cell], excluded: frozenset[int]
+    ) -> CentroidsQuestion | PrivateCentroidsQuestion:
+        store, labels = self.centroids, frozenset(cell.label for cell in cells)
+        if isinstance(store.how, DP):
+            return PrivateCentroidsQuestion(store.cut, store.how, labels, excluded=excluded)
+        known = store.sample_labels.get(client, {})
+        return CentroidsQuestion(store.cut, store.how, labels, excluded=excluded, sample_labels=known)
 
-    def _ask(self, client: int, cells: list[Cell], question: dict[str, Any]) -> None:
+    def _replace(self, cells: list[Cell], excluded: frozenset[int], summary: Summary) -> None:
         store = self.centroids
-        excluded = question["excluded"]
-        summary = self._reach().summarize(client, **question)
         for cell in cells:
             self._remember(cell)
             untouched = cell.name not in store.excluded and cell.name not in store.purged
@@ -156,7 +150,6 @@ class Refresh:
             elif not self.keep_sealed and self._leaves_out(cell, excluded) - self._left_out(cell):
                 store.sealed.pop(cell.name, None)  # it holds samples that are left out from now on
         insert(store, summary)
-        self.report.note_contact(client)
 
     def _leaves_out(self, cell: Cell, excluded: frozenset[int]) -> frozenset[int]:
         """Which of these samples may be in the cell."""
@@ -192,3 +185,10 @@ class Refresh:
                 "there is no way to reach them: pass clients=federation; on the command line, have the data set here."
             )
         return self.contact
+
+
+def _put_back(labels: dict[int, dict[int, int]], client: int, before: dict[int, int] | None) -> None:
+    if before is None:
+        labels.pop(client)
+    else:
+        labels[client] = before

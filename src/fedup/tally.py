@@ -1,7 +1,7 @@
 """How models answer a client's own rows, in counts: what verdicts and the check of every class are made of."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ Counts = Mapping[int, Paired]  # by label
 
 
 @dataclass(frozen=True)
-class TallyQuestion:
-    """What a client is asked to count: answers to the rows of requests, and to retained rows class by class.
+class RowsToCount:
+    """Which rows a client counts answers to: those of requests, and retained ones class by class.
 
     With `carried` a request's rows are said to be poisoned, and what matters is the label they carry: clients tell
     how often those labels are answered to their held-out rows, each with the share given here.
@@ -31,14 +31,19 @@ class TallyQuestion:
     carried: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     classes: bool = True  # whether retained rows are counted
 
-    def to(self, client: int) -> "TallyQuestion":
+    def to(self, client: int) -> "RowsToCount":
         """The part of it that a client needs to know."""
-        return TallyQuestion(
+        return RowsToCount(
             {name: request.at(client) for name, request in self.requests.items()},
             self.gone.at(client),
             self.carried,
             self.classes,
         )
+
+    def with_places(self, places: Callable[[Forget], Forget]) -> "RowsToCount":
+        """The same with samples by their place among a node's rows."""
+        requests = {name: places(request) for name, request in self.requests.items()}
+        return replace(self, requests=requests, gone=places(self.gone))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -50,7 +55,7 @@ class TallyQuestion:
         }
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "TallyQuestion":
+    def from_json(cls, told: Mapping[str, Any]) -> "RowsToCount":
         """The inverse of `to_json`."""
         return cls(
             {name: Forget.from_json(one) for name, one in told["requests"].items()},
@@ -87,18 +92,18 @@ def tally(
     x: Tensor,
     y: Tensor,
     client: Client,
-    question: TallyQuestion,
+    counted: RowsToCount,
 ) -> Tally:
     """A client's counts of hits under the model before and after a request was answered."""
     held_out = torch.cat([client.validation, client.heldout])
     classes: list[dict[int, Paired]] = []
     for part in (client.train, held_out):
-        kept = named_rows(client, question.gone, part, y)[1] if question.classes else part[:0]
+        kept = named_rows(client, counted.gone, part, y)[1] if counted.classes else part[:0]
         rows = torch.cat([kept[:0], *(_some(own, MOST_CLASS_ROWS) for own in _by_label(kept, y))])
         classes.append(_count(original, after, x, y, rows))
     forgotten: dict[str, Counts] = {}
     unseen: dict[str, Counts] = {}
-    for name, request in question.requests.items():
+    for name, request in counted.requests.items():
         if request.class_ids and not request.client_ids and not request.sample_ids:
             rows = held_out[torch.isin(y[held_out], _tensor(request.class_ids, y))]
             forgotten[name] = _count(before, after, x, y, _some(rows, MOST_ROWS))
@@ -106,8 +111,8 @@ def tally(
         rows = _some(_named(client, request, y), MOST_ROWS)
         if len(rows):
             forgotten[name] = _count(before, after, x, y, rows)
-        if question.carried.get(name):
-            unseen[name] = {0: _carried(before, after, x, _some(held_out, MOST_ROWS), question.carried[name])}
+        if counted.carried.get(name):
+            unseen[name] = {0: _carried(before, after, x, _some(held_out, MOST_ROWS), counted.carried[name])}
         elif len(rows):
             alike = held_out[torch.isin(y[held_out], y[rows].unique())]
             unseen[name] = _count(before, after, x, y, _some(alike, MOST_ROWS))
@@ -130,7 +135,7 @@ def _count(before: nn.Module, after: nn.Module, x: Tensor, y: Tensor, rows: Tens
 
 
 def _carried(before: nn.Module, after: nn.Module, x: Tensor, rows: Tensor, shares: Mapping[int, float]) -> Paired:
-    """How often labels are answered, each as much as it is carried by the rows in question."""
+    """How often labels are answered, each as much as it is carried by the rows in counted."""
     one, other = (
         sum((share * (given == label).double() for label, share in shares.items()), torch.zeros(len(rows)).double())
         for given in (answers(model, x, rows).cpu() for model in (before, after))

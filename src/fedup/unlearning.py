@@ -9,7 +9,8 @@ import torch
 from fedup.bottleneck_fit import fit_bottleneck, names_cell, used_cells
 from fedup.centroids import Cell, CellName, Centroids
 from fedup.class_recall import check_classes_left
-from fedup.contact import Contact, InProcess
+from fedup.clients.in_process import InProcess
+from fedup.clients.protocol import Contact
 from fedup.cut import find_cut
 from fedup.erasure import Erasing
 from fedup.errors import FingerprintError, HarmError, PlugError, RequestError, SettingError

@@ -14,7 +14,8 @@ from fedup.bench.datasets._dataset import Dataset
 from fedup.bench.machine import describe_machine
 from fedup.bench.models import build_model
 from fedup.bench.scenarios import scenario_class
-from fedup.centroids import Centroids, collect
+from fedup.centroids import Centroids
+from fedup.collecting import collect
 from fedup.fedavg import federate
 from fedup.federation import Federation
 from fedup.filter import FilterConfig

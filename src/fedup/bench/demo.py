@@ -14,7 +14,8 @@ from fedup.bench.machine import describe_machine
 from fedup.bench.models import build_model
 from fedup.bench.scenarios import Situation, Triggered, scenario_class
 from fedup.bench.watching import Progress, RoundsShown
-from fedup.centroids import Centroids, collect
+from fedup.centroids import Centroids
+from fedup.collecting import collect
 from fedup.cut import read_features
 from fedup.errors import SettingError
 from fedup.fedavg import federate

@@ -4,7 +4,7 @@ import multiprocessing
 from pathlib import Path
 
 from fedup.bench.synthetic import feature_federation
-from fedup.centroids import collect
+from fedup.collecting import collect
 from fedup.plugging import plug
 from fedup.request import Forget
 from fedup.unlearning import unlearn

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fedup.bench.machine import describe_code, describe_machine
 from fedup.bench.watching import Progress
-from fedup.centroids import collect
+from fedup.collecting import collect
 from fedup.errors import DataError, SettingError
 from fedup.plugging import plug
 from fedup.privacy import DP

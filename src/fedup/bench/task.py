@@ -13,7 +13,8 @@ from fedup.bench.cost import Cost, Meter, Probe
 from fedup.bench.recipe import Recipe
 from fedup.bench.trained import recorded
 from fedup.bench.watching import Progress, RoundsShown
-from fedup.centroids import Centroids, collect
+from fedup.centroids import Centroids
+from fedup.collecting import collect
 from fedup.errors import DataError
 from fedup.fedavg import Averaging, Observer
 from fedup.federation import Federation

@@ -1,16 +1,19 @@
 """Work that tells how far it is."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 from torch import nn
 
-from fedup.client import Summary
-from fedup.contact import InProcess
+from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.in_process import InProcess
+from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.clients.question import Question
 from fedup.fedavg import Observer
 from fedup.federation import Federation
 from fedup.privacy.ledger import Ledger
 
+A = TypeVar("A")
 Progress = Callable[[str, int, int], None]  # what is going on, steps done, steps in all
 
 
@@ -36,8 +39,9 @@ class ClientsShown(InProcess):
         self._show, self._what, self._answered = show, what, 0
         show(what, 0, len(self.clients))
 
-    def summarize(self, client: int, **question: Any) -> Summary:
-        summary = super().summarize(client, **question)
-        self._answered += 1
-        self._show(self._what, self._answered, len(self.clients))
-        return summary
+    def _answer(self, client: int, question: Question[A]) -> A:
+        answer = super()._answer(client, question)
+        if isinstance(question, CentroidsQuestion | PrivateCentroidsQuestion):
+            self._answered += 1
+            self._show(self._what, self._answered, len(self.clients))
+        return answer

@@ -22,7 +22,7 @@ from fedup.federation import Federation
 from fedup.plugging import PluggedModel, Served
 from fedup.proportions import Paired
 from fedup.report import Report
-from fedup.tally import TallyQuestion, tally
+from fedup.tally import RowsToCount, tally
 from fedup.verdict import Verdict, against
 
 _ROWS_A_CLASS = 100  # of the test set, below which one wrong answer is a point or more
@@ -150,7 +150,7 @@ class _Measuring:
     def _hits_by_retrain(self, case: Case, retrained: nn.Module) -> Paired:
         """Retrain's answers to the rows that the verdict counts: those of labels that the client holds out, too."""
         client, data = self._federation.client(case.client), self._federation
-        question = TallyQuestion({"rows": case.request}, case.request, classes=False)
+        question = RowsToCount({"rows": case.request}, case.request, classes=False)
         counted = tally(retrained, retrained, retrained, data.x, data.y, client, question)
         unseen = counted.unseen.get("rows", {})
         return sum((one for label, one in counted.forgotten.get("rows", {}).items() if label in unseen), Paired())

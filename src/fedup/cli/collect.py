@@ -105,8 +105,8 @@ def _collect(session: Any, writer: Any, how: Any) -> dict[str, Any]:
     import time
 
     from fedup.bench.watching import ClientsShown
-    from fedup.centroids import collect as ask_clients
     from fedup.cli._progress import progress_bars
+    from fedup.collecting import collect as ask_clients
     from fedup.errors import RequestError
     from fedup.privacy.guarantee import DP
     from fedup.run.keeping import keep_centroids

@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
-from fedup import centroids as core
+from fedup import collecting as core
 from fedup.centroids import Centroids
 from fedup.errors import DataError
 from fedup.flower.contact import GridContact

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedup.centroids import Centroids
-from fedup.centroids import collect as ask_clients
+from fedup.collecting import collect as ask_clients
 from fedup.cut import find_cut
 from fedup.errors import RequestError
 from fedup.filter import FilterConfig

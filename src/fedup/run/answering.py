@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedup.centroids import CellName, Centroids, save_centroids
-from fedup.contact import Contact
+from fedup.clients.protocol import Contact
 from fedup.errors import HarmError, RequestError, SettingError
 from fedup.federation import Federation
 from fedup.filter import FilterConfig

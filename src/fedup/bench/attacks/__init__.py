@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fedup.client import Summarizing
-from fedup.contact import InProcess
+from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.in_process import InProcess
 from fedup.cut import FeatureReader
 from fedup.errors import SettingError
 from fedup.federation import Federation
@@ -101,7 +102,7 @@ class Ground:
     def centroids(self, client: int, label: int, *, sigma: float, seed: int) -> Tensor:
         """What a client sends of a class without a guarantee. (k, D)"""
         how = Summarizing(RATIO, sigma, seed=seed)
-        summary = self._contact.summarize(client, cut=_CUT, how=how, labels=frozenset([label]), excluded=frozenset())
+        ((_, summary),) = self._contact.ask({client: CentroidsQuestion(_CUT, how, frozenset([label]))})
         return summary.vectors
 
     def points(self, dp: DP) -> Tensor:

@@ -26,7 +26,7 @@ from fedup.privacy import DP
 from fedup.request import Forget
 from fedup.rng import generator
 from fedup.sharing import fingerprint
-from fedup.tally import TallyQuestion
+from fedup.tally import RowsToCount
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -190,7 +190,7 @@ def battery(rows: Rows, target: int, num_classes: int) -> Iterator[Asked]:
         "moments": {"cut": _EARLY, "over": "each", "positions": [0]},
         "tally": {"before": None, "after": None},
     }
-    counted = TallyQuestion({"request": Forget.samples({0: [own]})}, Forget(), {}, True).to_json()
+    counted = RowsToCount({"request": Forget.samples({0: [own]})}, Forget(), {}, True).to_json()
     for kind, details in exact.items():
         asked = counted if kind == "tally" else question
         yield Asked(kind, {**details, "question": asked, "num_classes": num_classes}, usual)

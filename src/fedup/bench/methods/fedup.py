@@ -9,8 +9,9 @@ from torch import nn
 from fedup.bench.cost import Cost
 from fedup.bench.settings import later
 from fedup.bench.task import Task, Unlearned
-from fedup.centroids import Centroids, collect
+from fedup.centroids import Centroids
 from fedup.client import Summarizing
+from fedup.collecting import collect
 from fedup.errors import SettingError
 from fedup.filter import DEFAULT_RANK, ClassPolicy, FilterConfig, FilterKind
 from fedup.plugging import PluggedModel, plug

@@ -10,7 +10,7 @@ from fedup.bench.cost import Cost
 from fedup.bench.task import Task, Unlearned
 from fedup.centroids import Centroids
 from fedup.client import Summarizing
-from fedup.contact import InProcess
+from fedup.clients.in_process import InProcess
 from fedup.cut import find_cut, flat_tail
 from fedup.errors import SettingError
 from fedup.refresh import Refresh

@@ -15,7 +15,8 @@ from fedup.bench.literal import cluster_literally, fit_literally
 from fedup.bench.memory import peak_memory_ratio
 from fedup.bench.speed._rows import Row, clocked, wait_for
 from fedup.bench.synthetic import feature_federation
-from fedup.centroids import Centroids, collect
+from fedup.centroids import Centroids
+from fedup.collecting import collect
 from fedup.federation import Federation
 from fedup.filter import FilterConfig
 from fedup.plugging import plug
