@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedup import Federation, FilterConfig, Forget, collect, plug, unlearn
-from fedup.contact import InProcess
+from fedup.clients.in_process import InProcess
 from fedup.eraser_statistics import SKETCH_GROUPS, SKETCH_SIZE, shortened
 from fedup.erasure import LEAST_SIGNAL, Erasing
 from fedup.federation import Client

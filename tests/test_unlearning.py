@@ -27,7 +27,8 @@ from fedup import (
     save_centroids,
 )
 from fedup.bench.models import build_model
-from fedup.contact import InProcess
+from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.in_process import InProcess
 from fedup.errors import ContactError, DataError, FedUPError, FingerprintError, NotFittedError, RequestError
 from fedup.request import union
 from fedup.traffic import Traffic
@@ -130,11 +131,13 @@ class Spy(InProcess):
         super().__init__(setting.federation, setting.base)
         self.asked, self.fail_at, self.change = [], fail_at, change
 
-    def summarize(self, client, **question):
-        self.asked.append((client, question["labels"]))
+    def _answer(self, client, question):
+        if not isinstance(question, CentroidsQuestion):
+            return super()._answer(client, question)
+        self.asked.append((client, question.labels))
         if client == self.fail_at:
             raise ConnectionError(f"client {client} is gone")
-        summary = super().summarize(client, **question)
+        summary = super()._answer(client, question)
         if self.change:
             self.change(summary)
         return summary

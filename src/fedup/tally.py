@@ -135,7 +135,7 @@ def _count(before: nn.Module, after: nn.Module, x: Tensor, y: Tensor, rows: Tens
 
 
 def _carried(before: nn.Module, after: nn.Module, x: Tensor, rows: Tensor, shares: Mapping[int, float]) -> Paired:
-    """How often labels are answered, each as much as it is carried by the rows in counted."""
+    """How often labels are answered, each as much as it is carried by the rows in question."""
     one, other = (
         sum((share * (given == label).double() for label, share in shares.items()), torch.zeros(len(rows)).double())
         for given in (answers(model, x, rows).cpu() for model in (before, after))

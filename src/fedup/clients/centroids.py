@@ -12,6 +12,7 @@ from fedup.clients import checks
 from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, Message, Question
+from fedup.errors import DataError
 from fedup.kmeans import centroid_count
 
 
@@ -48,6 +49,8 @@ class CentroidsQuestion(Question[Summary]):
     def from_message(cls, details: Details, arrays: Arrays) -> Self:
         labels = None if details["labels"] is None else frozenset(map(int, details["labels"]))
         without, excluded = (frozenset(map(int, details[name])) for name in ("without", "excluded"))
+        if "epsilon" in details["how"]:
+            raise DataError("Centroids are asked for without a guarantee; under one ask to 'summarize privately'.")
         how = Summarizing(**details["how"])
         return cls(details["cut"], how, labels, without, excluded, bool(details.get("half")))
 

@@ -72,7 +72,7 @@ class InProcess:
     def ask(self, questions: Mapping[int, Question[A]], *, optional: Collection[int] = ()) -> Iterator[tuple[int, A]]:
         check_budgets(self._ledger, questions)
         self._silent = {}
-        return self._answers(questions, optional)
+        return iter(list(self._answers(questions, optional)))  # all of them, or nobody's
 
     def ask_everyone(
         self, question: Question[A], *, instead: Mapping[int, Question[A]] | None = None, but: Collection[int] = ()

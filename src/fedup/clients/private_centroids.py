@@ -57,6 +57,9 @@ class PrivateCentroidsQuestion(PrivateQuestion[Summary, PlannedSummary]):
     def _classes(self, num_classes: int) -> frozenset[int]:
         return frozenset(range(num_classes)) - self.without if self.labels is None else self.labels
 
+    def check_classes(self, num_classes: int) -> None:
+        check_classes(self._classes(num_classes), num_classes)
+
     def check_data(self, data: ClientData) -> None:
         check_samples(data.sample_ids, self.excluded, data.client.id)
         if self.dp.unit == "subject":
@@ -66,8 +69,8 @@ class PrivateCentroidsQuestion(PrivateQuestion[Summary, PlannedSummary]):
     def plan(
         self, model: nn.Module, blank: Tensor, num_classes: int, reader: FeatureReader | None = None
     ) -> PlannedSummary:
+        self.check_classes(num_classes)
         labels = self._classes(num_classes)
-        check_classes(labels, num_classes)
         planned = PlannedSummary(
             model, blank, cut=self.cut, dp=self.dp, num_classes=num_classes, labels=labels, reader=reader
         )

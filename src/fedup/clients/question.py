@@ -117,6 +117,9 @@ class PrivateQuestion(Question[A], Generic[A, P]):
     def protection(self) -> DP:
         return self.dp
 
+    def check_classes(self, num_classes: int) -> None:
+        """Raise where it asks for classes that there are not: this needs neither a model nor a row."""
+
     @abstractmethod
     def plan(self, model: nn.Module, blank: Tensor, num_classes: int, reader: FeatureReader | None = None) -> P:
         """All that can be refused, with one blank row in place of data."""

@@ -205,8 +205,8 @@ class GridContact:
 
     def _ask_nodes(self, questions: Mapping[int, Question[Any]]) -> dict[int, _Taken]:
         """The answers that fit, by node: from disk what is there of them, and the others in one wave."""
-        made: dict[int, Ask] = {}  # nodes that are asked the same get one object
-        asks = {node: made.setdefault(id(one), self._ask(one)) for node, one in questions.items()}
+        made = {id(one): self._ask(one) for one in {id(one): one for one in questions.values()}.values()}
+        asks = {node: made[id(one)] for node, one in questions.items()}  # nodes that are asked the same get one object
         asked_before, asks = self._spool.asked_before(asks), self._named(asks)
         taken = self._from_disk(asks)
         left = {node: ask for node, ask in asks.items() if node not in taken}

@@ -48,7 +48,7 @@ class Work:
         data = self.data(model, holding, readers)
         if question.reads_held_out:
             data = self._with_held_out(data, holding)
-        answer = question.with_places(holding.translated).answer(data)
+        answer = question.with_places(holding.translated).answer(_beside(model, data))
         readers.keep()
         return self.ok(question, answer)
 
@@ -85,6 +85,15 @@ class Work:
         """An answer in this node's name."""
         details, arrays = question.answer_message(answer)
         return Answer("ok", self.base, {"client": self.source.client, **details}, arrays)
+
+
+def _beside(model: nn.Module, data: ClientData) -> ClientData:
+    """The same with all arrays where the model is, if it is anywhere."""
+    device = next((weight.device for weight in model.parameters()), data.x.device)
+    own = data.client
+    client = Client(own.id, own.train.to(device), own.validation.to(device), own.heldout.to(device))
+    ids = None if data.ids is None else data.ids.to(device)
+    return replace(data, x=data.x.to(device), y=data.y.to(device), client=client, ids=ids)
 
 
 class _Readers(Mapping[str, FeatureReader]):

@@ -102,8 +102,11 @@ def _answer(
         if ask.kind not in QUESTIONS:
             raise DataError(f"There is no question of the kind {ask.kind!r}.")
         kind = QUESTIONS[ask.kind]
-        dp = how_from(details["how"]) if issubclass(kind, PrivateQuestion) else None
-        policy.check(ask.kind, dp if isinstance(dp, DP) else None)
+        how = how_from(details["how"]) if issubclass(kind, PrivateQuestion) else None
+        dp = how if isinstance(how, DP) else None
+        policy.check(ask.kind, dp)
+        if dp is None and issubclass(kind, PrivateQuestion):
+            raise DataError(f"The question {ask.kind!r} is answered under a guarantee only (epsilon and clip).")
         if kind.needs_model and ask.weights is None and not keeps_weights_of(context, base):
             raise _NeedsWeightsError  # before any row is read
         if kind is WhoQuestion:

@@ -29,6 +29,7 @@ _LOG = logging.getLogger(__name__)
 def answer_privately(work: Work, question: PrivateQuestion[Any, Any], details: Mapping[str, Any]) -> Answer:
     """The release, the same again where it was made already, or a refusal that nothing in the node's rows decides."""
     dp = question.dp
+    question.check_classes(work.num_classes)
     if dp.unit != "record":
         raise DataError("A node knows no subjects: it protects records (unit='record').")
     model = work.make_model()
