@@ -153,7 +153,7 @@ def test_a_server_killed_before_a_collection_is_stored_pays_once_and_leaves_no_a
     contact = private_contact(world, grid, folder)
     second = world.memory()
     second.collect(contact, privacy=REAL)
-    assert len(grid.asked("summarize")) == (0 if kept else 6)  # a question, and again with the weights
+    assert len(grid.asked("summarize privately")) == (0 if kept else 6)  # a question, and again with the weights
     assert_ledgers_agree(grid, contact)
     charged = [event.body["client"] for event in second.state.events if event.kind in ("charged", "corrected")]
     assert sorted(charged) == [0, 1, 2]

@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 import torch
+from fedup.contact import InProcess
 from tests.cli._in_process import FAST, contents, copy_of, fedup, filter_file, ok, sample_ids, sha256
 
 from fedup import execute
 from fedup.cli._session import Session
-from fedup.contact import InProcess
 from fedup.errors import FedUPError
 from fedup.filter import FilterConfig
 from fedup.request import Forget

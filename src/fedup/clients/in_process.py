@@ -71,7 +71,7 @@ class InProcess:
 
     def ask(self, questions: Mapping[int, Question[A]], *, optional: Collection[int] = ()) -> Iterator[tuple[int, A]]:
         check_budgets(self._ledger, questions)
-        self._silent = {}
+        self._silent = {client: why for client, why in self._silent.items() if client not in questions}
         return iter(list(self._answers(questions, optional)))  # all of them, or nobody's
 
     def ask_everyone(

@@ -171,7 +171,8 @@ class GridContact:
 
     def ask(self, questions: Mapping[int, Question[A]], *, optional: Collection[int] = ()) -> Iterator[tuple[int, A]]:
         nodes = {client: self._node_of(client) for client in questions}
-        taken = self._ask_nodes({nodes[client]: question for client, question in questions.items()})
+        own = {nodes[client]: question for client, question in questions.items()}
+        taken = self._ask_nodes(own, {node: client for client, node in nodes.items()})
         missing = [client for client, node in nodes.items() if node not in taken and client not in optional]
         if missing:
             client = missing[0]
@@ -191,10 +192,10 @@ class GridContact:
             asked = {node: one for node, one in own.items() if self._clients[node] not in but}
         else:
             asked = dict.fromkeys(self._all_nodes(), question)
-        lost = {node for client, node in self._nodes.items() if client not in but} - asked.keys()
-        taken = self._ask_nodes(asked)
-        self._messenger.left_out |= dict.fromkeys(lost, "it is not connected any more")
+        taken = self._ask_nodes(asked, {})
         self._meet({node: answer.client for node, answer in taken.items()})
+        lost = {node for client, node in self._nodes.items() if client not in but} - asked.keys()
+        self._messenger.left_out |= dict.fromkeys(lost, "it is not connected any more")
         self._enough(len(asked) + len(lost), len(taken))
         return self._collection(taken)
 
@@ -203,15 +204,19 @@ class GridContact:
             yield answer.client, answer.load()
         self._collected = True
 
-    def _ask_nodes(self, questions: Mapping[int, Question[Any]]) -> dict[int, _Taken]:
-        """The answers that fit, by node: from disk what is there of them, and the others in one wave."""
+    def _ask_nodes(self, questions: Mapping[int, Question[Any]], clients: Mapping[int, int]) -> dict[int, _Taken]:
+        """The answers that fit, by node: from disk what is there of them, and the others in one wave. `clients` says
+        which client a node has to be, where that is known."""
         made = {id(one): self._ask(one) for one in {id(one): one for one in questions.values()}.values()}
         asks = {node: made[id(one)] for node, one in questions.items()}  # nodes that are asked the same get one object
         asked_before, asks = self._spool.asked_before(asks), self._named(asks)
-        taken = self._from_disk(asks)
+        taken = self._from_disk(asks, clients)
+        for node in taken:
+            self._messenger.left_out.pop(node, None)
         left = {node: ask for node, ask in asks.items() if node not in taken}
         self._check_budgets(left, asked_before)
-        return taken | self._messenger.wave(left, lambda node, answer: self._take(node, asks[node], answer))
+        came = self._messenger.wave(left, lambda node, answer: self._take(node, asks[node], answer, clients.get(node)))
+        return taken | came
 
     def _ask(self, question: Question[Any]) -> Ask:
         details, arrays = question.to_message()
@@ -249,37 +254,37 @@ class GridContact:
 
     # --- what comes
 
-    def _take(self, node: int, ask: Ask, answer: Answer) -> _Taken:
+    def _take(self, node: int, ask: Ask, answer: Answer, expected: int | None) -> _Taken:
         """An answer that fits; where there is a folder, collections and releases wait there, and not in memory."""
         try:
-            client, value = self._read(node, ask, answer)
+            client, value = self._read(ask, answer, expected)
         except DataError:  # it was released and charged: by the same name it would come again
             self._spool.give_up(node, ask)
             raise
         kept = (ask.is_release or is_collection(ask)) and self._spool.put(node, ask, answer)
         return _Taken(client, partial(self._again, node, ask) if kept else lambda: value)
 
-    def _read(self, node: int, ask: Ask, answer: Answer) -> tuple[int, Any]:
+    def _read(self, ask: Ask, answer: Answer, expected: int | None = None) -> tuple[int, Any]:
         assert ask.question is not None  # made here
         client = client_number(answer.details)
-        if self._clients.get(node, client) != client:
-            raise DataError(f"it was client {self._clients[node]} before, and says now that it is {client}")
+        if expected not in (None, client):
+            raise DataError(f"it was client {expected} before, and says now that it is {client}")
         return client, ask.question.read(answer.details, answer.arrays, self._facts)
 
     def _again(self, node: int, ask: Ask) -> Any:
         answer = self._spool.get(node, ask)
         if answer is None:
             raise DataError(f"The answer of node {node} was taken away from the folder meanwhile. Collect again.")
-        return self._read(node, ask, answer)[1]
+        return self._read(ask, answer)[1]
 
-    def _from_disk(self, asks: Mapping[int, Ask]) -> dict[int, _Taken]:
+    def _from_disk(self, asks: Mapping[int, Ask], clients: Mapping[int, int]) -> dict[int, _Taken]:
         """Answers that are kept; one that does not fit any more is asked for again."""
         taken = {}
         for node, ask in asks.items():
             answer = self._spool.get(node, ask) if ask.is_release or is_collection(ask) else None
             with suppress(DataError):
                 if answer is not None:
-                    client, _ = self._read(node, ask, answer)
+                    client, _ = self._read(ask, answer, clients.get(node))
                     taken[node] = _Taken(client, partial(self._again, node, ask))
                     self._arrived(node, ask, answer, size=answer.size if self._spool.came_before(node, ask) else 0)
         return taken
@@ -338,6 +343,10 @@ class GridContact:
             before = self._nodes.get(client, node)
             if before != node and (before in connected or before in clients):  # else it has come back by another number
                 raise DataError(f"Two nodes say they are client {client}: {self._nodes[client]} and {node}.")
+            if self._clients.get(node, client) != client:
+                raise DataError(
+                    f"Node {node} was client {self._clients[node]} before, and says now that it is {client}."
+                )
             self._nodes[client], self._clients[node] = node, client
             self._meter.by_client[client] += self._unknown.pop(node, 0)
 
