@@ -10,7 +10,6 @@ from math import inf, sqrt
 
 import pytest
 import torch
-from fedup.contact import InProcess
 from tests.cli._in_process import FAST, contents, copy_of, fedup, ok, sample_ids
 from tests.run._forked import check_sound
 from tests.run._forked import run as run_in_child
@@ -18,6 +17,7 @@ from tests.run._forked import run as run_in_child
 from fedup import collect, load_centroids, private_erasure
 from fedup import private_summary as client_side
 from fedup.cli._session import Session
+from fedup.clients.in_process import InProcess
 from fedup.errors import ArtifactError, BudgetError, RequestError, StorageError
 from fedup.privacy import DP, Budget, Charge, epsilon_of
 from fedup.run.folder import Run
