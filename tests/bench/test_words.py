@@ -21,6 +21,7 @@ def lines(tmp_path):
             for cell in made_up.experiment.cells(only=["class", method]):
                 about = {"machine": {"processor": "p", "threads": 1, "torch": "2"}, "device": "cpu", "story": "S."}
                 made_up.results.save(cell, {**about, "metrics": metrics, "about": {"did": did} if did else {}})
+                made_up.put_timing(cell, metrics)
         experiment = load_experiment(tmp_path / "made_up.toml")
         (block,) = summarize(experiment, made_up.results)
         return {line.split(" ")[0].rstrip(":"): line for line in rows_in_words(experiment, block)}

@@ -46,7 +46,9 @@ def _usable(row: Row, reference: Row, seeds: set[int]) -> bool:
 def beats(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) -> bool:
     """Whether the row is better in every one of these seeds, and by more than nothing."""
     theirs, mine, goal = (figure.values if (figure := one.figure(column.key)) else {} for one in (row, ours, reference))
-    if not seeds <= theirs.keys():
+    if column.timed:  # only where both have clean times
+        seeds = seeds & set(row.times) & set(ours.times)
+    if not seeds or not seeds <= theirs.keys():
         return False
     if column.key == "zero_a" and not _resists(row, reference, seeds):
         return False
@@ -76,6 +78,8 @@ def _told(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) 
     if column.better == "retrain":
         near, far = (show_value(_distance(one, reference, column, seeds), column) for one in (row, ours))
         return f"{column.title} ({near} from Retrain's against {far})"
+    if column.timed:
+        seeds = seeds & set(row.times) & set(ours.times)
     figures = [one.figure(column.key, seeds) for one in (row, ours)]
     values = [show_value(figure.mean, column) if figure else "never" for figure in figures]
     return f"{column.title} ({values[0]} against {values[1]})"
