@@ -100,6 +100,8 @@ def _cells(block: Block, row: Row, head: Sequence[tuple[Column, bool]]) -> list[
             text = show_figure(shared, column) + (_SHARED if any(shared.values.values()) else "")  # nothing takes 0 s
         elif figure is not None and figure.n < len(row.seeds) and not column.timed:
             text += f" ({figure.n} of {len(row.seeds)} seeds)"
+        if column.key == "time_to_effect" and 0 < row.reached < len(row.seeds):
+            text += f" (reached in {row.reached} of {len(row.seeds)} seeds)"
         cells.append((text, figure.mean if figure else None))
     return cells
 

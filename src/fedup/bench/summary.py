@@ -64,9 +64,14 @@ class Row:
             return None
         return _figure(self._measured(key))
 
+    @property
+    def reached(self) -> int:
+        """In how many seeds the effect was reached: that is no matter of clocks."""
+        return sum(value is not None for value in self._measured("time_to_effect").values())
+
     def never(self, key: str) -> bool:
-        """Whether an effect was reached in no seed: that is no matter of clocks."""
-        return key == "time_to_effect" and bool(self.seeds) and _figure(self._measured(key)) is None
+        """Whether it is an effect, and was reached in no seed."""
+        return key == "time_to_effect" and bool(self.seeds) and not self.reached
 
     def _measured(self, key: str) -> dict[int, Any]:
         return {seed: result.get("metrics", {}).get(key) for seed, result in self.results.items()}
