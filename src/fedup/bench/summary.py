@@ -18,6 +18,7 @@ from fedup.errors import ArtifactError
 from fedup.registry import names
 
 ORIGINAL = "none"  # the control that shows the model before any request
+FLOOR = "retrain_again"  # a second Retrain: how far two retrainings are apart
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,11 @@ class Block:
     def row(self, name: str) -> Row | None:
         """The row of the method of that name."""
         return next((row for row in self.rows if row.method.name == name), None)
+
+    @property
+    def floor(self) -> Row | None:
+        """The second Retrain, if it was measured."""
+        return next((row for row in self.rows if row.method.use == FLOOR and row.seeds), None)
 
     @property
     def failed_attacks(self) -> list[int]:
