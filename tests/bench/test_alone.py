@@ -16,7 +16,7 @@ QUIET = {"load": 0.1, "processes": 1, "utilization": 0, "foreign_bytes": 600 * 2
 
 @pytest.fixture(autouse=True)
 def sixteen_cores(monkeypatch):
-    monkeypatch.setattr(alone.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(alone, "_cores", lambda: 16)
 
 
 def judged(device: torch.device, cores: float | None = 0.0, **seen: object) -> Alone:
@@ -83,7 +83,7 @@ def test_without_the_kernels_counts_the_load_average_less_the_own_threads_stands
 
 
 def test_a_process_that_works_meanwhile_is_seen(monkeypatch):
-    monkeypatch.setattr(alone.os, "cpu_count", lambda: 1)  # so that one core of others is all there is
+    monkeypatch.setattr(alone, "_cores", lambda: 1)  # so that one core of others is all there is
     check = AloneCheck("cpu")
     spin = "import time\nend = time.perf_counter() + 5\nwhile time.perf_counter() < end: pass"
     other = subprocess.Popen([sys.executable, "-c", spin])

@@ -58,7 +58,7 @@ def look_once(device: str) -> Alone:
 
 
 def _judge(device: torch.device, looks: list[dict[str, Any]], cores: float | None) -> Alone:
-    on_gpu, all_cores = device.type == "cuda", os.cpu_count() or 1
+    on_gpu, all_cores = device.type == "cuda", _cores()
     seen: dict[str, Any] = {}
     others = []
     for name, most, words in (
@@ -136,6 +136,15 @@ def _cpu_now() -> _Cpu:
     times = os.times()
     own = times.user + times.system + times.children_user + times.children_system
     return _Cpu(time.perf_counter(), own, _busy_s())
+
+
+def _cores() -> int:
+    """As many as the kernel counts CPU time for; a container may have fewer of its own."""
+    try:
+        counted = sum(line.startswith("cpu") for line in Path("/proc/stat").read_text().splitlines()) - 1
+    except OSError:
+        counted = 0
+    return counted if counted > 0 else os.cpu_count() or 1
 
 
 def _busy_s() -> float | None:

@@ -9,7 +9,7 @@ from fedup.bench.core_figures import summary_rows
 from fedup.bench.flower_table import flower_table
 from fedup.bench.machine import show_commit
 from fedup.bench.scale_table import scale_table
-from fedup.bench.speed.table import cells, command, notes, title
+from fedup.bench.speed.table import SHARED, cells, command, is_shared, notes, title
 from fedup.errors import DataError
 from fedup.files import write_text
 
@@ -109,13 +109,15 @@ def _table_of(path: Path, name: str, table: Callable[[dict[str, Any]], str]) -> 
 
 def speed_table(result: dict[str, Any]) -> str:
     """One machine's speed, with what it was computed from."""
-    commit = show_commit(result["code"])
+    commit, shared = show_commit(result["code"]), is_shared(result)
     return "\n\n".join(
         [
             f"## {title(result)}: {', '.join(dict.fromkeys(row['part'] for row in result['table']))}",
             f"`{command(result)}`, commit {commit}.",
-            markdown_table(["measured", "value", "goal", "met"], [cells(row) for row in result["table"]]),
-            "\n".join(f"- {sentence}" for sentence in notes(result)),
+            markdown_table(
+                ["measured", "value", "goal", "met"], [cells(row, shared=shared) for row in result["table"]]
+            ),
+            "\n".join(f"- {sentence}" for sentence in ([SHARED] if shared else []) + notes(result)),
         ]
     )
 

@@ -318,7 +318,7 @@ def speed(
     import torch
 
     from fedup.bench.speed import run_speed
-    from fedup.bench.speed.table import cells, title
+    from fedup.bench.speed.table import cells, is_shared, title
     from fedup.cli._session import checked_device
 
     if out.is_dir():
@@ -341,7 +341,7 @@ def speed(
     for column in ("measured", "value", "goal", "met"):
         table.add_column(column, justify="left" if column == "measured" else "right")
     for row in result["table"]:
-        *first, met = cells(row)
+        *first, met = cells(row, shared=is_shared(result))
         table.add_row(*first, "[red]no" if met == "no" else met)
     console.print(table)
     console.print(f"Result: {out}", highlight=False, soft_wrap=True)
