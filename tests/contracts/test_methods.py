@@ -172,7 +172,9 @@ def test_several_clients_at_once_can_be_left_out_of_stored_updates_but_not_unlea
     assert not method_class("eraseclient")().supports(several)
 
 
-ANY_REQUEST = ["exact_fun", "fedup", "finetune", "fused", "head_only", "none", "random_filter", "retrain"]
+ANY_REQUEST = [
+    *("exact_fun", "fedup", "finetune", "fused", "head_only", "none", "random_filter", "retrain", "retrain_again")
+]
 
 
 @pytest.mark.parametrize("name", ANY_REQUEST)
