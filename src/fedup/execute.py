@@ -201,8 +201,13 @@ class Execution:
         emphasis: dict[int, float] = {}
         best: tuple[float, Served] | None = None
         for share in self._alphas(made, gone):
-            steps = self._config.steps * (_MORE_STEPS if share < _ALPHAS[-1] + 1e-9 else 1)
-            config = replace(self._config, alpha=share * self._config.alpha, steps=steps)
+            times, epochs = _MORE_STEPS if share < _ALPHAS[-1] + 1e-9 else 1, self._config.epochs
+            config = replace(
+                self._config,
+                alpha=share * self._config.alpha,
+                steps=times * self._config.steps,
+                epochs=None if epochs is None else times * epochs,
+            )
             fitted, self._report.centroids_used = fit_bottleneck(
                 self._plugged,
                 self._centroids,
