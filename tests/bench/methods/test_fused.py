@@ -183,8 +183,8 @@ def test_a_model_names_layers_that_it_has(name):
         assert isinstance(model.get_submodule(layer), nn.Linear | nn.Conv2d)
 
 
-def test_all_models_of_the_benchmark_name_layers():
-    assert names("fedup.bench.models") == NAMING
+def test_the_papers_models_name_layers():
+    assert {"lenet5", "resnet18", "resnet34", "tinybert", "vit"} <= set(NAMING)
 
 
 def test_layers_are_those_given_or_the_models_own(task):
