@@ -70,7 +70,9 @@ def unlearn(
     erase_at: Annotated[
         str | None, typer.Option(help="Cut of the eraser (auto); `fedup list cuts MODEL` names them.")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="default or paper: settings that belong together.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="default, paper or authors (of the paper's code): settings that belong together.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the fit.")] = None,
     device: DeviceOption = "cpu",
     wait: WaitOption = DEFAULT_WAIT_S,
@@ -295,11 +297,12 @@ def _expected_time(plugged: Any, store: Any, requests: Any, config: Any, state: 
 
     from fedup.unlearning import rehearse
 
-    few = min(config.steps, 20)
-    rehearse(plugged, store, requests, replace(config, steps=1))  # what is loaded on first use is no part of it
+    steps = config.steps_for(len(store.vectors))
+    few = min(steps, 20)
+    rehearse(plugged, store, requests, replace(config, steps=1, epochs=None))  # loads what is loaded on first use
     started = time.perf_counter()
-    rehearse(plugged, store, requests, replace(config, steps=few))
-    fit_s = (time.perf_counter() - started) / few * config.steps
+    rehearse(plugged, store, requests, replace(config, steps=few, epochs=None))
+    fit_s = (time.perf_counter() - started) / few * steps
     per_client_s = state.collected.body["time_s"] / max(1, len(state.collected.body["releases"]))
     return round(fit_s + per_client_s * len(found.clients_contacted), 3)
 
