@@ -5,7 +5,15 @@ from typing import Annotated, Any
 
 import typer
 
-from fedup.cli._options import DEFAULT_RUN, DEFAULT_WAIT_S, DeviceOption, JsonOption, RunOption, WaitOption
+from fedup.cli._options import (
+    DEFAULT_RUN,
+    DEFAULT_WAIT_S,
+    DeviceOption,
+    JsonOption,
+    RunOption,
+    ThreadsOption,
+    WaitOption,
+)
 
 
 def collect(
@@ -33,6 +41,7 @@ def collect(
         bool, typer.Option("--again", help="Ask all clients anew; only while no request is in force.")
     ] = False,
     device: DeviceOption = "cpu",
+    threads: ThreadsOption = None,
     wait: WaitOption = DEFAULT_WAIT_S,
     as_json: JsonOption = False,
 ) -> None:

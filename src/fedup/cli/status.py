@@ -61,6 +61,7 @@ def _print(found: dict[str, Any], state: Any, sent: dict[int, dict[str, int]]) -
 
 def _facts(found: dict[str, Any], sent: dict[int, dict[str, int]]) -> dict[str, str]:
     from fedup.cli._text import size, when
+    from fedup.run.evidence import machine_in_words
 
     about, trained, collected, filtered = found["about"], found["trained"], found["collected"], found["filter"]
     facts = {"Run folder": found["run"]}
@@ -74,6 +75,8 @@ def _facts(found: dict[str, Any], sent: dict[int, dict[str, int]]) -> dict[str, 
         facts["Model"] = f"{trained['fingerprint'][:16]}, trained {when(trained['at'])}" + (
             f", accuracy {measured}" if measured else ""
         )
+    if found["trained_on"]:
+        facts["Trained on"] = machine_in_words(found["trained_on"])
     if collected:
         clients = f"{len(sent)} clients sent {size(sum(own['bytes'] for own in sent.values()))} in all"
         how = _how(collected["how"], found["protection"])

@@ -15,6 +15,7 @@ from fedup.cli._options import (
     MaxClassLossOption,
     MaxLossOption,
     RunOption,
+    ThreadsOption,
     WaitOption,
 )
 
@@ -73,6 +74,7 @@ def unlearn(
     preset: Annotated[str | None, typer.Option(help="default or paper: settings that belong together.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the fit.")] = None,
     device: DeviceOption = "cpu",
+    threads: ThreadsOption = None,
     wait: WaitOption = DEFAULT_WAIT_S,
     as_json: JsonOption = False,
 ) -> None:
