@@ -6,6 +6,8 @@ import warnings
 from typing import Any
 
 from fedup.cli._load import let_threads_sleep
+from fedup.cli._own_code import error_in_own_code
+from fedup.cli._wording import as_command_line
 from fedup.errors import FedUPError, FedUPWarning
 
 _INTERRUPTED = 130  # as shells count it: 128 + SIGINT
@@ -38,8 +40,14 @@ def _run() -> None:
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except (FedUPError, OSError) as error:
+    except FedUPError as error:
         _say_error(str(error))
+        sys.exit(1)
+    except Exception as error:
+        told = error_in_own_code(error) or (str(error) if isinstance(error, OSError) else None)
+        if told is None:
+            raise
+        _say_error(told)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(_interrupted())
@@ -70,4 +78,4 @@ def _say(label: str, style: str, text: str) -> None:
 
     # Text, not markup: what is in brackets in a name stays. Not wrapped where lines are read by programs.
     console = Console(stderr=True)
-    console.print(Text.assemble((label, style), text), soft_wrap=not console.is_terminal)
+    console.print(Text.assemble((label, style), as_command_line(text)), soft_wrap=not console.is_terminal)

@@ -104,10 +104,16 @@ def _already(body: Any, how: Any) -> dict[str, Any]:
 
     if how_from(body["how"]) != how:
         raise SettingError(
-            f"Centroids were collected with {body['how']} before, and {asdict(how)} was asked for. Use those settings, "
-            "or ask all clients anew with --again."
+            f"Centroids were collected with {_options(body['how'])} before, and {_options(asdict(how))} was asked for. "
+            "Use those settings, or ask all clients anew with --again."
         )
     return {"already": True, **_told(body)}
+
+
+def _options(how: dict[str, Any]) -> str:
+    """Settings as options of the command; those that are not set are left out."""
+    given = {name.replace("_", "-"): value for name, value in how.items() if value not in (None, False)}
+    return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items())
 
 
 def _collect(session: Any, writer: Any, how: Any) -> dict[str, Any]:
