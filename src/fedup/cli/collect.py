@@ -112,7 +112,8 @@ def _already(body: Any, how: Any) -> dict[str, Any]:
 
 def _options(how: dict[str, Any]) -> str:
     """Settings as options of the command; those that are not set are left out."""
-    given = {name.replace("_", "-"): value for name, value in how.items() if value not in (None, False)}
+    options = ("ratio", "sigma", "paper_accounting", "epsilon", "delta", "clip", "allow_delta", "seed")
+    given = {name.replace("_", "-"): how[name] for name in options if how.get(name)}
     return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items())
 
 
