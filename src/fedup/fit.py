@@ -13,6 +13,7 @@ from fedup.filter import Bottleneck, FilterConfig, OptimizerName
 from fedup.guard import Guard
 from fedup.positions import positions_of
 from fedup.rng import generator
+from fedup.threads import threads_for, using_threads
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,13 @@ def fit_filter(
     config counts epochs.
     """
     _check(tail, examples)
+    # Encoder and decoder for each element of a batch of centroids: the rest is less.
+    work = 2 * config.rank_for(examples.vectors.shape[1]) * examples.vectors.shape[1] * config.batch_size
+    with using_threads(threads_for(work)):
+        return _fit(tail, examples, config, trace)
+
+
+def _fit(tail: Callable[[Tensor], Tensor], examples: Examples, config: FilterConfig, trace: Trace | None) -> Bottleneck:
     source = generator(config.seed, "filter")
     shape, device = examples.shape or tuple(examples.vectors.shape[1:]), examples.vectors.device
     width = positions_of(shape, "each" if config.per_position else "all")[1]

@@ -153,6 +153,7 @@ class Recipe:
         checkpoint: Path | None = None,
         engine: EngineName = "auto",
         averaging: Averaging = RunningAverage,
+        threads: int | None = None,
     ) -> Trained:
         """FedAvg as the recipe says, from these first weights; other rounds, local training or averages on demand."""
         return federate(
@@ -167,6 +168,7 @@ class Recipe:
             checkpoint=checkpoint,
             engine=engine,
             averaging=averaging,
+            threads=threads,
         )
 
     def load(self) -> Dataset:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from fedup.cli._options import ThreadsOption
 from fedup.cli._progress import progress_bars, wide_console
 from fedup.errors import SettingError
 from fedup.files import write_text
@@ -37,6 +38,7 @@ def run(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and stop.")] = False,
     device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:1, …")] = "auto",
+    threads: ThreadsOption = None,
 ) -> None:
     """Run what is missing of an experiment: every federation × scenario × seed × method, one result file each.
 
@@ -192,6 +194,7 @@ def tune(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Tune again where it was done already.")] = False,
     device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:1, …")] = "auto",
+    threads: ThreadsOption = None,
 ) -> None:
     """Choose a method's settings for each federation and scenario of an experiment: on validation rows, from the grid
     that the method's file declares, with as many trials as any other method has.

@@ -15,6 +15,7 @@ from fedup.cli._options import (
     MaxClassLossOption,
     MaxLossOption,
     RunOption,
+    ThreadsOption,
     WaitOption,
 )
 
@@ -75,6 +76,7 @@ def unlearn(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the fit.")] = None,
     device: DeviceOption = "cpu",
+    threads: ThreadsOption = None,
     wait: WaitOption = DEFAULT_WAIT_S,
     as_json: JsonOption = False,
 ) -> None:
@@ -382,9 +384,11 @@ def _of_rows(rows: int, clients: Any) -> str:
 
 
 def _print_verdict(verdict: dict[str, Any] | None, console: Any) -> None:
+    from fedup.cli._wording import as_command_line
+
     if verdict:
         colour = "green" if verdict["good"] else "yellow"
-        console.print(f"  Verdict: [{colour}]{verdict['words']}[/]", highlight=False)
+        console.print(f"  Verdict: [{colour}]{as_command_line(verdict['words'])}[/]", highlight=False)
 
 
 def _print_worst_class(result: dict[str, Any], console: Any) -> None:
