@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from fedup import FilterConfig, Trace
 from fedup.errors import DataError, SettingError
-from fedup.fit import Examples, _Adam, fit_filter
+from fedup.fit import _SGD, Examples, _Adam, fit_filter
 
 WIDTH, CLASSES = 12, 3
 CONFIG = FilterConfig(rank=6, steps=120, batch_size=16, lr=1e-2)
@@ -199,3 +199,36 @@ def test_adam_is_torchs_adam():
         theirs.grad = gradient
         reference.step()
     torch.testing.assert_close(mine, theirs)
+
+
+def test_sgd_is_that_of_torch_without_momentum():
+    mine, theirs = (nn.Parameter(torch.arange(4.0)) for _ in range(2))
+    sgd, reference = _SGD([mine], lr=0.03), torch.optim.SGD([theirs], lr=0.03)
+    for step in range(5):
+        gradient = torch.sin(torch.arange(4.0) + step)
+        sgd.step([gradient])
+        theirs.grad = gradient.clone()
+        reference.step()
+    assert torch.equal(mine, theirs)
+
+
+def test_the_optimizer_is_the_one_that_was_chosen():
+    tail, examples = _tail(), _examples()
+    adam, sgd = (fit_filter(tail, examples, replace(CONFIG, optimizer=name)) for name in ("adam", "sgd"))
+    assert not torch.equal(_bits(adam), _bits(sgd))
+    before = _losses(fit_filter(tail, examples, replace(CONFIG, optimizer="sgd", lr=1e-9)), examples, tail)
+    after = _losses(sgd, examples, tail)
+    assert after[0] < before[0] and after[1] < before[1]
+
+
+@pytest.mark.parametrize(("epochs", "size", "steps"), [(3, 16, 9), (2, 60, 2), (2, 100, 2), (5, 7, 40)])
+def test_epochs_are_so_many_passes_over_all_centroids(epochs, size, steps):
+    trace = Trace(every=1)
+    fit_filter(_tail(), _examples(), replace(CONFIG, epochs=epochs, batch_size=size), trace=trace)
+    assert len(trace.steps) == steps
+
+
+@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"epochs": 1.5}, {"optimizer": "lbfgs"}], ids=str)
+def test_a_fit_that_cannot_be_made_is_refused(wrong):
+    with pytest.raises(SettingError, match=next(iter(wrong))):
+        FilterConfig(**wrong)

@@ -7,6 +7,7 @@ from tests._marked import Marked, same_bits
 
 from fedup import FilterConfig, Forget, collect, plug
 from fedup.errors import SettingError
+from fedup.fit import Trace
 from fedup.presets import preset
 
 MARKED = Marked()
@@ -36,6 +37,34 @@ def test_the_papers_ratio_depends_on_what_is_forgotten(forget, ratio):
         assert (centroids.how.ratio, centroids.how.sigma) == (ratio, 0.001)
 
 
+@pytest.mark.parametrize(("forget", "ratio"), [(CLIENT, 0.8), (CLASS, 0.1), (SAMPLE, 0.5), ((), 0.8)], ids=str)
+def test_the_authors_settings_are_those_of_their_code(forget, ratio):
+    found = preset("authors", forget)
+    assert (found.ratio, found.sigma, found.cache) == (ratio, 0.0, False)
+    config = found.config
+    assert (config.filter, config.class_policy, config.guard, config.gentle) == (
+        "bottleneck",
+        "remap_client",
+        False,
+        False,
+    )
+    assert (config.optimizer, config.lr, config.batch_size, config.epochs, config.alpha) == ("sgd", 0.005, 10, 50, 0.5)
+    assert config.rank_for(512) == config.rank_for(128) == 32
+
+
+@pytest.mark.parametrize("request_", [CLIENT, CLASS, SAMPLE], ids=str)
+def test_a_request_is_answered_with_the_authors_preset(request_):
+    centroids = collect(MARKED.base, MARKED.federation, forget=[request_], preset="authors")
+    assert centroids.how.sigma == 0.0
+    plugged = plug(MARKED.base)
+    trace = Trace(every=1)
+    unlearn(plugged, centroids, request_, clients=MARKED.federation, preset="authors", trace=trace)
+    used = len(centroids.rows_of(centroids.cells))
+    assert len(trace.steps) == 50 * max(1, used // 10)
+    assert plugged.served.erasure is None
+    assert plugged.served.config == preset("authors", request_).config
+
+
 @pytest.mark.parametrize("forget", [CLIENT, CLASS, SAMPLE], ids=str)
 def test_the_default_is_the_same_for_all_and_what_is_used_when_nothing_is_said(forget):
     found = preset("default", forget)
@@ -53,13 +82,13 @@ def test_what_is_given_comes_before_the_preset(given, expected):
 
 @pytest.mark.parametrize("name", ["Paper", "papers", "", None])
 def test_an_unknown_preset_is_refused_wherever_one_is_named(name):
-    with pytest.raises(SettingError, match="default, paper"):
+    with pytest.raises(SettingError, match="default, paper, authors"):
         preset(name)
-    with pytest.raises(SettingError, match="default, paper"):
+    with pytest.raises(SettingError, match="default, paper, authors"):
         collect(MARKED.base, MARKED.federation, preset=name)
     if name is not None:  # which is how unlearn is told of none
         plugged = plug(MARKED.base)
-        with pytest.raises(SettingError, match="default, paper"):
+        with pytest.raises(SettingError, match="default, paper, authors"):
             unlearn(plugged, MARKED.store(), CLIENT, preset=name)
         assert plugged.served is None
 

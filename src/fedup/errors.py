@@ -11,6 +11,10 @@ class FedUPError(Exception):
     """Base of all errors raised on purpose by fedup."""
 
 
+class FedUPWarning(UserWarning):
+    """Something that works, but not as the caller may think."""
+
+
 class SettingError(FedUPError, ValueError):
     """A parameter is out of its range."""
 

@@ -233,8 +233,14 @@ class Execution:
         width = positions_of(self._centroids.shape, "each" if self._config.per_position else "all")[1]
         rank = self._config.rank if times == 1 else min(times * DEFAULT_RANK, width)
         for share in self._alphas(made, gone):
-            steps = self._config.steps * (_MORE_STEPS if share < _ALPHAS[-1] + 1e-9 else 1)
-            config = replace(self._config, alpha=share * self._config.alpha, steps=steps, rank=rank)
+            longer, epochs = _MORE_STEPS if share < _ALPHAS[-1] + 1e-9 else 1, self._config.epochs
+            config = replace(
+                self._config,
+                alpha=share * self._config.alpha,
+                steps=longer * self._config.steps,
+                epochs=None if epochs is None else longer * epochs,
+                rank=rank,
+            )
             fitted, self._report.centroids_used = fit_bottleneck(
                 self._plugged,
                 self._centroids,

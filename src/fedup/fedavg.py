@@ -2,6 +2,7 @@
 
 import copy
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 from fedup.artifacts import load_tensors, save_tensors
 from fedup.averaging import RunningAverage, Weights, weights_of
 from fedup.engines import EngineName, make_engine
-from fedup.errors import ArtifactError, DataError, SettingError
+from fedup.errors import ArtifactError, DataError, FedUPWarning, SettingError
 from fedup.federation import Federation
 from fedup.rng import generator, seed_for
 from fedup.sharing import fingerprint
+from fedup.threads import asked_threads, threads_for_training, using_threads
 from fedup.training import Job, LocalTraining
 
 Averaging = Callable[[Weights], RunningAverage]  # makes, of the first weights, what averages clients' weights
@@ -24,6 +26,9 @@ Averaging = Callable[[Weights], RunningAverage]  # makes, of the first weights, 
 
 class Observer:
     """Watches a federation learn. The tensors are live: copy what you keep."""
+
+    def on_start(self, rounds_done: int, threads: int) -> None:
+        """Training begins, or goes on after so many rounds, with so many threads of torch's."""
 
     def on_update(self, round_index: int, client: int, *, before: Weights, after: Weights, weight: float) -> None:
         """A client has trained: the global weights it got, its own, and its share in the average.
@@ -41,8 +46,9 @@ class Trained:
 
     model: nn.Module
     rounds: int
-    time_s: float
+    time_s: float  # of all rounds, those before an interruption included
     engine: str  # what it was trained by in the end
+    threads: int  # that torch computed with: the bits depend on it
 
 
 def federate(
@@ -58,6 +64,7 @@ def federate(
     checkpoint: str | Path | None = None,
     engine: EngineName = "auto",
     averaging: Averaging = RunningAverage,
+    threads: int | None = None,
 ) -> Trained:
     """Train by FedAvg, weighted by client size; `model` itself is left as it is.
 
@@ -66,6 +73,9 @@ def federate(
     With `checkpoint` the global weights are written after each round, and a call with the same settings goes on from
     there to the same bits (a client's optimizer starts anew each round, so there is nothing else to keep).
     `engine="plain"` switches off what makes training fast on a GPU. `averaging` makes another average than FedAvg's.
+
+    `threads` is how many torch computes with; None: what FEDUP_THREADS says, else those that a checkpoint was written
+    with, else one for a small model and what torch has now for others (`fedup.threads`).
     """
     local = local or LocalTraining()
     numbers = range(rounds) if isinstance(rounds, int) else rounds
@@ -74,11 +84,15 @@ def federate(
     target = next(model.parameters()).device if device is None else torch.device(device)
     trained = copy.deepcopy(model).to(target)
     store = _Checkpoint(checkpoint, model, federation, local, clients_per_round, seed)
-    with torch.cuda.device(target) if target.type == "cuda" else nullcontext():
+    threads = _threads(threads, store.threads, trained, federation.x[:1].to(target), local)
+    with using_threads(threads), torch.cuda.device(target) if target.type == "cuda" else nullcontext():
         work = make_engine(engine, trained, federation.x.to(target), federation.y.to(target), local)
         average, live = averaging(work.weights), weights_of(trained)
         rows = _training_rows(federation)
-        for round_index in numbers[store.resume(average, len(numbers)) :]:
+        rounds_done = store.resume(average, len(numbers))
+        for observer in observers:
+            observer.on_start(rounds_done, threads)
+        for round_index in numbers[rounds_done:]:
             # 1. who takes part
             jobs = _draw_jobs(federation.ids, rows, local, clients_per_round, seed, round_index)
             # 2. each client trains from the global weights, and 3. its weights join the running average
@@ -91,11 +105,30 @@ def federate(
             trained.eval()
             for observer in observers:
                 observer.on_round(round_index, trained)
-            store.save(average, round_index + 1)
+            store.save(average, round_index + 1, threads, store.time_s + time.perf_counter() - started)
         average.load(live)
     if not all(bool(tensor.isfinite().all()) for tensor in average.current.values()):
         raise DataError("Training diverged: the averaged weights are not finite. Use a smaller lr, or check the data.")
-    return Trained(trained.eval(), len(numbers), time.perf_counter() - started, work.name)
+    return Trained(trained.eval(), len(numbers), store.time_s + time.perf_counter() - started, work.name, threads)
+
+
+def _threads(wanted: int | None, recorded: int | None, model: nn.Module, example: Tensor, local: LocalTraining) -> int:
+    """How many threads to train with: those asked for, else those of the rounds done so far, else what suits."""
+    if wanted is not None and wanted < 1:
+        raise SettingError(f"threads must be 1 or more; found {wanted}.")
+    asked = wanted or asked_threads()
+    if asked is None and recorded is not None:
+        chosen = min(recorded, torch.get_num_threads())
+    else:
+        chosen = asked or threads_for_training(model, example, local.batch_size)
+    if recorded is not None and chosen != recorded and example.device.type == "cpu":
+        warnings.warn(
+            f"The rounds done so far were trained with {recorded} threads, and the others will be with {chosen}: the "
+            f"last bits may differ from those of an uninterrupted training. For the same bits use threads={recorded}.",
+            FedUPWarning,
+            stacklevel=3,
+        )
+    return chosen
 
 
 def _check(
@@ -162,6 +195,9 @@ class _Checkpoint:
         seed: int,
     ) -> None:
         self.path = None if path is None else Path(path)
+        self.threads: int | None = None  # that the rounds so far were trained with
+        self.time_s = 0.0  # that they took
+        self._rounds, self._weights = 0, dict[str, Tensor]()
         if self.path is None:
             return
         self.settings = {
@@ -171,28 +207,33 @@ class _Checkpoint:
             "seed": seed,
             "data": federation.digest(),
         }
+        if self.path.exists():
+            self._read(self.path)
 
-    def resume(self, average: RunningAverage, rounds: int) -> int:
-        """Rounds already done; their weights are loaded."""
-        if self.path is None or not self.path.exists():
-            return 0
-        tensors, header = load_tensors(self.path, kind="checkpoint")
+    def _read(self, path: Path) -> None:
+        self._weights, header = load_tensors(path, kind="checkpoint")
         if header["settings"] != self.settings:
             changed = [key for key, value in self.settings.items() if header["settings"].get(key) != value]
             raise ArtifactError(
-                f"The checkpoint {self.path} was written under other settings ({', '.join(changed)} differ). "
+                f"The checkpoint {path} was written under other settings ({', '.join(changed)} differ). "
                 "Use the settings it was started with, or another file."
             )
-        if header["rounds"] > rounds:
+        self._rounds, self.threads, self.time_s = int(header["rounds"]), header.get("threads"), header.get("time_s", 0)
+
+    def resume(self, average: RunningAverage, rounds: int) -> int:
+        """Rounds already done; their weights are loaded."""
+        if self._rounds > rounds:
             raise ArtifactError(
-                f"The checkpoint {self.path} is {header['rounds']} rounds old already, and {rounds} were asked for. "
+                f"The checkpoint {self.path} is {self._rounds} rounds old already, and {rounds} were asked for. "
                 "Ask for at least as many, or use another file."
             )
-        for name, tensor in average.current.items():
-            tensor.copy_(tensors[name])
-        return int(header["rounds"])
+        if self._weights:
+            for name, tensor in average.current.items():
+                tensor.copy_(self._weights[name])
+        self._weights = {}  # as large as the model
+        return self._rounds
 
-    def save(self, average: RunningAverage, rounds: int) -> None:
+    def save(self, average: RunningAverage, rounds: int, threads: int, time_s: float) -> None:
         if self.path is not None:
-            header = {"rounds": rounds, "settings": self.settings}
+            header = {"rounds": rounds, "threads": threads, "time_s": time_s, "settings": self.settings}
             save_tensors(self.path, average.current, kind="checkpoint", header=header)

@@ -12,6 +12,7 @@ from fedup.positions import from_positions, to_positions
 
 ClassPolicy = Literal["drop", "remap", "remap_client"]
 FilterKind = Literal["auto", "bottleneck", "erasure", "both"]
+OptimizerName = Literal["adam", "sgd"]
 DEFAULT_RANK = 32
 
 
@@ -21,6 +22,9 @@ class FilterConfig:
 
     `rank` is the width of the bottleneck. Where none is chosen it is 32, or the number of features where that is less;
     one that is chosen and wider than the features is refused.
+
+    The fit takes `steps` of `batch_size` centroids whatever their number, or so many `epochs` over all of them where
+    these are chosen; the `optimizer` is Adam, or SGD without momentum.
 
     `class_policy` says what becomes of a forgotten class: `drop` uses nothing of it and guards against it
     (`fedup.guard`); `remap` relabels each of its centroids to a random retained class; `remap_client` does so per
@@ -47,6 +51,8 @@ class FilterConfig:
     most_price: float = 0.02
     per_position: bool = False
     gentle: bool = True
+    optimizer: OptimizerName = "adam"
+    epochs: int | None = None
 
     def __post_init__(self) -> None:
         if self.filter not in get_args(FilterKind):
@@ -58,7 +64,7 @@ class FilterConfig:
         if not 0 <= self.alpha <= 1:
             raise SettingError(f"alpha weighs cross-entropy against reconstruction, in [0, 1]; found {self.alpha}.")
         rank = DEFAULT_RANK if self.rank is None else self.rank
-        whole = {"rank": rank, "steps": self.steps, "batch_size": self.batch_size}
+        whole = {"rank": rank, "steps": self.steps, "batch_size": self.batch_size, "epochs": self.epochs or 0}
         for name, value in whole.items():
             if not isinstance(value, int):
                 raise SettingError(f"{name} must be a whole number; found {value!r}.")
@@ -68,6 +74,10 @@ class FilterConfig:
             raise SettingError(
                 f"steps and batch_size must be 1 or more, lr above 0; found {self.steps}, {self.batch_size}, {self.lr}."
             )
+        if self.epochs is not None and self.epochs < 1:
+            raise SettingError(f"epochs, where they are chosen, must be 1 or more; found {self.epochs}.")
+        if self.optimizer not in get_args(OptimizerName):
+            raise SettingError(f"optimizer is one of {', '.join(get_args(OptimizerName))}; found {self.optimizer!r}.")
         if self.class_policy not in ("drop", "remap", "remap_client"):
             raise SettingError(f"class_policy is 'drop', 'remap' or 'remap_client'; found {self.class_policy!r}.")
 
@@ -81,6 +91,14 @@ class FilterConfig:
             return min(DEFAULT_RANK, width)
         _check_rank(self.rank, width)
         return self.rank
+
+    def steps_for(self, centroids: int) -> int:
+        """The steps that a fit to so many centroids takes; an epoch leaves out what fills no batch.
+
+        >>> FilterConfig().steps_for(1005), FilterConfig(epochs=50, batch_size=10).steps_for(1005)
+        (300, 5000)
+        """
+        return self.steps if self.epochs is None else self.epochs * max(1, centroids // self.batch_size)
 
 
 def _check_rank(rank: int, width: int) -> None:

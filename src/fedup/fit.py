@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedup.errors import DataError, SettingError
-from fedup.filter import Bottleneck, FilterConfig
+from fedup.filter import Bottleneck, FilterConfig, OptimizerName
 from fedup.guard import Guard
 from fedup.positions import positions_of
 from fedup.rng import generator
+from fedup.threads import threads_for, using_threads
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,17 @@ def fit_filter(
 ) -> Bottleneck:
     """A filter for which tail(filter(centroid)) keeps the centroid's class: α·CE + (1−α)·MSE, within the guard.
 
-    The tail's weights get no gradient; the number of steps is fixed, whatever the number of centroids.
+    The tail's weights get no gradient; the number of steps is fixed, whatever the number of centroids, unless the
+    config counts epochs.
     """
     _check(tail, examples)
+    # Encoder and decoder for each element of a batch of centroids: the rest is less.
+    work = 2 * config.rank_for(examples.vectors.shape[1]) * examples.vectors.shape[1] * config.batch_size
+    with using_threads(threads_for(work)):
+        return _fit(tail, examples, config, trace)
+
+
+def _fit(tail: Callable[[Tensor], Tensor], examples: Examples, config: FilterConfig, trace: Trace | None) -> Bottleneck:
     source = generator(config.seed, "filter")
     shape, device = examples.shape or tuple(examples.vectors.shape[1:]), examples.vectors.device
     width = positions_of(shape, "each" if config.per_position else "all")[1]
@@ -75,7 +84,7 @@ def fit_filter(
     ).to(device)
     guard = _guard(tail, examples, config)
     fitted.constant = guard.constant() if guard is not None else None
-    optimizer = _Adam(list(fitted.parameters()), lr=config.lr)
+    optimizer = _OPTIMIZERS[config.optimizer](list(fitted.parameters()), lr=config.lr)
     with torch.enable_grad():
         for step, batch in enumerate(_batches(examples, config, source)):
             centroids = examples.vectors.index_select(0, examples.rows[batch])  # (B, D)
@@ -136,7 +145,7 @@ def _guard(tail: Callable[[Tensor], Tensor], examples: Examples, config: FilterC
 
 
 def _batches(examples: Examples, config: FilterConfig, source: torch.Generator) -> Iterator[Tensor]:
-    """Exactly `steps` batches of positions in `examples.rows`.
+    """As many batches of positions in `examples.rows` as the fit takes steps.
 
     Drawn without replacement, so that each centroid counts once an epoch, or in proportion to the points behind it or
     to its own share.
@@ -144,7 +153,7 @@ def _batches(examples: Examples, config: FilterConfig, source: torch.Generator) 
     n, device = len(examples.rows), examples.rows.device
     size = min(n, config.batch_size)
     pool = torch.empty(0, dtype=torch.long)
-    for _ in range(config.steps):
+    for _ in range(config.steps_for(n)):
         if config.weighted or examples.shares is not None:
             shares = examples.counts.cpu().float() if config.weighted else torch.ones(n)
             shares = shares if examples.shares is None else shares * examples.shares.cpu()
@@ -175,3 +184,18 @@ class _Adam:
             second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
             scale = (second / (1 - beta2**self._steps)).sqrt_().add_(eps)
             weight.addcdiv_(first, scale, value=-size)
+
+
+class _SGD:
+    """Gradient descent without momentum."""
+
+    def __init__(self, weights: list[nn.Parameter], lr: float) -> None:
+        self.weights, self._lr = weights, lr
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        for weight, gradient in zip(self.weights, gradients, strict=True):
+            weight.sub_(gradient, alpha=self._lr)
+
+
+_OPTIMIZERS: dict[OptimizerName, type[_Adam] | type[_SGD]] = {"adam": _Adam, "sgd": _SGD}

@@ -5,11 +5,14 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 from fedup.errors import SettingError
+
+OWN_MODULE = "fedup_user_"  # begins the names of modules that were loaded from files of the user's
 
 
 def names(package: str) -> list[str]:
@@ -38,7 +41,7 @@ def find(package: str, name: str, *, needs: Sequence[str] = ()) -> ModuleType:
 
 
 def _from_file(path: Path, needs: Sequence[str]) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"fedup_user_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"{OWN_MODULE}{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise SettingError(f"There is no Python file {path}.")
     module = importlib.util.module_from_spec(spec)
@@ -46,8 +49,16 @@ def _from_file(path: Path, needs: Sequence[str]) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # it is the user's code: whatever it raises
-        raise SettingError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+        line = line_in(path, error)
+        where = f" (line {line.lineno})" if line else ""
+        raise SettingError(f"{path} cannot be run{where}: {type(error).__name__}: {error}") from error
     missing = [one for one in needs if not hasattr(module, one)]
     if missing:
         raise SettingError(f"{path} does not define {', '.join(missing)}: see those that come with fedup for examples.")
     return module
+
+
+def line_in(path: Path, error: BaseException) -> traceback.FrameSummary | None:
+    """The innermost line of that file that the error came through; None where it came through none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame for frame in reversed(frames) if Path(frame.filename).resolve() == path.resolve()), None)

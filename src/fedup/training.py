@@ -32,7 +32,8 @@ class LocalTraining:
         if self.epochs < 1 or self.batch_size < 1:
             raise SettingError(f"epochs and batch_size must be at least 1; found {self.epochs} and {self.batch_size}.")
         if not 0 < self.lr < math.inf or not 0 <= self.momentum < 1 or not 0 <= self.weight_decay < math.inf:
-            raise SettingError(f"lr must be above 0, momentum in [0, 1), weight_decay at least 0; found {self}.")
+            found = f"{self.lr}, {self.momentum} and {self.weight_decay}"
+            raise SettingError(f"lr must be above 0, momentum in [0, 1), weight_decay at least 0; found {found}.")
         if self.optimizer not in ("sgd", "adam"):
             raise SettingError(f"optimizer must be 'sgd' or 'adam'; found {self.optimizer!r}.")
         if self.precision not in ("float32", "bfloat16", "auto"):

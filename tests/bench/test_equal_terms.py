@@ -41,7 +41,8 @@ TRAINING = {
     "finetune": {"rounds": 3},
     "federaser": {"every": 1, "ratio": 0.5, "post_rounds": 1},
     "eraseclient": {"post_rounds": 1},
-    "fused": {"rounds": 3},
+    "fused": {"rounds": 3, "layers": ("0", "4")},
+    "fused_retained": {"rounds": 3},
     "exact_fun": {"answer": False},  # its own federation, ahead of any request
     "exact_fun, answered": {},
 }
@@ -178,8 +179,9 @@ def test_a_client_gets_the_batches_of_the_training_in_their_order_where_it_keeps
 @pytest.mark.parametrize("request_", [WHOLE, Forget.classes([1]), Forget.samples({3: [42, 43, 50]})], ids=str)
 def test_all_methods_agree_on_the_batches_of_a_client_and_round_with_the_same_retained_rows(group, request_):
     own_federation = ("exact_fun",)  # which learns from all rows
+    overwrites = ("fused",) if request_.class_ids else ()  # which learns from relabelled rows, too
     can = [name for name in TRAINING if method_class(name.partition(",")[0])().supports(request_)]
-    answers = {name: group.answers(name, request_) for name in can if name not in own_federation}
+    answers = {name: group.answers(name, request_) for name in can if name not in own_federation + overwrites}
     reference = answers["retrain"]
     retained = group.federation.without(request_)
     assert len(answers) >= 4
@@ -192,6 +194,13 @@ def test_all_methods_agree_on_the_batches_of_a_client_and_round_with_the_same_re
             assert prefix(batches, reference.batches[number, client]), (name, number, client)
             if name != "federaser":
                 assert batches == reference.batches[number, client], (name, number, client)
+
+
+def test_what_overwrites_a_class_trains_on_the_batches_of_the_training_itself(group):
+    seen = group.answers("fused", Forget.classes([1]))
+    assert seen.batches
+    for place, batches in seen.batches.items():
+        assert batches == group.original.batches[place], place
 
 
 @pytest.mark.parametrize("method", TRAINING)
@@ -233,7 +242,7 @@ def test_what_learns_anew_starts_from_the_first_weights_of_the_task(group, metho
 
 def test_what_goes_on_starts_from_what_the_federation_learned(group):
     assert same(started_from(group.answers("finetune", WHOLE)), weights_of(group.model))
-    deltas = started_from(group.answers("fused", WHOLE))
+    deltas = started_from(group.answers("fused_retained", WHOLE))
     assert deltas and not any(bool(tensor.any()) for tensor in deltas.values())
 
 
@@ -269,6 +278,7 @@ FAST = {name: "" for name in names("fedup.bench.methods") if name != "retrain"} 
     "head_only": "steps = 5\n",
     "finetune": "rounds = 1\n",
     "fused": "rounds = 1\n",
+    "fused_retained": "rounds = 1\n",
 }
 
 
@@ -328,7 +338,7 @@ def files(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("name", FAST)
 def test_a_history_is_kept_exactly_when_some_method_of_the_experiment_needs_one(read, name):
     experiment = read(ONE + "[scenarios.class]\n", "none", *({name} - {"none"}))
-    expected = name in ("federaser", "eraseclient", "fused")
+    expected = name in ("federaser", "eraseclient", "fused_retained")
     assert needs_history(method_class(name)()) is expected
     assert {group.recorded for group in experiment.groups()} == {expected}
     for only in ([], ["none"], [name], ["class"], ["retrain", "clean_client"]):
@@ -338,7 +348,7 @@ def test_a_history_is_kept_exactly_when_some_method_of_the_experiment_needs_one(
 def test_cells_are_the_same_with_and_without_a_history(read):
     """What is kept beside a training does not make it another one: results stay valid."""
     plain_cells = {str(cell): cell.hash for cell in read(ONE, "none").cells()}
-    kept = {str(cell): cell.hash for cell in read(ONE, "none", "fused").cells()}
+    kept = {str(cell): cell.hash for cell in read(ONE, "none", "fused_retained").cells()}
     assert plain_cells.items() <= kept.items()
 
 
@@ -352,7 +362,7 @@ def test_a_method_that_asks_for_no_history_gets_the_same_model_beside_one_that_d
 
 
 def test_histories_are_gone_when_their_group_is_over_and_models_stay(read, results, cache):
-    cells = read(ONE, "federaser", "eraseclient", "exact_fun", "fused").cells()
+    cells = read(ONE, "federaser", "eraseclient", "exact_fun", "fused_retained").cells()
     there: list[int] = []
     told = Told()
     for event in run_cells(cells, results, progress=told):
@@ -367,7 +377,7 @@ def test_histories_are_gone_when_their_group_is_over_and_models_stay(read, resul
 
 
 def test_a_run_that_is_stopped_keeps_histories_and_the_next_one_uses_them(read, results, cache):
-    experiment = read(ONE, "exact_fun", "federaser", "fused")
+    experiment = read(ONE, "exact_fun", "federaser", "fused_retained")
     with pytest.raises(BudgetSpentError):
         run(experiment.cells(), results, Told(stop_after_cells=2))  # Retrain and Exact-Fun are measured
     kept, told = files(cache), Told()
@@ -377,12 +387,12 @@ def test_a_run_that_is_stopped_keeps_histories_and_the_next_one_uses_them(read, 
         assert event.outcome == "done", event.result.get("failed")
         assert files(cache) == kept != {}  # used, not made again
         done.append(event.cell.method.name)
-    assert done == ["federaser", "fused"]
+    assert done == ["federaser", "fused_retained"]
     assert LEARNS not in told.trainings and ROUNDED not in told.trainings
 
 
 def test_a_training_that_is_stopped_goes_on_with_the_history_it_has(read, results, cache, tmp_path, monkeypatch):
-    experiment = read(ONE, "federaser", "fused")
+    experiment = read(ONE, "federaser", "fused_retained")
     whole = run(experiment.cells(), Results(tmp_path / "whole"))
     monkeypatch.setenv("FEDUP_CACHE", str(tmp_path / "other"))
     with pytest.raises(BudgetSpentError):
@@ -399,7 +409,7 @@ def test_a_training_that_is_stopped_goes_on_with_the_history_it_has(read, result
 def test_the_history_of_exact_funs_own_federation_goes_with_the_group_even_if_only_a_resumed_run_ends_it(
     read, results, cache
 ):
-    experiment = read(ONE, "exact_fun", "fused")
+    experiment = read(ONE, "exact_fun", "fused_retained")
     with pytest.raises(BudgetSpentError):
         run(experiment.cells(), results, Told(stop_after_cells=2))  # Exact-Fun's cell is over, the group is not
     run(experiment.cells(), results)
@@ -427,10 +437,10 @@ class Method:
 def test_histories_are_gone_even_after_a_method_that_spoilt_the_task(read, results, cache, tmp_path):
     (tmp_path / "spoils.py").write_text(OWN)
     own = f'[methods.spoils]\nuse = "{tmp_path / "spoils.py"}"\n'
-    experiment = read(ONE + own, "fused", "exact_fun")
+    experiment = read(ONE + own, "fused_retained", "exact_fun")
     cells = sorted(experiment.cells(), key=lambda cell: cell.method.name == "spoils")  # it comes last
     outcomes = {event.cell.method.name: event.outcome for event in run(cells, results)}
-    assert outcomes == {"retrain": "done", "fused": "done", "exact_fun": "done", "spoils": "failed"}
+    assert outcomes == {"retrain": "done", "fused_retained": "done", "exact_fun": "done", "spoils": "failed"}
     assert list(cache.glob("*.history")) == []
 
 
@@ -445,7 +455,7 @@ def test_the_next_method_gets_the_history_after_one_that_spoilt_the_task(read, r
 
 def test_the_model_that_methods_get_is_the_one_whose_training_was_kept(read, results, cache):
     """Its last round, averaged by hand from the stored uploads, is the model that the cache holds."""
-    experiment = read(ONE, "federaser", "fused")
+    experiment = read(ONE, "federaser", "fused_retained")
     with pytest.raises(BudgetSpentError):
         run(experiment.cells(), results, Told(stop_after_cells=1))
     (folder,) = cache.glob("*.history")

@@ -442,7 +442,7 @@ def precise(precision: str | None, model: str = "lenet5") -> str:
 
 def test_single_precision_is_not_told_so_that_results_of_before_there_was_a_choice_stay_valid(read):
     silent, said = (read(precise(precision)).cells()[1] for precision in (None, "float32"))
-    assert set(silent.config()["federation"]) == set(asdict(silent.group.recipe)) - {"precision"}
+    assert set(silent.config()["federation"]) == set(asdict(silent.group.recipe)) - {"precision", "weight_decay"}
     assert silent.config() == said.config()
     assert silent.hash == said.hash
 

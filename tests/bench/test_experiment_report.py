@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 import pytest
-from tests.bench._made_up import MACHINE, MadeUp
+from tests.bench._made_up import MACHINE, TOML, MadeUp
 
 from fedup.bench.experiment_report import write_report
 from fedup.bench.metrics import columns
@@ -160,3 +160,20 @@ def test_seeds_beyond_the_experiments_own_are_reported_too(tmp_path):
         made_up.results.save(cell, {"machine": MACHINE, "device": "cpu", "metrics": {"r_a": 0.5}})
     (block,) = summarize(made_up.experiment, made_up.results)
     assert block.row("fedup").seeds == [7]
+
+
+def test_the_floor_of_closeness_is_a_second_retrain_or_told_as_not_measured(tmp_path):
+    made_up = MadeUp(tmp_path, TOML + "[methods.retrain_again]\n")
+    figures = {"r_a": 0.9, "tv": 0.0, "kl": 0.0, "tow": 1.0}
+    made_up.put("class", "retrain", dict.fromkeys(range(3), figures))
+
+    def markdown() -> str:
+        blocks = summarize(made_up.experiment, made_up.results)
+        return write_report(made_up.experiment, blocks, tables=tmp_path, pages=tmp_path)[0].read_text()
+
+    assert "Floor of ToW, TV and KL, a second Retrain with other seeds (`retrain_again`): not measured." in markdown()
+    made_up.put("class", "retrain_again", {0: {**figures, "tv": 0.02, "kl": 0.01, "tow": 0.99}})
+    assert (
+        "Floor, a second Retrain with other seeds (`retrain_again`, n = 1): ToW 0.990, TV to Retrain 0.020, "
+        "KL to Retrain 0.01." in markdown()
+    )

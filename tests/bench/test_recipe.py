@@ -27,6 +27,7 @@ recipes = st.builds(
     optimizer=st.sampled_from(["sgd", "adam"]),
     precision=st.sampled_from(["float32", "bfloat16", "auto"]),
     clients_per_round=st.none() | st.integers(1, 5),
+    weight_decay=st.sampled_from([0.0, 5e-4]),
     cut=st.none() | st.just("fc2"),
     seed=st.integers(0, 2**31),
 )
@@ -85,7 +86,9 @@ def test_a_recipe_comes_back_from_what_the_journal_says(digits, recipe):
     assert about["input"] == input_of("digits").identity()
 
 
-@pytest.mark.parametrize("name", [name for name in asdict(RECIPE) if name not in ("weights", "precision")])
+@pytest.mark.parametrize(
+    "name", [name for name in asdict(RECIPE) if name not in ("weights", "precision", "weight_decay")]
+)
 def test_a_folder_that_does_not_say_all_of_it_is_refused_with_what_is_missing(digits, name):
     about = RECIPE.about(digits)
     del about[name]
@@ -252,3 +255,15 @@ def test_rounds_engine_observers_and_checkpoint_are_passed_on(small_model, digit
     with pytest.raises(SettingError, match="CUDA"):
         recipe.train(small_model, digits_federation, engine="captured")
     assert fingerprint(recipe.train(small_model, digits_federation, rounds=0).model) == fingerprint(small_model)
+
+
+def test_settings_that_came_later_are_said_only_where_they_are_chosen():
+    assert not {"precision", "weight_decay"} & set(RECIPE.settings())
+    assert replace(RECIPE, weight_decay=5e-4).settings()["weight_decay"] == 5e-4
+
+
+def test_what_is_chosen_comes_before_a_preset_and_an_unknown_one_is_refused():
+    chosen = Recipe.suited_to("digits", preset="authors", lr=0.01, rounds=2)
+    assert (chosen.lr, chosen.rounds, chosen.epochs) == (0.01, 2, 5)
+    with pytest.raises(SettingError, match="default, authors"):
+        Recipe.suited_to("digits", preset="author")

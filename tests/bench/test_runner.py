@@ -114,7 +114,7 @@ def own_method(tmp_path: Path, body: str, name: str = "own") -> str:
 def timeless(found: dict[str, Any]) -> dict[str, Any]:
     """A result without what depends on the clock; whether there was an effect at all does not."""
     found = copy.deepcopy(found)
-    for name in ("wall_s", "at"):
+    for name in ("wall_s", "at", "alone", "seen"):
         found.pop(name)
     for name in _TIMES:
         found.get("metrics", {}).pop(name, None)
@@ -189,6 +189,8 @@ def test_a_result_says_on_what_from_what_and_when_it_was_measured(read, results)
         assert found["wall_s"] > 0
         assert found["metrics"]["r_a"] is not None
         assert found["cost"]["time_s"] is not None
+        assert found["alone"] in (True, False, None)
+        assert found["seen"]["load"] is not None
 
 
 def test_code_that_git_does_not_know_is_named_by_the_environment(read, results, monkeypatch):

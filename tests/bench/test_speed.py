@@ -13,7 +13,7 @@ from fedup.bench.models import training_of
 from fedup.bench.speed import ON_DEMAND, PARTS, extraction, growth, limits, precision, run_speed, serving, training
 from fedup.bench.speed._rows import Row, Times, in_turns
 from fedup.bench.speed._settings import LENET5, SETTINGS, VIT, even_jobs
-from fedup.bench.speed.table import cells, notes, title
+from fedup.bench.speed.table import cells, is_shared, notes, title
 from fedup.bench.speed.training import Rounds
 from fedup.bench.textbook import eager_round
 from fedup.errors import MissingDataError, SettingError
@@ -246,7 +246,7 @@ def test_every_part_has_cells_and_its_notes():
     parts = ("training", "growth", "limits", "extraction", "serving", "precision")
     result = measured(*parts)
     for row in result["table"]:
-        name, value, goal, met = cells(row)
+        name, value, goal, met = cells(row, shared=False)
         assert name == row["name"] and value.endswith(row["unit"])
         assert float(value.split()[0]) == pytest.approx(row["value"], rel=0.01)
         assert bool(goal) == bool(met) == (row["goal"] is not None)
@@ -275,7 +275,18 @@ ROW = {"part": "serving", "name": "this", "value": 1.2345, "unit": "×", "goal":
     ],
 )
 def test_cells_say_value_goal_and_whether_it_is_met(change, shown):
-    assert cells(ROW | change) == shown
+    assert cells(ROW | change, shared=False) == shown
+
+
+def test_no_goal_is_judged_where_others_may_have_used_the_device():
+    assert cells(ROW | {"goal": 1.3, "met": True}, shared=True) == ("this", "1.23 ×", "≤ 1.3", "shared")
+    assert cells(ROW, shared=True)[2:] == ("", "")
+    assert is_shared({}) and is_shared({"alone": False}) and is_shared({"alone": None})
+    assert not is_shared({"alone": True})
+
+
+def test_a_result_says_whether_it_was_alone():
+    assert measured("serving")["alone"] in (True, False, None)
 
 
 def test_notes_of_requests_the_literal_recipe_and_kernels():

@@ -5,9 +5,9 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.bench._made_up import MadeUp
+from tests.bench._made_up import TOML, MadeUp
 
-from fedup.bench.summary import Figure, summarize
+from fedup.bench.summary import Figure, _paper, summarize
 
 GOOD = {"r_a": 0.9, "f_a": 0.0}
 
@@ -74,6 +74,22 @@ def test_the_papers_figure_stands_beside_ours_where_it_printed_one(made_up):
         for method in ("retrain", "fedup", "none"):
             made_up.put(scenario, method, {0: GOOD})
     blocks = {block.scenario.name: block for block in summarize(made_up.experiment, made_up.results)}
-    assert blocks["class"].row("fedup").paper == {"r_a": 1.0, "f_a": 0.0}
-    assert blocks["client"].row("retrain").paper == {"r_a": 0.99, "f_a": 0.0}
+    assert blocks["class"].row("fedup").paper == {"r_a": 1.0, "f_a": 0.0, "mia_learned": 0.99}
+    assert blocks["client"].row("retrain").paper == {"r_a": 0.99, "f_a": 0.0, "mia_learned": 0.67}
     assert blocks["client"].row("none").paper == {}
+
+
+@pytest.mark.parametrize("pair", ["mnist-lenet5", "cifar10-resnet18", "cifar10-vit", "ag_news-tinybert"])
+def test_the_papers_main_table_is_there_with_its_row_of_membership_inference(pair):
+    methods = ["eraseclient", "federaser", "exact_fun", "fused", "retrain", "fedup"]
+    for scenario, named in (("client", methods), ("class", methods[3:]), ("sample", methods[3:])):
+        figures = _paper()[pair][scenario]
+        assert all(0 < figures[method]["mia_learned"] < 1 for method in named)
+
+
+def test_the_second_retrain_is_the_floor_once_it_is_measured(tmp_path):
+    made_up = MadeUp(tmp_path, TOML + "[methods.retrain_again]\n")
+    made_up.put("class", "retrain", {0: GOOD})
+    assert summarize(made_up.experiment, made_up.results)[0].floor is None
+    made_up.put("class", "retrain_again", {0: {**GOOD, "tv": 0.02}})
+    assert summarize(made_up.experiment, made_up.results)[0].floor.figure("tv").mean == 0.02

@@ -19,6 +19,7 @@ def result(place: str, *names: str, device: str = "cpu", **code) -> dict:
         "table": [ROW | {"name": name} for name in names],
         "machine": machine,
         "code": code,
+        "alone": True,
     }
 
 
@@ -48,6 +49,14 @@ def test_the_report_has_a_section_for_each_file_with_its_own_rows(folder):
     assert "second" not in sections[0] and "first" not in sections[1]
     assert "`fedup bench speed --device cuda --only serving`, commit 0123456." in sections[1]
     assert sections[1].index("second") < sections[1].index("third")
+
+
+def test_a_file_that_does_not_say_it_was_alone_has_no_goal_judged(folder):
+    put(folder, "a.json", {key: value for key, value in result("A CPU", "first").items() if key != "alone"})
+    write_tables(folder)
+    text = (folder / "tables" / "speed.md").read_text()
+    assert "| first | 1.25 × | ≤ 1.5 | shared |" in text
+    assert "- shared: there is no record that this machine was idle" in text
 
 
 def test_a_report_made_twice_is_the_same(folder):

@@ -49,7 +49,7 @@ def tuned(method, experiment, **choice):
 
 
 def test_the_papers_baselines_and_fedup_itself_are_tuned():
-    assert {"fedup", "federaser", "eraseclient", "exact_fun", "fused", "finetune", "head_only"} <= set(TUNABLE)
+    assert {"fedup", "federaser", "eraseclient", "exact_fun", "fused", "fused_retained", "finetune"} <= set(TUNABLE)
 
 
 @pytest.mark.parametrize("name", TUNABLE)

@@ -1,7 +1,7 @@
 """Where a control beats FedUP, in words that the result files bear out."""
 
 import pytest
-from tests.bench._made_up import MadeUp
+from tests.bench._made_up import TOML, MadeUp
 
 from fedup.bench.summary import summarize
 from fedup.bench.verdicts import verdicts
@@ -12,7 +12,7 @@ def told(tmp_path):
     """The verdicts on three seeds of a class request, each method with one figure for all or one for each seed."""
 
     def make(**figures):
-        made_up = MadeUp(tmp_path)
+        made_up = MadeUp(tmp_path, TOML + "[methods.finetune]\n[methods.retrain_again]\n")
         for method, by_key in figures.items():
             by_seed = {
                 seed: {key: value[seed] if isinstance(value, list) else value for key, value in by_key.items()}
@@ -65,3 +65,59 @@ def test_an_effect_that_fedup_never_reaches_is_lost_to_whoever_does(told):
 
 def test_fedup_and_retrain_are_no_controls(told):
     assert told(retrain={**BASE, "tv": 0.0, "r_a": 0.99}, fedup=BASE) == []
+
+
+# --- privacy is judged, too
+
+
+@pytest.mark.parametrize(
+    ("key", "goal", "ours", "theirs", "told_as"),
+    [
+        ("mia_learned", 0.55, 0.64, 0.57, "MIA, paper (0.020 from Retrain's against 0.090)"),
+        ("mia_auc", 0.50, 0.60, 0.48, "MIA, AUC (0.020 from Retrain's against 0.100)"),
+        ("mia_tpr", 0.01, 0.05, 0.02, "MIA, TPR at 1 % (0.010 from Retrain's against 0.040)"),
+        ("kl", 0.0, 0.5, 0.1, "KL to Retrain (0.10 against 0.50)"),
+        ("forget_loss", 11.0, 5.0, 10.0, "loss, forgotten (1.000 from Retrain's against 6.000)"),
+    ],
+)
+def test_membership_inference_kl_and_the_forget_loss_are_judged(told, key, goal, ours, theirs, told_as):
+    figures = told(retrain={**BASE, key: goal}, fedup={**BASE, key: ours}, none={**BASE, key: theirs})
+    assert figures == [f"mnist-lenet5, class: none does better than FedUP on {told_as}."]
+
+
+@pytest.mark.parametrize(("key", "ours", "theirs"), [("mia_learned", 0.558, 0.55), ("kl", 0.012, 0.004)])
+def test_less_than_an_attack_or_an_average_can_tell_is_no_difference(told, key, ours, theirs):
+    goal = {"mia_learned": 0.55, "kl": 0.0}[key]
+    assert told(retrain={**BASE, key: goal}, fedup={**BASE, key: ours}, none={**BASE, key: theirs}) == []
+
+
+def test_where_fedup_is_the_worst_of_all_is_said_with_the_range_of_the_others(told):
+    goal, ours = {**BASE, "mia_learned": 0.55}, {**BASE, "mia_learned": 0.64}
+    others = {name: {**BASE, "mia_learned": value} for name, value in (("logit_mask", 0.57), ("finetune", 0.51))}
+    assert told(retrain=goal, fedup=ours, **others)[-1] == (
+        "mnist-lenet5, class: FedUP is the worst of all on MIA, paper (0.090 from Retrain's against 0.020 … 0.040)."
+    )
+    others["finetune"]["mia_learned"] = 0.70  # one is worse
+    assert not any("worst" in one for one in told(retrain=goal, fedup=ours, **others))
+
+
+def test_fedup_is_not_called_the_worst_beside_one_other_or_the_untouched_model(told):
+    goal, ours, near = ({**BASE, "tv": value} for value in (0.0, 0.5, 0.1))
+    assert not any("worst" in one for one in told(retrain=goal, fedup=ours, logit_mask=near, none=near))
+    assert any("worst" in one for one in told(retrain=goal, fedup=ours, logit_mask=near, finetune=near))
+
+
+def test_the_floor_stands_beside_what_is_measured_against_retrain_and_is_no_rival(told):
+    goal, ours, near, floor = ({**BASE, "tv": value} for value in (0.0, 0.5, 0.1, 0.02))
+    sentences = told(retrain=goal, fedup=ours, logit_mask=near, retrain_again=floor)
+    assert sentences == [
+        "mnist-lenet5, class: logit_mask does better than FedUP on TV to Retrain (0.100 against 0.500, floor 0.020)."
+    ]
+
+
+def test_fedup_is_not_called_the_worst_at_finding_a_class_beside_those_who_keep_the_backdoor(told):
+    goal, ours = {**BASE, "asr": 0.04, "zero_a": 0.6}, {**BASE, "asr": 0.02, "zero_a": 0.5}
+    keeps = {**BASE, "asr": 0.9, "zero_a": 0.99}
+    assert not any(
+        "worst" in one and "0A" in one for one in told(retrain=goal, fedup=ours, logit_mask=keeps, finetune=keeps)
+    )

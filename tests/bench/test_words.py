@@ -21,6 +21,7 @@ def lines(tmp_path):
             for cell in made_up.experiment.cells(only=["class", method]):
                 about = {"machine": {"processor": "p", "threads": 1, "torch": "2"}, "device": "cpu", "story": "S."}
                 made_up.results.save(cell, {**about, "metrics": metrics, "about": {"did": did} if did else {}})
+                made_up.put_timing(cell, metrics)
         experiment = load_experiment(tmp_path / "made_up.toml")
         (block,) = summarize(experiment, made_up.results)
         return {line.split(" ")[0].rstrip(":"): line for line in rows_in_words(experiment, block)}
@@ -62,3 +63,9 @@ def test_what_could_be_chosen_is_told_with_who_chose_it(lines, tmp_path):
     choice = Tuned("mnist-lenet5", "class", {"rounds": 5}, {}, [], {})
     save_tuned(tmp_path / "chosen" / "finetune.toml", "finetune", "made_up", [choice])
     assert "finetune (rounds = 5; tuned): it did so." in lines(retrain=BASE, finetune=BASE)["finetune"]
+
+
+def test_a_line_says_what_outputs_still_tell_of_forgotten_rows(lines):
+    goal = {**BASE, "mia_learned": 0.55, "forget_loss": 11.0, "tv": 0.0}
+    line = lines(retrain=goal, fedup={**BASE, "mia_learned": 0.64, "forget_loss": 5.0, "tv": 0.4})["fedup"]
+    assert "TV to Retrain 0.400, loss, forgotten 5.000 (Retrain 11.000), MIA, paper 0.640 (Retrain 0.550)." in line

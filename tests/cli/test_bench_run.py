@@ -298,4 +298,4 @@ def test_help_has_examples_that_parse(bench):
     ran = bench(
         "--only", "class", "--seeds", "0-4", "--budget-minutes", "30", "--dry-run", experiment=experiments / "main.toml"
     )
-    assert "0 of 70 cells are done; 70 to run." in ran.out
+    assert "0 of 80 cells are done; 80 to run." in ran.out

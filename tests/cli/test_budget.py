@@ -122,6 +122,30 @@ def test_status_shows_spent_allowed_and_left_in_a_table_that_fits(run):
     assert told[1] == ["1", f"{ledger(run)[1]['epsilon']:.3g}", "30", f"{ledger(run)[1]['left']:.3g}", "1e-06"]
 
 
+# --- listed
+
+
+def test_without_options_it_lists_limits_charges_and_why_left_is_no_difference(run):
+    ok("budget", "--epsilon", 12, "--run", run)
+    before = contents(run)
+    out = ok("budget", "--run", run).out
+    assert contents(run) == before
+    assert max(map(len, out.splitlines())) <= 100
+    assert "Limit of every client without a budget of its own: ε = 12 at δ = 1e-05." in out
+    assert " ".join(out.split()).count("It is not ε allowed − ε spent") == 1
+    assert out.count("centroids") == 4  # a charge of each client
+    told = ok("budget", "--run", run, "--json").json
+    assert told["every_client"] == {"epsilon": 12, "delta": 1e-5}
+    assert told["ledger"] == list(ledger(run).values())
+    assert [charge["client"] for charge in told["charges"]] == [0, 1, 2, 3]
+    assert all(one["left"] != pytest.approx(12 - one["epsilon"], rel=0.01) for one in told["ledger"])
+
+
+def test_a_folder_without_releases_lists_that(tmp_path):
+    out = ok("budget", "--run", copy_of("trained", tmp_path)).out
+    assert "none (--epsilon sets one)" in out and "No client has released anything" in out
+
+
 # --- refused
 
 
@@ -154,7 +178,13 @@ def test_a_budget_that_cannot_be_is_one_error_and_changes_nothing(original, argu
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [("", "--epsilon"), ("--epsilon much", "much"), ("--epsilon 3 --client one", "one"), ("--epsilon 3 3", "3")],
+    [
+        ("--client 1", "--epsilon"),
+        ("--delta 1e-6", "--epsilon"),
+        ("--epsilon much", "much"),
+        ("--epsilon 3 --client one", "one"),
+        ("--epsilon 3 3", "3"),
+    ],
 )
 def test_wrong_usage_exits_2(original, arguments, told):
     before = contents(original)

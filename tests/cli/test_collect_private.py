@@ -375,7 +375,7 @@ def test_an_eraser_of_a_class_is_refused_under_the_guarantee(run):
         ran = fedup("unlearn", "--run", run, "--class", 7, "--filter", kind, "--force", *FAST)
         assert (ran.code, ran.out) == (1, "")
         assert ran.err.startswith("Error: There can be no eraser: ")
-        assert "Use filter='bottleneck'" in ran.told
+        assert "Use --filter bottleneck" in ran.told
         assert contents(run) == before
 
 

@@ -61,8 +61,8 @@ def test_starting_with_other_settings_is_refused_and_names_what_differs(run):
         run.start({**ABOUT, "rounds": 4, "cut": "fc3", "more": True})
     message = str(caught.value)
     assert "rounds is 3 there and 4 here" in message
-    assert "cut is None there and 'fc3' here" in message
-    assert "more is None there and True here" in message
+    assert "cut is not set there and fc3 here" in message
+    assert "more is not set there and true here" in message
     assert "data" not in message
     assert "lr" not in message
     assert content_of(run.path) == before

@@ -205,8 +205,11 @@ def _with_tuned(experiment: Experiment, table: dict[str, Any], folder: Path) -> 
 def _recipe(settings: dict[str, Any], where: str) -> Recipe:
     if "data" not in settings:
         raise SettingError(f"{where}: data is missing.")
+    preset = convert(settings.pop("preset", "default"), str, f"{where}.preset")
     typed = build(Recipe, {"model": "lenet5", "rounds": 1, **settings}, where, also={"seed": 0})  # types and names
-    return Recipe.suited_to(typed.data, **{name: getattr(typed, name) for name in settings if name != "data"})
+    return Recipe.suited_to(
+        typed.data, preset=preset, **{name: getattr(typed, name) for name in settings if name != "data"}
+    )
 
 
 def _named(

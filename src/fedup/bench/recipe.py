@@ -36,6 +36,24 @@ PARTITIONS: dict[str, Callable[[Tensor, int, str, int], Sequence[Tensor]]] = {
     ),
 }
 
+_LATER: dict[str, Any] = {"precision": "float32", "weight_decay": 0.0}  # settings that came later, as it was before
+
+# What the public code of the paper's authors does (docs/fidelity.md). Each of the 50 rounds that it counts is two of
+# FedAvg. It leaves the number of clients to whoever runs it.
+RECIPE_PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "authors": {
+        "rounds": 100,
+        "partition": "dirichlet:1.0",
+        "epochs": 5,
+        "batch_size": 64,
+        "optimizer": "sgd",
+        "lr": 0.005,  # 0.01 on CIFAR-100
+        "momentum": 0.9,
+        "weight_decay": 5e-4,
+    },
+}
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -53,6 +71,7 @@ class Recipe:
     momentum: float = 0.9
     optimizer: str = "sgd"
     precision: str = "float32"
+    weight_decay: float = 0.0
     clients_per_round: int | None = None
     cut: str | None = None
     weights: str | None = None  # file or folder of first weights; a run folder knows their fingerprint instead
@@ -70,12 +89,15 @@ class Recipe:
         _ = self.local  # checks the rest
 
     @classmethod
-    def suited_to(cls, data: str, **chosen: Any) -> "Recipe":
-        """The data set's and the model's own defaults, with what was chosen instead (None chooses nothing)."""
+    def suited_to(cls, data: str, *, preset: str = "default", **chosen: Any) -> "Recipe":
+        """The data set's and the model's own defaults, or those of a preset, with what was chosen instead (None chooses
+        nothing)."""
+        if preset not in RECIPE_PRESETS:
+            raise SettingError(f"preset is one of {', '.join(RECIPE_PRESETS)}; found {preset!r}.")
         given = {name: value for name, value in chosen.items() if value is not None}
         of_data = asdict(defaults_of(data))
         of_model = training_of(given.get("model", of_data["model"]))
-        return cls(data=data, **{**of_data, **of_model, **given})
+        return cls(data=data, **{**of_data, **of_model, **RECIPE_PRESETS[preset], **given})
 
     def about(self, dataset: Dataset) -> dict[str, Any]:
         """For the journal: the settings, and what predictions need to know of the data set."""
@@ -87,16 +109,19 @@ class Recipe:
         }
 
     def settings(self) -> dict[str, Any]:
-        """All settings as plain data; precision only where it is not single, as it always was before there was a
-        choice: folders and results of then stay valid."""
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("precision", "float32")}
+        """All settings as plain data; those that came later only where they are not as before there was a choice:
+        folders and results of then stay valid."""
+        return {name: value for name, value in asdict(self).items() if name not in _LATER or value != _LATER[name]}
 
     @classmethod
     def from_about(cls, about: Mapping[str, Any]) -> "Recipe":
         """The recipe that `about` was made from."""
-        known = [one.name for one in fields(cls) if one.name not in ("weights", "precision")]
+        known = [one.name for one in fields(cls) if one.name not in ("weights", *_LATER)]
         try:
-            return cls(**{name: about[name] for name in known}, precision=about.get("precision", "float32"))
+            return cls(
+                **{name: about[name] for name in known},
+                **{name: about.get(name, value) for name, value in _LATER.items()},
+            )
         except KeyError as error:
             raise ArtifactError(
                 f"The run folder does not say how its federation was made ({error} is missing): it was not made by "
@@ -111,6 +136,7 @@ class Recipe:
             batch_size=self.batch_size,
             lr=self.lr,
             momentum=self.momentum,
+            weight_decay=self.weight_decay,
             optimizer=cast(Any, self.optimizer),  # checked there
             precision=cast(Any, self.precision),
         )
@@ -127,6 +153,7 @@ class Recipe:
         checkpoint: Path | None = None,
         engine: EngineName = "auto",
         averaging: Averaging = RunningAverage,
+        threads: int | None = None,
     ) -> Trained:
         """FedAvg as the recipe says, from these first weights; other rounds, local training or averages on demand."""
         return federate(
@@ -141,6 +168,7 @@ class Recipe:
             checkpoint=checkpoint,
             engine=engine,
             averaging=averaging,
+            threads=threads,
         )
 
     def load(self) -> Dataset:

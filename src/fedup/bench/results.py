@@ -1,4 +1,5 @@
-"""Results on disk: one JSON file for each cell, named by its configuration, written whole or not at all."""
+"""Results on disk: one JSON file for each cell, named by its configuration, written whole or not at all; beside it its
+clean times, where they were taken."""
 
 import json
 import re
@@ -24,26 +25,25 @@ class Results:
         group = self.folder / cell.group.federation / cell.group.scenario.name
         return group / f"{cell.method.name}-seed{cell.group.recipe.seed}-{cell.hash[:8]}.json"
 
+    def timing_path(self, cell: Cell) -> Path:
+        """Where a cell's clean times lie: beside its result, which they leave as it is."""
+        return self.path(cell).with_suffix(".time.json")
+
     def load(self, cell: Cell) -> dict[str, Any] | None:
         """A cell's result, or None where there is none yet."""
-        path = self.path(cell)
-        try:
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ArtifactError(
-                f"{path} is not a result ({error}): remove it, and its cell is measured again."
-            ) from error
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
-            version = found.get("format") if isinstance(found, dict) else None
-            raise ArtifactError(
-                f"{path} is a result of format {version}, and this fedup reads and writes {FORMAT}: keep that folder "
-                "for the version that wrote it, and choose another with --results. Nothing was changed."
-            )
-        if found.get("hash") != cell.hash or hash_of(found.get("config", {})) != cell.hash:
-            raise ArtifactError(f"{path} says it is of another configuration: it was edited or renamed. Remove it.")
+        found = _load(self.path(cell), cell)
+        if found is not None and hash_of(found.get("config", {})) != cell.hash:
+            raise _of_another(self.path(cell))
         return found
+
+    def load_timing(self, cell: Cell) -> dict[str, Any] | None:
+        """What `fedup bench time` took of a cell, or None where it did not."""
+        return _load(self.timing_path(cell), cell)
+
+    def save_timing(self, cell: Cell, taken: Mapping[str, Any]) -> None:
+        """Write a cell's times beside its result."""
+        about = {"format": FORMAT, "hash": cell.hash, "seed": cell.group.recipe.seed}
+        write_text(self.timing_path(cell), json.dumps({**about, **taken}, indent=1) + "\n")
 
     def seeds(self) -> list[int]:
         """The seeds of which there are results."""
@@ -64,3 +64,25 @@ class Results:
         """Raise before any work if what is there cannot be read."""
         for cell in cells:
             self.load(cell)
+
+
+def _load(path: Path, cell: Cell) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{path} is not a result ({error}): remove it, and its cell is measured again.") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        version = found.get("format") if isinstance(found, dict) else None
+        raise ArtifactError(
+            f"{path} is a result of format {version}, and this fedup reads and writes {FORMAT}: keep that folder "
+            "for the version that wrote it, and choose another with --results. Nothing was changed."
+        )
+    if found.get("hash") != cell.hash:
+        raise _of_another(path)
+    return found
+
+
+def _of_another(path: Path) -> ArtifactError:
+    return ArtifactError(f"{path} says it is of another configuration: it was edited or renamed. Remove it.")

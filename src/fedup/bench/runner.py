@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import fedup
+from fedup.bench.alone import AloneCheck
 from fedup.bench.case import Case
 from fedup.bench.datasets import Dataset
 from fedup.bench.experiment import REFERENCE, Cell
@@ -64,7 +65,7 @@ def run_cells(
     results.check(cells)
     missing = [cell for cell in cells if force or not results.is_done(cell)]
     clock = _Clock(missing, results, cells)
-    watched = _within(budget_s, progress)
+    watched = within(budget_s, progress)
     done = len(cells) - len(missing)
     loaded: dict[Recipe, Dataset] = {}
     origin = {"machine": describe_machine(), "device": device, "code": describe_code(), "note": note}  # of this process
@@ -77,8 +78,9 @@ def run_cells(
                 clock.note(cell, 0.0, 0.0)
                 done += 1
                 continue
+            check = AloneCheck(device)
             outcome, result = _measure(cell, floor)
-            results.save(cell, {**origin, **result})
+            results.save(cell, {**origin, **check.finish().to_json(), **result})
             clock.note(cell, result["wall_s"], floor.made_in_s())
             done += 1
             yield Event(cell, outcome, result, done, len(cells), clock.left_s())
@@ -163,7 +165,7 @@ def _kinds(cell: Cell) -> list[tuple[str, ...]]:
     return [(cell.group.federation, cell.method.name), ("any", cell.method.name)]
 
 
-def _within(budget_s: float | None, progress: Progress) -> Progress:
+def within(budget_s: float | None, progress: Progress) -> Progress:
     """Progress that stops the run when the next step would not end within the budget."""
     if budget_s is None:
         return progress

@@ -2,20 +2,23 @@
 
 import statistics
 import tomllib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from fedup.bench.experiment import REFERENCE, Cell, Experiment, Named
-from fedup.bench.metrics import Column, columns
+from fedup.bench.metrics import Column, columns, timed_keys
 from fedup.bench.results import Results
+from fedup.bench.timing import is_clean, place_of
 from fedup.errors import ArtifactError
 from fedup.registry import names
 
 ORIGINAL = "none"  # the control that shows the model before any request
+FLOOR = "retrain_again"  # a second Retrain: how far two retrainings are apart
 
 
 @dataclass(frozen=True)
@@ -45,15 +48,34 @@ class Row:
     method: Named
     results: Mapping[int, Mapping[str, Any]]  # by seed
     paper: Mapping[str, float]
+    times: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # by seed: clean ones, all from one place
 
     def figure(self, key: str, seeds: Collection[int] | None = None) -> Figure | None:
-        """A figure over the seeds that have it, or over those of these."""
-        values = {
-            seed: float(result["metrics"][key])
-            for seed, result in self.results.items()
-            if result.get("metrics", {}).get(key) is not None and (seeds is None or seed in seeds)
-        }
-        return Figure(values) if values else None
+        """A figure over the seeds that have it, or over those of these; of what is made of seconds, clean ones only."""
+        if key in timed_keys():
+            found = {seed: timing["median"].get(key) for seed, timing in self.times.items()}
+        else:
+            found = self._measured(key)
+        return _figure(found, seeds)
+
+    def uncounted(self, key: str) -> Figure | None:
+        """Seconds that were measured beside the accuracies, once and on a device that others may have used: to be shown
+        with a mark where there are no clean ones, and to enter nothing."""
+        if key not in timed_keys() or self.figure(key) is not None:
+            return None
+        return _figure(self._measured(key))
+
+    @property
+    def reached(self) -> int:
+        """In how many seeds the effect was reached: that is no matter of clocks."""
+        return sum(value is not None for value in self._measured("time_to_effect").values())
+
+    def never(self, key: str) -> bool:
+        """Whether it is an effect, and was reached in no seed."""
+        return key == "time_to_effect" and bool(self.seeds) and not self.reached
+
+    def _measured(self, key: str) -> dict[int, Any]:
+        return {seed: result.get("metrics", {}).get(key) for seed, result in self.results.items()}
 
     @property
     def seeds(self) -> list[int]:
@@ -80,10 +102,16 @@ class Block:
     rows: Sequence[Row]
     config: Mapping[str, Any]  # of the federation
     stories: Mapping[int, str]  # by seed
+    timed_on: str = ""  # where its clean times were taken
 
     def row(self, name: str) -> Row | None:
         """The row of the method of that name."""
         return next((row for row in self.rows if row.method.name == name), None)
+
+    @property
+    def floor(self) -> Row | None:
+        """The second Retrain, if it was measured."""
+        return next((row for row in self.rows if row.method.use == FLOOR and row.seeds), None)
 
     @property
     def failed_attacks(self) -> list[int]:
@@ -101,7 +129,7 @@ class Block:
         return [
             column
             for column in columns()
-            if column.table == table and any(row.figure(column.key) is not None for row in self.rows)
+            if column.table == table and any(row.figure(column.key) or row.uncounted(column.key) for row in self.rows)
         ]
 
     @property
@@ -118,12 +146,14 @@ class Block:
 
 def summarize(experiment: Experiment, results: Results) -> list[Block]:
     """A block for each federation and scenario that has a result, with whatever seeds."""
-    by_place: dict[tuple[str, str], list[tuple[Cell, dict[str, Any]]]] = {}
+    by_place: dict[tuple[str, str], list[_Found]] = {}
     for cell in experiment.cells(results.seeds()):
         result = results.load(cell)
         if result is not None:
             _check_parts(result, results.path(cell))
-            by_place.setdefault((cell.group.federation, cell.group.scenario.name), []).append((cell, result))
+            by_place.setdefault((cell.group.federation, cell.group.scenario.name), []).append(
+                _Found(cell, result, _clean(results, cell))
+            )
     return [_block(found) for found in by_place.values()]
 
 
@@ -133,19 +163,45 @@ def _check_parts(result: Mapping[str, Any], path: Path) -> None:
         raise ArtifactError(f"{path} lacks a part of a result: remove it, and its cell is measured again.")
 
 
-def _block(found: Sequence[tuple[Cell, Mapping[str, Any]]]) -> Block:
-    methods = {cell.method.name: cell for cell, _ in found}
-    rows = [
-        Row(
-            cell.method,
-            {one.group.recipe.seed: result for one, result in found if one.method.name == name},
-            printed(cell),
-        )
-        for name, cell in methods.items()
-    ]
-    group = found[0][0].group
-    stories = {cell.group.recipe.seed: result["story"] for cell, result in found if result.get("story")}
-    return Block(group.federation, group.scenario, rows, group.config()["federation"], stories)
+@dataclass(frozen=True)
+class _Found:
+    """What there is of a cell."""
+
+    cell: Cell
+    result: Mapping[str, Any]
+    timing: Mapping[str, Any] | None  # clean
+
+    @property
+    def seed(self) -> int:
+        return self.cell.group.recipe.seed
+
+
+def _clean(results: Results, cell: Cell) -> Mapping[str, Any] | None:
+    timing = results.load_timing(cell)
+    if not is_clean(timing):
+        return None
+    if timing is None or not isinstance(timing.get("median"), dict) or not isinstance(timing.get("machine"), dict):
+        raise ArtifactError(f"{results.timing_path(cell)} lacks a part: remove it, and its cell is timed again.")
+    return timing
+
+
+def _block(found: Sequence[_Found]) -> Block:
+    methods = {one.cell.method.name: one.cell for one in found}
+    places = Counter(place_of(one.timing) for one in found if one.timing)
+    timed_on = max(sorted(places), key=places.__getitem__, default="")  # times of two machines make no ratio
+    rows = []
+    for name, cell in methods.items():
+        own = [one for one in found if one.cell.method.name == name]
+        times = {one.seed: one.timing for one in own if one.timing and place_of(one.timing) == timed_on}
+        rows.append(Row(cell.method, {one.seed: one.result for one in own}, printed(cell), times))
+    group = found[0].cell.group
+    stories = {one.seed: one.result["story"] for one in found if one.result.get("story")}
+    return Block(group.federation, group.scenario, rows, group.config()["federation"], stories, timed_on)
+
+
+def _figure(found: Mapping[int, Any], seeds: Collection[int] | None = None) -> Figure | None:
+    values = {s: float(value) for s, value in found.items() if value is not None and (seeds is None or s in seeds)}
+    return Figure(values) if values else None
 
 
 def printed(cell: Cell) -> dict[str, float]:
@@ -175,10 +231,8 @@ def _reason(failed: Mapping[str, str]) -> str:
 
 
 def _machine(result: Mapping[str, Any]) -> str:
-    machine, on_gpu = result["machine"], str(result["device"]).startswith("cuda")
-    where = machine["accelerator"] if on_gpu else f"{machine['processor']}, {machine['threads']} threads"
     note = f" ({result['note']})" if result.get("note") else ""
-    return f"{where}, torch {machine['torch']}{note}"
+    return f"{place_of(result)}{note}"
 
 
 def _commit(result: Mapping[str, Any]) -> str:

@@ -186,7 +186,7 @@ def _path(start: nn.Module, federation: Federation, recipe: Recipe, kind: Sequen
 def _training_code() -> str:
     """sha256 of the files that decide what training gives: a model trained by other code is another model."""
     core = Path(fedup.__file__).parent
-    files = [core / f"{name}.py" for name in ("fedavg", "training", "averaging", "history", "rng", "cut")]
+    files = [core / f"{name}.py" for name in ("fedavg", "training", "averaging", "history", "rng", "cut", "threads")]
     files += sorted((core / "engines").glob("*.py"))
     files += sorted((core / "bench" / "models").glob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()

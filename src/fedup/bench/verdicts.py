@@ -1,4 +1,4 @@
-"""In words, from the results: where another method does better than FedUP."""
+"""In words, from the results: where another method does better than FedUP, and where FedUP is the worst of all."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -6,17 +6,24 @@ from collections.abc import Iterator, Sequence
 from fedup.bench.experiment import REFERENCE
 from fedup.bench.metrics import Column, columns
 from fedup.bench.shown import show_value
-from fedup.bench.summary import Block, Row
+from fedup.bench.summary import FLOOR, ORIGINAL, Block, Row
 
 OURS = "fedup"
-JUDGED = ("r_a", "f_a", "f_a_train", "test", "asr", "zero_a", "ps", "triggered", "tow", "tv", "time_to_effect")
+PRIVACY = ("mia_auc", "mia_tpr", "mia_learned")  # membership inference, by its distance to Retrain's
+CLOSE = ("tow", "tv", "kl")  # a second Retrain is their floor
+JUDGED = (
+    *("r_a", "f_a", "f_a_train", "test", "asr", "zero_a", "ps", "triggered"),
+    *(*CLOSE, "forget_loss", *PRIVACY, "time_to_effect"),
+)
 _LEAST = 0.002  # of a share: less is no difference
-_LEAST_SHARE = 0.1  # of times and bytes: a tenth less, or no less
+_LEAST_OF = {"kl": 0.01, "forget_loss": 0.01} | dict.fromkeys(PRIVACY, 0.01)  # an attack is no finer on these rows
+_LEAST_SHARE = 0.1  # of times, bytes, KL and losses: a tenth less, or no less
 _USABLE = 0.1  # a method that loses more R-A than this to Retrain, or keeps more of a backdoor, is no alternative
 
 
 def verdicts(blocks: Sequence[Block]) -> list[str]:
-    """A sentence for each method that beats FedUP somewhere, in every seed in which there was something to forget."""
+    """A sentence for each method that beats FedUP somewhere, in every seed in which there was something to forget; and
+    one for each place in which FedUP is the worst of all on something."""
     return [sentence for block in blocks for sentence in _of_block(block)]
 
 
@@ -29,13 +36,60 @@ def _of_block(block: Block) -> Iterator[str]:
         return
     for row in block.rows:
         seeds = valid & set(row.seeds)
-        if row.method.use in (OURS, REFERENCE) or not seeds or not _usable(row, reference, seeds):
+        if row.method.use in (OURS, REFERENCE, FLOOR) or not seeds or not _usable(row, reference, seeds):
             continue
-        better = [column for column in columns() if column.key in JUDGED and beats(row, ours, reference, column, seeds)]
+        better = [column for column in _judged() if beats(row, ours, reference, column, seeds)]
         if better:
-            told = ", ".join(_told(row, ours, reference, column, seeds) for column in better)
+            told = ", ".join(
+                f"{_told(row, ours, reference, column, seeds)}{_above(block, column, seeds)})" for column in better
+            )
             some = "" if seeds == set(reference.seeds) else f" (in {len(seeds)} of {len(reference.seeds)} seeds)"
             yield f"{place}: {row.method.name} does better than FedUP on {told}{some}."
+    worst = [told for column in _judged() if (told := _worst(block, ours, reference, column, valid))]
+    if worst:
+        yield f"{place}: FedUP is the worst of all on {', '.join(worst)}."
+
+
+def _judged() -> list[Column]:
+    return [column for column in columns() if column.key in JUDGED]
+
+
+def _above(block: Block, column: Column, seeds: set[int]) -> str:
+    """The floor of what is compared with Retrain: how far a second Retrain is from the first."""
+    floor = block.floor.figure(column.key, seeds) if block.floor and column.key in CLOSE else None
+    return f", floor {show_value(floor.mean, column)}" if floor else ""
+
+
+def _worst(block: Block, ours: Row, reference: Row, column: Column, valid: set[int]) -> str:
+    """The figures, where FedUP's mean is worse than that of each other method that answers and is an alternative; at
+    least two of these must have one."""
+    rivals = [
+        row
+        for row in block.rows
+        if row.method.use not in (OURS, REFERENCE, FLOOR, ORIGINAL)
+        and getattr(row.method.settings, "answer", True)
+        and set(row.seeds) >= valid
+        and _usable(row, reference, valid)
+        and (column.key != "zero_a" or _resists(row, reference, valid))
+    ]
+    bad = [badness for row in rivals if (badness := _badness(row, reference, column, valid)) is not None]
+    mine = _badness(ours, reference, column, valid)
+    if mine is None or len(bad) < 2 or mine - max(bad) <= _least(column, max(map(abs, bad))):
+        return ""
+    sign = -1 if column.better == "higher" else 1
+    here, best, next_worst = (show_value(sign * value, column) for value in (mine, min(bad), max(bad)))
+    what = " from Retrain's" if column.better == "retrain" else ""
+    return f"{column.title} ({here}{what} against {best} … {next_worst}{_above(block, column, valid)})"
+
+
+def _badness(row: Row, reference: Row, column: Column, seeds: set[int]) -> float | None:
+    """The larger the worse; None where a seed has no figure."""
+    here, goal = row.figure(column.key, seeds), reference.figure(column.key, seeds)
+    if here is None or set(here.values) != seeds:
+        return None
+    if column.better == "retrain":
+        return _distance(row, reference, column, seeds) if goal and set(goal.values) == seeds else None
+    return here.mean if column.better == "lower" else -here.mean
 
 
 def _usable(row: Row, reference: Row, seeds: set[int]) -> bool:
@@ -46,7 +100,9 @@ def _usable(row: Row, reference: Row, seeds: set[int]) -> bool:
 def beats(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) -> bool:
     """Whether the row is better in every one of these seeds, and by more than nothing."""
     theirs, mine, goal = (figure.values if (figure := one.figure(column.key)) else {} for one in (row, ours, reference))
-    if not seeds <= theirs.keys():
+    if column.timed:  # only where both have clean times
+        seeds = seeds & set(row.times) & set(ours.times)
+    if not seeds or not seeds <= theirs.keys():
         return False
     if column.key == "zero_a" and not _resists(row, reference, seeds):
         return False
@@ -54,8 +110,14 @@ def beats(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) 
         mine = {seed: mine.get(seed, math.inf) for seed in seeds}
     if not seeds <= mine.keys():
         return False
-    least = {s: _LEAST if column.style == "share" else _LEAST_SHARE * theirs[s] for s in seeds}
-    return all(_gain(theirs[s], mine[s], goal.get(s), column) > least[s] for s in seeds)
+    return all(_gain(theirs[s], mine[s], goal.get(s), column) > _least(column, abs(theirs[s])) for s in seeds)
+
+
+def _least(column: Column, size: float) -> float:
+    """Less than this is no difference."""
+    if column.style == "share":
+        return _LEAST_OF.get(column.key, _LEAST)
+    return max(_LEAST_OF.get(column.key, 0.0), _LEAST_SHARE * size)
 
 
 def _resists(row: Row, reference: Row, seeds: set[int]) -> bool:
@@ -71,14 +133,16 @@ def _gain(theirs: float, mine: float, goal: float | None, column: Column) -> flo
 
 
 def _told(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) -> str:
-    """Means over the seeds that were judged; where closeness to Retrain decides, of the distances: a mean of figures
-    above and below it would look close."""
+    """Up to the closing bracket. Means over the seeds that were judged; where closeness to Retrain decides, of the
+    distances: a mean of figures above and below it would look close."""
     if column.better == "retrain":
         near, far = (show_value(_distance(one, reference, column, seeds), column) for one in (row, ours))
-        return f"{column.title} ({near} from Retrain's against {far})"
+        return f"{column.title} ({near} from Retrain's against {far}"
+    if column.timed:
+        seeds = seeds & set(row.times) & set(ours.times)
     figures = [one.figure(column.key, seeds) for one in (row, ours)]
     values = [show_value(figure.mean, column) if figure else "never" for figure in figures]
-    return f"{column.title} ({values[0]} against {values[1]})"
+    return f"{column.title} ({values[0]} against {values[1]}"
 
 
 def _distance(row: Row, reference: Row, column: Column, seeds: set[int]) -> float:

@@ -25,6 +25,10 @@ class RoundsShown(Observer):
         self._rounds = range(rounds) if isinstance(rounds, int) else rounds
         show(what, 0, len(self._rounds))
 
+    def on_start(self, rounds_done: int, threads: int) -> None:
+        if rounds_done:
+            self._show(self._what, rounds_done, len(self._rounds))
+
     def on_round(self, round_index: int, model: nn.Module) -> None:
         self._show(self._what, self._rounds.index(round_index) + 1, len(self._rounds))
 

@@ -8,7 +8,7 @@ from fedup.bench.metrics import Column, columns
 from fedup.bench.shown import show_value
 from fedup.bench.summary import Block, Row
 from fedup.bench.tuning import grid_of
-from fedup.bench.verdicts import JUDGED, OURS, beats
+from fedup.bench.verdicts import CLOSE, JUDGED, OURS, PRIVACY, beats
 
 _KNOWS = ("r_a", "f_a", "asr", "f_a_train")  # the first of what is to stay and the first of what is to go are told
 _TAKES = ("time", "bytes_all", "storage_bytes", "clients_contacted", "local_steps")
@@ -28,6 +28,7 @@ def _line(experiment: Experiment, block: Block, row: Row) -> str:
         f"{row.method.name}{_settings(experiment, block, row)}: {did}.",
         _takes(row),
         _knows(row, block.row(REFERENCE)),
+        _privacy(block, row),
         _beside_ours(block, row),
     ]
     return " ".join(sentence for sentence in sentences if sentence)
@@ -58,10 +59,27 @@ def _knows(row: Row, reference: Row | None) -> str:
     return f"{', '.join(told)}." if told else ""
 
 
+def _privacy(block: Block, row: Row) -> str:
+    """What its outputs still tell of the forgotten rows: each figure beside Retrain's, or beside the floor."""
+    reference = block.row(REFERENCE)
+    if reference is None or row is reference:
+        return ""
+    told = []
+    for column in _columns(("tv", "kl", "forget_loss", *PRIVACY)):
+        figure = row.figure(column.key)
+        floor = column.key in CLOSE
+        beside = (block.floor if floor else reference) if row is not block.floor else None if floor else reference
+        goal = beside.figure(column.key) if beside else None
+        if figure:
+            name = f" ({'floor' if floor else 'Retrain'} {show_value(goal.mean, column)})" if goal else ""
+            told.append(f"{column.title} {show_value(figure.mean, column)}{name}")
+    return f"{', '.join(told)}." if told else ""
+
+
 def _beside_ours(block: Block, row: Row) -> str:
     """Where it is better than FedUP, and where FedUP is: in every seed in which there was something to forget."""
     ours, reference = block.row(OURS), block.row(REFERENCE)
-    if ours is None or reference is None or row is ours:
+    if ours is None or reference is None or row is ours or row is block.floor:
         return ""
     seeds = set(row.seeds) & set(ours.seeds) & set(reference.seeds) - set(block.failed_attacks)
     if not seeds:

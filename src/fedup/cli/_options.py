@@ -11,6 +11,27 @@ WaitOption = Annotated[
     float, typer.Option("--wait", help="Seconds to wait while another process writes to the folder.", min=0)
 ]
 DeviceOption = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")]
+
+
+def _use_threads(context: typer.Context, count: int | None) -> int | None:
+    """For the whole command, whatever it computes."""
+    if count is not None and not context.resilient_parsing:
+        from fedup.threads import fixed_threads
+
+        context.with_resource(fixed_threads(count))
+    return count
+
+
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        envvar="FEDUP_THREADS",
+        help="Threads on the CPU; by default one for small models, else one for each core. The last bits depend on it.",
+        min=1,
+        callback=_use_threads,
+    ),
+]
 MaxLossOption = Annotated[
     float, typer.Option(help="Points of retained validation accuracy that a filter may cost to be put in force.", min=0)
 ]

@@ -1,5 +1,6 @@
 """Progress on a terminal as bars, elsewhere as plain lines."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -28,10 +29,13 @@ def wide_console(*, stderr: bool = False) -> Console:
 
 
 @contextmanager
-def progress_bars(console: Console) -> Iterator[Show]:
-    """A function `(what, done, total)` that shows how far each piece of work is."""
+def progress_bars(console: Console, *, line_for_each: str | None = None) -> Iterator[Show]:
+    """A function `(what, done, total)` that shows how far each piece of work is.
+
+    Without a terminal: a line when it begins and, where steps have a name (`round`), one for each of them.
+    """
     if not console.is_terminal:
-        yield lambda what, done, total: console.print(f"{what} …", highlight=False) if done == 0 else None
+        yield _lines(console, line_for_each)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -49,6 +53,21 @@ def progress_bars(console: Console) -> Iterator[Show]:
             bars.update(tasks[what], completed=done)
 
         yield show
+
+
+def _lines(console: Console, step: str | None) -> Show:
+    started = time.perf_counter()
+
+    def show(what: str, done: int, total: int) -> None:
+        if done == 0:
+            line = f"{what} …"
+        elif step is not None:
+            line = f"{what}: {step} {done} of {total}, {time.perf_counter() - started:.1f} s"
+        else:
+            return
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    return show
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from fedup.cli._options import DEFAULT_RUN
+from fedup.cli._wording import as_command_line
 from fedup.run.state import Request
 
 
@@ -83,4 +84,5 @@ def figures_table(figures: Mapping[str, Any]) -> Table:
 def why(declined: str, fitted: str) -> str:
     """A refusal as a sentence of its own, without what the library's callers are told to do."""
     reason = declined.partition(" Nothing was changed.")[0]
+    reason = as_command_line(reason)
     return reason if reason[0].isupper() else f"{fitted} was fitted, but {reason}."

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from fedup.cli._options import ThreadsOption
 from fedup.cli._progress import progress_bars, wide_console
 from fedup.errors import SettingError
 from fedup.files import write_text
@@ -37,6 +38,7 @@ def run(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and stop.")] = False,
     device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:1, …")] = "auto",
+    threads: ThreadsOption = None,
 ) -> None:
     """Run what is missing of an experiment: every federation × scenario × seed × method, one result file each.
 
@@ -94,6 +96,92 @@ def run(
         raise typer.Exit(1)
 
 
+@app.command("time")
+def take_times(
+    experiment: Annotated[Path, typer.Argument(help="A TOML file, as in benchmarks/experiments.")],
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Only cells of this federation, data set, model, scenario or method; as in `bench run`."),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds, as 0-4 or 0,1,5; by default the experiment's first.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Timed runs of each cell, after one that is not timed.", min=3)] = 3,
+    budget_minutes: Annotated[
+        float | None, typer.Option(help="Stop cleanly before so many minutes are over.", min=0)
+    ] = None,
+    results: Annotated[Path, typer.Option(help="Folder of results; each experiment has one below it.")] = _RESULTS,
+    force: Annotated[bool, typer.Option("--force", help="Time again what has clean times already.")] = False,
+    shared: Annotated[
+        bool,
+        typer.Option("--shared", help="Go on where the device is not idle; such times are marked, and count nowhere."),
+    ] = False,
+    note: Annotated[str | None, typer.Option(help="Kept with the times.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be timed, and stop.")] = False,
+    device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:1, …")] = "auto",
+) -> None:
+    """Take clean times of finished cells: one process, an idle device, one warm-up, the median of three runs.
+
+    Accuracies are not measured again; times go beside the results, in files of their own. A federation that is not in
+    the cache is trained first, outside of what is timed. Clients come first, then classes; Retrain and FedUP first.
+
+    Example: [bold]fedup bench time benchmarks/experiments/main.toml --only mnist --budget-minutes 10[/]
+    """
+    from fedup.bench.alone import look_once
+    from fedup.bench.datasets import check_there
+    from fedup.bench.experiment import load_experiment
+    from fedup.bench.results import Results
+    from fedup.bench.runner import BudgetSpentError
+    from fedup.bench.timing import finished, is_clean, time_cells, to_time
+    from fedup.cli._session import checked_device
+
+    asked, device = load_experiment(experiment), checked_device(device)
+    cells = asked.cells(seeds=_parse_seeds(seeds) if seeds else asked.seeds[:1], only=only or ())
+    store = Results(results / asked.name)
+    there = finished(cells, store)
+    missing = to_time(cells, store, device=device, force=force)
+    for cell in missing:
+        typer.echo(str(cell))
+    typer.echo(
+        f"{len(missing)} cells to time on {device}, each once to warm up and {repeats} times.\n"
+        f"{len(there) - len(missing)} have clean times; {len(cells) - len(there)} have no figures and are left out."
+    )
+    if dry_run or not missing:
+        return
+    for name in sorted({cell.group.recipe.data for cell in missing}):
+        check_there(name)
+    state = look_once(device)
+    if state.alone is not True and not shared:
+        raise SettingError(
+            f"The device is not idle ({state.others or 'nothing could be seen'}): a time that is taken now counts "
+            "nowhere. End what else runs, or pass --shared to take times that are marked. Nothing was timed."
+        )
+    console = wide_console(stderr=True)
+    clean = failed = 0
+    with progress_bars(console) as show:
+        try:
+            for event in time_cells(
+                missing,
+                store,
+                device=device,
+                repeats=repeats,
+                progress=show,
+                budget_s=None if budget_minutes is None else 60 * budget_minutes,
+                note=note,
+            ):
+                clean += is_clean(event.timing)
+                failed += bool(event.error)
+                said = f"failed: {event.error}" if event.error else f"{event.timing['median']['time']:.4g} s"
+                mark = "" if event.error or is_clean(event.timing) else ", shared"
+                line = f"[{event.done}/{event.total}] {event.cell}: {said}{mark}"
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
+        except BudgetSpentError:
+            console.print("The time given is over; the same command goes on from here.", highlight=False)
+    typer.echo(f"{clean} of {len(missing)} cells have clean times now, {failed} failed.\nNext: fedup bench report")
+    if failed:
+        raise typer.Exit(1)
+
+
 @app.command()
 def tune(
     method: Annotated[str, typer.Argument(help="A method whose file declares a GRID, or all of the experiment's.")],
@@ -106,6 +194,7 @@ def tune(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Tune again where it was done already.")] = False,
     device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:1, …")] = "auto",
+    threads: ThreadsOption = None,
 ) -> None:
     """Choose a method's settings for each federation and scenario of an experiment: on validation rows, from the grid
     that the method's file declares, with as many trials as any other method has.
@@ -232,7 +321,7 @@ def speed(
     import torch
 
     from fedup.bench.speed import run_speed
-    from fedup.bench.speed.table import cells, title
+    from fedup.bench.speed.table import cells, is_shared, title
     from fedup.cli._session import checked_device
 
     if out.is_dir():
@@ -255,7 +344,7 @@ def speed(
     for column in ("measured", "value", "goal", "met"):
         table.add_column(column, justify="left" if column == "measured" else "right")
     for row in result["table"]:
-        *first, met = cells(row)
+        *first, met = cells(row, shared=is_shared(result))
         table.add_row(*first, "[red]no" if met == "no" else met)
     console.print(table)
     console.print(f"Result: {out}", highlight=False, soft_wrap=True)

@@ -5,7 +5,15 @@ from typing import Annotated, Any
 
 import typer
 
-from fedup.cli._options import DEFAULT_RUN, DEFAULT_WAIT_S, DeviceOption, JsonOption, RunOption, WaitOption
+from fedup.cli._options import (
+    DEFAULT_RUN,
+    DEFAULT_WAIT_S,
+    DeviceOption,
+    JsonOption,
+    RunOption,
+    ThreadsOption,
+    WaitOption,
+)
 
 
 def collect(
@@ -33,6 +41,7 @@ def collect(
         bool, typer.Option("--again", help="Ask all clients anew; only while no request is in force.")
     ] = False,
     device: DeviceOption = "cpu",
+    threads: ThreadsOption = None,
     wait: WaitOption = DEFAULT_WAIT_S,
     as_json: JsonOption = False,
 ) -> None:
@@ -95,10 +104,17 @@ def _already(body: Any, how: Any) -> dict[str, Any]:
 
     if how_from(body["how"]) != how:
         raise SettingError(
-            f"Centroids were collected with {body['how']} before, and {asdict(how)} was asked for. Use those settings, "
-            "or ask all clients anew with --again."
+            f"Centroids were collected with {_options(body['how'])} before, and {_options(asdict(how))} was asked for. "
+            "Use those settings, or ask all clients anew with --again."
         )
     return {"already": True, **_told(body)}
+
+
+def _options(how: dict[str, Any]) -> str:
+    """Settings as options of the command; those that are not set are left out."""
+    options = ("ratio", "sigma", "paper_accounting", "epsilon", "delta", "clip", "allow_delta", "seed")
+    given = {name.replace("_", "-"): how[name] for name in options if how.get(name)}
+    return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items())
 
 
 def _collect(session: Any, writer: Any, how: Any) -> dict[str, Any]:

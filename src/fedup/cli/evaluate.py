@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedup.cli._options import DEFAULT_RUN, DEFAULT_WAIT_S, DeviceOption, JsonOption, RunOption, WaitOption
+from fedup.cli._options import (
+    DEFAULT_RUN,
+    DEFAULT_WAIT_S,
+    DeviceOption,
+    JsonOption,
+    RunOption,
+    ThreadsOption,
+    WaitOption,
+)
 
 if TYPE_CHECKING:
     from fedup.cli._session import Session
@@ -20,6 +28,7 @@ def evaluate(
         typer.Option("--retrain", help="Also train anew without the forgotten data, and keep the figures as evidence."),
     ] = False,
     device: DeviceOption = "cpu",
+    threads: ThreadsOption = None,
     wait: WaitOption = DEFAULT_WAIT_S,
     as_json: JsonOption = False,
 ) -> None:
@@ -77,7 +86,7 @@ def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any
             "The weights that the model started from cannot be made again (they were brought, or another version of "
             "torch draws others), so there is no retraining to compare with."
         )
-    with progress_bars(session.console) as show:
+    with progress_bars(session.console, line_for_each="round") as show:
         trained = recipe.train(
             start.to(session.device),
             session.federation.without(state.left_out),

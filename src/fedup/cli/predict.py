@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedup.cli._options import DEFAULT_RUN, DeviceOption, JsonOption, RunOption
+from fedup.cli._options import DEFAULT_RUN, DeviceOption, JsonOption, RunOption, ThreadsOption
 
 if TYPE_CHECKING:
     from fedup.bench.datasets import Images, Texts
@@ -29,6 +29,7 @@ def predict(
     column: Annotated[str | None, typer.Option(help="Column of Parquet files; by default image or text.")] = None,
     resize: Annotated[bool, typer.Option("--resize", help="Resize images of another size.")] = False,
     device: DeviceOption = "cpu",
+    threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Classify images or texts under the filter in force; each answer names the filter.

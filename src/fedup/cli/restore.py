@@ -16,6 +16,7 @@ from fedup.cli._options import (
     MaxClassLossOption,
     MaxLossOption,
     RunOption,
+    ThreadsOption,
     WaitOption,
 )
 
@@ -36,6 +37,7 @@ def restore(
     max_class_loss: MaxClassLossOption = 5.0,
     force: ForceOption = False,
     device: DeviceOption = "cpu",
+    threads: ThreadsOption = None,
     wait: WaitOption = DEFAULT_WAIT_S,
     as_json: JsonOption = False,
 ) -> None:

@@ -29,6 +29,7 @@ def _print(found: dict[str, Any], state: Any, sent: dict[int, dict[str, int]]) -
     from rich.markup import escape
     from rich.table import Table
 
+    from fedup.cli._ledger import WHY_NOT_A_DIFFERENCE, ledger_table
     from fedup.cli._progress import wide_console
     from fedup.cli._text import size, when
 
@@ -44,7 +45,8 @@ def _print(found: dict[str, Any], state: Any, sent: dict[int, dict[str, int]]) -
     else:
         console.print("No request has come in.")
     if found["ledger"]:
-        console.print(_ledger(found["ledger"]), highlight=False)
+        console.print(ledger_table(found["ledger"]), highlight=False)
+        console.print(WHY_NOT_A_DIFFERENCE, highlight=False)
     storage = ", ".join(f"{name} {size(count)}" for name, count in sorted(found["storage_bytes"].items()))
     console.print(f"[dim]Storage[/] {storage}", highlight=False)
     console.print(
@@ -61,6 +63,7 @@ def _print(found: dict[str, Any], state: Any, sent: dict[int, dict[str, int]]) -
 
 def _facts(found: dict[str, Any], sent: dict[int, dict[str, int]]) -> dict[str, str]:
     from fedup.cli._text import size, when
+    from fedup.run.evidence import machine_in_words
 
     about, trained, collected, filtered = found["about"], found["trained"], found["collected"], found["filter"]
     facts = {"Run folder": found["run"]}
@@ -74,6 +77,8 @@ def _facts(found: dict[str, Any], sent: dict[int, dict[str, int]]) -> dict[str, 
         facts["Model"] = f"{trained['fingerprint'][:16]}, trained {when(trained['at'])}" + (
             f", accuracy {measured}" if measured else ""
         )
+    if found["trained_on"]:
+        facts["Trained on"] = machine_in_words(found["trained_on"])
     if collected:
         clients = f"{len(sent)} clients sent {size(sum(own['bytes'] for own in sent.values()))} in all"
         how = _how(collected["how"], found["protection"])
@@ -94,22 +99,6 @@ def _facts(found: dict[str, Any], sent: dict[int, dict[str, int]]) -> dict[str, 
 
 def _how(how: dict[str, Any], protection: str) -> str:
     return ", ".join([*([f"ρ {how['ratio']}"] if "ratio" in how else []), f"protection: {protection}"])
-
-
-def _ledger(told: list[dict[str, Any]]) -> Any:
-    from rich.table import Table
-
-    table = Table(title="Privacy spent by client", title_justify="left")
-    for column in ("client", "releases", "ε spent", "ε allowed", "ε left", "at δ"):
-        table.add_column(column, justify="right")
-    for one in told:
-        spent = f"{one['epsilon']:.3g}" + (" TEST MODE: no privacy" if one["test_mode"] else "")
-        if one["unprotected"]:
-            spent = f"∞: {one['unprotected']} without guarantee, besides {spent}"
-        limits = ["no limit", ""] if one["budget"] is None else [f"{one['budget']:g}", f"{one['left']:.3g}"]
-        releases = str(one["releases"]) + (f" (+{one['corrections']} by its own account)" if one["corrections"] else "")
-        table.add_row(str(one["client"]), releases, spent, *limits, f"{one['delta']:g}")
-    return table
 
 
 def _requests(state: Any, found: dict[str, Any]) -> Any:

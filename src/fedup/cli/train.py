@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedup.cli._complete import data_sets, models
-from fedup.cli._options import DEFAULT_RUN, DEFAULT_WAIT_S, DeviceOption, JsonOption, RunOption, WaitOption
+from fedup.cli._options import (
+    DEFAULT_RUN,
+    DEFAULT_WAIT_S,
+    DeviceOption,
+    JsonOption,
+    RunOption,
+    ThreadsOption,
+    WaitOption,
+)
 
 if TYPE_CHECKING:
     from fedup.bench.recipe import Recipe
@@ -55,6 +63,7 @@ def train(
     seed: Annotated[int, typer.Option(help="Same seed, same federation and model.")] = 0,
     restart: Annotated[bool, typer.Option("--restart", help="Drop the rounds of an unfinished training.")] = False,
     device: DeviceOption = "cpu",
+    threads: ThreadsOption = None,
     engine: Annotated[
         str, typer.Option(help="auto (what FEDUP_ENGINE says, else captured steps on a GPU), plain, captured.")
     ] = "auto",
@@ -113,6 +122,7 @@ def _train(
 ) -> dict[str, Any]:
     from fedup.bench.accuracy import accuracy
     from fedup.bench.watching import RoundsShown
+    from fedup.cli._busy import BusyNoted
     from fedup.cli._progress import progress_bars
     from fedup.cli._session import Session
     from fedup.cut import find_cut
@@ -134,12 +144,15 @@ def _train(
     with session.writing("train", wait_s) as writer:
         if writer.state.trained is not None:
             return {"already": True, **_told(writer.state.trained.body)}
-        with progress_bars(session.console) as show:
+        with progress_bars(session.console, line_for_each="round") as show:
             trained = recipe.train(
                 start,
                 federation,
                 device=device,
-                observers=[RoundsShown(show, f"Training {recipe.model} on {recipe.data}", recipe.rounds)],
+                observers=[
+                    BusyNoted(session.console),
+                    RoundsShown(show, f"Training {recipe.model} on {recipe.data}", recipe.rounds),
+                ],
                 checkpoint=session.run.files.checkpoint,
                 engine=engine,
             )
@@ -157,6 +170,7 @@ def _train(
             "engine": trained.engine,
             **session.facts,
         }
+        facts["machine"] |= {"threads": trained.threads}
         body = keep_model(writer, trained.model, facts)
         return {"already": False, **_told(body)}
 

@@ -15,6 +15,7 @@ from fedup.cli._options import (
     MaxClassLossOption,
     MaxLossOption,
     RunOption,
+    ThreadsOption,
     WaitOption,
 )
 
@@ -70,9 +71,12 @@ def unlearn(
     erase_at: Annotated[
         str | None, typer.Option(help="Cut of the eraser (auto); `fedup list cuts MODEL` names them.")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="default or paper: settings that belong together.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="default, paper or authors (of the paper's code): settings that belong together.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the fit.")] = None,
     device: DeviceOption = "cpu",
+    threads: ThreadsOption = None,
     wait: WaitOption = DEFAULT_WAIT_S,
     as_json: JsonOption = False,
 ) -> None:
@@ -295,11 +299,12 @@ def _expected_time(plugged: Any, store: Any, requests: Any, config: Any, state: 
 
     from fedup.unlearning import rehearse
 
-    few = min(config.steps, 20)
-    rehearse(plugged, store, requests, replace(config, steps=1))  # what is loaded on first use is no part of it
+    steps = config.steps_for(len(store.vectors))
+    few = min(steps, 20)
+    rehearse(plugged, store, requests, replace(config, steps=1, epochs=None))  # loads what is loaded on first use
     started = time.perf_counter()
-    rehearse(plugged, store, requests, replace(config, steps=few))
-    fit_s = (time.perf_counter() - started) / few * config.steps
+    rehearse(plugged, store, requests, replace(config, steps=few, epochs=None))
+    fit_s = (time.perf_counter() - started) / few * steps
     per_client_s = state.collected.body["time_s"] / max(1, len(state.collected.body["releases"]))
     return round(fit_s + per_client_s * len(found.clients_contacted), 3)
 
@@ -379,9 +384,11 @@ def _of_rows(rows: int, clients: Any) -> str:
 
 
 def _print_verdict(verdict: dict[str, Any] | None, console: Any) -> None:
+    from fedup.cli._wording import as_command_line
+
     if verdict:
         colour = "green" if verdict["good"] else "yellow"
-        console.print(f"  Verdict: [{colour}]{verdict['words']}[/]", highlight=False)
+        console.print(f"  Verdict: [{colour}]{as_command_line(verdict['words'])}[/]", highlight=False)
 
 
 def _print_worst_class(result: dict[str, Any], console: Any) -> None:

@@ -119,6 +119,7 @@ def build_evidence(state: State, request: Request) -> dict[str, Any]:
             "guarantee_of_the_cache": asdict(state.guarantee) if state.guarantee else None,
         },
         "machine": body.get("machine"),
+        "trained_on": state.trained.body.get("machine") if state.trained else None,
         "erasure": erasure if erased else None,
         "notes": asked.get("notes", []),
         "claimed": [*([_OPEN] if request.is_open else []), _UNCHANGED]
@@ -250,13 +251,23 @@ def _page(evidence: Mapping[str, Any]) -> Page:
             (f"Journal, head of {evidence['journal']['events']} events", evidence["journal"]["head"]),
         ]
     )
-    machine = evidence["machine"] or {}
     page.footer(
-        f"Made by fedup {evidence['fedup']} from the journal of the run folder. Answered on "
-        f"{machine.get('processor', 'an unknown machine')}, {machine.get('threads', '?')} threads, torch "
-        f"{machine.get('torch', '?')}. Check the folder with `fedup verify --head {evidence['journal']['head'][:16]}`."
+        f"Made by fedup {evidence['fedup']} from the journal of the run folder. Trained on "
+        f"{machine_in_words(evidence['trained_on'])}. Answered on {machine_in_words(evidence['machine'])}. Check the "
+        f"folder with `fedup verify --head {evidence['journal']['head'][:16]}`."
     )
     return page
+
+
+def machine_in_words(machine: Mapping[str, Any] | None) -> str:
+    """What the bits of a result depend on besides its settings: processor, threads and version of torch."""
+    if not machine:
+        return "an unknown machine"
+    threads = machine.get("threads", "?")
+    return (
+        f"{machine.get('processor', 'an unknown processor')}, {threads} thread{'' if threads == 1 else 's'}, torch "
+        f"{machine.get('torch', '?')}"
+    )
 
 
 def _eraser(erasure: Mapping[str, Any]) -> str:

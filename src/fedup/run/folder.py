@@ -189,10 +189,14 @@ class _KeptCode:
 def _differences(state: State, about: Mapping[str, Any]) -> list[str]:
     wanted = json.loads(json.dumps(about))
     return [
-        f"{key} is {state.about.get(key)!r} there and {wanted.get(key)!r} here"
+        f"{key} is {_shown(state.about.get(key))} there and {_shown(wanted.get(key))} here"
         for key in sorted({*state.about, *wanted})
         if state.about.get(key) != wanted.get(key)
     ]
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 class Writer:

@@ -61,6 +61,11 @@ def describe_ledger(state: State) -> list[dict[str, Any]]:
     return told
 
 
+def describe_charges(state: State) -> list[dict[str, Any]]:
+    """Every release that was charged, with its moment, in the order of the journal."""
+    return [{"at": event.at, **event.body} for event in state.events if event.kind in ("charged", "corrected")]
+
+
 def default_budget(state: State) -> Budget | None:
     """That of clients without one of their own."""
     return _budgets(state).get(None)

@@ -21,6 +21,7 @@ def overview(run: Run, state: State) -> dict[str, Any]:
         "run": str(run.path),
         "about": dict(state.about),
         "trained": _event(state.trained, "fingerprint", "accuracy", "time_s", "rows"),
+        "trained_on": state.trained.body.get("machine") if state.trained else None,
         "rounds_done": _rounds_done(run, state),
         "collected": _event(state.collected, "rows", "cells", "how", "time_s"),
         "protection": state.protection,

@@ -1,4 +1,4 @@
-"""Exact-Fun (Xiong et al., CIKM 2023), a reconstruction from its description: there is no public code of it.
+"""Exact-Fun (Xiong et al., ICDM 2023), a reconstruction from its description: there is no public code of it.
 
 The federation learns with rounded global weights and keeps every round; a request is answered by replaying it.
 """

@@ -13,7 +13,7 @@ from fedup.centroids import Centroids
 from fedup.client import Summarizing
 from fedup.collecting import collect
 from fedup.errors import SettingError
-from fedup.filter import DEFAULT_RANK, ClassPolicy, FilterConfig, FilterKind
+from fedup.filter import DEFAULT_RANK, ClassPolicy, FilterConfig, FilterKind, OptimizerName
 from fedup.plugging import PluggedModel, plug
 from fedup.presets import PresetName, preset
 from fedup.privacy.guarantee import DP
@@ -30,7 +30,8 @@ class Method:
 
     With `cache` clients send centroids of all their data once, ahead of any request; without it, as in the paper, they
     are asked after the request and leave out what it names. With `preset = "paper"` ratio, sigma, cache, class_policy,
-    guard and filter are the paper's, whatever is given here. The default `rank` is that of the features where they are
+    guard and filter are the paper's, whatever is given here; with `"authors"` they are those of its authors' code, and
+    so are optimizer, lr, batch_size and epochs. The default `rank` is that of the features where they are
     fewer.
 
     With an `epsilon` clients send noisy statistics under differential privacy instead; the noise is replayable here, so
@@ -55,6 +56,8 @@ class Method:
     most_price: float = later(0.02)
     per_position: bool = later(False)
     gentle: bool = later(True)
+    optimizer: OptimizerName = later("adam")
+    epochs: int | None = later(None)  # in place of steps
     epsilon: float = later(0.0)  # none
     delta: float = later(1e-5)
     clip: str = later("unit")  # or a number
@@ -88,19 +91,9 @@ class Method:
 
     def _resolved(self, request: Forget) -> "Method":
         """The same with the preset's values in place."""
-        chosen = preset(self.preset, request)
-        config = chosen.config
-        return replace(
-            self,
-            preset="default",
-            ratio=chosen.ratio,
-            sigma=chosen.sigma,
-            cache=chosen.cache,
-            class_policy=config.class_policy,
-            guard=config.guard,
-            filter=config.filter,
-            gentle=config.gentle,
-        )
+        chosen, usual = preset(self.preset, request), asdict(FilterConfig())
+        settled = {name: value for name, value in asdict(chosen.config).items() if value != usual[name]}
+        return replace(self, preset="default", ratio=chosen.ratio, sigma=chosen.sigma, cache=chosen.cache, **settled)
 
     def supports(self, request: Forget) -> bool:
         """Clients, classes and samples alike."""

@@ -1,136 +1,107 @@
-"""FUSED (Zhong et al., CVPR 2025): a sparse delta on the layers that learn most, trained on what is retained."""
+"""FUSED (Zhong et al., CVPR 2025) as its authors run it: deltas of low rank on named layers; for a class request they
+are trained on that class's rows, too, under labels drawn at random (docs/baselines.md)."""
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, cast
+from typing import cast
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import nn
 
 from fedup.artifacts import serialized_size
 from fedup.bench.cost import Cost
-from fedup.bench.settings import later
+from fedup.bench.methods._deltas import Adapted, LowRank
 from fedup.bench.task import Task, Unlearned
 from fedup.errors import SettingError
-from fedup.history import History
+from fedup.federation import Federation
 from fedup.request import Forget
 from fedup.rng import generator
 
-GRID = {"lr": (1.0, 0.3), "rounds": (5, 10)}
+GRID = {"rounds": (5, 10, 20, 40)}
 
 
 @dataclass(frozen=True)
 class Method:
-    """The `layers` (a share of them) that clients changed most in training get a delta each: some entries, a share
-    `density` drawn at random, or a product of two matrices of `rank`. Clients train the deltas alone, by FedAvg for
-    `rounds` on what is retained at `lr` times the federation's learning rate, with everything else frozen, BatchNorm's
-    statistics included: with those fixed, the full rate may be too high. Without the deltas the original model is back.
+    """The `layers` (names of modules; by default those that the model's file names, `FUSED_LAYERS`) get a delta of
+    `rank` each, times `alpha` / `rank`.
+
+    Clients train the deltas alone, by FedAvg for `rounds` at `lr` times the federation's learning rate. Forgotten
+    clients and samples are left out. Rows of a forgotten class stay, each under a retained class drawn at random. The
+    model under the deltas is frozen, BatchNorm's statistics included: without them the original model is back.
     """
 
-    layers: float = 0.7
-    density: float = 0.5
-    delta: Literal["sparse", "lora"] = "sparse"
+    layers: tuple[str, ...] = ()
     rank: int = 16
-    rounds: int = 5
-    lr: float = later(1.0)
-
-    needs_history: ClassVar[bool] = True
+    alpha: float = 32.0
+    rounds: int = 10
+    lr: float = 1.0
 
     def __post_init__(self) -> None:
-        if not all(0 < share <= 1 for share in (self.layers, self.density, self.lr)) or min(self.rank, self.rounds) < 1:
+        if not 0 < self.lr <= 1:
+            raise SettingError(f"lr, a share of the federation's rate, must lie in (0, 1]; found {self.lr}.")
+        if min(self.rank, self.rounds) < 1 or not 0 < self.alpha < float("inf"):
             raise SettingError(
-                "layers, density and lr must lie in (0, 1], rank and rounds must be 1 or more; found "
-                f"{self.layers}, {self.density}, {self.lr}, {self.rank}, {self.rounds}."
+                f"rank and rounds must be 1 or more, alpha above 0; found {self.rank}, {self.rounds}, {self.alpha}."
             )
 
     def supports(self, request: Forget) -> bool:
-        """Any data can be left out."""
+        """Any data can be left out or relabelled."""
         return True
 
     def unlearn(self, task: Task) -> Unlearned:
         """The frozen model under trained deltas."""
-        cost, history = Cost(), task.kept()
-        with cost.stage("rank"):
-            ranked = ranking(task.model, history)
-            chosen = ranked[: max(1, round(self.layers * len(ranked)))]
+        cost = Cost()
+        with cost.stage("place deltas"):
+            chosen = self.weights(task.model)
             start = self.on(task.model, chosen, task.recipe.seed)
-        retained = task.federation.without(task.request)
+        with cost.stage("relabel"):
+            shown, relabelled = overwritten(task.federation, task.request, task.recipe.seed)
         local = replace(task.recipe.local, lr=self.lr * task.recipe.lr)
-        trained = task.train(start, retained, rounds=self.rounds, cost=cost, what="FUSED", local=local)
+        trained = task.train(start, shown, rounds=self.rounds, cost=cost, what="FUSED", local=local)
         model = cast(Adapted, trained)
-        deltas = sum(delta.numel() for delta in model.parameters())
+        entries = sum(delta.numel() for delta in model.parameters())
         cost.storage_bytes = serialized_size(dict(model.named_parameters()), {})
+        rows = "retained rows" + (f" and {relabelled:,} forgotten rows under random labels" if relabelled else "")
         did = (
-            f"deltas of {deltas:,} entries on {len(chosen)} of {len(ranked)} layers were trained for {self.rounds} "
-            "rounds by the clients that hold retained data; the model under them is frozen"
+            f"deltas of rank {self.rank} ({entries:,} entries) on {', '.join(chosen)} were trained for {self.rounds} "
+            f"rounds on {rows}; the model under them is frozen"
         )
-        return Unlearned(model, cost, restore=lambda: model.base, about={"did": did, "layers": chosen})
+        about = {"did": did, "layers": chosen, "relabelled_rows": relabelled}
+        return Unlearned(model, cost, restore=lambda: model.base, about=about)
 
-    def on(self, model: nn.Module, chosen: Sequence[str], seed: int) -> "Adapted":
+    def weights(self, model: nn.Module) -> list[str]:
+        """Names of the weights that get a delta."""
+        known = [name for name, weight in model.named_parameters() if weight.ndim >= 2]
+        chosen = [f"{name}.weight" for name in self.layers or getattr(model, "fused_layers", ())]
+        if not chosen or (unknown := [name for name in chosen if name not in known]):
+            found = f"the model has no {', '.join(unknown)}" if chosen else "the model's file names no FUSED_LAYERS"
+            raise SettingError(
+                f"layers: {found}. Name modules with weights among {', '.join(known)}, or use fused_retained, which "
+                "takes the layers that changed most."
+            )
+        return chosen
+
+    def on(self, model: nn.Module, chosen: Sequence[str], seed: int) -> Adapted:
         """The model under deltas that do nothing yet."""
-        if self.delta == "lora":
-            return Adapted(model, {name: LowRank(model.get_parameter(name), self.rank, seed, name) for name in chosen})
-        return Adapted(model, {name: Sparse(model.get_parameter(name), self.density, seed, name) for name in chosen})
+        scale = self.alpha / self.rank
+        return Adapted(
+            model, {name: LowRank(model.get_parameter(name), self.rank, seed, name, scale=scale) for name in chosen}
+        )
 
 
-def ranking(model: nn.Module, history: History) -> list[str]:
-    """Layers by the mean change of an entry between weights sent out and sent back, over rounds and clients; a layer is
-    a tensor of weights of two dimensions or more: normalisation stays as it is."""
-    changes = history.changes()
-    return sorted((name for name, weight in model.named_parameters() if weight.ndim >= 2), key=lambda n: -changes[n])
-
-
-class Sparse(nn.Module):
-    """A delta at some entries of a tensor, drawn at random."""
-
-    where: Tensor
-
-    def __init__(self, weight: Tensor, density: float, seed: int, name: str) -> None:
-        super().__init__()
-        count = max(1, round(density * weight.numel()))
-        drawn = torch.randperm(weight.numel(), generator=generator(seed, "mask", name))[:count].sort().values
-        self.values = nn.Parameter(torch.zeros(count, dtype=weight.dtype, device=weight.device))
-        object.__setattr__(self, "where", drawn.to(weight.device))  # no buffer: seeds are sent, not masks
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight.flatten().index_add(0, self.where, self.values).view(weight.shape)
-
-
-class LowRank(nn.Module):
-    """A delta of low rank, over a tensor's first dimension and all others."""
-
-    def __init__(self, weight: Tensor, rank: int, seed: int, name: str) -> None:
-        super().__init__()
-        rows, columns = len(weight), weight[0].numel()
-        rank = min(rank, rows, columns)
-        random = torch.randn(rank, columns, generator=generator(seed, "lora", name)) / columns**0.5
-        self.down = nn.Parameter(random.to(weight))
-        self.up = nn.Parameter(torch.zeros(rows, rank, dtype=weight.dtype, device=weight.device))
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight + (self.up @ self.down).view(weight.shape)
-
-
-class Adapted(nn.Module):
-    """A frozen model and deltas on some of its weights; the deltas are its only parameters.
-
-    The model is no submodule: it is neither trained, nor averaged, nor sent, and stays in evaluation mode.
-    """
-
-    base: nn.Module
-
-    def __init__(self, base: nn.Module, deltas: Mapping[str, nn.Module]) -> None:
-        super().__init__()
-        frozen = copy.deepcopy(base).eval().requires_grad_(False)
-        object.__setattr__(self, "base", frozen)
-        self._names = list(deltas)
-        self.deltas = nn.ModuleList(deltas.values())  # names of weights have dots, which names of modules cannot have
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        weights = {
-            name: delta(self.base.get_parameter(name)) for name, delta in zip(self._names, self.deltas, strict=True)
-        }
-        outputs: Tensor = functional_call(self.base, weights, inputs)
-        return outputs
+def overwritten(federation: Federation, request: Forget, seed: int) -> tuple[Federation, int]:
+    """What deltas are trained on, and how many of its rows have a new label: forgotten clients and samples are left
+    out, each training row of a forgotten class gets a retained class, drawn at random."""
+    federation.check(request)
+    left = sorted(set(range(federation.num_classes)) - request.class_ids)
+    retained = torch.tensor(left, dtype=federation.y.dtype, device=federation.y.device)
+    others = replace(request, class_ids=frozenset())
+    kept = federation.without(others) if others.kind else federation
+    y, relabelled = federation.y.clone(), 0
+    classes = torch.tensor(sorted(request.class_ids), dtype=y.dtype, device=y.device)
+    for client in kept.clients:
+        rows = client.train[torch.isin(kept.y[client.train], classes)]
+        drawn = torch.randint(len(retained), (len(rows),), generator=generator(seed, "relabel", client.id))
+        y[rows] = retained[drawn.to(y.device)]
+        relabelled += len(rows)
+    return kept.relabeled(y), relabelled

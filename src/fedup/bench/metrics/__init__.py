@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, Protocol
 
 from fedup.bench.case import Case
@@ -21,6 +22,7 @@ class Column:
     better: Better = "neither"
     style: Literal["share", "points", "seconds", "bytes", "count", "ratio", "number", "yes"] = "share"
     order: int = 100  # where among the columns of its table
+    timed: bool = False  # made of seconds: only a clean time counts, as `fedup bench time` takes it
 
 
 class Metric(Protocol):
@@ -41,3 +43,9 @@ def columns() -> list[Column]:
     """The columns of all metrics, in the order in which tables show them."""
     found = [column for name in names(__name__) for column in metric(name).COLUMNS]
     return sorted(found, key=lambda column: column.order)
+
+
+@cache
+def timed_keys() -> frozenset[str]:
+    """The figures that are made of seconds."""
+    return frozenset(column.key for column in columns() if column.timed)

@@ -18,23 +18,29 @@ COLUMNS = (
         "lower",
         "ratio",
         order=8,
+        timed=True,
     ),
 )
 _BATCH, _PAIRS = 64, 11
 
 
-@torch.no_grad()
 def measure(case: Case) -> dict[str, float]:
+    """As `serving_overhead`."""
+    return {"overhead": serving_overhead(case.original.model, case.now.model, case.ground.inputs("test")[0])}
+
+
+@torch.no_grad()
+def serving_overhead(original: nn.Module, unlearned: nn.Module, inputs: torch.Tensor) -> float:
     """Calls interleaved, so that drift hits both; median over median."""
-    x = case.ground.inputs("test")[0][:_BATCH]
+    x = inputs[:_BATCH]
     seconds: dict[int, list[float]] = {0: [], 1: []}
-    models: list[nn.Module] = [case.original.model, case.now.model]
+    models: list[nn.Module] = [original, unlearned]
     for turn in range(_PAIRS + 2):
         for which in (0, 1) if turn % 2 else (1, 0):
             started = _now(x)
             models[which](x)
             seconds[which].append(_now(x) - started)
-    return {"overhead": statistics.median(seconds[1][2:]) / statistics.median(seconds[0][2:])}
+    return statistics.median(seconds[1][2:]) / statistics.median(seconds[0][2:])
 
 
 def _now(x: torch.Tensor) -> float:

@@ -7,7 +7,7 @@ from fedup.bench.metrics import Column
 from fedup.bench.probe import reached
 
 COLUMNS = (
-    Column("time", "time", "Seconds from request to the final model.", "cost", "lower", "seconds", order=1),
+    Column("time", "time", "Seconds from request to the final model.", "cost", "lower", "seconds", order=1, timed=True),
     Column(
         "time_to_effect",
         "time to effect",
@@ -16,6 +16,7 @@ COLUMNS = (
         "lower",
         "seconds",
         order=2,
+        timed=True,
     ),
     Column(
         "ahead_time",
@@ -25,6 +26,7 @@ COLUMNS = (
         "lower",
         "seconds",
         order=3,
+        timed=True,
     ),
 )
 

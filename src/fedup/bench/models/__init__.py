@@ -1,5 +1,6 @@
 """Models, one file each: what it `TAKES` ("image" or "text"), a function `build(shape, num_classes)`, and optionally
-the places for a filter, from early to late (`CUTS`), and how fast it learns (`TRAINING`)."""
+the places for a filter, from early to late (`CUTS`), how fast it learns (`TRAINING`), and which layers the authors of
+FUSED put deltas on (`FUSED_LAYERS`)."""
 
 import hashlib
 from pathlib import Path
@@ -22,6 +23,8 @@ def build_model(name: str, shape: tuple[int, ...], num_classes: int) -> nn.Modul
     built: nn.Module = module.build(shape, num_classes)
     if cuts := getattr(module, "CUTS", ()):
         built.cuts = cuts  # what the model offers to filters
+    if layers := getattr(module, "FUSED_LAYERS", ()):
+        built.fused_layers = layers
     return built
 
 

@@ -9,6 +9,7 @@ from fedup.errors import SettingError
 TAKES = "image"
 CUTS = ("conv2", "flatten", "fc1", "fc2", "head")
 TRAINING = {"lr": 0.05}
+FUSED_LAYERS = ("conv1", "head")
 
 
 def build(shape: tuple[int, ...], num_classes: int) -> nn.Module:

@@ -2,10 +2,10 @@
 
 from torch import nn
 
-from fedup.bench.models.resnet18 import CUTS, TRAINING
+from fedup.bench.models.resnet18 import CUTS, FUSED_LAYERS, TRAINING
 from fedup.bench.models.resnet18 import build as build_resnet
 
-__all__ = ["CUTS", "TAKES", "TRAINING", "build"]
+__all__ = ["CUTS", "FUSED_LAYERS", "TAKES", "TRAINING", "build"]
 TAKES = "image"
 
 

@@ -11,6 +11,7 @@ from fedup.errors import ArtifactError, CutError, MissingDataError, SettingError
 TAKES = "text"
 CUTS = {"bert.encoder.layer.0": "tokens", "bert.encoder.layer.1": "tokens", "bert.pooler": "each", "head": "each"}
 TRAINING = {"optimizer": "adam", "lr": 3e-4}
+FUSED_LAYERS = ("bert.encoder.layer.1.output.dense",)  # of the last layer
 _VOCABULARY = 30522  # of bert-base-uncased
 
 

@@ -11,6 +11,8 @@ from fedup.errors import SettingError
 TAKES = "image"
 CUTS = (*(f"block{depth + 1}" for depth in range(6)), "norm", "head")
 TRAINING = {"optimizer": "adam", "lr": 1e-4, "precision": "auto"}
+_LAYERS = ("query_key_value", "joined", "mlp.0", "mlp.2")
+FUSED_LAYERS = ("patches.project", *(f"block{depth}.{layer}" for depth in (1, 2) for layer in _LAYERS), "head")
 _PATCH, _WIDTH, _DEPTH, _HEADS, _HIDDEN = 4, 512, 6, 8, 512
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fedup.bench.alone import AloneCheck
 from fedup.bench.machine import describe_code, describe_machine
 from fedup.bench.speed import clustering, extraction, growth, limits, precision, serving, training
 from fedup.bench.speed._rows import Row
@@ -39,10 +40,12 @@ def run_speed(
         "precision": precision.measure,
     }
     wanted = [part for part in measures if part in (parts or PARTS)]
+    check = AloneCheck(str(device))
     table: list[dict[str, Any]] = []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for done, part in enumerate(wanted):
             found: list[Row] = list(measures[part](device, lambda what: progress(f"Measuring {what}", 0, 1)))
             table += [{"part": part, **row.to_json()} for row in found]
             progress("Speed", done + 1, len(wanted))
-    return {"device": device.type, "table": table, "machine": describe_machine(), "code": describe_code()}
+    seen = check.finish(idle=True).to_json()
+    return {"device": device.type, "table": table, "machine": describe_machine(), "code": describe_code(), **seen}

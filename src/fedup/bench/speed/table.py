@@ -21,12 +21,24 @@ def command(result: dict[str, Any]) -> str:
     return f"fedup bench speed --device {result['device']}{only}{literal}"
 
 
-def cells(row: dict[str, Any]) -> tuple[str, str, str, str]:
-    """Name, value, goal and whether it is met."""
+SHARED = (
+    "shared: there is no record that this machine was idle while it was measured, so no goal is judged, and the values "
+    "are indications only."
+)
+
+
+def is_shared(result: dict[str, Any]) -> bool:
+    """Whether others may have used the device meanwhile; so it is where nobody looked."""
+    return result.get("alone") is not True
+
+
+def cells(row: dict[str, Any], *, shared: bool) -> tuple[str, str, str, str]:
+    """Name, value, goal and whether it is met; goals are judged on an idle device alone."""
     value = f"{row['value']:.3g} {row['unit']}"
     if row["goal"] is None:
         return row["name"], value, "", ""
-    return row["name"], value, f"{'≤' if row['at_most'] else '≥'} {row['goal']:g}", "yes" if row["met"] else "no"
+    met = "shared" if shared else "yes" if row["met"] else "no"
+    return row["name"], value, f"{'≤' if row['at_most'] else '≥'} {row['goal']:g}", met
 
 
 def notes(result: dict[str, Any]) -> list[str]:

@@ -1,0 +1,195 @@
+"""Clean times: one process on an idle device, a warm-up, then the median of three runs; nothing else is measured again.
+
+What is timed is what `Cost` counts: from the request to the final model, by stage, without probes. Trained federations,
+their histories and what clients sent ahead of the request are there before. Time ahead is taken, too, on its own.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any
+
+from torch import nn
+
+from fedup.bench.alone import AloneCheck
+from fedup.bench.cost import Cost
+from fedup.bench.datasets import Dataset
+from fedup.bench.experiment import REFERENCE, Cell
+from fedup.bench.floor import Floor
+from fedup.bench.machine import describe_code, describe_machine
+from fedup.bench.methods import needs_history
+from fedup.bench.metrics.inference_overhead import serving_overhead
+from fedup.bench.recipe import Recipe
+from fedup.bench.results import Results
+from fedup.bench.runner import BudgetSpentError, within
+from fedup.bench.task import Task
+from fedup.bench.watching import Progress
+from fedup.errors import StorageError
+
+REPEATS = 3
+_FIRST_SCENARIOS = ("client", "class")  # what the paper compares times for; time may be scarce
+_FIRST_METHODS = (REFERENCE, "fedup")  # a ratio needs both
+
+
+@dataclass(frozen=True)
+class TimedEvent:
+    """A cell is over: its times, or why there are none."""
+
+    cell: Cell
+    timing: Mapping[str, Any]
+    error: str
+    done: int
+    total: int
+
+
+def is_clean(timing: Mapping[str, Any] | None) -> bool:
+    """Whether these times count: taken on a device that was alone, three or more."""
+    return timing is not None and timing.get("alone") is True and len(timing.get("runs", ())) >= REPEATS
+
+
+def in_order(cells: Sequence[Cell]) -> list[Cell]:
+    """Federation by federation as the experiment has them; clients, classes, then the rest; Retrain and FedUP first."""
+    federations = list(dict.fromkeys(cell.group.federation for cell in cells))
+    return sorted(
+        cells,
+        key=lambda cell: (
+            federations.index(cell.group.federation),
+            cell.group.recipe.seed,
+            _rank(cell.group.scenario.name, _FIRST_SCENARIOS),
+            cell.group.scenario.name,
+            _rank(cell.method.name, _FIRST_METHODS),
+        ),
+    )
+
+
+def _rank(name: str, first: Sequence[str]) -> int:
+    return first.index(name) if name in first else len(first)
+
+
+def finished(cells: Sequence[Cell], results: Results) -> list[Cell]:
+    """Cells with figures, in the order in which they are timed."""
+    return in_order([cell for cell in cells if "metrics" in (results.load(cell) or {})])
+
+
+def to_time(cells: Sequence[Cell], results: Results, *, device: str, force: bool = False) -> list[Cell]:
+    """Finished cells that have no clean times on such a device yet."""
+    here = place_of({"machine": describe_machine(), "device": device})
+    return [
+        cell
+        for cell in finished(cells, results)
+        if force or not (is_clean(timing := results.load_timing(cell)) and timing and place_of(timing) == here)
+    ]
+
+
+def place_of(result: Mapping[str, Any]) -> str:
+    """On what it was measured, in words: only times from one place are compared."""
+    machine, on_gpu = result["machine"], str(result["device"]).startswith("cuda")
+    where = machine["accelerator"] if on_gpu else f"{machine['processor']}, {machine['threads']} threads"
+    return f"{where}, torch {machine['torch']}"
+
+
+def time_cells(
+    cells: Sequence[Cell],
+    results: Results,
+    *,
+    device: str = "cpu",
+    repeats: int = REPEATS,
+    progress: Progress,
+    budget_s: float | None = None,
+    note: str | None = None,
+) -> Iterator[TimedEvent]:
+    """Time these finished cells: one event for each; its times lie beside its result, which is not touched.
+
+    Raises BudgetSpentError shortly before the budget is over, and before runs that would not end within it.
+    """
+    started = time.perf_counter()
+    watched = within(budget_s, progress)
+    loaded: dict[Recipe, Dataset] = {}
+    origin = {"machine": describe_machine(), "device": device, "code": describe_code(), "note": note}
+    done = 0
+    for group, members in groupby(cells, key=lambda cell: cell.group):
+        left = list(members)
+        floor = Floor(
+            group, device, watched, loaded, with_history=any(needs_history(cell.method.settings) for cell in left)
+        )
+        for cell in left:
+            watched("", 1, 1)  # a moment to stop at
+            until = None if budget_s is None else started + budget_s
+            timing, error = _attempt(cell, floor, results.load(cell) or {}, repeats, until)
+            if timing:
+                timing = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **origin, **timing}
+                results.save_timing(cell, timing)
+            done += 1
+            yield TimedEvent(cell, timing, error, done, len(cells))
+        floor.clear()
+
+
+def _attempt(
+    cell: Cell, floor: Floor, result: Mapping[str, Any], repeats: int, until: float | None
+) -> tuple[dict[str, Any], str]:
+    """Times, or what went wrong: the other cells go on."""
+    try:
+        return _take(cell, floor, result, repeats, until), ""
+    except (StorageError, BudgetSpentError):
+        raise
+    except Exception as error:
+        return {}, f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _take(cell: Cell, floor: Floor, result: Mapping[str, Any], repeats: int, until: float | None) -> dict[str, Any]:
+    task = floor.task  # trained now, or before: no part of what is timed
+    started = time.perf_counter()
+    warm_up, model = _answer(cell, task)  # with its progress, and so with a way to stop
+    took = time.perf_counter() - started
+    if until is not None and time.perf_counter() + repeats * took > until:
+        raise BudgetSpentError
+    quiet = replace(task, progress=lambda what, done, total: None)
+    check = AloneCheck(floor.device)
+    runs = []
+    for _ in range(repeats):
+        del model
+        gc.collect()  # not while it is timed
+        cost, model = _answer(cell, quiet)
+        runs.append(_figures(cost, effect_moment(result)))
+    overhead = serving_overhead(task.model, model, floor.dataset.test_x)
+    median = {key: _median([run[key] for run in runs]) for key in ("time", "time_to_effect", "ahead_time")}
+    return {
+        **check.finish(idle=True).to_json(),
+        "warm_up_s": warm_up.total_time_s,
+        "runs": runs,
+        "median": {**median, "overhead": overhead},
+    }
+
+
+def _answer(cell: Cell, task: Task) -> tuple[Cost, nn.Module]:
+    """One answer as the benchmark asks for it; probes only note the moment, and what is sent ahead is sent anew."""
+    unlearned = cell.method.settings.unlearn(replace(task, probe=lambda model: {}, _collected={}))
+    return unlearned.cost, unlearned.model
+
+
+def effect_moment(result: Mapping[str, Any]) -> int | None:
+    """Which moment on the way had the effect, by the accuracies of the result: the last is the end; None for never."""
+    effect = result["metrics"].get("time_to_effect")
+    moments = [moment["time_s"] for moment in result.get("cost", {}).get("path", [])]
+    if effect is None:
+        return None
+    return moments.index(effect) if effect in moments else -1
+
+
+def _figures(cost: Cost, moment: int | None) -> dict[str, Any]:
+    moments = [*(one["time_s"] for one in cost.path), cost.total_time_s]
+    return {
+        "time": cost.total_time_s,
+        "time_by_stage": dict(cost.time_s),
+        "time_to_effect": moments[moment] if moment is not None and moment < len(moments) else None,
+        "ahead_time": cost.ahead_time_s,
+    }
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    there = [value for value in values if value is not None]
+    return statistics.median(there) if there else None

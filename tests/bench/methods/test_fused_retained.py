@@ -1,0 +1,485 @@
+"""FUSED as its paper describes it: deltas on the layers that learn most, and nothing else, are trained on what is
+retained; without them the original is back to the bit."""
+
+import copy
+import json
+from collections import OrderedDict
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedup import Federation, Forget, fingerprint
+from fedup.averaging import weights_of
+from fedup.bench.methods._deltas import Adapted, LowRank, Sparse, ranking
+from fedup.bench.methods.fused_retained import Method
+from fedup.bench.recipe import Recipe
+from fedup.bench.task import Task, Unlearned
+from fedup.errors import DataError, SettingError
+from fedup.history import History
+from fedup.rng import generator
+
+SIZES = (13, 20, 9, 26)  # training rows of the four clients; batches of 8
+CLASSES = 3
+RECIPE = Recipe("digits", "lenet5", rounds=3, clients=len(SIZES), batch_size=8, lr=0.1, seed=5)
+LAYERS = ["conv.weight", "wide.weight", "head.weight"]  # what may get a delta: three matrices
+DELTAS = ("sparse", "lora")
+REQUESTS = {
+    "client": Forget.clients([1]),
+    "class": Forget.classes([1]),
+    "sample": Forget.samples({0: [0, 3, 5]}),
+    "client, class and sample": Forget.clients([1]) | Forget.classes([1]) | Forget.samples({0: [0, 3, 5]}),
+}
+
+
+def make_federation() -> Federation:
+    total = sum(SIZES)
+    x = torch.randn(total, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(total) % CLASSES
+    x += y.view(-1, 1, 1, 1) / 2  # something to learn
+    return Federation.split(x, y, list(torch.arange(total).split(list(SIZES))), heldout=0, validation=0)
+
+
+def make_model() -> nn.Module:
+    """Convolution, linear layers, both kinds of normalisation, and dropout, which a frozen model leaves out."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        layers = OrderedDict(
+            conv=nn.Conv2d(1, 3, 3),
+            norm=nn.BatchNorm2d(3),
+            relu=nn.ReLU(),
+            flatten=nn.Flatten(),
+            wide=nn.Linear(12, 10),
+            norm2=nn.BatchNorm1d(10),
+            relu2=nn.ReLU(),
+            dropout=nn.Dropout(0.3),
+            layer_norm=nn.LayerNorm(10),
+            head=nn.Linear(10, CLASSES),
+        )
+        return nn.Sequential(layers)
+
+
+@pytest.fixture
+def federation() -> Federation:
+    """Arrays of its own: a test may spoil them."""
+    return make_federation()
+
+
+@pytest.fixture(scope="module")
+def learned() -> tuple[nn.Module, nn.Module, History]:
+    """First weights, what the federation learned from them, and what the server kept."""
+    start, history = make_model(), History()
+    return start, RECIPE.train(start, make_federation(), observers=[history]).model, history
+
+
+@pytest.fixture
+def task(federation, learned) -> Task:
+    start, model, history = learned
+    return Task(federation, REQUESTS["client"], model, start, RECIPE, probe, lambda *_: None, history)
+
+
+def probe(model: nn.Module) -> dict[str, float]:
+    return {"r_a": 0.5, "unwanted": 0.5}
+
+
+def effective(model: Adapted) -> dict[str, Tensor]:
+    """The weights under deltas, as the model computes with them."""
+    deltas = dict(zip(model._names, model.deltas, strict=True))
+    with torch.no_grad():
+        return {
+            name: deltas[name](weight) if name in deltas else weight for name, weight in weights_of(model.base).items()
+        }
+
+
+def masks(model: nn.Module, names: list[str], density: float, seed: int) -> dict[str, set[int]]:
+    """The entries that a delta may move: drawn by the seed and the layer's name."""
+    found = {}
+    for name in names:
+        size = model.get_parameter(name).numel()
+        order = torch.randperm(size, generator=generator(seed, "mask", name))
+        found[name] = set(order[: round(density * size)].tolist())
+    return found
+
+
+def logits(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(x)
+
+
+# --- which layers
+
+
+def recomputed(history: History, names: list[str]) -> dict[str, float]:
+    """From the stored weights alone: mean over rounds and clients of ‖w_k − w‖₁ / size."""
+    found = dict.fromkeys(names, 0.0)
+    uploads = [(number, client) for number in history.rounds for client in history.shares(number)]
+    for number, client in uploads:
+        before, after = history.before(number), history.upload(number, client)
+        for name in names:
+            change = (after[name].double() - before[name].double()).abs().sum() / before[name].numel()
+            found[name] += float(change) / len(uploads)
+    return found
+
+
+@pytest.mark.parametrize("how", [{}, {"clients_per_round": 2}, {"optimizer": "adam", "lr": 0.01}], ids=str)
+def test_layers_are_ranked_by_the_mean_change_of_an_entry_over_rounds_and_clients(federation, how):
+    start, history = make_model(), History()
+    model = replace(RECIPE, **how).train(start, federation, observers=[history]).model
+    changes = recomputed(history, LAYERS)
+    assert ranking(model, history) == sorted(LAYERS, key=lambda name: -changes[name])
+    assert {name: history.changes()[name] for name in LAYERS} == pytest.approx(changes, rel=1e-5)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.permutations([0.5, 1.0, 2.0]), min_size=1, max_size=4), st.integers(1, 3), st.integers(0, 100))
+def test_layers_are_ranked_so_whatever_clients_sent(scales, clients, seed):
+    """Rounds in which now this, now that layer changed most; the size of a layer does not matter."""
+    source, model, history = torch.Generator().manual_seed(seed), make_model(), History()
+    before = weights_of(model)
+    for number, scale in enumerate(scales):
+        for client in range(clients):
+            factors = dict(zip(LAYERS, scale, strict=True))
+            after = {
+                name: tensor + factors.get(name, 100.0) * torch.randn(tensor.shape, generator=source)
+                if tensor.is_floating_point()
+                else tensor
+                for name, tensor in before.items()
+            }
+            history.on_update(number, client, before=before, after=after, weight=1 / clients)
+        history.on_round(number, model)
+    changes = recomputed(history, LAYERS)
+    assert ranking(model, history) == sorted(LAYERS, key=lambda name: -changes[name])
+
+
+def test_only_matrices_are_ranked_never_normalisation_or_a_bias(learned):
+    _, model, history = learned
+    ranked = ranking(model, history)
+    assert sorted(ranked) == sorted(LAYERS)
+    assert history.changes().keys() > set(ranked)  # all tensors were watched, biases and BatchNorm's among them
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize(("share", "count"), [(0.01, 1), (0.3, 1), (0.5, 2), (0.7, 2), (1.0, 3)])
+def test_the_share_of_layers_that_changed_most_gets_deltas(task, delta, share, count):
+    unlearned = Method(layers=share, delta=delta, rounds=1).unlearn(task)
+    changes = recomputed(task.history, LAYERS)
+    chosen = sorted(LAYERS, key=lambda name: -changes[name])[:count]
+    assert unlearned.about["layers"] == chosen
+    moved = {name for name, weight in effective(unlearned.model).items() if not torch.equal(weight, at(task, name))}
+    assert moved == set(chosen)
+
+
+def at(task: Task, name: str) -> Tensor:
+    return weights_of(task.model)[name]
+
+
+# --- only masked entries move
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
+@pytest.mark.parametrize("density", [0.1, 0.4])
+def test_training_moves_entries_under_the_mask_and_nothing_else(task, request_, density):
+    task = replace(task, request=request_)
+    unlearned = Method(density=density, layers=0.7, rounds=3).unlearn(task)
+    allowed = masks(task.model, unlearned.about["layers"], density, RECIPE.seed)
+    assert len(allowed) == 2
+    for name, weight in effective(unlearned.model).items():
+        different = (weight != at(task, name)).flatten().nonzero().flatten().tolist()
+        assert set(different) <= allowed.get(name, set()), name
+        assert bool(different) == (name in allowed), name  # a delta that is not trained forgets nothing
+    assert fingerprint(unlearned.model.base) == fingerprint(task.model)
+
+
+def test_with_full_density_every_entry_may_move(task):
+    model = Method(density=1.0, layers=1.0, rounds=1).unlearn(task).model
+    for name in LAYERS:
+        assert bool((effective(model)[name] != at(task, name)).float().mean() > 0.5), name
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.floats(0.001, 1.0), st.integers(1, 12), st.integers(1, 12), st.integers(0, 5))
+def test_a_mask_has_its_share_of_distinct_entries_drawn_from_the_seed_and_the_layers_name(density, rows, columns, seed):
+    weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+    where = Sparse(weight, density, seed, "a").where
+    assert len(where) == max(1, round(density * weight.numel())) == len(set(where.tolist()))
+    assert int(where.min()) >= 0 and int(where.max()) < weight.numel()
+    torch.manual_seed(seed + 1)  # nothing is drawn from torch's own stream
+    assert torch.equal(Sparse(weight + 1, density, seed, "a").where, where)  # the values do not matter
+
+
+def test_masks_of_other_seeds_and_other_layers_are_others():
+    weight = torch.zeros(20, 20)
+    drawn = [Sparse(weight, 0.1, seed, name).where.tolist() for seed in (0, 1) for name in ("a", "b")]
+    assert len({tuple(where) for where in drawn}) == 4
+
+
+def test_all_clients_train_under_the_same_mask_in_all_rounds(task, monkeypatch):
+    seen: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+    forward = Sparse.forward
+
+    def watched(self: Sparse, weight: Tensor) -> Tensor:
+        seen.setdefault(tuple(weight.shape), set()).add(tuple(self.where.tolist()))
+        return forward(self, weight)
+
+    monkeypatch.setattr(Sparse, "forward", watched)
+    unlearned = Method(layers=1.0, density=0.1, rounds=2).unlearn(task)
+    expected = masks(task.model, LAYERS, 0.1, RECIPE.seed)
+    assert seen == {tuple(at(task, name).shape): {tuple(sorted(where))} for name, where in expected.items()}
+    assert len(unlearned.cost.clients) == 3
+
+
+def test_the_seed_of_the_recipe_decides_the_mask(task):
+    found = [Method(rounds=1).unlearn(replace(task, recipe=replace(RECIPE, seed=seed))).model for seed in (5, 5, 6)]
+    wheres = [[delta.where.tolist() for delta in model.deltas] for model in found]
+    assert wheres[0] == wheres[1] != wheres[2]
+
+
+def test_a_step_is_gradient_descent_on_the_masked_entries_averaged_by_client_size(task):
+    """By plain torch: the frozen model in evaluation mode, one batch a client, one round."""
+    recipe = replace(RECIPE, batch_size=64)
+    retained = task.federation.without(task.request)
+    unlearned = Method(layers=0.7, density=0.3, rounds=1).unlearn(replace(task, recipe=recipe))
+    expected = {name: torch.zeros_like(at(task, name)) for name in unlearned.about["layers"]}
+    total = len(retained.rows("train"))
+    for client in retained.clients:
+        if not len(client.train):
+            continue
+        model = copy.deepcopy(task.model).eval()
+        cross_entropy(model(retained.x[client.train]), retained.y[client.train]).backward()
+        for name, delta in expected.items():
+            delta -= recipe.lr * len(client.train) / total * model.get_parameter(name).grad
+    for name, where in masks(task.model, list(expected), 0.3, recipe.seed).items():
+        mask = torch.zeros(at(task, name).numel(), dtype=torch.bool)
+        mask[list(where)] = True
+        moved = (effective(unlearned.model)[name] - at(task, name)).flatten()
+        torch.testing.assert_close(moved, expected[name].flatten() * mask, rtol=1e-4, atol=1e-6)
+
+
+# --- deltas of low rank
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 20), st.integers(1, 9), st.integers(1, 9), st.integers(0, 5))
+def test_a_delta_of_low_rank_has_that_rank_at_most_and_nothing_to_say_before_it_is_trained(rank, rows, columns, seed):
+    source = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows, columns, 1, 2, generator=source)
+    delta = LowRank(weight, rank, seed, "a")
+    assert torch.equal(delta(weight), weight)
+    with torch.no_grad():
+        delta.up.copy_(torch.randn(delta.up.shape, generator=source))
+    change = (delta(torch.zeros_like(weight))).detach().view(rows, -1).double()
+    assert int(torch.linalg.matrix_rank(change, rtol=1e-5)) <= min(rank, rows, 2 * columns)
+    assert delta.down.shape[0] == delta.up.shape[1] == rank
+    assert torch.equal(LowRank(weight, rank, seed, "a").down, delta.down)  # drawn from the seed
+
+
+@pytest.mark.parametrize("rank", [1, 2, 16])
+def test_trained_deltas_of_low_rank_move_the_chosen_layers_alone_and_keep_their_rank(task, rank):
+    unlearned = Method(delta="lora", rank=rank, layers=0.7, rounds=2).unlearn(task)
+    for name, weight in effective(unlearned.model).items():
+        chosen = name in unlearned.about["layers"]
+        assert torch.equal(weight, at(task, name)) == (not chosen), name
+    for name, delta in zip(unlearned.about["layers"], unlearned.model.deltas, strict=True):
+        change = (delta.up @ delta.down).detach().double()
+        assert 1 <= int(torch.linalg.matrix_rank(change, rtol=1e-5)) <= min(rank, *change.shape), name
+    assert fingerprint(unlearned.model.base) == fingerprint(task.model)
+
+
+# --- the model below
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+def test_untrained_deltas_give_exactly_the_logits_of_the_model_below(task, delta):
+    adapted = Method(delta=delta).on(task.model, LAYERS, 0)
+    x = task.federation.x
+    for model in (adapted, adapted.train(), adapted.eval()):
+        assert torch.equal(logits(model, x), logits(task.model, x))
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
+def test_without_the_deltas_the_original_is_back_bit_for_bit(task, delta, request_):
+    unlearned = Method(delta=delta, rounds=2).unlearn(replace(task, request=request_))
+    x = task.federation.x
+    answered = logits(unlearned.model, x)
+    assert not torch.equal(answered, logits(task.model, x))
+    back = unlearned.restore()
+    assert fingerprint(back) == fingerprint(task.model)
+    assert torch.equal(logits(back, x), logits(task.model, x))
+    assert torch.equal(logits(unlearned.model, x), answered)
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+def test_the_answer_computes_with_the_weights_under_deltas(task, delta):
+    model = Method(delta=delta, rounds=2).unlearn(task).model
+    plain = make_model().eval()
+    plain.load_state_dict(effective(model))
+    x = task.federation.x
+    torch.testing.assert_close(logits(model, x), logits(plain, x), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["given in training mode", "given in evaluation mode"])
+def test_the_model_below_stays_in_evaluation_mode_whatever_is_called(task, mode):
+    adapted = Method().on(copy.deepcopy(task.model).train(mode), LAYERS, 0)
+    before = {name: tensor.clone() for name, tensor in adapted.base.named_buffers()}
+    expected = logits(task.model, task.federation.x[:8])
+    for call in (adapted.train, adapted.eval, adapted.train):
+        call()
+        assert not any(module.training for module in adapted.base.modules())
+        assert torch.equal(logits(adapted, task.federation.x[:8]), expected)  # neither batch statistics nor dropout
+    assert all(torch.equal(tensor, before[name]) for name, tensor in adapted.base.named_buffers())
+    assert any("running_mean" in name for name in before)
+
+
+def test_batches_are_normalised_by_the_stored_statistics_while_deltas_are_trained(task, monkeypatch):
+    modes: list[tuple[bool, bool]] = []
+    forward = Adapted.forward
+
+    def watched(self: Adapted, *inputs: Tensor) -> Tensor:
+        modes.append((self.training, any(module.training for module in self.base.modules())))
+        return forward(self, *inputs)
+
+    monkeypatch.setattr(Adapted, "forward", watched)
+    unlearned = Method(rounds=2).unlearn(task)
+    assert (True, False) in modes  # the engine called .train(), and the model below did not follow
+    assert {below for _, below in modes} == {False}
+    assert len(modes) == unlearned.cost.local_steps
+    buffers = dict(task.model.named_buffers())
+    assert all(torch.equal(tensor, buffers[name]) for name, tensor in unlearned.model.base.named_buffers())
+
+
+def test_the_deltas_are_all_that_is_trained_averaged_and_sent(task):
+    for delta in DELTAS:
+        model = Method(delta=delta, layers=0.7).on(task.model, LAYERS[:2], 0)
+        own = {"values"} if delta == "sparse" else {"down", "up"}
+        assert set(weights_of(model)) == {f"deltas.{place}.{name}" for place in range(2) for name in own}
+        assert not any(weight.requires_grad for weight in model.base.parameters())
+    assert all(weight.requires_grad for weight in task.model.parameters())  # the task's own is left alone
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+def test_a_copy_answers_alike_and_shares_nothing(task, delta):
+    adapted = Method(delta=delta, rounds=1).unlearn(task).model
+    x, twin = task.federation.x, copy.deepcopy(adapted)
+    expected, mark = logits(adapted, x), fingerprint(adapted)
+    assert torch.equal(logits(twin, x), expected)
+    assert fingerprint(twin) == mark and fingerprint(twin.base) == fingerprint(adapted.base)
+    with torch.no_grad():
+        for weight in (*twin.parameters(), *twin.base.parameters()):
+            weight.add_(1)
+    if delta == "sparse":
+        twin.deltas[0].where.zero_()
+    assert torch.equal(logits(adapted, x), expected)
+    assert fingerprint(adapted) == mark and fingerprint(adapted.base) == fingerprint(task.model)
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+def test_the_task_stays_as_it_was(task, delta):
+    task.model.zero_grad(set_to_none=True)  # its own training left some
+    before = fingerprint(task.model), fingerprint(task.start), task.model.training, task.start.training
+    unlearned = Method(delta=delta, rounds=1).unlearn(task)
+    with torch.no_grad():
+        for weight in unlearned.restore().parameters():
+            weight.zero_()
+    assert (fingerprint(task.model), fingerprint(task.start), task.model.training, task.start.training) == before
+    assert all(weight.grad is None for weight in task.model.parameters())
+
+
+# --- what it reads and costs
+
+
+def answer(task: Task, delta: str) -> Unlearned:
+    return Method(delta=delta, layers=0.7, density=0.1, rank=16, rounds=2).unlearn(task)
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
+def test_after_the_request_no_forgotten_row_is_read(task, delta, request_):
+    task = replace(task, request=request_)
+    seeing = answer(task, delta)
+    task.federation.x[task.federation.forgotten(request_)] = torch.nan
+    blind = answer(task, delta)
+    assert fingerprint(blind.model) == fingerprint(seeing.model)
+    assert fingerprint(blind.model.base) == fingerprint(seeing.model.base)
+    assert all(bool(weight.isfinite().all()) for weight in blind.model.parameters())
+
+
+def message_of(model: nn.Module, chosen: list[str], delta: str) -> int:
+    """Bytes of the deltas as one file, by hand: a tenth of the entries, or two matrices of rank 16."""
+    tensors = {}
+    for place, name in enumerate(chosen):
+        weight = model.get_parameter(name)
+        if delta == "sparse":
+            tensors[f"deltas.{place}.values"] = torch.zeros(round(0.1 * weight.numel()))
+            continue
+        rows, columns = len(weight), weight.numel() // len(weight)
+        tensors[f"deltas.{place}.up"] = torch.zeros(rows, 16)
+        tensors[f"deltas.{place}.down"] = torch.zeros(16, columns)
+    return len(save(tensors, metadata={"fedup": json.dumps({})}))
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize("size", [None, 2])
+def test_deltas_alone_are_sent_to_and_fro_between_clients_that_hold_retained_data(task, delta, size):
+    task = replace(task, recipe=replace(RECIPE, clients_per_round=size))
+    unlearned = answer(task, delta)
+    orders = [torch.randperm(4, generator=generator(RECIPE.seed, "cohort", number)) for number in range(2)]
+    cohorts = [{0, 1, 2, 3} if size is None else set(order[:size].tolist()) for order in orders]
+    asked = [client for cohort in cohorts for client in sorted(cohort - {1})]
+    message = message_of(task.model, unlearned.about["layers"], delta)
+    cost = unlearned.cost
+    assert cost.bytes_up == cost.bytes_down == len(asked) * message
+    assert cost.clients == set(asked)
+    assert cost.local_steps == sum(-(-SIZES[client] // 8) for client in asked)
+    assert cost.storage_bytes == message
+    assert len(cost.path) == 2
+
+
+def test_a_client_whose_rows_are_all_forgotten_one_by_one_is_not_asked(task):
+    rows = task.federation.client(2).train.tolist()
+    cost = answer(replace(task, request=Forget.samples({2: rows})), "sparse").cost
+    assert cost.clients == {0, 1, 3}
+
+
+def test_what_it_says_it_did_counts_the_entries(task):
+    for delta in DELTAS:
+        unlearned = answer(task, delta)
+        entries = sum(weight.numel() for weight in unlearned.model.parameters())
+        assert f"{entries:,} entries on 2 of 3 layers" in unlearned.about["did"]
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"layers": 0.0},
+        {"layers": 1.1},
+        {"layers": float("nan")},
+        {"density": 0.0},
+        {"density": -0.1},
+        {"density": 1.5},
+        {"rank": 0},
+        {"rounds": 0},
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(SettingError, match=next(iter(wrong))):
+        Method(**wrong)
+
+
+def test_without_a_history_there_is_no_ranking(task):
+    with pytest.raises(DataError, match="history"):
+        Method().unlearn(replace(task, history=None))
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
+def test_any_request_is_answered(request_):
+    assert Method().supports(request_)

@@ -1,0 +1,108 @@
+"""What the command line says when something is wrong: its own options, no Python, no traceback of a user's code."""
+
+import re
+
+import pytest
+from tests.cli._in_process import FAST, copy_of, fedup, ok
+
+from fedup.cli._wording import as_command_line
+
+PYTHON = re.compile(r"\w=(True|False|None|'|\"|…)|Path\(|<fedup|<class|object at 0x|\w+\(\w+=|\{'|Traceback")
+SMALL = ("--rows", 300, "--clients", 3, "--rounds", 1)
+
+SAID = {
+    "Use filter='bottleneck', which reads nothing.": "Use --filter bottleneck, which reads nothing.",
+    "Name another with cut=.": "Name another with --cut.",
+    "allow more with max_class_loss=…, or retrain": "allow more with --max-class-loss, or retrain",
+    "clients_per_round must lie in 1 … 3": "--clients-per-round must lie in 1 … 3",
+    "For the same bits use threads=2.": "For the same bits use --threads 2.",
+    "say so (allow_delta=True, --allow-delta).": "say so (--allow-delta).",
+    "Pass clients=federation (on the command line, have the data set here), or": "Put the data set on this machine, or",
+    "no way to reach them: pass clients=federation; on the command line, have the data set here.": (
+        "no way to reach them: have the data set here."
+    ),
+    "There is no file PosixPath('a/b').": "There is no file a/b.",
+    "ε = 8 at δ = 1e-05, α=β, http://x/?mode=rw&a=1": "ε = 8 at δ = 1e-05, α=β, http://x/?mode=rw&a=1",
+}
+
+
+@pytest.mark.parametrize(("text", "words"), SAID.items())
+def test_keywords_become_options(text, words):
+    assert as_command_line(text) == words
+
+
+WRONG = {
+    "dp without a clip": ("collected", "collect --again --epsilon 2", "--clip unit"),
+    "dp with a wrong clip": ("collected", "collect --again --epsilon 2 --clip much", "clip"),
+    "a large delta": ("collected", "collect --again --epsilon 2 --clip unit --delta 0.1", "--allow-delta"),
+    "collected otherwise": ("collected", "collect --ratio 0.5", "--ratio 0.8"),
+    "a ratio above one": ("trained", "collect --ratio 2", "ratio"),
+    "the paper's account without noise": ("trained", "collect --paper-accounting", "sigma"),
+    "trained otherwise": ("trained", "train --rows 300", "rows is 400 there and 300 here"),
+    "a wrong learning rate": (None, "train --lr -1", "lr must be above 0"),
+    "a wrong momentum of clients": (None, "train --clients 3 --clients-per-round 4", "--clients-per-round must lie"),
+    "a wrong optimizer": (None, "train --optimizer best", "optimizer must be"),
+    "a wrong partition": (None, "train --partition fair", "partition is one of"),
+    "a wrong cut": (None, "train --cut nowhere", "nowhere"),
+    "no such data": (None, "train --data nothing", "nothing"),
+    "a class that costs too much": ("collected", "unlearn --client 2 --rank 1 --max-class-loss 0", "--force"),
+    "a wrong policy": ("collected", "unlearn --class 7 --class-policy keep", "--class-policy"),
+    "a wrong filter": ("collected", "unlearn --class 7 --filter sieve", "sieve"),
+    "an eraser for few samples": ("collected", "unlearn --samples 1:0 --filter erasure", ""),
+    "an unknown class": ("collected", "unlearn --class 77", "77"),
+    "everything": ("collected", "unlearn --client 0 --client 1 --client 2 --client 3", ""),
+    "nothing collected": ("trained", "unlearn --class 7", "collect"),
+    "no request": ("collected", "restore R9", "R9"),
+    "no such folder": (None, "status", "fedup train"),
+    "no such file": ("trained", "predict nowhere.png", "nowhere.png"),
+}
+
+
+@pytest.mark.parametrize(("stage", "command", "words"), WRONG.values(), ids=WRONG.keys())
+def test_an_error_speaks_the_command_line(tmp_path, stage, command, words):
+    run = copy_of(stage, tmp_path) if stage else tmp_path / "run"
+    verb, *options = command.split()
+    ran = fedup(verb, *options, *(FAST if verb == "unlearn" else ()), "--run", run)
+    told = ran.told + " ".join(ran.out.split())
+    assert ran.code in (1, 2)
+    assert words in told
+    assert not PYTHON.search(told), told
+
+
+BROKEN = {
+    "build": ("def build(shape, num_classes):\n    return Nonesuch()\n", "line 2, in build(): NameError"),
+    "forward": (
+        "from torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.head = nn.Linear(784, 10)\n\n    def forward(self, x):\n"
+        "        return self.head(x)\n\n\ndef build(shape, num_classes):\n    return Net()\n",
+        "line 10, in forward(): RuntimeError",
+    ),
+    "import": ("import torch\n\nraise ValueError('no luck')\n", "cannot be run (line 3): ValueError: no luck"),
+}
+
+
+@pytest.mark.parametrize(("code", "words"), BROKEN.values(), ids=BROKEN.keys())
+def test_an_error_of_a_users_own_model_names_file_and_line(tmp_path, code, words):
+    (tmp_path / "own_net.py").write_text(code)
+    ran = fedup("train", "--run", "run", "--model", "own_net.py", *SMALL, cwd=tmp_path)
+    assert (ran.code, ran.out) == (1, "")
+    assert words in ran.told and "own_net.py" in ran.told
+    assert "Traceback" not in ran.err
+    errors = [line for line in ran.err.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1
+
+
+def test_the_whole_traceback_is_there_on_demand(tmp_path):
+    (tmp_path / "own_net.py").write_text(BROKEN["build"][0])
+    ran = fedup("train", "--run", "run", "--model", "own_net.py", *SMALL, cwd=tmp_path, FEDUP_TRACEBACK="1")
+    assert ran.code == 1 and "Traceback" in ran.err and "return Nonesuch()" in ran.err
+
+
+def test_without_a_terminal_there_is_a_line_for_each_round(tmp_path):
+    ran = ok("train", "--run", tmp_path / "run", "--rows", 300, "--clients", 3, "--rounds", 3)
+    lines = ran.err.splitlines()
+    assert lines[0] == "Training lenet5 on digits …"
+    assert [re.sub(r"[\d.]+ s$", "T s", line) for line in lines[1:]] == [
+        f"Training lenet5 on digits: round {done} of 3, T s" for done in (1, 2, 3)
+    ]
+    assert "\r" not in ran.err

@@ -1,0 +1,258 @@
+"""How many threads torch computes with: what suits the work, what the user asked for, and what it was before."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from fedup import Federation, FilterConfig, LocalTraining, federate, iid
+from fedup.artifacts import load_tensors
+from fedup.errors import FedUPWarning, SettingError
+from fedup.fedavg import Observer
+from fedup.fit import Examples, fit_filter
+from fedup.threads import (
+    SMALL_BATCH,
+    VARIABLE,
+    _work_of_a_row,
+    asked_threads,
+    fixed_threads,
+    threads_for,
+    threads_for_training,
+    using_threads,
+)
+
+LOCAL = LocalTraining(batch_size=8)
+
+
+@pytest.fixture(autouse=True)
+def three_threads(monkeypatch):
+    """As on a machine with three cores, and nobody has asked for anything."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with using_threads(3):
+        yield
+
+
+def _federation(width=8):
+    torch.manual_seed(0)
+    x, y = torch.randn(60, width), torch.arange(60) % 3
+    return Federation.split(x, y, iid(y, 3), num_classes=3)
+
+
+def _model(width=8, hidden=4):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+
+
+class Seen(Observer):
+    """Threads that torch has in each round, and what training says when it starts."""
+
+    def __init__(self, stop_after=None):
+        self.threads, self.started, self._stop_after = [], [], stop_after
+
+    def on_start(self, rounds_done, threads):
+        self.started.append((rounds_done, threads))
+
+    def on_round(self, round_index, model):
+        self.threads.append(torch.get_num_threads())
+
+    def on_update(self, round_index, client, **_):
+        if round_index == self._stop_after:
+            raise KeyboardInterrupt
+
+
+# --- the choice
+
+
+def test_little_work_gets_one_thread_and_much_what_torch_has():
+    assert threads_for(SMALL_BATCH - 1) == 1
+    assert threads_for(SMALL_BATCH) == 3
+    with using_threads(1):
+        assert threads_for(SMALL_BATCH) == 1
+
+
+def test_the_batch_counts_as_well_as_the_model():
+    example = torch.randn(1, 1000)
+    model = nn.Linear(1000, 1000)
+    assert threads_for_training(model, example, 8) == 1
+    assert threads_for_training(model, example, 16) == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "work"),
+    [
+        (nn.Linear(5, 7), (5,), 35),
+        (nn.Linear(5, 7), (4, 5), 140),  # at each of four positions
+        (nn.Conv2d(3, 4, 3, padding=1), (3, 6, 6), 4 * 36 * 27),
+        (nn.Conv2d(4, 4, 3, padding=1, groups=2), (4, 6, 6), 4 * 36 * 18),
+        (nn.ConvTranspose2d(2, 5, 2, stride=2), (2, 3, 3), 2 * 9 * 20),
+        (nn.Bilinear(5, 5, 7), (5,), float("inf")),  # cannot be called so: training will say it
+    ],
+)
+def test_work_is_the_multiply_adds_of_a_row(model, shape, work):
+    assert _work_of_a_row(model, torch.randn(2, *shape)) == work
+
+
+def test_a_weight_that_no_known_layer_uses_counts_once():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(5, 7))
+
+        def forward(self, x):
+            return x @ self.weight
+
+    assert _work_of_a_row(Own(), torch.randn(1, 5)) == 35
+
+
+def test_looking_at_a_model_changes_neither_it_nor_what_is_drawn_next():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.calls = nn.Linear(4, 2), 0
+
+        def forward(self, x):
+            self.calls += 1
+            torch.rand(1)
+            return self.layer(x)
+
+    model = Counting().train()
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    threads_for_training(model, torch.randn(1, 4, generator=torch.Generator()), 8)
+    assert torch.equal(torch.rand(3), expected)
+    assert model.calls == 0 and model.training and not model.layer._forward_hooks
+
+
+# --- what the user asked for
+
+
+def test_what_was_asked_for_comes_before_what_suits(monkeypatch):
+    assert asked_threads() is None
+    monkeypatch.setenv(VARIABLE, "2")
+    assert asked_threads() == threads_for(1) == threads_for(SMALL_BATCH) == 2
+    with fixed_threads(4):
+        assert asked_threads() == threads_for(1) == torch.get_num_threads() == 4
+    assert asked_threads() == 2 and torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5"])
+def test_a_variable_that_is_no_number_of_threads_is_refused(monkeypatch, text):
+    monkeypatch.setenv(VARIABLE, text)
+    with pytest.raises(SettingError, match=VARIABLE):
+        threads_for(1)
+
+
+def test_the_number_is_as_before_after_an_error():
+    for block in (using_threads, fixed_threads):
+        with pytest.raises(KeyboardInterrupt), block(1):
+            assert torch.get_num_threads() == 1
+            raise KeyboardInterrupt
+        assert torch.get_num_threads() == 3 and asked_threads() is None
+
+
+# --- training
+
+
+def test_a_small_model_is_trained_by_one_thread_and_a_larger_one_by_all():
+    for hidden, batch_size, expected in ((4, 8, 1), (2000, 1000, 3)):
+        seen = Seen()
+        trained = federate(
+            _model(hidden=hidden),
+            _federation(),
+            rounds=2,
+            local=LocalTraining(batch_size=batch_size),
+            observers=[seen],
+        )
+        assert trained.threads == expected
+        assert seen.threads == [expected] * 2
+        assert seen.started == [(0, expected)]
+        assert torch.get_num_threads() == 3
+
+
+def test_training_takes_the_threads_it_is_given():
+    seen = Seen()
+    assert federate(_model(), _federation(), rounds=1, local=LOCAL, observers=[seen], threads=2).threads == 2
+    assert seen.threads == [2]
+    with pytest.raises(SettingError, match="threads must be 1 or more"):
+        federate(_model(), _federation(), rounds=1, threads=0)
+
+
+def _interrupt(path, **how):
+    with pytest.raises(KeyboardInterrupt):
+        federate(_model(), _federation(), rounds=4, local=LOCAL, checkpoint=path, observers=[Seen(stop_after=2)], **how)
+
+
+def _go_on(path, **how):
+    seen = Seen()
+    return federate(_model(), _federation(), rounds=4, local=LOCAL, checkpoint=path, observers=[seen], **how), seen
+
+
+def test_a_resumed_training_keeps_the_threads_it_began_with(tmp_path):
+    path = tmp_path / "checkpoint"
+    _interrupt(path, threads=2)
+    assert load_tensors(path, kind="checkpoint")[1]["threads"] == 2
+    trained, seen = _go_on(path)
+    assert trained.threads == 2 and seen.threads == [2, 2] and seen.started == [(2, 2)]
+    whole = federate(_model(), _federation(), rounds=4, local=LOCAL, threads=2)
+    assert all(torch.equal(a, b) for a, b in zip(trained.model.parameters(), whole.model.parameters(), strict=True))
+
+
+def test_other_threads_than_before_are_used_on_demand_and_said(tmp_path):
+    path = tmp_path / "checkpoint"
+    _interrupt(path, threads=2)
+    with pytest.warns(FedUPWarning, match="trained with 2 threads, and the others will be with 1"):
+        assert _go_on(path, threads=1)[0].threads == 1
+
+
+def test_resuming_takes_no_more_threads_than_torch_has_and_says_so(tmp_path):
+    path = tmp_path / "checkpoint"
+    _interrupt(path, threads=3)
+    with using_threads(2), pytest.warns(FedUPWarning, match="with 3 threads, and the others will be with 2"):
+        assert _go_on(path)[0].threads == 2
+
+
+def test_a_checkpoint_of_before_threads_were_noted_still_works(tmp_path):
+    from fedup.artifacts import save_tensors
+
+    path = tmp_path / "checkpoint"
+    _interrupt(path)
+    tensors, header = load_tensors(path, kind="checkpoint")
+    older = {name: header[name] for name in ("rounds", "settings")}
+    save_tensors(path, tensors, kind="checkpoint", header=older)
+    assert _go_on(path)[0].threads == 1
+
+
+def test_the_time_of_a_resumed_training_is_that_of_all_its_rounds(tmp_path):
+    from fedup.artifacts import save_tensors
+
+    path = tmp_path / "checkpoint"
+    _interrupt(path)
+    tensors, header = load_tensors(path, kind="checkpoint")
+    assert header["time_s"] > 0
+    header = {name: header[name] for name in ("rounds", "settings", "threads")} | {"time_s": 5000.0}
+    save_tensors(path, tensors, kind="checkpoint", header=header)
+    assert 5000 < _go_on(path)[0].time_s < 5600
+
+
+# --- the fit of a filter
+
+
+@pytest.mark.parametrize(("width", "threads"), [(16, 1), (2000, 3)])
+def test_a_filter_is_fitted_by_as_many_threads_as_suit_its_width(width, threads):
+    seen, layer = set(), nn.Linear(width, 3)
+
+    def tail(features):
+        if torch.is_grad_enabled():
+            seen.add(torch.get_num_threads())
+        return layer(features)
+
+    vectors = torch.rand(30, width)
+    examples = Examples(vectors, torch.arange(30), torch.arange(30) % 3, torch.ones(30), nonnegative=True)
+    fit_filter(tail, examples, FilterConfig(steps=2))
+    assert seen == {threads} and torch.get_num_threads() == 3
+
+
+def test_the_tests_do_not_run_under_a_wish_of_the_environment():
+    assert VARIABLE not in os.environ
