@@ -78,7 +78,7 @@ def test_settings_of_the_eraser_stay_until_others_are_chosen(run):
     [
         (("--filter", "none"), "auto, bottleneck, erasure, both"),
         (("--filter", "both", "--erase-at", "nowhere"), "nowhere"),
-        (("--erase-at", ""), "erase_at"),
+        (("--erase-at", ""), "--erase-at"),
         (("--preset", "papers"), "default, paper, authors"),
     ],
     ids=str,
