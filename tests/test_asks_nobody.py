@@ -10,7 +10,7 @@ from fedup.clients.in_process import InProcess
 from fedup.clients.protocol import Contact
 from fedup.errors import BudgetError, FedUPError, HarmError, RequestError
 from fedup.privacy import DP
-from fedup.unlearning import plan
+from fedup.unlearning.unlearn import plan
 
 MARKED = Marked()
 WAYS_TO_ASK = ("ask", "ask_everyone")

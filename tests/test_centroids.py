@@ -11,14 +11,14 @@ from safetensors.torch import save_file
 from tests._asking import ask_one
 
 from fedup import Centroids, Federation, Forget, collect, fingerprint, load_centroids, save_centroids
-from fedup.centroids import insert
-from fedup.client import Summary
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.in_process import InProcess
 from fedup.errors import ArtifactError, CutError, DataError, RequestError, SettingError, StorageError
-from fedup.kmeans import centroid_count
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
+from fedup.statistics.centroids import Summary
+from fedup.statistics.kmeans import centroid_count
+from fedup.statistics.store import insert
 
 NAN = float("nan")
 

@@ -10,7 +10,6 @@ from tests._asking import ask_one
 from torch import nn
 
 from fedup import Federation, Forget, iid
-from fedup.client import Summarizing, Summary, summarize
 from fedup.clients import in_process
 from fedup.clients.all_questions import QUESTIONS
 from fedup.clients.centroids import CentroidsQuestion
@@ -22,11 +21,12 @@ from fedup.clients.second_moments import SecondMomentsQuestion
 from fedup.clients.sketches import SketchesQuestion
 from fedup.clients.spreads import SpreadsQuestion
 from fedup.clients.tally import TallyQuestion
-from fedup.cut import FeatureReader
-from fedup.eraser_statistics import RowGroups
 from fedup.errors import BudgetError, ContactError
+from fedup.models.cut import FeatureReader
 from fedup.privacy import DP, Budget, Ledger
-from fedup.tally import RowsToCount
+from fedup.statistics.centroids import Summarizing, Summary, summarize
+from fedup.statistics.eraser_statistics import RowGroups
+from fedup.statistics.tally import RowsToCount
 
 HOW = Summarizing(1.0)
 PRIVATE = DP(2.0, clip=4.0)

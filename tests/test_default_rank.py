@@ -31,8 +31,8 @@ from fedup.bench.methods import random_filter
 from fedup.bench.settings import config_of
 from fedup.clients.in_process import InProcess
 from fedup.errors import SettingError
-from fedup.filter import Bottleneck
-from fedup.fit import Examples, fit_filter
+from fedup.filters.bottleneck import Bottleneck
+from fedup.filters.fit import Examples, fit_filter
 
 SHORT = FilterConfig(steps=10, batch_size=32)
 WIDTHS = [4, 5, 8, 16, 31, 32, 33]

@@ -11,14 +11,14 @@ from fedup.clients.in_process import InProcess
 from fedup.clients.second_moments import SecondMomentsQuestion
 from fedup.clients.sketches import SketchesQuestion
 from fedup.clients.spreads import SpreadsQuestion
-from fedup.erasure import LEAST_SIGNAL, Erasing, question_for
 from fedup.errors import ContactError, RequestError
 from fedup.federation import Client
-from fedup.moments import LEAST_ROWS, Shift
-from fedup.place import CLEAR, ENOUGH, Place, choose_place, judge_place
-from fedup.positions import to_positions
-from fedup.report import Report
+from fedup.filters.eraser_site import CLEAR, ENOUGH, Place, choose_place, judge_place
+from fedup.models.layout import to_positions
 from fedup.request import union
+from fedup.statistics.moments import LEAST_ROWS, Shift
+from fedup.unlearning.eraser_builder import LEAST_SIGNAL, Erasing, question_for
+from fedup.unlearning.report import Report
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
 CUT, CLASSES, EACH = "6", 3, 120

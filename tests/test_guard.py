@@ -6,10 +6,10 @@ from tests._forced import unlearn
 from torch import nn
 
 from fedup import Federation, FilterConfig, Forget, LocalTraining, collect, federate, iid, plug
-from fedup.bench.datasets import load_dataset
-from fedup.bench.models import build_model
-from fedup.fit import Examples, fit_filter
-from fedup.guard import Guard
+from fedup.filters.fit import Examples, fit_filter
+from fedup.filters.guard import Guard
+from fedup.tasks.datasets import load_dataset
+from fedup.tasks.models import build_model
 
 WIDTH, CLASSES, RANK = 12, 5, 6
 SEVERAL_TIMES = 5

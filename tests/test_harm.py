@@ -10,12 +10,12 @@ from tests._marked import AUTO, EARLY, Marked, state_of
 from tests._marked import _trained as trained
 
 from fedup import Federation, FilterConfig, Forget, collect, fingerprint, plug, purge, restore, unlearn
-from fedup.class_recall import LEAST_CLASS_ROWS
 from fedup.clients.in_process import InProcess
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import ContactError, HarmError
 from fedup.request import union
-from fedup.unlearning import plan
+from fedup.unlearning.class_recall import LEAST_CLASS_ROWS
+from fedup.unlearning.unlearn import plan
 
 ALLOWED = 5.0 + 2.0  # points: as by default, and for a class's 26 to 47 test rows
 CRUDE = FilterConfig(rank=1, steps=5, filter="bottleneck")  # harms nearly every class

@@ -11,8 +11,9 @@ from fedup import Forget
 from fedup.clients.second_moments import SecondMomentsQuestion
 from fedup.clients.sketches import SketchesQuestion
 from fedup.clients.spreads import SpreadsQuestion
-from fedup.cut import read_features
-from fedup.eraser_statistics import (
+from fedup.federation import Client
+from fedup.models.cut import read_features
+from fedup.statistics.eraser_statistics import (
     EVERY_CLASS,
     LEAST_REFERENCE_ROWS,
     MOST_REFERENCE_ROWS,
@@ -23,9 +24,8 @@ from fedup.eraser_statistics import (
     sketch_groups,
     sum_by_cut,
 )
-from fedup.federation import Client
-from fedup.mixture import mixture
-from fedup.moments import LEAST_ROWS, Moments, Shift, Sums
+from fedup.statistics.mixture import mixture
+from fedup.statistics.moments import LEAST_ROWS, Moments, Shift, Sums
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 seeds = st.integers(0, 10**6)

@@ -12,12 +12,12 @@ from torch import nn
 
 import fedup
 from fedup import Budget, Federation, FilterConfig, Forget, Ledger, collect, iid, plug
-from fedup.eraser_statistics import RowGroups
 from fedup.errors import BudgetError, HarmError, RequestError
 from fedup.federation import Client
 from fedup.privacy import DP
-from fedup.private_erasure import NoisyContrast, PlannedStatistics
-from fedup.private_features import blank_row
+from fedup.statistics.eraser_statistics import RowGroups
+from fedup.statistics.private_erasure import NoisyContrast, PlannedStatistics
+from fedup.statistics.private_features import blank_row
 
 TEST_NOISE = DP(50.0, clip="unit", replay_seed=1)
 

@@ -29,16 +29,16 @@ from fedup.clients.in_process import InProcess
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.clients.private_eraser import PrivateEraserQuestion
 from fedup.clients.question import PrivateQuestion
-from fedup.cut import tail_of
-from fedup.eraser_statistics import RowGroups
 from fedup.errors import BudgetError, ContactError, DataError, FedUPError, RequestError, SettingError
 from fedup.federation import Client
+from fedup.models.cut import tail_of
 from fedup.privacy import DP, Budget, Ledger
 from fedup.privacy.projection import basis_of
-from fedup.private_erasure import PlannedStatistics
-from fedup.private_features import blank_row
 from fedup.request import union
-from fedup.traffic import Traffic
+from fedup.statistics.eraser_statistics import RowGroups
+from fedup.statistics.private_erasure import PlannedStatistics
+from fedup.statistics.private_features import blank_row
+from fedup.statistics.traffic import Traffic
 
 CLASSES, CLIENTS, WIDTH, CUT = 4, 4, 16, "2"
 CONFIG = FilterConfig(rank=8, steps=120, batch_size=64, filter="bottleneck")

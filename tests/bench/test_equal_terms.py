@@ -12,20 +12,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fedup.engines.plain as plain
-import fedup.fedavg as fedavg
+import fedup.training.engines.plain as plain
+import fedup.training.fedavg as fedavg
 from fedup import Federation, Forget, fingerprint
-from fedup.averaging import weights_of
 from fedup.bench.experiment import Cell, Experiment, load_experiment
+from fedup.bench.history import History
 from fedup.bench.methods import method_class, needs_history
-from fedup.bench.recipe import Recipe
 from fedup.bench.results import Results
 from fedup.bench.runner import BudgetSpentError, Event, run_cells
 from fedup.bench.task import Task
-from fedup.bench.watching import RoundsShown
-from fedup.history import History
 from fedup.registry import names
-from fedup.training import Job
+from fedup.tasks.progress import RoundsShown
+from fedup.tasks.recipe import Recipe
+from fedup.training.averaging import weights_of
+from fedup.training.local import Job
 
 # --- the same cohorts, batches and first weights
 

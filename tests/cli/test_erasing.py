@@ -4,9 +4,9 @@ import pytest
 from tests.cli._in_process import FAST, contents, copy_of, fedup, filter_file, ok, sample_ids
 
 from fedup.artifacts import load_tensors
-from fedup.bench.models import cuts_of
 from fedup.cli._session import Session
 from fedup.run.folder import Run
+from fedup.tasks.models import cuts_of
 
 
 @pytest.fixture

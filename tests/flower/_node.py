@@ -11,7 +11,6 @@ from tests.flower._grid import World, be_inside_a_run
 from torch import nn
 
 from fedup import fingerprint
-from fedup.client import Summarizing
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.in_process import InProcess
 from fedup.clients.model_facts import ModelFacts
@@ -19,6 +18,7 @@ from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.clients.question import Question
 from fedup.flower.wire import Answer, Ask, read_answer, write_ask
 from fedup.privacy import DP, Ledger
+from fedup.statistics.centroids import Summarizing
 
 A = TypeVar("A")
 HOW = Summarizing(0.5, 0.01, seed=3)

@@ -16,11 +16,11 @@ from fedup.clients.second_moments import SecondMomentsQuestion
 from fedup.clients.sketches import SketchesQuestion
 from fedup.clients.spreads import SpreadsQuestion
 from fedup.clients.tally import TallyQuestion
-from fedup.eraser_statistics import RowGroups
 from fedup.errors import ContactError, HarmError
 from fedup.flower.wire import Answer
-from fedup.plugging import Served
-from fedup.tally import RowsToCount
+from fedup.serving.plugged import Served
+from fedup.statistics.eraser_statistics import RowGroups
+from fedup.statistics.tally import RowsToCount
 
 BOTH = FilterConfig(rank=8, steps=8, filter="both")
 ERASER = FilterConfig(filter="erasure")

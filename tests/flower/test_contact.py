@@ -29,18 +29,18 @@ from tests.flower._grid import (
 from torch import nn
 
 from fedup import Centroids, FilterConfig, Forget, collect, fingerprint, plug
-from fedup.client import Summarizing
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.clients.private_eraser import PrivateEraserQuestion
-from fedup.eraser_statistics import RowGroups
 from fedup.errors import BudgetError, ContactError, DataError, FedUPError, RequestError, SettingError, StorageError
 from fedup.flower import GridContact, Policy, messaging
 from fedup.flower.contact import MOST_BYTES
 from fedup.flower.wire import Answer, write_ask
 from fedup.privacy import DP, Budget, Ledger
+from fedup.statistics.centroids import Summarizing
+from fedup.statistics.eraser_statistics import RowGroups
 
 PRIVATE = DP(4.0, clip=4.0, replay_seed=5)
 REAL = DP(2.0, clip=4.0)

@@ -16,11 +16,11 @@ from tests.flower._grid import FIRST, LocalGrid, assert_ledgers_agree, changed, 
 from fedup import DP, Forget, collect
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.clients.private_eraser import PrivateEraserQuestion
-from fedup.eraser_statistics import RowGroups
 from fedup.errors import FedUPError
 from fedup.flower import messaging
 from fedup.flower.wire import Answer, write_answer
 from fedup.privacy import Ledger
+from fedup.statistics.eraser_statistics import RowGroups
 
 WORLD = digits()
 REAL = DP(2.0, clip=4.0)

@@ -10,10 +10,10 @@ from tests.cli._in_process import ok as fedup
 from tests.flower._grid import FIRST, LocalGrid, assert_ledgers_agree, spent_by_nodes, told
 
 from fedup import DP, Budget, FilterConfig, Forget
-from fedup.bench.recipe import Recipe
 from fedup.errors import BudgetError, RequestError
 from fedup.flower import GridContact, Policy, RunMemory, mount
 from fedup.run.answering import Limits
+from fedup.tasks.recipe import Recipe
 
 RECIPE = Recipe.suited_to("digits", rounds=1, clients=3, rows=300, batch_size=32, seed=1)
 

@@ -13,7 +13,6 @@ from tests.flower._node import CLIENT, HOW, Node, about, assert_summary, centroi
 from torch import nn
 
 from fedup import Forget, fingerprint
-from fedup.client import Summarizing
 from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion
 from fedup.clients.private_eraser import PrivateEraserQuestion
@@ -21,13 +20,14 @@ from fedup.clients.second_moments import SecondMomentsQuestion
 from fedup.clients.sketches import SketchesQuestion
 from fedup.clients.spreads import SpreadsQuestion
 from fedup.clients.tally import TallyQuestion
-from fedup.eraser_statistics import RowGroups
 from fedup.errors import BudgetError, DataError, MissingDataError, SettingError
 from fedup.flower import Policy, mount
 from fedup.flower.state import KeptLedger
 from fedup.flower.wire import Answer, Ask, array_of, tensor_of
 from fedup.privacy import DP, Budget, Ledger
-from fedup.tally import RowsToCount
+from fedup.statistics.centroids import Summarizing
+from fedup.statistics.eraser_statistics import RowGroups
+from fedup.statistics.tally import RowsToCount
 
 PRIVATE = DP(2.0, clip=4.0, replay_seed=7)
 REAL = DP(2.0, clip=4.0)

@@ -19,13 +19,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fedup import fingerprint
-from fedup.client import Summarizing
 from fedup.errors import SettingError
 from fedup.flower.node import replying
 from fedup.flower.policy import Policy
 from fedup.flower.private import FAILED
 from fedup.flower.wire import Ask, read_answer, row_of, write_ask
 from fedup.privacy import DP, Budget
+from fedup.statistics.centroids import Summarizing
 
 NAN, INF = float("nan"), float("inf")
 WIDTH, CLASSES = 6, 4

@@ -9,9 +9,9 @@ from tests.flower._node import CLIENT, HOW, Node, assert_summary, centroids, in_
 from torch import nn
 
 from fedup import fingerprint
-from fedup.client import Summarizing
 from fedup.flower.wire import array_of, tensor_of
 from fedup.privacy import DP
+from fedup.statistics.centroids import Summarizing
 
 EVERY = frozenset(range(10))
 PRIVATE = DP(2.0, clip=4.0, replay_seed=7)

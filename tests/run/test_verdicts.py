@@ -7,17 +7,17 @@ import pytest
 import torch
 from tests.cli._in_process import FAST, contents, copy_of, fedup, filter_file, ok, sample_ids, sha256
 
-from fedup import execute
 from fedup.cli._session import Session
 from fedup.clients.in_process import InProcess
 from fedup.errors import FedUPError
-from fedup.filter import FilterConfig
+from fedup.filters.bottleneck import FilterConfig
 from fedup.request import Forget
 from fedup.run import answering
 from fedup.run.folder import Run
 from fedup.run.serving import load_store
 from fedup.run.verify import _check_centroids
-from fedup.verdict import Verdict
+from fedup.unlearning.unlearn import execute
+from fedup.unlearning.verdict import Verdict
 
 FARTHER = Verdict("farther than before", "Accuracy on the forgotten training rows")
 ANY_LOSS = ("--max-loss", 100, "--max-class-loss", 100)  # tiny filters harm; unlike --force this withholds

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 import fedup
-from fedup.bench.accuracy import predict
+from fedup.tasks.accuracy import predict
 from fedup.flower import GridContact, RunMemory
 from fedup.run.answering import Limits
 from flowerapp import task

@@ -7,13 +7,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from fedup.client import Summarizing, Summary, summarize
 from fedup.clients import checks
 from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, Message, Question
 from fedup.errors import DataError
-from fedup.kmeans import centroid_count
+from fedup.statistics.centroids import Summarizing, Summary, summarize
+from fedup.statistics.kmeans import centroid_count
 
 
 @dataclass(frozen=True)

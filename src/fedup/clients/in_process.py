@@ -6,16 +6,16 @@ from typing import TypeVar
 
 from torch import nn
 
-from fedup import messages
+from fedup.clients import messages
 from fedup.clients.protocol import check_budgets, release_of
 from fedup.clients.question import ClientData, PrivateQuestion, Question
-from fedup.cut import FeatureReader
 from fedup.errors import ContactError
 from fedup.federation import Federation
+from fedup.models.cut import FeatureReader
 from fedup.privacy.ledger import Ledger
-from fedup.private_features import blank_row
 from fedup.request import Forget
-from fedup.traffic import Meter, Traffic
+from fedup.statistics.private_features import blank_row
+from fedup.statistics.traffic import Meter, Traffic
 
 A = TypeVar("A")
 

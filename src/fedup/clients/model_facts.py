@@ -7,12 +7,12 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from fedup.cut import Features, read_features
-from fedup.positions import Over, to_positions
+from fedup.models.cut import Features, read_features
+from fedup.models.layout import Over, to_positions
+from fedup.models.taps import Taps
 from fedup.privacy.dp import Layout
 from fedup.privacy.guarantee import DP
 from fedup.privacy.projection import basis_of
-from fedup.taps import Taps
 
 
 class ModelFacts:

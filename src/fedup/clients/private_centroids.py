@@ -5,18 +5,18 @@ from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
-from fedup.client import Summary
 from fedup.clients import checks
 from fedup.clients.centroids import check_classes_told, read_summary, summary_message
 from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, Message, PrivateQuestion
-from fedup.cut import FeatureReader
 from fedup.errors import DataError
 from fedup.federation import check_samples
+from fedup.models.cut import FeatureReader
 from fedup.privacy.dp import Layout, checked_subjects
 from fedup.privacy.guarantee import DP
-from fedup.private_summary import PlannedSummary, check_classes
+from fedup.statistics.centroids import Summary
+from fedup.statistics.private_summary import PlannedSummary, check_classes
 
 MOST_NUMBERS = 16_000_000  # of statistics: 128 MB in double precision
 

@@ -10,12 +10,12 @@ from fedup.clients import checks
 from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, Message, PrivateQuestion
-from fedup.cut import FeatureReader
-from fedup.eraser_statistics import RowGroups
 from fedup.errors import DataError
+from fedup.models.cut import FeatureReader
 from fedup.privacy.guarantee import DP
-from fedup.private_erasure import NoisyStatistics, PlannedStatistics
 from fedup.request import Forget
+from fedup.statistics.eraser_statistics import RowGroups
+from fedup.statistics.private_erasure import NoisyStatistics, PlannedStatistics
 
 _LARGEST_CLIP = 1e12
 

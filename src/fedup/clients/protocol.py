@@ -7,7 +7,7 @@ from fedup.clients.question import PrivateQuestion, Question
 from fedup.privacy.guarantee import guarantee_of
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget
-from fedup.traffic import Release, Traffic
+from fedup.statistics.traffic import Release, Traffic
 
 A = TypeVar("A")
 

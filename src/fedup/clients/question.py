@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor, nn
 
-from fedup.client import Summarizing
 from fedup.clients.model_facts import ModelFacts
-from fedup.cut import FeatureReader
 from fedup.federation import Client
+from fedup.models.cut import FeatureReader
 from fedup.privacy.guarantee import DP
 from fedup.request import Forget
+from fedup.statistics.centroids import Summarizing
 
 Details = Mapping[str, Any]  # plain data, as JSON
 Arrays = Mapping[str, Tensor]

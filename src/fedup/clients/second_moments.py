@@ -10,11 +10,11 @@ from torch import Tensor
 from fedup.clients import checks
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, Message, Question
-from fedup.eraser_statistics import RowGroups, second_moments
 from fedup.errors import DataError
-from fedup.moments import Moments
-from fedup.positions import Over
+from fedup.models.layout import Over
 from fedup.request import Forget
+from fedup.statistics.eraser_statistics import RowGroups, second_moments
+from fedup.statistics.moments import Moments
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,17 @@ from fedup.clients import checks
 from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, Message, Question
-from fedup.eraser_statistics import EVERY_CLASS, MOST_REFERENCE_ROWS, RowGroups, Sketches, shortened, sketch_groups
-from fedup.moments import Sums
-from fedup.positions import Over
+from fedup.models.layout import Over
 from fedup.request import Forget
+from fedup.statistics.eraser_statistics import (
+    EVERY_CLASS,
+    MOST_REFERENCE_ROWS,
+    RowGroups,
+    Sketches,
+    shortened,
+    sketch_groups,
+)
+from fedup.statistics.moments import Sums
 
 
 @dataclass(frozen=True)

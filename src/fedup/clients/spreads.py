@@ -10,11 +10,11 @@ from fedup.clients import checks
 from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, Message, Question
-from fedup.eraser_statistics import EVERY_CLASS, GroupSpreads, RowGroups, Spread, Weights, measure_groups
 from fedup.errors import DataError
 from fedup.federation import named_rows
-from fedup.positions import Over
+from fedup.models.layout import Over
 from fedup.request import Forget
+from fedup.statistics.eraser_statistics import EVERY_CLASS, GroupSpreads, RowGroups, Spread, Weights, measure_groups
 
 
 @dataclass(frozen=True)

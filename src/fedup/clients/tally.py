@@ -11,11 +11,11 @@ from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, Message, Question
 from fedup.errors import DataError
-from fedup.filter_file import parts_of, served_from
-from fedup.plugging import Served, filtered_view
-from fedup.proportions import Paired
 from fedup.request import Forget
-from fedup.tally import MOST_CLASS_ROWS, MOST_ROWS, RowsToCount, Tally, tally
+from fedup.serving.filter_file import parts_of, served_from
+from fedup.serving.plugged import Served, filtered_view
+from fedup.statistics.proportions import Paired
+from fedup.statistics.tally import MOST_CLASS_ROWS, MOST_ROWS, RowsToCount, Tally, tally
 
 
 @dataclass(frozen=True)

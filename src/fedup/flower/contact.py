@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
-from fedup import messages
+from fedup.clients import messages
 from fedup.clients.checks import client_number
 from fedup.clients.labels import WhoQuestion
 from fedup.clients.model_facts import ModelFacts
@@ -23,7 +23,7 @@ from fedup.flower.spool import Spool, is_collection
 from fedup.flower.wire import NONCE, ROW, Answer, Ask, row_of
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget, check_known
-from fedup.traffic import Meter, Traffic
+from fedup.statistics.traffic import Meter, Traffic
 
 MOST_BYTES = 16_000_000  # of one answer
 _LARGEST_SPENT = 1e12  # μ²: of a client that has released everything a million times

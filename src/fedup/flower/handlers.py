@@ -9,12 +9,12 @@ from flwr.app import Context
 from torch import nn
 
 from fedup.clients.question import ClientData, Question
-from fedup.cut import FeatureReader
 from fedup.federation import Client
 from fedup.flower.holding import Holding, Source
 from fedup.flower.policy import Policy
 from fedup.flower.state import KeptLedger, KeptReader, drop_features
 from fedup.flower.wire import Answer
+from fedup.models.cut import FeatureReader
 from fedup.privacy.ledger import Ledger
 
 A = TypeVar("A")

@@ -12,8 +12,8 @@ from torch import nn
 
 from fedup.errors import DataError, FingerprintError
 from fedup.flower.wire import NONCE, QUERY, Answer, Ask, read_answer, record_of, size_of, write_ask
-from fedup.sharing import fingerprint
-from fedup.traffic import Meter
+from fedup.models.views import fingerprint
+from fedup.statistics.traffic import Meter
 
 _LONGEST_PAUSE_S = 30.0  # between tries
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0  # between looks for answers

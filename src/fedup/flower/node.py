@@ -7,7 +7,6 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedup.centroids import how_from
 from fedup.clients.all_questions import QUESTIONS
 from fedup.clients.labels import WhoQuestion
 from fedup.clients.question import PrivateQuestion
@@ -20,8 +19,9 @@ from fedup.flower.private import answer_privately, num_classes_of
 from fedup.flower.rows import Rows
 from fedup.flower.state import keep_weights, keeps_weights_of, kept_weights
 from fedup.flower.wire import QUERY, Answer, Ask, read_ask, write_answer
+from fedup.models.views import fingerprint
 from fedup.privacy.guarantee import DP
-from fedup.sharing import fingerprint
+from fedup.statistics.store import how_from
 
 MOST_KEPT = 64_000_000  # bytes of features in a node's state
 

@@ -19,7 +19,7 @@ from fedup.flower.handlers import Work
 from fedup.flower.state import release_once
 from fedup.flower.wire import NONCE, ROW, Answer, blank_from
 from fedup.privacy.guarantee import DP
-from fedup.private_features import blank_row
+from fedup.statistics.private_features import blank_row
 
 FAILED = "This node was charged for the release and could not make it. Its own log says why; the charge stands."
 MOST_CLASSES = 65_536

@@ -11,9 +11,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+from fedup.clients.messages import FORMAT, NONCE, answer_text, arrays_size, field_size, question_text, text_size
 from fedup.clients.question import PrivateQuestion, Question
 from fedup.errors import DataError
-from fedup.messages import FORMAT, NONCE, answer_text, arrays_size, field_size, question_text, text_size
 
 __all__ = ["NONCE", "QUERY", "Answer", "Ask", "read_answer", "read_ask", "write_answer", "write_ask"]
 

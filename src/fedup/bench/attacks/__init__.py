@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedup.client import Summarizing
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.in_process import InProcess
-from fedup.cut import FeatureReader
 from fedup.errors import SettingError
 from fedup.federation import Federation
+from fedup.models.cut import FeatureReader
 from fedup.privacy import DP
 from fedup.privacy.dp import joint_vector
 from fedup.privacy.paper import SIGMA
 from fedup.privacy.projection import basis_of
 from fedup.rng import seed_for
+from fedup.statistics.centroids import Summarizing
 
 RATIO = 0.8
 CENTROIDS = {"none": 0.0, f"paper, σ = {SIGMA:g}": SIGMA}  # σ of what is sent without a guarantee

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 
 from fedup.bench.attacks import Ground, Result
 from fedup.bench.attacks.intervals import NORMAL, clopper_pearson
-from fedup.bench.watching import Progress
-from fedup.client import Summarizing
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.models.views import fingerprint
 from fedup.privacy import DP
 from fedup.request import Forget
 from fedup.rng import generator
-from fedup.sharing import fingerprint
-from fedup.tally import RowsToCount
+from fedup.statistics.centroids import Summarizing
+from fedup.statistics.tally import RowsToCount
+from fedup.tasks.progress import Progress
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
