@@ -9,19 +9,20 @@ import torch
 from tests._asking import ask_one
 from torch import nn
 
-from fedup import Federation, Forget, iid
+from fedup import Federation, Forget, collect, iid, plug, unlearn
 from fedup.clients import in_process
 from fedup.clients.all_questions import QUESTIONS
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion, WhoQuestion
+from fedup.clients.model_facts import ModelFacts
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.clients.private_eraser import PrivateEraserQuestion
 from fedup.clients.second_moments import SecondMomentsQuestion
 from fedup.clients.sketches import SketchesQuestion
 from fedup.clients.spreads import SpreadsQuestion
 from fedup.clients.tally import TallyQuestion
-from fedup.errors import BudgetError, ContactError
+from fedup.errors import BudgetError, ContactError, DataError, RequestError
 from fedup.models.cut import FeatureReader
 from fedup.privacy import DP, Budget, Ledger
 from fedup.statistics.centroids import Summarizing, Summary, summarize
@@ -310,3 +311,57 @@ def test_every_question_is_known_by_its_kind():
 def test_a_question_arrives_as_it_was_sent(question):
     details, arrays = question.to_message()
     assert type(question).from_message(json.loads(json.dumps(details)), arrays) == question
+
+
+NUMBERS = [10**400, -1, 2**62, float("nan"), True, "7", None, [], {}]
+
+
+@pytest.mark.parametrize("part", ["labels", "sizes", "rows", "excluded", "paper_epsilons", "client"])
+def test_whatever_a_client_claims_of_its_cells_its_answer_fits_or_is_refused(part):
+    """By one kind of error; and room is made for no more rows than it sent, or may keep back."""
+    question, model = CentroidsQuestion("5", HOW), make_model()
+    facts = ModelFacts(model, FEDERATION.x[:1], 3)
+    details, arrays = question.answer_message(ask_one(InProcess(FEDERATION, model), 1, question))
+    details = {**details, "client": 1, "paper_epsilons": [1.0] * 3}
+    assert question.read(details, arrays, facts).client == 1, "premise"
+    for bad in NUMBERS:
+        lists = {"rows": [[label, bad] for label in range(3)], "excluded": [[bad], [], []], "client": bad}
+        for told in (lists.get(part, [bad] * 3), bad):
+            try:
+                found = question.read({**details, part: told}, arrays, facts)
+            except DataError:
+                continue
+            assert sum(found.rows.values()) <= 2**20, (part, told)
+    empty = {**details, "sizes": [0] * 3, "rows": [[label, 2**30] for label in range(3)]}
+    with pytest.raises(DataError, match="no centroids"):
+        question.read(empty, {name: tensor[:0] for name, tensor in arrays.items()}, facts)
+
+
+def test_an_unknown_sample_at_one_client_charges_nobody():
+    ledger = Ledger()
+    known = frozenset(FEDERATION.client(0).train[:2].tolist())
+    questions = {
+        client: PrivateCentroidsQuestion("5", PRIVATE, excluded=ids)
+        for client, ids in ((0, known), (1, frozenset([10**6])))
+    }
+    with pytest.raises(RequestError):
+        InProcess(FEDERATION, make_model(), ledger=ledger).ask(questions)
+    assert ledger.charges == []
+
+
+def test_no_class_of_a_sample_is_told_where_a_budget_forbids_the_collection():
+    contact = InProcess(FEDERATION, make_model(), ledger=Ledger(budgets={3: Budget(1.0)}))
+    with pytest.raises(BudgetError):
+        collect(make_model(), contact, cut="5", forget=[Forget.samples({0: FEDERATION.client(0).train[:2]})])
+    assert contact.traffic.messages == 0
+
+
+def test_a_budget_keeps_no_request_from_an_answer_that_needs_no_client():
+    model = make_model()
+    store, plugged = collect(model, FEDERATION, cut="5"), plug(model, cut="5")
+    store.ledger.budgets = {3: Budget(1.0)}
+    request = Forget.clients([1])
+    report = unlearn(plugged, store, request, clients=FEDERATION, force=True)
+    assert report.verdicts[request.digest].finding == "not measured"
+    assert "budget" in report.verdicts[request.digest].why
+    assert report.traffic.messages == 0

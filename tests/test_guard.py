@@ -96,6 +96,16 @@ def test_a_constant_is_added_only_where_a_forgotten_class_leads_by_its_bias():
     assert _guard(tail, [2]).constant() is not None
 
 
+def test_where_bounds_conflict_no_constant_makes_a_lead_larger():
+    one = torch.tensor([1.0, 0.0])
+    for slopes in (torch.stack([one, -one]), torch.stack([one, one.flip(0)])):
+        for leads in (torch.tensor([1.0, 1.0]), torch.tensor([2.0, -1.0])):
+            for nonnegative in (False, True):
+                guard = Guard(slopes, nonnegative=nonnegative, slopes=slopes, leads=leads)
+                added = guard.constant()
+                assert added is None or float((slopes @ added + leads).max()) < float(leads.max())
+
+
 @pytest.mark.parametrize("nonnegative", [False, True])
 def test_the_bound_is_the_one_of_the_docstring(nonnegative):
     tail, decoder = nn.Linear(WIDTH, CLASSES), torch.randn(WIDTH, RANK)

@@ -15,6 +15,9 @@ from fedup.errors import DataError
 from fedup.statistics.centroids import Summarizing, Summary, summarize
 from fedup.statistics.kmeans import centroid_count
 
+_LARGEST = 1e30  # ε of the paper's noise
+_MOST_UNTOLD = 1000  # rows of a class that a client's own rules may keep back
+
 
 @dataclass(frozen=True)
 class CentroidsQuestion(Question[Summary]):
@@ -108,6 +111,8 @@ class CentroidsQuestion(Question[Summary]):
             require(all(one in ids for one in known), "it does not leave out what was named")
             left = summary.rows[label] - len(ids)
             require(left >= 0, f"class {label} has fewer rows than are left out of it")
+            untold = not size and left > 0  # too few for the client's own rules, without those left out
+            require(not untold or (bool(ids) and left <= _MOST_UNTOLD), f"class {label} has rows and no centroids")
             require(size in (0, centroid_count(left, self.how.ratio)), f"class {label} has a wrong number of centroids")
             require(not size or int(points.sum()) == left, f"the points of class {label} are not as many as its rows")
 
@@ -165,7 +170,7 @@ def read_summary(details: Details, arrays: Arrays, *, width: int, shape: tuple[i
     require(checks.list_of(details, "shape") == list(shape), "its features have another shape")
     require(details.get("nonnegative") is nonnegative, "its features are of another kind")
     epsilons = checks.list_of(details, "paper_epsilons")
-    require(all(isinstance(one, int | float) for one in epsilons), "its epsilons are no numbers")
+    require(all(type(one) in (int, float) and 0 <= one < _LARGEST for one in epsilons), "its epsilons are no numbers")
     require(len(epsilons) in (0, len(labels)), "its epsilons are of other cells")
     return Summary(
         checks.client_number(details),

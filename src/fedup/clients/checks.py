@@ -22,7 +22,7 @@ def require(holds: bool, otherwise: str) -> None:
 def client_number(details: Mapping[str, Any]) -> int:
     """Which client an answer says it is from."""
     client = details.get("client")
-    if type(client) is not int or client < 0:
+    if type(client) is not int or not 0 <= client < 2**64:
         raise DataError("it does not say which client it is")
     return client
 
@@ -53,11 +53,14 @@ def list_of(details: Mapping[str, Any], name: str) -> list[Any]:
     return values
 
 
+def _is_whole(value: object) -> bool:
+    return type(value) is int and _WHOLE.min <= value <= _WHOLE.max
+
+
 def whole_numbers(details: Mapping[str, Any], name: str) -> list[int]:
     """A list of whole numbers that 64 bits hold."""
     values = list_of(details, name)
-    fits = all(type(value) is int and _WHOLE.min <= value <= _WHOLE.max for value in values)
-    require(fits, f"{name} is no list of whole numbers")
+    require(all(_is_whole(value) for value in values), f"{name} is no list of whole numbers")
     return values
 
 
@@ -70,7 +73,7 @@ def pairs(details: Mapping[str, Any], name: str) -> list[tuple[int, int]]:
     """A list of pairs of whole numbers."""
     values = list_of(details, name)
     for pair in values:
-        fits = isinstance(pair, list) and len(pair) == 2 and all(type(one) is int for one in pair)
+        fits = isinstance(pair, list) and len(pair) == 2 and all(_is_whole(one) for one in pair)
         require(fits, f"{name} is no list of pairs of whole numbers")
     return [(pair[0], pair[1]) for pair in values]
 

@@ -116,6 +116,8 @@ def _collect(
     if isinstance(how, DP):
         question, labels = PrivateCentroidsQuestion(place, how, without=without), {}
     else:
+        if contact.ledger.budgets:  # before anybody tells of which class a sample is
+            contact.ledger.check_exact([client for client in contact.clients if client not in gone.client_ids])
         question, labels = CentroidsQuestion(place, how, without=without), _labels_of(contact, gone)
     instead = {client: _leaving_out(question, ids, labels.get(client, {})) for client, ids in gone.sample_ids.items()}
     building = _Building(how, folder)
@@ -226,10 +228,20 @@ class _Growing:
             self._blocks = [block[:0].cpu()]
             self._file.write(block.detach().cpu().contiguous().numpy().data)
 
+    def _joined(self) -> Tensor:
+        """In one array; blocks go as they are copied, so that memory is not taken twice."""
+        whole, done = self._blocks[0].new_empty(self._rows, self._blocks[0].shape[1]), 0
+        self._blocks.reverse()
+        while self._blocks:
+            block = self._blocks.pop()
+            whole[done : done + len(block)] = block
+            done += len(block)
+        return whole
+
     def finish(self) -> Tensor:
         """All of them. (M, D)"""
         if self._file is None:
-            return torch.cat(self._blocks)
+            return self._joined()
         like = self._blocks[0]
         with self._file as file, explained(f"write to {self._folder}"):  # it is gone once it is mapped
             file.flush()

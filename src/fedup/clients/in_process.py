@@ -70,7 +70,7 @@ class InProcess:
         return self._silent
 
     def ask(self, questions: Mapping[int, Question[A]], *, optional: Collection[int] = ()) -> Iterator[tuple[int, A]]:
-        check_budgets(self._ledger, questions)
+        self._check(questions)
         self._silent = {client: why for client, why in self._silent.items() if client not in questions}
         return iter(list(self._answers(questions, optional)))  # all of them, or nobody's
 
@@ -78,8 +78,15 @@ class InProcess:
         self, question: Question[A], *, instead: Mapping[int, Question[A]] | None = None, but: Collection[int] = ()
     ) -> Iterator[tuple[int, A]]:
         asked = {client: (instead or {}).get(client, question) for client in self.clients if client not in but}
-        check_budgets(self._ledger, asked)
+        self._check(asked)
         return self._answers(asked, ())
+
+    def _check(self, questions: Mapping[int, Question[A]]) -> None:
+        """Raise before anybody is charged, where a budget or a client's data does not allow it."""
+        check_budgets(self._ledger, questions)
+        for client, question in questions.items():
+            if isinstance(question, PrivateQuestion):
+                question.check_data(self._data(client))
 
     def _answers(self, questions: Mapping[int, Question[A]], optional: Collection[int]) -> Iterator[tuple[int, A]]:
         for client, question in questions.items():
@@ -95,7 +102,6 @@ class InProcess:
         if isinstance(question, PrivateQuestion):
             name = secrets.token_hex(16)
             plan = question.plan(data.model, blank_row(data.x), data.num_classes, data.shared_reader(question.cut))
-            question.check_data(data)
             self._ledger.spend(client, question.dp, question.charged_as, name)
             answer = question.release(plan, data)
         else:

@@ -39,9 +39,12 @@ class ModelFacts:
 
     def layouts(self, cuts: Mapping[str, Over]) -> dict[str, tuple[int, int]]:
         """Positions and channels at each cut."""
-        (batch,) = Taps(self._model, list(cuts)).read(self._example, self._first)
-        shapes = {cut: to_positions(batch[cut], over).shape for cut, over in cuts.items()}
-        return {cut: (shape[1], shape[2]) for cut, shape in shapes.items()}
+        wanted = tuple(cuts.items())
+        if wanted not in self._layouts:
+            (batch,) = Taps(self._model, list(cuts)).read(self._example, self._first)
+            shapes = {cut: to_positions(batch[cut], over).shape for cut, over in wanted}
+            self._layouts[wanted] = {cut: (shape[1], shape[2]) for cut, shape in shapes.items()}
+        return self._layouts[wanted]
 
     @property
     def _first(self) -> Tensor:
@@ -49,6 +52,10 @@ class ModelFacts:
 
     @cached_property
     def _features(self) -> dict[str, Features]:
+        return {}
+
+    @cached_property
+    def _layouts(self) -> dict[tuple[tuple[str, Over], ...], dict[str, tuple[int, int]]]:
         return {}
 
     @cached_property

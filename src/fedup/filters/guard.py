@@ -77,16 +77,22 @@ class Guard:
         beyond = self._leads + _MARGIN * (1 + self._leads.abs())
         if not bool((beyond > 0).any()):
             return None
-        added = torch.zeros_like(self._slopes[0])
+        added = best = torch.zeros_like(self._slopes[0])
         for _ in range(_SWEEPS):
             for slope, lead in zip(self._slopes, beyond, strict=True):
                 missing = (slope @ added + lead).clamp(min=0)
                 way = torch.where((slope < 0) | (added > 0), slope, 0) if self._nonnegative else slope
-                added -= way * missing / way.square().sum().clamp(min=1e-12)
+                added = added - way * missing / way.square().sum().clamp(min=1e-12)
                 added = added.clamp(min=0) if self._nonnegative else added
-            if float((self._slopes @ added + self._leads).max()) < 0:
+            if self._lead(added) < self._lead(best):
+                best = added
+            if self._lead(best) < 0:
                 break
-        return added
+        return best if self._lead(best) < self._lead(torch.zeros_like(best)) else None
+
+    def _lead(self, added: Tensor) -> float:
+        """The largest lead of a forgotten class when nothing but a constant passes."""
+        return float((self._slopes @ added + self._leads).max())
 
     @torch.no_grad()
     def excess(self, decoder: Tensor) -> Tensor:

@@ -200,7 +200,9 @@ class GridContact:
         return self._collection(taken)
 
     def _collection(self, taken: Mapping[int, _Taken]) -> Iterator[tuple[int, Any]]:
-        for answer in sorted(taken.values(), key=lambda one: one.client):
+        waiting = sorted(taken.values(), key=lambda one: one.client, reverse=True)
+        while waiting:  # those that are taken need no room any more
+            answer = waiting.pop()
             yield answer.client, answer.load()
         self._collected = True
 
@@ -237,6 +239,8 @@ class GridContact:
         """What may not be had is not asked for; what a client has paid for already, and not sent, costs nothing."""
         if not self._ledger.budgets or not asks:
             return
+        if any(node not in self._clients for node in asks):  # nobody is asked before it is known whose budget it has
+            self._greet()
         questions = {}
         for client in self.clients:
             node = self._nodes[client]

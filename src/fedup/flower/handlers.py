@@ -78,6 +78,8 @@ class Work:
     def drop_features(self, question: Question[Any], holding: Holding, samples: frozenset[int]) -> None:
         """Keep nothing of what is to be left out from now on: these samples, by place, and whole classes."""
         _, classes = question.leaves_out()
+        if not samples and not classes:
+            return
         named = torch.isin(holding.y, torch.tensor(sorted(classes), dtype=torch.int64)).nonzero().flatten()
         drop_features(self.context, {*samples, *named.tolist()})
 

@@ -124,6 +124,8 @@ def read_answer(content: RecordDict, *, most_bytes: int) -> Answer:
         raise DataError(f"{size:,} bytes came, and at most {most_bytes:,} are taken")
     told = text_of(content)
     record = content.array_records.get("arrays")
+    if record and "__metadata__" in record:
+        raise DataError("an array has a name that no file can hold")
     arrays = {name: tensor_of(array, name) for name, array in record.items()} if record else {}
     status = told.get("status")
     if status not in ("ok", "refused", "failed", "needs weights") or not isinstance(told.get("details"), dict):

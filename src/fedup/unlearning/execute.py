@@ -175,7 +175,7 @@ class Execution:
         tried: list[_Tried] = []
         allowed = self._terms.max_class_loss
         kinds = [(*kind, 1) for kind in self._kinds(gone, erasure, complete=erasing.complete)]
-        wider = [(*kinds[-1][:2], times) for times in _WIDER if kinds[-1][1] and self._widens(requests)]
+        wider = [(*kinds[-1][:2], times) for times in self._wider() if kinds[-1][1] and self._widens(requests)]
         for with_eraser, with_bottleneck, times in [*kinds, *wider]:
             if times > 1 and min(one.loss for one in tried) <= _CLOSE * allowed:
                 break
@@ -190,6 +190,15 @@ class Execution:
             if loss <= allowed / 2:
                 break
         return tried
+
+    def _wider(self) -> list[int]:
+        """How many times the usual rank gives a wider bottleneck each time."""
+        ranks = {self._rank(times): times for times in reversed(_WIDER)}
+        return sorted(times for rank, times in ranks.items() if rank > self._rank(1))
+
+    def _rank(self, times: int) -> int:
+        width = positions_of(self._centroids.shape, "each" if self._config.per_position else "all")[1]
+        return min(times * DEFAULT_RANK, width)
 
     def _widens(self, requests: frozenset[Forget]) -> bool:
         """Whether a wider bottleneck may be tried: nobody chose one, and clients count what it does."""
@@ -230,8 +239,7 @@ class Execution:
         the worst class least."""
         emphasis: dict[int, float] = {}
         best: tuple[float, Served] | None = None
-        width = positions_of(self._centroids.shape, "each" if self._config.per_position else "all")[1]
-        rank = self._config.rank if times == 1 else min(times * DEFAULT_RANK, width)
+        rank = self._config.rank if times == 1 else self._rank(times)
         for share in self._alphas(made, gone):
             longer, epochs = _MORE_STEPS if share < _ALPHAS[-1] + 1e-9 else 1, self._config.epochs
             config = replace(
@@ -274,7 +282,9 @@ class Execution:
 
     def _note_choice(self, first: Served, chosen: Served, used: list[Cell], gone: Forget) -> None:
         """Why another filter than the usual one was taken, and what the usual one does not mend."""
-        if chosen is not first:
+        if chosen is not first and first.filter is not None:
+            self._report.note("The usual filter would cost a class more of its recall: another one answers.")
+        elif chosen is not first:
             instead = "A bottleneck besides it" if chosen.erasure is not None else "The bottleneck alone"
             self._report.note(f"An eraser alone would cost a class more of its recall. {instead} answers the request.")
         if chosen.erasure is not None and chosen.filter is None:
@@ -353,7 +363,7 @@ class Execution:
     # --- verdicts
 
     def _measures(self, new: Collection[Forget]) -> bool:
-        if self._contact is None or self._centroids.dp is not None:
+        if self._contact is None or self._centroids.dp is not None or self._contact.ledger.budgets:
             return False
         if self._terms.measure is not None:
             return self._terms.measure
@@ -384,6 +394,8 @@ class Execution:
     def _why_not_measured(self) -> str:
         if self._centroids.dp is not None:
             return "under differential privacy nobody counts answers"
+        if self._contact is not None and self._contact.ledger.budgets:
+            return "clients have privacy budgets, and counts of answers are under no guarantee"
         if self._contact is None:
             return "no way to reach the clients' rows was given (clients=…)"
         return "measuring was left out (measure=True asks the clients)"
