@@ -24,7 +24,7 @@ from fedup import (
 )
 from fedup.statistics.proportions import Estimate, Paired, weighted, wilson
 from fedup.statistics.tally import Tally
-from fedup.unlearning.unlearn import execute as execute_module
+from fedup.unlearning import execute as execute_module
 from fedup.unlearning.verdict import CLOSE, CLOSE_CLASS, WIDEST, Verdict, find, judge, not_measured
 
 many = settings(max_examples=100, deadline=None, derandomize=True)

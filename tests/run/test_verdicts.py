@@ -16,7 +16,7 @@ from fedup.run import answering
 from fedup.run.folder import Run
 from fedup.run.serving import load_store
 from fedup.run.verify import _check_centroids
-from fedup.unlearning.unlearn import execute
+from fedup.unlearning import execute
 from fedup.unlearning.verdict import Verdict
 
 FARTHER = Verdict("farther than before", "Accuracy on the forgotten training rows")
