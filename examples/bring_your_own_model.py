@@ -10,8 +10,8 @@ from torch.nn.functional import relu
 
 import fedup
 from fedup import Federation, Forget
-from fedup.bench.accuracy import retain_and_forget
-from fedup.bench.datasets import load_dataset
+from fedup.tasks.accuracy import retain_and_forget
+from fedup.tasks.datasets import load_dataset
 
 
 class MyModel(nn.Module):

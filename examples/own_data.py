@@ -4,7 +4,7 @@
 Here: digits again, those above 4 left out. The file is copied into the run folder, so it must stand alone.
 """
 
-from fedup.bench.datasets import Dataset, Defaults, input_of, load_dataset
+from fedup.tasks.datasets import Dataset, Defaults, input_of, load_dataset
 
 INPUT = input_of("digits")
 DEFAULTS = Defaults(rounds=10, batch_size=16)

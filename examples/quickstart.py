@@ -4,9 +4,9 @@ import torch
 
 import fedup
 from fedup import Federation, Forget
-from fedup.bench.accuracy import retain_and_forget
-from fedup.bench.datasets import load_dataset
-from fedup.bench.models import build_model
+from fedup.tasks.accuracy import retain_and_forget
+from fedup.tasks.datasets import load_dataset
+from fedup.tasks.models import build_model
 
 data = load_dataset("digits")
 federation = Federation.split(data.x, data.y, fedup.dirichlet(data.y, 10))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedup import Federation, LocalTraining, collect, dirichlet, federate
-from fedup.bench.datasets import load_dataset
+from fedup.tasks.datasets import load_dataset
 
 
 class TrainedDigits:

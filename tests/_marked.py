@@ -8,7 +8,10 @@ from tests._forced import unlearn
 from torch import nn
 
 from fedup import Federation, FilterConfig, Forget, collect, iid, plug
-from fedup.contact import InProcess
+from fedup.clients.in_process import InProcess
+from fedup.clients.second_moments import SecondMomentsQuestion
+from fedup.clients.sketches import SketchesQuestion
+from fedup.clients.spreads import SpreadsQuestion
 from fedup.privacy import Ledger
 
 EARLY, LATE = "2", "4"  # cuts of the model; the bottleneck sits at the late one
@@ -85,17 +88,17 @@ class Watched(InProcess):
         self._statistics = InProcess(statistics_of or marked.federation, marked.base)
         self._statistics._meter = self._meter
 
-    def sketch_groups(self, client, **question):
-        self.sketched.append(client)
-        return self._statistics.sketch_groups(client, **question)
-
-    def measure_groups(self, client, **question):
-        self.measured.append(client)
-        return self._statistics.measure_groups(client, **question)
-
-    def second_moments(self, client, **question):
-        self.gathered.append(client)
-        return self._change(self._statistics.second_moments(client, **question))
+    def _answer(self, client, question):
+        if isinstance(question, SketchesQuestion):
+            self.sketched.append(client)
+            return self._statistics._answer(client, question)
+        if isinstance(question, SpreadsQuestion):
+            self.measured.append(client)
+            return self._statistics._answer(client, question)
+        if isinstance(question, SecondMomentsQuestion):
+            self.gathered.append(client)
+            return self._change(self._statistics._answer(client, question))
+        return super()._answer(client, question)
 
     @property
     def statistics_asked(self):

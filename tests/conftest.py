@@ -4,7 +4,7 @@ from tests._digits import TrainedDigits
 from torch import nn
 
 from fedup import Federation, dirichlet
-from fedup.bench.datasets import load_dataset
+from fedup.tasks.datasets import load_dataset
 
 torch.set_num_threads(1)  # the tensors are small and tests run side by side: more threads only wait for each other
 

@@ -6,14 +6,14 @@ import pytest
 from tests._marked import AUTO, FAST, Marked, state_of
 
 from fedup import Budget, FilterConfig, Forget, Ledger, collect, plug, restore, unlearn
-from fedup.contact import Contact, InProcess
+from fedup.clients.in_process import InProcess
+from fedup.clients.protocol import Contact
 from fedup.errors import BudgetError, FedUPError, HarmError, RequestError
 from fedup.privacy import DP
-from fedup.unlearning import plan
+from fedup.unlearning.unlearn import plan
 
 MARKED = Marked()
-ASKS = ("reach", "ahead", "cell_sizes", "labels_of", "summarize", "sketch_groups", "measure_groups", "second_moments")
-QUESTIONS = (*ASKS, "gather_privately", "tally")
+WAYS_TO_ASK = ("ask", "ask_everyone")
 
 
 class Silent(InProcess):
@@ -23,16 +23,16 @@ class Silent(InProcess):
         super().__init__(MARKED.federation, MARKED.base, ledger=store.ledger)
 
     def __getattribute__(self, name):
-        if name in QUESTIONS:
+        if name in WAYS_TO_ASK or name == "_answer":
             raise AssertionError(f"a client was asked: {name}")
         return super().__getattribute__(name)
 
 
-def test_every_question_of_a_contact_is_guarded():
-    known = {"clients", "num_classes", "ledger", "check", "measures_by_default", "traffic", "settled"}
+def test_every_way_to_ask_of_a_contact_is_guarded():
+    known = {"clients", "num_classes", "ledger", "check", "measures_by_default", "traffic", "settled", "silent"}
     offered = {name for name in vars(Contact) if not name.startswith("_")}
-    assert offered == known | set(QUESTIONS)
-    for name in QUESTIONS:
+    assert offered == known | set(WAYS_TO_ASK)
+    for name in WAYS_TO_ASK:
         with pytest.raises(AssertionError, match=name):
             getattr(Silent(MARKED.store()), name)
 

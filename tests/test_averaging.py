@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedup.averaging import RunningAverage, weights_of
+from fedup.training.averaging import RunningAverage, weights_of
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 SHAPES = {"weight": (4, 3), "bias": (3,), "scale": ()}

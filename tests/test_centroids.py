@@ -8,15 +8,17 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from tests._asking import ask_one
 
 from fedup import Centroids, Federation, Forget, collect, fingerprint, load_centroids, save_centroids
-from fedup.centroids import insert
-from fedup.client import Summary
-from fedup.contact import InProcess
+from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.in_process import InProcess
 from fedup.errors import ArtifactError, CutError, DataError, RequestError, SettingError, StorageError
-from fedup.kmeans import centroid_count
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
+from fedup.statistics.centroids import Summary
+from fedup.statistics.kmeans import centroid_count
+from fedup.statistics.store import insert
 
 NAN = float("nan")
 
@@ -129,8 +131,7 @@ def test_rows_know_their_labels_and_cells(store):
 def test_bytes_are_those_of_the_messages(collected, small_model, digits_federation):
     contact = InProcess(digits_federation, small_model)
     for client in digits_federation.ids:
-        labels = frozenset(cell.label for cell in collected.cells if cell.client == client)
-        sent = contact.summarize(client, cut="4", how=collected.how, labels=labels, excluded=frozenset())
+        sent = ask_one(contact, client, CentroidsQuestion("4", collected.how))
         arrays = sent.vectors.nbytes + sent.counts.nbytes
         assert arrays < collected.bytes_up[client] < arrays + 1500
     assert collected.size_bytes == sum(collected.bytes_up.values()) == contact.traffic.bytes_up

@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedup.client import Summarizing, Summary, summarize
 from fedup.errors import DataError, RequestError, SettingError
-from fedup.kmeans import centroid_count
+from fedup.statistics.centroids import Summarizing, Summary, summarize
+from fedup.statistics.kmeans import centroid_count
 
 few = settings(max_examples=15, deadline=None, derandomize=True)
 NAN, INF = float("nan"), float("inf")

@@ -9,11 +9,14 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from tests._asking import ask_one
 from torch import nn
 
 from fedup import Federation, Forget, collect, iid, load_centroids, pathological, save_centroids
 from fedup.artifacts import _digest
-from fedup.contact import InProcess
+from fedup.clients.in_process import InProcess
+from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.clients.question import PrivateQuestion
 from fedup.errors import ArtifactError, BudgetError, DataError, SettingError
 from fedup.privacy import DP, Budget, Ledger
 from fedup.privacy.dp import Layout, joint_vector
@@ -34,11 +37,9 @@ def few_classes_each(digits_federation) -> Federation:
 class Strict(InProcess):
     """Clients that tell nothing but what is under the guarantee."""
 
-    def cell_sizes(self, clients):
-        raise AssertionError("a client was asked how many rows it has")
-
-    def labels_of(self, client, samples):
-        raise AssertionError("a client was asked for classes of samples")
+    def _answer(self, client, question):
+        assert isinstance(question, PrivateQuestion), "a client was asked for what is not under the guarantee"
+        return super()._answer(client, question)
 
 
 def _exact(model, federation, client, dp, without=()):
@@ -105,8 +106,9 @@ def test_nobody_is_asked_for_numbers_of_rows_or_for_labels(small_model, digits_f
     request = Forget.samples({2: digits_federation.client(2).train[:5]})
     store = collect(small_model, Strict(digits_federation, small_model), privacy=CLEAR, forget=[request])
     assert store.collected_for == {request}
-    with pytest.raises(AssertionError, match="how many rows"):  # premise: without the guarantee they are
-        collect(small_model, Strict(digits_federation, small_model))
+    for forget, exact in (([], "CentroidsQuestion"), ([request], "LabelsQuestion")):  # premise: without it they are
+        with pytest.raises(AssertionError, match=rf"not under the guarantee(.|\n)*{exact}"):
+            collect(small_model, Strict(digits_federation, small_model), forget=forget)
 
 
 def test_noise_is_never_the_same_unless_it_is_replayed(small_model, digits_federation):
@@ -246,9 +248,7 @@ def test_a_release_is_charged_before_rows_are_read_and_stays_charged_if_it_fails
     ledger, every = Ledger(), len(digits_federation.x)
     federation = replace(digits_federation, x=digits_federation.x.as_subclass(Unreadable))
     with pytest.raises(OSError, match="broken disk"):
-        InProcess(federation, small_model, ledger=ledger).summarize(
-            0, cut="4", how=REAL, labels=frozenset(range(10)), excluded=frozenset()
-        )
+        ask_one(InProcess(federation, small_model, ledger=ledger), 0, PrivateCentroidsQuestion("4", REAL))
     assert [charge.client for charge in ledger.charges] == [0]
 
 
@@ -268,9 +268,8 @@ def test_a_charge_that_cannot_be_written_stops_the_release(small_model, digits_f
             raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="full"):
-        InProcess(digits_federation, small_model, ledger=Unwritable()).summarize(
-            0, cut="4", how=REAL, labels=frozenset(range(10)), excluded=frozenset()
-        )
+        contact = InProcess(digits_federation, small_model, ledger=Unwritable())
+        ask_one(contact, 0, PrivateCentroidsQuestion("4", REAL))
 
 
 # --- settings that exclude each other

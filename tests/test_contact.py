@@ -1,18 +1,36 @@
-"""Clients in this process: they may share one look at the model for each cut; else each question looks anew."""
+"""Clients in this process: all of them answer or nobody does; they may share one look at the model for each cut."""
 
 import copy
+import json
 import threading
 
 import pytest
 import torch
+from tests._asking import ask_one
 from torch import nn
 
-from fedup import Federation, contact, iid
-from fedup.client import Summarizing, Summary, summarize
-from fedup.contact import InProcess
-from fedup.cut import FeatureReader
+from fedup import Federation, Forget, collect, iid, plug, unlearn
+from fedup.clients import in_process
+from fedup.clients.all_questions import QUESTIONS
+from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.in_process import InProcess
+from fedup.clients.labels import LabelsQuestion, WhoQuestion
+from fedup.clients.model_facts import ModelFacts
+from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.clients.private_eraser import PrivateEraserQuestion
+from fedup.clients.second_moments import SecondMomentsQuestion
+from fedup.clients.sketches import SketchesQuestion
+from fedup.clients.spreads import SpreadsQuestion
+from fedup.clients.tally import TallyQuestion
+from fedup.errors import BudgetError, ContactError, DataError, RequestError
+from fedup.models.cut import FeatureReader
+from fedup.privacy import DP, Budget, Ledger
+from fedup.statistics.centroids import Summarizing, Summary, summarize
+from fedup.statistics.eraser_statistics import RowGroups
+from fedup.statistics.tally import RowsToCount
 
 HOW = Summarizing(1.0)
+PRIVATE = DP(2.0, clip=4.0)
 CLASSES = frozenset(range(3))
 
 
@@ -40,7 +58,7 @@ def alone(model: nn.Module, client: int, cut: str) -> Summary:
 
 
 def ask(clients: InProcess, client: int, cut: str = "5", **more) -> Summary:
-    return clients.summarize(client, cut=cut, how=HOW, **{"labels": CLASSES, "excluded": frozenset(), **more})
+    return ask_one(clients, client, CentroidsQuestion(cut, HOW, **{"labels": CLASSES, **more}))
 
 
 def assert_same(one: Summary, other: Summary) -> None:
@@ -63,7 +81,7 @@ def readers(monkeypatch) -> list[str]:
             made.append(cut)
             super().__init__(model, cut)
 
-    monkeypatch.setattr(contact, "FeatureReader", Counted)
+    monkeypatch.setattr(in_process, "FeatureReader", Counted)
     return made
 
 
@@ -193,3 +211,157 @@ def test_clients_asked_by_several_threads_answer_as_they_do_alone():
     thread.join()
     assert isinstance(found[0], Summary), found
     assert_same(found[0], alone(model, 1, "layers.6"))
+
+
+# --- several clients, asked together
+
+
+class Unwell(InProcess):
+    """Clients of which one does not answer; notes who is asked."""
+
+    def __init__(self, silent: int, **more) -> None:
+        super().__init__(FEDERATION, make_model(), **more)
+        self.asked, self.ill = [], silent
+
+    def _answer(self, client, question):
+        self.asked.append(client)
+        if client == self.ill:
+            raise ContactError(f"client {client} is ill")
+        return super()._answer(client, question)
+
+
+def questions(*clients: int) -> dict[int, CentroidsQuestion]:
+    return {client: CentroidsQuestion("5", HOW) for client in clients}
+
+
+def test_answers_come_in_the_order_of_the_questions_each_from_its_client():
+    contact = InProcess(FEDERATION, make_model())
+    for order in ((2, 0, 3), (1,), ()):
+        found = list(contact.ask(questions(*order)))
+        assert [client for client, _ in found] == [summary.client for _, summary in found] == list(order)
+    assert contact.silent == {}
+
+
+def test_where_one_client_gives_no_answer_nobodys_is_returned():
+    for ill in (0, 2, 3):
+        contact = Unwell(silent=ill)
+        with pytest.raises(ContactError, match=f"client {ill} is ill"):
+            contact.ask(questions(0, 2, 3), optional=[1])  # and not when the first answer is taken
+
+
+def test_an_optional_client_that_gives_no_answer_is_named_and_the_others_answers_come():
+    contact = Unwell(silent=2)
+    found = dict(contact.ask(questions(0, 2, 3), optional=[2]))
+    assert (list(found), contact.asked) == ([0, 3], [0, 2, 3])
+    assert contact.silent == {2: "client 2 is ill"}
+    contact.ill = None
+    assert list(dict(contact.ask(questions(2)))) == [2]
+    assert contact.silent == {}, "it has answered since"
+
+
+def test_releases_of_clients_that_answered_stay_charged_where_another_did_not():
+    contact = Unwell(silent=2)
+    with pytest.raises(ContactError):
+        contact.ask({client: PrivateCentroidsQuestion("5", PRIVATE) for client in (0, 2, 3)})
+    assert [charge.client for charge in contact.ledger.charges] == [0]
+
+
+@pytest.mark.parametrize("everyone", [False, True])
+@pytest.mark.parametrize("question", [CentroidsQuestion("5", HOW), PrivateCentroidsQuestion("5", PRIVATE)], ids=str)
+def test_what_one_clients_budget_does_not_allow_is_refused_before_anybody_is_asked(question, everyone):
+    contact = Unwell(silent=9, ledger=Ledger(budgets={3: Budget(0.1)}))
+    with pytest.raises(BudgetError, match="Client 3"):
+        contact.ask_everyone(question) if everyone else contact.ask(dict.fromkeys([0, 3], question))
+    assert contact.asked == contact.ledger.charges == []
+    assert len(list(contact.ask_everyone(question, but=[3]))) == 3
+
+
+def test_everyone_is_asked_but_some_and_some_are_asked_something_else():
+    contact = Unwell(silent=9)
+    other = CentroidsQuestion("5", HOW, labels=frozenset([1]))
+    found = dict(contact.ask_everyone(CentroidsQuestion("5", HOW), instead={2: other}, but=[1]))
+    assert {client: summary.labels for client, summary in found.items()} == {0: (0, 1, 2), 2: (1,), 3: (0, 1, 2)}
+    assert contact.asked == [0, 2, 3]
+
+
+# --- questions as they travel
+
+GROUPS = RowGroups({"r": Forget.samples({0: [3, 7]})}, Forget.samples({0: [3, 7]}) | Forget.classes([1]))
+EVERY_QUESTION = [
+    WhoQuestion(),
+    LabelsQuestion(frozenset([7, 3])),
+    CentroidsQuestion("5", HOW, frozenset([2, 1]), frozenset([0]), frozenset([9, 4]), half=True),
+    CentroidsQuestion("5", HOW),
+    PrivateCentroidsQuestion("5", PRIVATE, frozenset([2, 1]), frozenset([0]), frozenset([9, 4])),
+    PrivateCentroidsQuestion("5", PRIVATE),
+    SketchesQuestion("2", "each", GROUPS),
+    SpreadsQuestion({"2": "each", "5": "all"}, GROUPS, {"r": {0: 0.25, -1: 0.5}}),
+    SecondMomentsQuestion("2", "tokens", (4, 1), GROUPS),
+    PrivateEraserQuestion("2", PRIVATE, GROUPS),
+    TallyQuestion(None, None, RowsToCount(GROUPS.requests, GROUPS.gone, {"r": {2: 1.0}}, False)),
+]
+
+
+def test_every_question_is_known_by_its_kind():
+    assert {type(question) for question in EVERY_QUESTION} == set(QUESTIONS.values())
+    assert all(QUESTIONS[question.kind] is type(question) for question in EVERY_QUESTION)
+
+
+@pytest.mark.parametrize("question", EVERY_QUESTION, ids=lambda question: question.kind)
+def test_a_question_arrives_as_it_was_sent(question):
+    details, arrays = question.to_message()
+    assert type(question).from_message(json.loads(json.dumps(details)), arrays) == question
+
+
+NUMBERS = [10**400, -1, 2**62, float("nan"), True, "7", None, [], {}]
+
+
+@pytest.mark.parametrize("part", ["labels", "sizes", "rows", "excluded", "paper_epsilons", "client"])
+def test_whatever_a_client_claims_of_its_cells_its_answer_fits_or_is_refused(part):
+    """By one kind of error; and room is made for no more rows than it sent, or may keep back."""
+    question, model = CentroidsQuestion("5", HOW), make_model()
+    facts = ModelFacts(model, FEDERATION.x[:1], 3)
+    details, arrays = question.answer_message(ask_one(InProcess(FEDERATION, model), 1, question))
+    details = {**details, "client": 1, "paper_epsilons": [1.0] * 3}
+    assert question.read(details, arrays, facts).client == 1, "premise"
+    for bad in NUMBERS:
+        lists = {"rows": [[label, bad] for label in range(3)], "excluded": [[bad], [], []], "client": bad}
+        for told in (lists.get(part, [bad] * 3), bad):
+            try:
+                found = question.read({**details, part: told}, arrays, facts)
+            except DataError:
+                continue
+            assert sum(found.rows.values()) <= 2**20, (part, told)
+    empty = {**details, "sizes": [0] * 3, "rows": [[label, 2**30] for label in range(3)]}
+    with pytest.raises(DataError, match="no centroids"):
+        question.read(empty, {name: tensor[:0] for name, tensor in arrays.items()}, facts)
+
+
+def test_an_unknown_sample_at_one_client_charges_nobody():
+    ledger = Ledger()
+    known = frozenset(FEDERATION.client(0).train[:2].tolist())
+    questions = {
+        client: PrivateCentroidsQuestion("5", PRIVATE, excluded=ids)
+        for client, ids in ((0, known), (1, frozenset([10**6])))
+    }
+    with pytest.raises(RequestError):
+        InProcess(FEDERATION, make_model(), ledger=ledger).ask(questions)
+    assert ledger.charges == []
+
+
+def test_no_class_of_a_sample_is_told_where_a_budget_forbids_the_collection():
+    contact = InProcess(FEDERATION, make_model(), ledger=Ledger(budgets={3: Budget(1.0)}))
+    with pytest.raises(BudgetError):
+        collect(make_model(), contact, cut="5", forget=[Forget.samples({0: FEDERATION.client(0).train[:2]})])
+    assert contact.traffic.messages == 0
+
+
+def test_a_budget_keeps_no_request_from_an_answer_that_needs_no_client():
+    model = make_model()
+    store, plugged = collect(model, FEDERATION, cut="5"), plug(model, cut="5")
+    store.ledger.budgets = {3: Budget(1.0)}
+    request = Forget.clients([1])
+    report = unlearn(plugged, store, request, clients=FEDERATION, force=True)
+    assert report.verdicts[request.digest].finding == "not measured"
+    assert "budget" in report.verdicts[request.digest].why
+    assert report.traffic.messages == 0

@@ -9,7 +9,7 @@ from tests._marked import KINDS, Marked
 from torch import nn
 
 from fedup import Federation, Forget, collect, dirichlet, federate, plug
-from fedup.kmeans import centroid_count
+from fedup.statistics.kmeans import centroid_count
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; this machine has none")
 

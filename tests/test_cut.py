@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 from fedup import fingerprint
-from fedup.bench.models import build_model
-from fedup.cut import FEATURE_BATCH, FeatureReader, find_cut, logits_of, read_features, tail_of
 from fedup.errors import CutError, DataError
+from fedup.models.cut import FEATURE_BATCH, FeatureReader, find_cut, logits_of, read_features, tail_of
+from fedup.tasks.models import build_model
 
 IMAGES = (1, 28, 28)
 

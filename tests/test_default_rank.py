@@ -29,10 +29,10 @@ from fedup import (
 from fedup.bench.methods import fedup as fedup_method
 from fedup.bench.methods import random_filter
 from fedup.bench.settings import config_of
-from fedup.contact import InProcess
+from fedup.clients.in_process import InProcess
 from fedup.errors import SettingError
-from fedup.filter import Bottleneck
-from fedup.fit import Examples, fit_filter
+from fedup.filters.bottleneck import Bottleneck
+from fedup.filters.fit import Examples, fit_filter
 
 SHORT = FilterConfig(steps=10, batch_size=32)
 WIDTHS = [4, 5, 8, 16, 31, 32, 33]
@@ -150,7 +150,7 @@ def test_a_chosen_rank_that_is_too_wide_is_refused_before_anybody_is_asked(reque
     told = r"rank 32 is wider than the 8 features at the cut.*rank=8"
     with pytest.raises(SettingError, match=told):
         plan(plugged, store, [request_], clients=FEDERATION, config=config)
-    for name in ("reach", "ahead", "summarize", "labels_of", "sketch_groups", "gather_privately", "tally"):
+    for name in ("ask", "ask_everyone", "_answer"):
         monkeypatch.setattr(InProcess, name, lambda *_, **__: pytest.fail("a client was asked"))
     with pytest.raises(SettingError, match=told):
         unlearn(plugged, store, request_, clients=FEDERATION, config=config)

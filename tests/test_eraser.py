@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedup.eraser import STANDS_OUT, Eraser, TokenEraser, load_eraser, make_eraser
 from fedup.errors import DataError, SettingError
-from fedup.moments import LEAST_ROWS, Contrast, Moments, Sums
-from fedup.positions import positions_of, to_positions
+from fedup.filters.eraser import STANDS_OUT, Eraser, TokenEraser, load_eraser, make_eraser
+from fedup.models.layout import positions_of, to_positions
+from fedup.statistics.moments import LEAST_ROWS, Contrast, Moments, Sums
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 seeds = st.integers(0, 10**6)

@@ -7,15 +7,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedup import Federation, FilterConfig, Forget
-from fedup.contact import InProcess
-from fedup.erasure import LEAST_SIGNAL, Erasing, question_for
+from fedup.clients.in_process import InProcess
+from fedup.clients.second_moments import SecondMomentsQuestion
+from fedup.clients.sketches import SketchesQuestion
+from fedup.clients.spreads import SpreadsQuestion
 from fedup.errors import ContactError, RequestError
 from fedup.federation import Client
-from fedup.moments import LEAST_ROWS, Shift
-from fedup.place import CLEAR, ENOUGH, Place, choose_place, judge_place
-from fedup.positions import to_positions
-from fedup.report import Report
+from fedup.filters.eraser_site import CLEAR, ENOUGH, Place, choose_place, judge_place
+from fedup.models.layout import to_positions
 from fedup.request import union
+from fedup.statistics.moments import LEAST_ROWS, Shift
+from fedup.unlearning.eraser_builder import LEAST_SIGNAL, Erasing, question_for
+from fedup.unlearning.report import Report
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
 CUT, CLASSES, EACH = "6", 3, 120
@@ -216,27 +219,22 @@ FEDERATION = _federation()
 FIRST, SECOND = (Forget.samples({client: rows}) for client, rows in PLANTED.items())
 
 
+WHAT = {SketchesQuestion: "sketch", SpreadsQuestion: "measure", SecondMomentsQuestion: "moments"}
+
+
 class Listening(InProcess):
-    """Notes who is asked what."""
+    """Notes who is asked what, about whose rows."""
 
     def __init__(self, federation=FEDERATION, model=MODEL):
         super().__init__(federation, model)
         self.heard = []
 
-    def sketch_groups(self, client, **options):
-        self.heard.append((client, "sketch", options["question"]))
-        return super().sketch_groups(client, **options)
-
-    def measure_groups(self, client, **options):
-        self.heard.append((client, "measure", options["question"]))
-        return super().measure_groups(client, **options)
-
-    def second_moments(self, client, **options):
-        self.heard.append((client, "moments", options["question"]))
-        return super().second_moments(client, **options)
+    def _answer(self, client, question):
+        self.heard.append((client, WHAT[type(question)], question.groups))
+        return super()._answer(client, question)
 
     def asked(self, what):
-        return [client for client, question, _ in self.heard if question == what]
+        return [client for client, heard, _ in self.heard if heard == what]
 
 
 QUESTIONS, KEPT = {}, []  # what was asked for an eraser
@@ -308,8 +306,8 @@ def test_all_are_compared_with_and_second_moments_are_asked_of_clients_with_forg
 
 def test_a_client_hears_of_no_other_clients_samples():
     _, _, listening = _erase(FIRST, SECOND, FIRST | SECOND)
-    for client, _, question in listening.heard:
-        for request in (question.gone, *question.requests.values()):
+    for client, _, groups in listening.heard:
+        for request in (groups.gone, *groups.requests.values()):
             assert set(request.sample_ids) <= {client}
 
 

@@ -14,8 +14,8 @@ from torch import nn
 from fedup import plug
 from fedup.cli._session import Session
 from fedup.errors import CutError, NotFittedError, StorageError
-from fedup.export import NOTE, export_program
 from fedup.run.folder import Run
+from fedup.serving.export import NOTE, export_program
 
 WITHOUT_FEDUP = """
 import sys, torch

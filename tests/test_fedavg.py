@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedup import Federation, Forget, LocalTraining, Observer, dirichlet, federate, fingerprint
-from fedup.averaging import RunningAverage
-from fedup.engines.plain import train_locally
 from fedup.errors import ArtifactError, DataError, SettingError
 from fedup.rng import generator, seed_for
+from fedup.training.averaging import RunningAverage
+from fedup.training.engines.plain import train_locally
 
 LOCAL = LocalTraining(batch_size=8)
 

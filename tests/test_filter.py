@@ -5,7 +5,7 @@ from torch import nn
 
 from fedup import Federation, FilterConfig, Forget, collect, iid, load_filter, plug, save_filter
 from fedup.errors import SettingError
-from fedup.filter import Bottleneck
+from fedup.filters.bottleneck import Bottleneck
 
 NAN, INF = float("nan"), float("inf")
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from fedup import FilterConfig, Trace
 from fedup.errors import DataError, SettingError
-from fedup.fit import _SGD, Examples, _Adam, fit_filter
+from fedup.filters.fit import _SGD, Examples, _Adam, fit_filter
 
 WIDTH, CLASSES = 12, 3
 CONFIG = FilterConfig(rank=6, steps=120, batch_size=16, lr=1e-2)

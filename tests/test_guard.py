@@ -6,10 +6,10 @@ from tests._forced import unlearn
 from torch import nn
 
 from fedup import Federation, FilterConfig, Forget, LocalTraining, collect, federate, iid, plug
-from fedup.bench.datasets import load_dataset
-from fedup.bench.models import build_model
-from fedup.fit import Examples, fit_filter
-from fedup.guard import Guard
+from fedup.filters.fit import Examples, fit_filter
+from fedup.filters.guard import Guard
+from fedup.tasks.datasets import load_dataset
+from fedup.tasks.models import build_model
 
 WIDTH, CLASSES, RANK = 12, 5, 6
 SEVERAL_TIMES = 5
@@ -94,6 +94,16 @@ def test_a_constant_is_added_only_where_a_forgotten_class_leads_by_its_bias():
         tail.bias.copy_(torch.tensor([0.0, -1.0, 2.0, 0.0, 0.0]))
     assert _guard(tail, [1]).constant() is None
     assert _guard(tail, [2]).constant() is not None
+
+
+def test_where_bounds_conflict_no_constant_makes_a_lead_larger():
+    one = torch.tensor([1.0, 0.0])
+    for slopes in (torch.stack([one, -one]), torch.stack([one, one.flip(0)])):
+        for leads in (torch.tensor([1.0, 1.0]), torch.tensor([2.0, -1.0])):
+            for nonnegative in (False, True):
+                guard = Guard(slopes, nonnegative=nonnegative, slopes=slopes, leads=leads)
+                added = guard.constant()
+                assert added is None or float((slopes @ added + leads).max()) < float(leads.max())
 
 
 @pytest.mark.parametrize("nonnegative", [False, True])

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedup import Federation, Forget, LocalTraining, Observer, dirichlet, federate, fingerprint
+from fedup.bench.history import History
 from fedup.errors import ArtifactError, StorageError
-from fedup.history import History
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 LOCAL = LocalTraining(batch_size=8)

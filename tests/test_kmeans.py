@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedup.kmeans import BLOCK_POINTS, centroid_count, cluster_cells
+from fedup.statistics.kmeans import BLOCK_POINTS, centroid_count, cluster_cells
 
 few = settings(max_examples=40, deadline=None, derandomize=True)
 ratios = st.sampled_from(["0.05", "0.1", "0.3", "0.5", "0.8", "0.95"])

@@ -12,7 +12,7 @@ from torch import nn
 from fedup import collect, fingerprint
 from fedup.artifacts import load_tensors, save_tensors
 from fedup.errors import ArtifactError, FingerprintError
-from fedup.model_file import load_model, save_model
+from fedup.serving.model_file import load_model, save_model
 
 
 def build(seed=0, features=8):

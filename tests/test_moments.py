@@ -7,22 +7,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedup import Forget, messages
-from fedup.cut import read_features
-from fedup.eraser_statistics import (
+from fedup import Forget
+from fedup.clients.second_moments import SecondMomentsQuestion
+from fedup.clients.sketches import SketchesQuestion
+from fedup.clients.spreads import SpreadsQuestion
+from fedup.federation import Client
+from fedup.models.cut import read_features
+from fedup.statistics.eraser_statistics import (
     EVERY_CLASS,
     LEAST_REFERENCE_ROWS,
     MOST_REFERENCE_ROWS,
-    Question,
+    RowGroups,
     measure_groups,
     second_moments,
     shortened,
     sketch_groups,
     sum_by_cut,
 )
-from fedup.federation import Client
-from fedup.mixture import mixture
-from fedup.moments import LEAST_ROWS, Moments, Shift, Sums
+from fedup.statistics.mixture import mixture
+from fedup.statistics.moments import LEAST_ROWS, Moments, Shift, Sums
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 seeds = st.integers(0, 10**6)
@@ -94,7 +97,7 @@ def _ask(*requests, gone=None):
     joined = gone or Forget()
     for request in requests:
         joined = joined | request
-    return Question(named, joined)
+    return RowGroups(named, joined)
 
 
 def _samples(rows, client=0):
@@ -371,7 +374,7 @@ def test_what_clients_tell_adds_up_to_what_one_with_all_rows_would_tell(seed, ma
 def test_only_the_positions_that_are_asked_for_are_told():
     model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(8, 3))
     x, y = torch.randn(60, 1, 4, 4, generator=_source(0)), torch.zeros(60, dtype=torch.long)
-    ask = {"question": _ask(_samples(range(25))), "over": "each"}
+    ask = {"groups": _ask(_samples(range(25))), "over": "each"}
     some = second_moments(model, "2", x, y, _client(range(60)), positions=(2, 7), **ask)
     whole = second_moments(model, "2", x, y, _client(range(60)), positions=range(16), **ask)
     assert some.squares.shape == (2, 3, 3)
@@ -395,14 +398,15 @@ def test_statistics_have_the_shape_of_what_the_filter_acts_on(over):
 
 def test_messages_hold_what_they_say_and_no_more():
     x, y = _data()
-    sketches, spreads, moments = _all(x, y, _client(range(200)), _ask(_samples(range(80))))
+    groups = _ask(_samples(range(80)))
+    sketches, spreads, moments = _all(x, y, _client(range(200)), groups)
     numbers = sum(one.sums.numel() for one in (*sketches.forgotten.values(), *sketches.retained.values()))
     sent = [
         sum(a.nbytes for a in answer[1].values())
         for answer in (
-            messages.sketch_answer(sketches),
-            messages.spreads_answer(spreads),
-            messages.moments_answer(moments),
+            SketchesQuestion("2", "each", groups).answer_message(sketches),
+            SpreadsQuestion(CUTS, groups, {}).answer_message(spreads),
+            SecondMomentsQuestion("2", "each", (0,), groups).answer_message(moments),
         )
     ]
     # mean and variance of two groups at both cuts; one half of a matrix, in double precision

@@ -26,8 +26,8 @@ from fedup import (
     save_filter,
 )
 from fedup.errors import CutError, FingerprintError, NotFittedError, PlugError, StaleFilterError
-from fedup.plugging import _state
-from fedup.sharing import tensors
+from fedup.models.views import tensors
+from fedup.serving.plugged import _state
 
 CONFIG = FilterConfig(rank=4, steps=15, batch_size=32)
 FIRST, SECOND = Forget.clients([1]), Forget.classes([2])

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedup.errors import SettingError
-from fedup.positions import from_positions, known_over, positions_of, to_positions
+from fedup.models.layout import from_positions, known_over, positions_of, to_positions
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
 sizes = st.integers(1, 5)

@@ -7,8 +7,8 @@ from tests._marked import Marked, same_bits
 
 from fedup import FilterConfig, Forget, collect, plug
 from fedup.errors import SettingError
-from fedup.fit import Trace
-from fedup.presets import preset
+from fedup.filters.fit import Trace
+from fedup.filters.presets import preset
 
 MARKED = Marked()
 CLIENT, CLASS, SAMPLE = MARKED.requests["client"], MARKED.requests["class"], MARKED.requests["first"]
@@ -112,7 +112,7 @@ def _narrow(monkeypatch):
         found = real(name, forget)
         return replace(found, config=replace(found.config, rank=4, steps=10))
 
-    monkeypatch.setattr("fedup.unlearning.settings_of", narrow)
+    monkeypatch.setattr("fedup.unlearning.unlearn.settings_of", narrow)
 
 
 def test_a_request_answered_with_the_papers_preset_has_its_settings_and_no_eraser(monkeypatch):

@@ -12,11 +12,12 @@ from torch import nn
 
 import fedup
 from fedup import Budget, Federation, FilterConfig, Forget, Ledger, collect, iid, plug
-from fedup.eraser_statistics import Question
 from fedup.errors import BudgetError, HarmError, RequestError
 from fedup.federation import Client
 from fedup.privacy import DP
-from fedup.private_erasure import NoisyContrast, gather_privately
+from fedup.statistics.eraser_statistics import RowGroups
+from fedup.statistics.private_erasure import NoisyContrast, PlannedStatistics
+from fedup.statistics.private_features import blank_row
 
 TEST_NOISE = DP(50.0, clip="unit", replay_seed=1)
 
@@ -77,8 +78,8 @@ def triggered(federation):
 def statistics_of(model, x, y, train, samples, dp):
     client = Client(0, train=train, validation=train[:0], heldout=train[:0])
     request = Forget.samples({0: samples}) if samples else Forget.samples({0: [int(train[0])]})
-    question = Question({"r": request}, request)
-    return gather_privately(model, "conv", x, y, client, question, dp=dp, num_classes=4, spend=lambda: None)
+    planned = PlannedStatistics(model, blank_row(x), cut="conv", dp=dp, num_classes=4)
+    return planned.answer(x, y, client, RowGroups({"r": request}, request))
 
 
 def joined(message):
@@ -131,15 +132,11 @@ def test_every_class_is_told_of_whether_the_client_holds_it_or_not():
 def test_messages_add_up_over_clients(poisoned):
     federation, model, request = poisoned
     client = federation.clients[1]
-    question = Question({"r": request}, request)
+    groups = RowGroups({"r": request}, request)
     halves = [replace(client, train=client.train[i::2]) for i in (0, 1)]
     sharp = replace(TEST_NOISE, epsilon=1e5)
-    said = [
-        gather_privately(
-            model, "conv", federation.x, federation.y, one, question, dp=sharp, num_classes=4, spend=lambda: None
-        )
-        for one in (client, *halves)
-    ]
+    planned = PlannedStatistics(model, blank_row(federation.x), cut="conv", dp=sharp, num_classes=4)
+    said = [planned.answer(federation.x, federation.y, one, groups) for one in (client, *halves)]
     whole, parts = NoisyContrast.of(sharp, said[:1]), NoisyContrast.of(sharp, said[1:])
     torch.testing.assert_close(parts.forgotten.mean, whole.forgotten.mean, atol=5e-3, rtol=5e-3)
     torch.testing.assert_close(parts.reference.mean, whole.reference.mean, atol=2e-2, rtol=2e-2)

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedup import Federation, FilterConfig, Forget, collect, plug, unlearn
-from fedup.contact import InProcess
-from fedup.eraser_statistics import SKETCH_GROUPS, SKETCH_SIZE, shortened
-from fedup.erasure import LEAST_SIGNAL, Erasing
+from fedup.clients.in_process import InProcess
 from fedup.federation import Client
-from fedup.mixture import mixture, robust_mixture
-from fedup.report import Report
+from fedup.statistics.eraser_statistics import SKETCH_GROUPS, SKETCH_SIZE, shortened
+from fedup.statistics.mixture import mixture, robust_mixture
+from fedup.unlearning.eraser_builder import LEAST_SIGNAL, Erasing
+from fedup.unlearning.report import Report
 
 CLASSES, WIDTH, CUT = 4, 8, "2"
 few = settings(max_examples=25, deadline=None, derandomize=True)

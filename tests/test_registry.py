@@ -48,5 +48,5 @@ def test_a_slip_is_offered_the_closest_name(package):
 
 
 def test_the_built_in_data_sets_and_models_are_found():
-    assert {"digits", "mnist"} <= set(names("fedup.bench.datasets"))
-    assert {"lenet5", "resnet18"} <= set(names("fedup.bench.models"))
+    assert {"digits", "mnist"} <= set(names("fedup.tasks.datasets"))
+    assert {"lenet5", "resnet18"} <= set(names("fedup.tasks.models"))

@@ -19,8 +19,8 @@ from torch import nn
 
 from fedup import FilterConfig, Forget, plug
 from fedup.errors import NotFittedError, PlugError, StaleFilterError
-from fedup.filter import Bottleneck
-from fedup.plugging import _BLOCKS, Served
+from fedup.filters.bottleneck import Bottleneck
+from fedup.serving.plugged import _BLOCKS, Served
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedup import fingerprint
-from fedup.sharing import shared_view, tensors
+from fedup.models.views import shared_view, tensors
 
 
 @pytest.fixture(autouse=True)

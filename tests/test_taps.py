@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from fedup import fingerprint
-from fedup.bench.models import build_model
-from fedup.cut import FEATURE_BATCH, read_features
 from fedup.errors import CutError, DataError
-from fedup.taps import Taps
+from fedup.models.cut import FEATURE_BATCH, read_features
+from fedup.models.taps import Taps
+from fedup.tasks.models import build_model
 
 IMAGES = (1, 28, 28)
 CUTS = ["conv2", "pool2", "fc1", "relu3", "head"]

@@ -9,8 +9,7 @@ from torch import nn
 from fedup import Federation, FilterConfig, LocalTraining, federate, iid
 from fedup.artifacts import load_tensors
 from fedup.errors import FedUPWarning, SettingError
-from fedup.fedavg import Observer
-from fedup.fit import Examples, fit_filter
+from fedup.filters.fit import Examples, fit_filter
 from fedup.threads import (
     SMALL_BATCH,
     VARIABLE,
@@ -21,6 +20,7 @@ from fedup.threads import (
     threads_for_training,
     using_threads,
 )
+from fedup.training.fedavg import Observer
 
 LOCAL = LocalTraining(batch_size=8)
 

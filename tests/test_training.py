@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedup import LocalTraining
-from fedup.engines.plain import train_locally
 from fedup.errors import SettingError
-from fedup.training import Job, full_batches
+from fedup.training.engines.plain import train_locally
+from fedup.training.local import Job, full_batches
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
 row_counts, batch_sizes, epoch_counts = st.integers(0, 150), st.integers(1, 70), st.integers(1, 3)

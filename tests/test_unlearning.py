@@ -26,11 +26,12 @@ from fedup import (
     purge,
     save_centroids,
 )
-from fedup.bench.models import build_model
-from fedup.contact import InProcess
+from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.in_process import InProcess
 from fedup.errors import ContactError, DataError, FedUPError, FingerprintError, NotFittedError, RequestError
 from fedup.request import union
-from fedup.traffic import Traffic
+from fedup.statistics.traffic import Traffic
+from fedup.tasks.models import build_model
 
 CONFIG = FilterConfig(rank=4, steps=10, batch_size=32)
 REMAP = FilterConfig(rank=4, steps=10, batch_size=32, class_policy="remap")
@@ -130,11 +131,13 @@ class Spy(InProcess):
         super().__init__(setting.federation, setting.base)
         self.asked, self.fail_at, self.change = [], fail_at, change
 
-    def summarize(self, client, **question):
-        self.asked.append((client, question["labels"]))
+    def _answer(self, client, question):
+        if not isinstance(question, CentroidsQuestion):
+            return super()._answer(client, question)
+        self.asked.append((client, question.labels))
         if client == self.fail_at:
             raise ConnectionError(f"client {client} is gone")
-        summary = super().summarize(client, **question)
+        summary = super()._answer(client, question)
         if self.change:
             self.change(summary)
         return summary
@@ -292,7 +295,7 @@ def test_a_class_that_is_remapped_does_use_the_forgotten_data():
 def _examples_of(monkeypatch, names, policy):
     """What the filter is fitted to: labels by cell."""
     seen = []
-    module = sys.modules["fedup.bottleneck_fit"]
+    module = sys.modules["fedup.unlearning.bottleneck_fit"]
     real = module.fit_filter
     monkeypatch.setattr(
         module,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests._asking import ask_one
 from tests._forced import restore, unlearn
 from torch import nn
 
@@ -24,16 +25,20 @@ from fedup import (
     purge,
     save_centroids,
 )
-from fedup.contact import InProcess
-from fedup.cut import tail_of
-from fedup.eraser_statistics import Question
+from fedup.clients.in_process import InProcess
+from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.clients.private_eraser import PrivateEraserQuestion
+from fedup.clients.question import PrivateQuestion
 from fedup.errors import BudgetError, ContactError, DataError, FedUPError, RequestError, SettingError
 from fedup.federation import Client
+from fedup.models.cut import tail_of
 from fedup.privacy import DP, Budget, Ledger
 from fedup.privacy.projection import basis_of
-from fedup.private_erasure import gather_privately
 from fedup.request import union
-from fedup.traffic import Traffic
+from fedup.statistics.eraser_statistics import RowGroups
+from fedup.statistics.private_erasure import PlannedStatistics
+from fedup.statistics.private_features import blank_row
+from fedup.statistics.traffic import Traffic
 
 CLASSES, CLIENTS, WIDTH, CUT = 4, 4, 16, "2"
 CONFIG = FilterConfig(rank=8, steps=120, batch_size=64, filter="bottleneck")
@@ -150,16 +155,13 @@ class Strict(InProcess):
         super().__init__(SETTING.federation, SETTING.base, ledger=store.ledger)
         self.asked, self.fail_at = [], fail_at
 
-    def summarize(self, client, **question):
-        if client == self.fail_at:
-            raise ConnectionError(f"client {client} is gone")
-        self.asked.append((client, question["labels"], question["excluded"]))
-        return super().summarize(client, **question)
-
-    def _refuse(self, *args, **options):
-        raise AssertionError("a client was asked for what is not under the guarantee")
-
-    cell_sizes = labels_of = sketch_groups = measure_groups = second_moments = tally = _refuse
+    def _answer(self, client, question):
+        assert isinstance(question, PrivateQuestion), "a client was asked for what is not under the guarantee"
+        if isinstance(question, PrivateCentroidsQuestion):
+            if client == self.fail_at:
+                raise ConnectionError(f"client {client} is gone")
+            self.asked.append((client, question.labels, question.excluded))
+        return super()._answer(client, question)
 
 
 # --- what is forgotten and what is kept
@@ -547,10 +549,9 @@ def test_one_record_moves_what_an_eraser_is_told_by_no_more_than_the_sensitivity
     told = []
     for train in (rows, rows[rows != row]):
         gone = Forget.samples({1: named & set(train.tolist())})
-        question, client = Question({"request": gone}, gone), Client(1, train, train[:0], train[:0])
-        found = gather_privately(
-            SETTING.base, CUT, x, SETTING.y, client, question, dp=dp, num_classes=CLASSES, spend=lambda: None
-        )
+        groups, client = RowGroups({"request": gone}, gone), Client(1, train, train[:0], train[:0])
+        planned = PlannedStatistics(SETTING.base, blank_row(x), cut=CUT, dp=dp, num_classes=CLASSES)
+        found = planned.answer(x, SETTING.y, client, groups)
         told.append(torch.cat([found.sums.flatten(), found.counts]).double())
     moved = float((told[0] - told[1]).norm())
     assert moved <= dp.sensitivity + 1e-3
@@ -560,16 +561,14 @@ def test_one_record_moves_what_an_eraser_is_told_by_no_more_than_the_sensitivity
 
 
 def test_an_eraser_is_paid_whatever_its_rows_hold_and_refused_where_it_cannot_be():
-    question = Question({"request": MARKED.request}, MARKED.request)
+    question = PrivateEraserQuestion(CUT, PRIVATE, RowGroups({"request": MARKED.request}, MARKED.request))
     no_numbers, ledger = SETTING.with_rows(slice(None), torch.nan), Ledger()
     contact = InProcess(no_numbers, SETTING.base, ledger=ledger)
-    found = contact.gather_privately(1, cut=CUT, dp=PRIVATE, question=question)
+    found = ask_one(contact, 1, question)
     assert bool(found.sums.isfinite().all()) and len(ledger.charges) == 1
     poor = Ledger(budgets={None: Budget(1.0)})
     with pytest.raises(BudgetError):
-        InProcess(MARKED.federation, SETTING.base, ledger=poor).gather_privately(
-            1, cut=CUT, dp=PRIVATE, question=question
-        )
+        ask_one(InProcess(MARKED.federation, SETTING.base, ledger=poor), 1, question)
     assert poor.charges == []
 
 

@@ -14,8 +14,8 @@ from torch import nn
 import fedup
 from fedup import Federation, FilterConfig, Forget, collect, fingerprint, iid, plug
 from fedup.errors import ContactError, CutError, DataError, HarmError, RequestError
-from fedup.traffic import Traffic
-from fedup.unlearning import plan
+from fedup.statistics.traffic import Traffic
+from fedup.unlearning.unlearn import plan
 
 MARKED = Marked()
 FORCED = {"both": FilterConfig(**FAST, filter="both"), "erasure": FilterConfig(**FAST, filter="erasure")}
@@ -115,7 +115,7 @@ def test_what_is_erased_is_gone_and_what_stays_is_still_right():
 @pytest.mark.parametrize("name", ["both at one cut", "both at two cuts"])
 def test_a_bottleneck_is_fitted_to_what_an_eraser_at_its_own_cut_leaves(monkeypatch, name):
     seen = []
-    module = sys.modules["fedup.bottleneck_fit"]
+    module = sys.modules["fedup.unlearning.bottleneck_fit"]
     real = module.fit_filter
     monkeypatch.setattr(module, "fit_filter", lambda tail, ex, *a, **k: (seen.append(ex), real(tail, ex, *a, **k))[1])
     plugged, store = MARKED.serving("first", config=KINDS[name])

@@ -22,10 +22,10 @@ from fedup import (
     save_centroids,
     unlearn,
 )
-from fedup import execute as execute_module
-from fedup.proportions import Estimate, Paired, weighted, wilson
-from fedup.tally import Tally
-from fedup.verdict import CLOSE, CLOSE_CLASS, WIDEST, Verdict, find, judge, not_measured
+from fedup.statistics.proportions import Estimate, Paired, weighted, wilson
+from fedup.statistics.tally import Tally
+from fedup.unlearning import execute as execute_module
+from fedup.unlearning.verdict import CLOSE, CLOSE_CLASS, WIDEST, Verdict, find, judge, not_measured
 
 many = settings(max_examples=100, deadline=None, derandomize=True)
 MARKED = Marked()

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import keys
 
-from fedup.bench.machine import describe_code, describe_machine
+from fedup.tasks.machine import describe_code, describe_machine
 
 HERE, BIN = Path(__file__).resolve().parent, Path(sys.executable).parent
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}

@@ -20,21 +20,22 @@ True
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedup.centroids import Centroids, collect, load_centroids, save_centroids
+    from fedup.clients.collect import collect
     from fedup.errors import FedUPError
-    from fedup.fedavg import Observer, federate
     from fedup.federation import Federation
-    from fedup.filter import FilterConfig
-    from fedup.filter_file import load_filter, save_filter
-    from fedup.fit import Trace
+    from fedup.filters.bottleneck import FilterConfig
+    from fedup.filters.fit import Trace
+    from fedup.models.views import fingerprint
     from fedup.partition import dirichlet, iid, pathological
-    from fedup.plugging import PluggedModel, plug
     from fedup.privacy import DP, Budget, Ledger
-    from fedup.report import Report
     from fedup.request import Forget
-    from fedup.sharing import fingerprint
-    from fedup.training import LocalTraining
-    from fedup.unlearning import Plan, plan, purge, restore, unlearn
+    from fedup.serving.filter_file import load_filter, save_filter
+    from fedup.serving.plugged import PluggedModel, plug
+    from fedup.statistics.store import Centroids, load_centroids, save_centroids
+    from fedup.training.fedavg import Observer, federate
+    from fedup.training.local import LocalTraining
+    from fedup.unlearning.report import Report
+    from fedup.unlearning.unlearn import Plan, plan, purge, restore, unlearn
 
 __version__ = "0.1.0"
 
@@ -75,32 +76,32 @@ _HOME = {
     "Budget": "fedup.privacy",
     "DP": "fedup.privacy",
     "Ledger": "fedup.privacy",
-    "Centroids": "fedup.centroids",
+    "Centroids": "fedup.statistics.store",
     "FedUPError": "fedup.errors",
     "Federation": "fedup.federation",
-    "FilterConfig": "fedup.filter",
+    "FilterConfig": "fedup.filters.bottleneck",
     "Forget": "fedup.request",
-    "LocalTraining": "fedup.training",
-    "Observer": "fedup.fedavg",
-    "PluggedModel": "fedup.plugging",
-    "Plan": "fedup.unlearning",
-    "Report": "fedup.report",
-    "Trace": "fedup.fit",
-    "collect": "fedup.centroids",
+    "LocalTraining": "fedup.training.local",
+    "Observer": "fedup.training.fedavg",
+    "PluggedModel": "fedup.serving.plugged",
+    "Plan": "fedup.unlearning.unlearn",
+    "Report": "fedup.unlearning.report",
+    "Trace": "fedup.filters.fit",
+    "collect": "fedup.clients.collect",
     "dirichlet": "fedup.partition",
-    "federate": "fedup.fedavg",
-    "fingerprint": "fedup.sharing",
+    "federate": "fedup.training.fedavg",
+    "fingerprint": "fedup.models.views",
     "iid": "fedup.partition",
-    "load_centroids": "fedup.centroids",
-    "load_filter": "fedup.filter_file",
+    "load_centroids": "fedup.statistics.store",
+    "load_filter": "fedup.serving.filter_file",
     "pathological": "fedup.partition",
-    "plan": "fedup.unlearning",
-    "plug": "fedup.plugging",
-    "purge": "fedup.unlearning",
-    "restore": "fedup.unlearning",
-    "save_centroids": "fedup.centroids",
-    "save_filter": "fedup.filter_file",
-    "unlearn": "fedup.unlearning",
+    "plan": "fedup.unlearning.unlearn",
+    "plug": "fedup.serving.plugged",
+    "purge": "fedup.unlearning.unlearn",
+    "restore": "fedup.unlearning.unlearn",
+    "save_centroids": "fedup.statistics.store",
+    "save_filter": "fedup.serving.filter_file",
+    "unlearn": "fedup.unlearning.unlearn",
 }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedup.report import Report
+    from fedup.unlearning.report import Report
 
 
 class FedUPError(Exception):

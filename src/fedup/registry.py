@@ -18,7 +18,7 @@ OWN_MODULE = "fedup_user_"  # begins the names of modules that were loaded from 
 def names(package: str) -> list[str]:
     """The parts of a package: its modules, those with a leading underscore apart.
 
-    >>> "digits" in names("fedup.bench.datasets")
+    >>> "digits" in names("fedup.tasks.datasets")
     True
     """
     found = pkgutil.iter_modules(importlib.import_module(package).__path__)

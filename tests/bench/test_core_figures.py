@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from fedup import Federation, Forget, collect, dirichlet, federate, plug, unlearn
-from fedup.bench.accuracy import retain_and_forget
 from fedup.bench.core_figures import is_current, run_seed, summary_rows
-from fedup.bench.datasets import input_of, load_dataset
-from fedup.bench.models import build_model
 from fedup.bench.scenarios import scenario_class
 from fedup.bench.tables import write_tables
 from fedup.errors import MissingDataError
+from fedup.tasks.accuracy import retain_and_forget
+from fedup.tasks.datasets import input_of, load_dataset
+from fedup.tasks.models import build_model
 
 
 @pytest.fixture(scope="module")

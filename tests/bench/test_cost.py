@@ -14,8 +14,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fedup import Federation, Forget, LocalTraining, dirichlet, federate
 from fedup.bench import cost as cost_module
 from fedup.bench.cost import Cost, Meter
-from fedup.bench.recipe import Recipe
 from fedup.bench.task import Task
+from fedup.tasks.recipe import Recipe
 
 MODEL = nn.Linear(1, 1)
 

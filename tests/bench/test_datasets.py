@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from fedup.bench.datasets import files_of, load_dataset
-from fedup.bench.datasets._parquet import read_images
 from fedup.errors import DataError, MissingDataError, SettingError
 from fedup.registry import names
+from fedup.tasks.datasets import files_of, load_dataset
+from fedup.tasks.datasets._parquet import read_images
 
 BUILT_IN = ("digits",)
 load_once = cache(load_dataset)
@@ -35,7 +35,7 @@ def folder_of(name: str) -> str:
 
 EVERY = [
     pytest.param(name, marks=needs_data(folder_of(name))) if files_of(name) else name
-    for name in names("fedup.bench.datasets")
+    for name in names("fedup.tasks.datasets")
 ]
 
 

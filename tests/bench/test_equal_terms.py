@@ -12,19 +12,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fedup.engines.plain as plain
-import fedup.fedavg as fedavg
+import fedup.training.engines.plain as plain
+import fedup.training.fedavg as fedavg
 from fedup import Federation, Forget, fingerprint
-from fedup.averaging import weights_of
 from fedup.bench.experiment import Cell, Experiment, load_experiment
+from fedup.bench.history import History
 from fedup.bench.methods import method_class, needs_history
-from fedup.bench.recipe import Recipe
 from fedup.bench.results import Results
 from fedup.bench.runner import BudgetSpentError, Event, run_cells
 from fedup.bench.task import Task
-from fedup.history import History
 from fedup.registry import names
-from fedup.training import Job
+from fedup.tasks.progress import RoundsShown
+from fedup.tasks.recipe import Recipe
+from fedup.training.averaging import weights_of
+from fedup.training.local import Job
 
 # --- the same cohorts, batches and first weights
 
@@ -398,9 +399,10 @@ def test_a_training_that_is_stopped_goes_on_with_the_history_it_has(read, result
     with pytest.raises(BudgetSpentError):
         run(experiment.cells(), results, Told(stop_in=LEARNS))
     assert files(tmp_path / "other" / "federations")
-    told = Told()
-    events = run(experiment.cells(), results, told)
-    assert told.rounds[LEARNS] == 1  # of two: the first was kept
+    rounds, shown = [], RoundsShown.on_round
+    monkeypatch.setattr(RoundsShown, "on_round", lambda self, *args: (rounds.append(self._what), shown(self, *args)))
+    events = run(experiment.cells(), results)
+    assert [what for what in rounds if what.endswith(LEARNS)] == rounds[:1]  # of two: the first was kept
     for event, expected in zip(events, whole, strict=True):
         assert event.result["metrics"]["r_a"] == expected.result["metrics"]["r_a"], event.cell.method.name
         assert event.result["about"] == expected.result["about"]

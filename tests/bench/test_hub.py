@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 from tests.cli._in_process import contents, fedup, ok
 
-from fedup.bench.datasets import files_of
 from fedup.registry import names
+from fedup.tasks.datasets import files_of
 
 TRAIN, TEST = (f"mnist/{split}-00000-of-00001.parquet" for split in ("train", "test"))
 SOURCE = "/datasets/ylecun/mnist/resolve/main/"
@@ -227,7 +227,7 @@ def test_an_unknown_data_set_is_refused_with_the_closest(place):
     check_told(fedup("data", "fetch", "mnits", "--to", place), "Did you mean 'mnist'?")
 
 
-@pytest.mark.parametrize("name", names("fedup.bench.datasets"))
+@pytest.mark.parametrize("name", names("fedup.tasks.datasets"))
 def test_every_file_has_a_place_of_its_own_below_a_folder(name):
     places = [file.place for file in files_of(name)]
     assert len(set(places)) == len(places)
@@ -268,7 +268,7 @@ def test_what_is_missing_is_status_1_where_it_was_named_and_0_where_all_are_show
     assert "fedup data fetch mnist" in found["mnist"][1]
     code, found = check(data=place)
     assert code == 0
-    assert set(found) == set(names("fedup.bench.datasets"))
+    assert set(found) == set(names("fedup.tasks.datasets"))
     assert {name for name, (state, _) in found.items() if state == "here"} == {"digits"}
     code, found = check("mnist")
     assert (code, found["mnist"][0]) == (1, "missing")

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedup.bench.datasets import Images, Texts, input_of, load_dataset
-from fedup.bench.datasets import _parquet as parquet
-from fedup.bench.datasets._cache import cache_folder, cached
-from fedup.bench.datasets._parquet import read_column, read_images, read_texts
 from fedup.errors import DataError, MissingDataError, SettingError
+from fedup.tasks.datasets import Images, Texts, input_of, load_dataset
+from fedup.tasks.datasets import _parquet as parquet
+from fedup.tasks.datasets._cache import cache_folder, cached
+from fedup.tasks.datasets._parquet import read_column, read_images, read_texts
 
 VOCABULARY = Path(os.environ.get("FEDUP_DATA", "nowhere"), "bert-base-uncased", "vocab.txt")
 needs_vocabulary = [

@@ -10,8 +10,8 @@ from tests._forced import unlearn
 from torch import nn
 
 from fedup import Federation, FilterConfig, Forget, collect, iid, plug
-from fedup.bench.judge import FederationJudge, describe_rows
 from fedup.federation import Client
+from fedup.tasks.judge import FederationJudge, describe_rows
 
 STATES = ("original", "forgotten", "restored")
 

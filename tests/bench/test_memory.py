@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from fedup.bench.datasets import check_there
 from fedup.errors import MissingDataError
+from fedup.tasks.datasets import check_there
 
 _TRAIN = """
 import resource
-from fedup.bench.recipe import Recipe
-from fedup.fedavg import federate
+from fedup.tasks.recipe import Recipe
+from fedup.training.fedavg import federate
 
 recipe = Recipe.suited_to("cifar100", clients=100, clients_per_round=1, rounds=1)
 dataset = recipe.load()

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedup import Federation, Forget
-from fedup.bench.accuracy import accuracy, predict
 from fedup.bench.case import Case, Ground, Outputs
 from fedup.bench.cost import Cost
-from fedup.bench.datasets import Dataset
 from fedup.bench.metrics import metric
 from fedup.bench.probe import figures_of, reached
 from fedup.bench.scenarios import Situation, Triggered
 from fedup.bench.task import Unlearned
 from fedup.federation import Client
 from fedup.registry import names
+from fedup.tasks.accuracy import accuracy, predict
+from fedup.tasks.datasets import Dataset
 
 # Rows are numbered, and a row's input is its number. Three clients with 1, 2 and 3 held-out rows, classes 0, 1 and 2.
 LABELS = {

@@ -12,12 +12,12 @@ from torch import nn
 from fedup import Federation, Forget
 from fedup.bench.case import Case, Ground, Outputs
 from fedup.bench.cost import Cost
-from fedup.bench.datasets import Dataset
 from fedup.bench.metrics import metric
 from fedup.bench.metrics.mia import COLUMNS, _auc, _tpr
 from fedup.bench.scenarios import Situation
 from fedup.bench.task import Unlearned
 from fedup.federation import Client
+from fedup.tasks.datasets import Dataset
 
 INFINITY = float("inf")
 SCORES = st.lists(

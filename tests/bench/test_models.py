@@ -2,17 +2,17 @@ import pytest
 import torch
 from torch import nn
 
-from fedup.bench.models import build_model
-from fedup.cut import find_cut, read_features, tail_of
 from fedup.errors import SettingError
+from fedup.models.cut import find_cut, read_features, tail_of
 from fedup.registry import find, names
+from fedup.tasks.models import build_model
 
 SHAPES = {"image": [(1, 28, 28), (3, 32, 32), (1, 32, 48)], "text": [(16,), (64,), (600,)]}  # first is the default
-MODELS = names("fedup.bench.models")
+MODELS = names("fedup.tasks.models")
 
 
 def shapes(name: str) -> list[tuple[int, ...]]:
-    return SHAPES[find("fedup.bench.models", name).TAKES]
+    return SHAPES[find("fedup.tasks.models", name).TAKES]
 
 
 def build(name: str, num_classes: int = 10) -> nn.Module:

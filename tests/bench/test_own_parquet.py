@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 from tests.cli._in_process import FAST, fedup, ok
 
-from fedup.bench.datasets import Images, Texts, input_of, load_dataset
 from fedup.bench.experiment import load_experiment
 from fedup.bench.results import Results
 from fedup.bench.runner import run_cells
 from fedup.errors import DataError, FedUPError, MissingDataError, SettingError
+from fedup.tasks.datasets import Images, Texts, input_of, load_dataset
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "very", "cf")
 

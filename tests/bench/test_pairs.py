@@ -13,12 +13,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedup import FilterConfig, Forget, collect, fingerprint, plug, restore, unlearn
-from fedup.bench.accuracy import predict
-from fedup.bench.datasets import files_of
-from fedup.bench.models import build_model
-from fedup.bench.recipe import Recipe
 from fedup.errors import ArtifactError
-from fedup.fedavg import federate
+from fedup.tasks.accuracy import predict
+from fedup.tasks.datasets import files_of
+from fedup.tasks.models import build_model
+from fedup.tasks.recipe import Recipe
+from fedup.training.fedavg import federate
 
 _SOURCE = Path(os.environ.get("FEDUP_DATA") or "/nowhere")
 # Few rows and many small steps, so that even seconds of training leave the first loss well behind.

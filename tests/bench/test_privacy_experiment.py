@@ -129,15 +129,16 @@ def test_its_federations_meet_their_scenarios(experiment):
     assert experiment.seeds == (0, 1, 2)
 
 
-def test_its_goals_are_about_methods_and_figures_that_there_are(experiment):
+def test_its_goals_are_about_methods_and_figures_that_there_are_and_can_be_missed(experiment):
     methods = {method.name for method in experiment.methods}
     figures = {column.key for column in columns()}
-    assert len(experiment.goals) >= 30
+    assert experiment.goals
     for goal in experiment.goals:
         assert goal.scenario in [one.name for one in experiment.scenarios[goal.federation]]
         assert goal.method in methods
         assert goal.metric in figures
-        assert goal.other is None or (goal.other[0] in methods and goal.other[1] in figures)
+        assert goal.other is not None  # a figure of this very experiment, not a bound that nothing comes near
+        assert goal.other[0] in methods and goal.other[1] in figures
     at_one = {
         (goal.federation, goal.scenario): goal.margin
         for goal in experiment.goals
@@ -145,8 +146,6 @@ def test_its_goals_are_about_methods_and_figures_that_there_are(experiment):
     }
     assert len(at_one) == 6
     assert all(-0.025 <= margin < 0 for margin in at_one.values())
-    uploads = [goal for goal in experiment.goals if goal.metric == "largest_upload"]
-    assert {(goal.method, goal.at_least, goal.other, goal.margin) for goal in uploads} == {("dp1", False, None, 1e6)}
 
 
 # --- what was measured before stays valid

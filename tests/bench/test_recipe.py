@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedup import Federation, LocalTraining, Observer, dirichlet, fingerprint, iid, pathological
-from fedup.bench.datasets import input_of, load_dataset
-from fedup.bench.recipe import Recipe
 from fedup.errors import ArtifactError, DataError, SettingError
-from fedup.fedavg import federate
+from fedup.tasks.datasets import input_of, load_dataset
+from fedup.tasks.recipe import Recipe
+from fedup.training.fedavg import federate
 
 RECIPE = Recipe.suited_to("digits", rounds=1, clients=4, rows=300, seed=3)
 recipes = st.builds(

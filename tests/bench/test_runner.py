@@ -19,10 +19,10 @@ from tests.cli._in_process import contents
 import fedup
 from fedup.bench import runner
 from fedup.bench.experiment import Cell, Experiment, load_experiment
-from fedup.bench.machine import describe_machine
 from fedup.bench.results import Results
 from fedup.bench.runner import BudgetSpentError, Event, run_cells
 from fedup.errors import ArtifactError, StorageError
+from fedup.tasks.machine import describe_machine
 
 FEDERATION = """
 [[federations]]
@@ -380,7 +380,7 @@ def test_a_method_that_changes_the_model_it_gets_does_not_change_what_others_get
 def test_a_data_set_that_fails_fails_all_its_cells_but_not_those_of_others(read, results, tmp_path):
     source = tmp_path / "broken_data.py"
     source.write_text(
-        "from fedup.bench.datasets import Images\n"
+        "from fedup.tasks.datasets import Images\n"
         "INPUT = Images(1, 28, 28, mean=(0.5,), std=(0.5,))\n"
         "def load():\n    raise OSError('the tape is torn')\n"
     )

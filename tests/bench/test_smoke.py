@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from fedup.bench.datasets import check_there
 from fedup.bench.experiment import load_experiment
 from fedup.bench.experiment_report import write_report
 from fedup.bench.metrics import columns, timed_keys
@@ -14,6 +13,7 @@ from fedup.bench.runner import run_cells
 from fedup.bench.summary import summarize
 from fedup.errors import MissingDataError
 from fedup.registry import names
+from fedup.tasks.datasets import check_there
 
 SMOKE = Path(__file__).parents[2] / "benchmarks" / "experiments" / "smoke.toml"
 

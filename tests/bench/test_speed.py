@@ -9,7 +9,6 @@ import torch
 from tests.cli._in_process import fedup, ok
 
 from fedup.bench import speed
-from fedup.bench.models import training_of
 from fedup.bench.speed import ON_DEMAND, PARTS, extraction, growth, limits, precision, run_speed, serving, training
 from fedup.bench.speed._rows import Row, Times, in_turns
 from fedup.bench.speed._settings import LENET5, SETTINGS, VIT, even_jobs
@@ -17,6 +16,7 @@ from fedup.bench.speed.table import cells, is_shared, notes, title
 from fedup.bench.speed.training import Rounds
 from fedup.bench.textbook import eager_round
 from fedup.errors import MissingDataError, SettingError
+from fedup.tasks.models import training_of
 
 CPU = torch.device("cpu")
 SMALL = replace(LENET5, cpu_rows=24, cpu_clients=2, cpu_batch=8)

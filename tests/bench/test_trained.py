@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from fedup import Federation, Forget, fingerprint
-from fedup.averaging import RunningAverage
-from fedup.bench.datasets import load_dataset
-from fedup.bench.recipe import Recipe
+from fedup.bench.history import History
 from fedup.bench.trained import keep, recorded, trained, use_histories
 from fedup.errors import StorageError
 from fedup.federation import Client
-from fedup.history import History
+from fedup.tasks.datasets import load_dataset
+from fedup.tasks.recipe import Recipe
+from fedup.training.averaging import RunningAverage
 
 RECIPE = Recipe.suited_to("digits", rounds=3, clients=3, rows=120, batch_size=32, seed=2)
 

@@ -24,8 +24,8 @@ from fedup.bench.withdrawals_table import (
     write_withdrawals_table,
 )
 from fedup.errors import DataError, SettingError
-from fedup.proportions import Paired
-from fedup.verdict import against
+from fedup.statistics.proportions import Paired
+from fedup.unlearning.verdict import against
 
 SMALL = {"data": "digits", "clients": 2, "partition": "dirichlet:1.0", "rounds": 2, "rows": 600}
 SETTING = Setting("digits", SMALL, (("half", 0), ("person", 1), ("source", 1), ("class", 0)), least_person_rows=50)

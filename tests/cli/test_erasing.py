@@ -4,9 +4,9 @@ import pytest
 from tests.cli._in_process import FAST, contents, copy_of, fedup, filter_file, ok, sample_ids
 
 from fedup.artifacts import load_tensors
-from fedup.bench.models import cuts_of
 from fedup.cli._session import Session
 from fedup.run.folder import Run
+from fedup.tasks.models import cuts_of
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_settings_of_the_eraser_stay_until_others_are_chosen(run):
     [
         (("--filter", "none"), "auto, bottleneck, erasure, both"),
         (("--filter", "both", "--erase-at", "nowhere"), "nowhere"),
-        (("--erase-at", ""), "erase_at"),
+        (("--erase-at", ""), "--erase-at"),
         (("--preset", "papers"), "default, paper, authors"),
     ],
     ids=str,

@@ -6,9 +6,9 @@ import pytest
 from safetensors import safe_open
 from tests.cli._in_process import FAST, TRAIN, contents, copy_of, fedup, filter_file, ok, sample_ids, sha256
 
-from fedup.centroids import Centroids
 from fedup.cli._session import Session
 from fedup.run.folder import Run
+from fedup.statistics.store import Centroids
 
 STRICT = ("--max-loss", 0, "--max-class-loss", 100)  # a filter may cost no accuracy, and any class
 

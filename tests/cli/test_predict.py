@@ -16,8 +16,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from tests.cli._in_process import contents, copy_of, fedup, filter_file, ok
 
-from fedup.bench.datasets import input_of
 from fedup.cli._session import Session
+from fedup.tasks.datasets import input_of
 
 COUNT = 12
 
@@ -256,7 +256,7 @@ class TestTexts:
     def expected(self, run):
         _, plugged = Session(run).served()
         with torch.no_grad():
-            from fedup.cut import logits_of
+            from fedup.models.cut import logits_of
 
             return logits_of(plugged(input_of("ag_news").prepare(TEXTS))).argmax(1).tolist()
 

@@ -101,7 +101,7 @@ def test_wrong_usage_exits_2_and_says_what_is_wrong(runs, arguments, told):
         ("export x.pt2 --run nowhere", "FEDUP_RUN"),
         ("export file/x.pt2 --run trained", "Could not write"),
         ("collect --run nowhere", "FEDUP_RUN"),
-        ("collect --run collected --ratio 0.5", "'ratio': 0.8"),
+        ("collect --run collected --ratio 0.5", "--ratio 0.8"),
         ("collect --run collected --sigma 0.1", "--again"),
         ("collect --run trained --ratio 0", "(0, 1]"),
         ("collect --run trained --ratio 1.5", "(0, 1]"),

@@ -87,7 +87,7 @@ def _interrupt(run):
     """A training of two rounds, ended after the first as by Ctrl-C."""
     from unittest import mock
 
-    from fedup.bench.watching import RoundsShown
+    from fedup.tasks.progress import RoundsShown
 
     def stop(self, round_index, client, **_):
         if round_index == 1:

@@ -3,8 +3,8 @@
 import pytest
 from tests.cli._in_process import fedup, ok
 
-from fedup.bench.recipe import Recipe
 from fedup.run.folder import Run
+from fedup.tasks.recipe import Recipe
 
 SMALL = ("--rows", 300, "--clients", 3, "--rounds", 1)
 

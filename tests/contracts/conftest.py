@@ -17,10 +17,10 @@ from fedup.bench.experiment import Group, Named
 from fedup.bench.floor import Floor
 from fedup.bench.methods import Method, method_class
 from fedup.bench.probe import figures_of
-from fedup.bench.recipe import Recipe
 from fedup.bench.scenarios import Situation, scenario_class
 from fedup.bench.task import Task, Unlearned
 from fedup.registry import names
+from fedup.tasks.recipe import Recipe
 
 SCENARIOS = names("fedup.bench.scenarios")
 MIXED = "mixed"  # a request for a client, a class and samples at once; no scenario makes one

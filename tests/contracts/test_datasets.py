@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedup.bench.datasets import Dataset, Images, Texts, check_there, defaults_of, files_of, input_of, load_dataset
-from fedup.bench.recipe import Recipe
 from fedup.errors import MissingDataError, SettingError
 from fedup.federation import Federation
 from fedup.registry import find, names
+from fedup.tasks.datasets import Dataset, Images, Texts, check_there, defaults_of, files_of, input_of, load_dataset
+from fedup.tasks.recipe import Recipe
 
-EVERY = names("fedup.bench.datasets")
+EVERY = names("fedup.tasks.datasets")
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def test_default_settings_suit_the_data_set_and_its_model_takes_its_rows(loaded)
     defaults = defaults_of(loaded.name)
     assert (recipe.data, recipe.model, recipe.rounds) == (loaded.name, defaults.model, defaults.rounds)
     assert recipe.rounds >= 1
-    assert loaded.inputs.kind == find("fedup.bench.models", recipe.model).TAKES
+    assert loaded.inputs.kind == find("fedup.tasks.models", recipe.model).TAKES
     dataset = loaded.dataset
     model = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes).eval()
     with torch.no_grad():

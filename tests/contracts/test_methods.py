@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from fedup import Federation, Forget, fingerprint
-from fedup.bench.accuracy import predict
 from fedup.bench.cost import Cost
 from fedup.bench.experiment import REFERENCE
 from fedup.bench.methods import method_class, needs_history
 from fedup.bench.settings import build
 from fedup.bench.task import Task, Unlearned
 from fedup.errors import DataError, SettingError
-from fedup.moments import LEAST_ROWS
 from fedup.registry import names
+from fedup.statistics.moments import LEAST_ROWS
+from fedup.tasks.accuracy import predict
 
 METHODS = names("fedup.bench.methods")
 PLACES = [*names("fedup.bench.scenarios"), "mixed"]

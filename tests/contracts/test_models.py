@@ -8,17 +8,17 @@ from tests._forced import unlearn
 from torch import Tensor, nn
 
 from fedup import Federation, FilterConfig, Forget, collect, fingerprint, plug
-from fedup.bench.models import build_model, cuts_of, training_of
-from fedup.bench.recipe import Recipe
-from fedup.cut import find_cut, offered_cuts, read_features
 from fedup.errors import CutError, SettingError
-from fedup.positions import positions_of, to_positions
+from fedup.models.cut import find_cut, offered_cuts, read_features
+from fedup.models.layout import positions_of, to_positions
+from fedup.models.taps import Taps
 from fedup.registry import find, names
-from fedup.taps import Taps
+from fedup.tasks.models import build_model, cuts_of, training_of
+from fedup.tasks.recipe import Recipe
 
-MODELS = names("fedup.bench.models")
+MODELS = names("fedup.tasks.models")
 CUTS = [(model, cut) for model in MODELS for cut in cuts_of(model)]
-SAID = {name: getattr(find("fedup.bench.models", name), "CUTS", ()) for name in MODELS}
+SAID = {name: getattr(find("fedup.tasks.models", name), "CUTS", ()) for name in MODELS}
 TOKENS = [(model, cut) for model, cut in CUTS if isinstance(SAID[model], dict) and SAID[model][cut] == "tokens"]
 FIXED = [pair for pair in CUTS if pair not in TOKENS]  # where what follows is a function of the features alone
 SHAPES = {"image": (1, 16, 16), "text": (8,)}
@@ -27,7 +27,7 @@ SMALL = FilterConfig(rank=2, steps=1, batch_size=4)
 
 
 def shape_of(name: str) -> tuple[int, ...]:
-    return SHAPES[find("fedup.bench.models", name).TAKES]
+    return SHAPES[find("fedup.tasks.models", name).TAKES]
 
 
 def build(name: str, seed: int = 0) -> nn.Module:
@@ -63,7 +63,7 @@ def built():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_takes_images_or_texts_and_gives_a_logit_for_each_class(name, built):
-    assert find("fedup.bench.models", name).TAKES in SHAPES
+    assert find("fedup.tasks.models", name).TAKES in SHAPES
     with torch.no_grad():
         logits = built(name)(rows_for(name))
     assert logits.shape == (8, CLASSES)
@@ -72,7 +72,7 @@ def test_a_model_takes_images_or_texts_and_gives_a_logit_for_each_class(name, bu
 
 @pytest.mark.parametrize("name", MODELS)
 def test_inputs_of_the_other_kind_are_refused(name):
-    other = next(shape for kind, shape in SHAPES.items() if kind != find("fedup.bench.models", name).TAKES)
+    other = next(shape for kind, shape in SHAPES.items() if kind != find("fedup.tasks.models", name).TAKES)
     with pytest.raises(SettingError, match=name):
         build_model(name, other, CLASSES)
 

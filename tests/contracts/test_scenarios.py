@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from fedup import Federation, Forget
-from fedup.bench.datasets import Dataset, check_there, input_of
 from fedup.bench.metrics import columns, metric
-from fedup.bench.recipe import Recipe
 from fedup.bench.scenarios import Situation, scenario_class
 from fedup.bench.settings import build
 from fedup.errors import DataError, FedUPError, MissingDataError, RequestError, SettingError
 from fedup.registry import names
+from fedup.tasks.datasets import Dataset, check_there, input_of
+from fedup.tasks.recipe import Recipe
 
 SCENARIOS = names("fedup.bench.scenarios")
 PARTS = ("train", "validation", "heldout")

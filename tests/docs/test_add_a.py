@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("add_a_*.md"))
-SAVED = re.compile(r"Save this as\s+`src/(fedup/bench/\w+/(\w+)\.py)`:\s+```python\n(.*?)```", re.DOTALL)
+SAVED = re.compile(r"Save this as\s+`src/(fedup/(?:bench|tasks)/\w+/(\w+)\.py)`:\s+```python\n(.*?)```", re.DOTALL)
 EXPERIMENT = """
 [[federations]]
 data = "stripes"

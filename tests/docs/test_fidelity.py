@@ -10,11 +10,11 @@ import pytest
 
 from fedup import Forget
 from fedup.bench.experiment import load_experiment
-from fedup.bench.recipe import RECIPE_PRESETS, Recipe
 from fedup.bench.results import Results
 from fedup.bench.runner import run_cells
-from fedup.filter import FilterConfig
-from fedup.presets import preset
+from fedup.filters.bottleneck import FilterConfig
+from fedup.filters.presets import preset
+from fedup.tasks.recipe import RECIPE_PRESETS, Recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "fidelity.md"
 REQUESTS = {"client": Forget.clients([0]), "class": Forget.classes([1]), "sample": Forget.samples({0: [1]})}

@@ -8,10 +8,10 @@ import torch
 from tests.engines._federations import SIZES, make_federation, make_model
 
 from fedup import LocalTraining
-from fedup.averaging import RunningAverage
-from fedup.engines import captured
-from fedup.engines.plain import PlainEngine
-from fedup.training import Job
+from fedup.training.averaging import RunningAverage
+from fedup.training.engines import captured
+from fedup.training.engines.plain import PlainEngine
+from fedup.training.local import Job
 
 
 class Nothing:

@@ -9,8 +9,8 @@ from tests.engines._federations import KINDS, federation_for, make_federation, m
 from torch import nn
 
 from fedup import LocalTraining, Observer, federate, fingerprint
-from fedup.engines import captured
 from fedup.errors import SettingError
+from fedup.training.engines import captured
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; this machine has none")
 

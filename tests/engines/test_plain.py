@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy
 
 from fedup import LocalTraining, Observer, federate, fingerprint
 from fedup.bench.textbook import eager_round
-from fedup.engines.plain import train_locally
 from fedup.errors import SettingError
 from fedup.rng import generator, seed_for
-from fedup.training import Job
+from fedup.training.engines.plain import train_locally
+from fedup.training.local import Job
 
 SGD = LocalTraining(batch_size=16, lr=0.05)
 ADAM = LocalTraining(batch_size=16, lr=0.005, optimizer="adam", epochs=2)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedup.engines.schedule import assign, stretches
-from fedup.training import Job, LocalTraining
+from fedup.training.engines.schedule import assign, stretches
+from fedup.training.local import Job, LocalTraining
 
 many = settings(max_examples=150, deadline=None, derandomize=True)
 step_counts = st.lists(st.integers(1, 30), max_size=25) | st.lists(st.integers(1, 3), max_size=25)

@@ -11,7 +11,7 @@ from tests.flower import _processes
 from tests.flower.faulty_app.faulty import task
 
 from fedup import Federation, dirichlet
-from fedup.bench.datasets import load_dataset
+from fedup.tasks.datasets import load_dataset
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-app"
 APP = Path(__file__).parent / "faulty_app"

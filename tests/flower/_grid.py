@@ -16,10 +16,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
 from fedup import Federation
-from fedup.bench.datasets import Dataset
-from fedup.bench.recipe import Recipe
 from fedup.flower import GridContact, mount
 from fedup.flower.wire import Answer, Ask, read_answer, read_ask, write_answer
+from fedup.tasks.datasets import Dataset
+from fedup.tasks.recipe import Recipe
 
 SERVER = 1
 FIRST = 100  # the number of client 0's node

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from typing import TypeVar
 
 import torch
 from flwr.app import Context, Message, RecordDict
@@ -10,11 +11,16 @@ from tests.flower._grid import World, be_inside_a_run
 from torch import nn
 
 from fedup import fingerprint
-from fedup.client import Summarizing
-from fedup.contact import InProcess
+from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.in_process import InProcess
+from fedup.clients.model_facts import ModelFacts
+from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.clients.question import Question
 from fedup.flower.wire import Answer, Ask, read_answer, write_ask
-from fedup.privacy import Ledger
+from fedup.privacy import DP, Ledger
+from fedup.statistics.centroids import Summarizing
 
+A = TypeVar("A")
 HOW = Summarizing(0.5, 0.01, seed=3)
 CLIENT = 2  # holds 108 rows
 
@@ -39,15 +45,34 @@ class Node:
         answer = self.say(ask)
         return self.say(replace(ask, weights=model.state_dict())) if answer.status == "needs weights" else answer
 
+    def answer(self, question: Question) -> Answer:
+        """As it is sent."""
+        details, arrays = question.to_message()
+        assert not arrays, "premise"
+        return self.ask(question.kind, **details)
+
+    def read(self, question: Question[A]) -> A:
+        """The answer, as a server reads it."""
+        answer = self.answer(question)
+        assert answer.status == "ok", answer.reason
+        return question.read(answer.details, answer.arrays, ModelFacts(self.world.model, self.world.example, 10))
+
     def summarize(self, how=HOW, *, cut="head", labels=None, without=(), excluded=(), **more) -> Answer:
-        excluded = sorted(map(int, excluded))
-        return self.ask(
-            "summarize", cut=cut, how=asdict(how), labels=labels, without=list(without), excluded=excluded, **more
-        )
+        excluded, kind = sorted(map(int, excluded)), type(centroids(how)).kind
+        details = {"cut": cut, "how": asdict(how), "labels": labels, "without": list(without), "excluded": excluded}
+        return self.ask(kind, **details, **more)
 
     def charges(self) -> list[dict]:
         kept = self.context.state.config_records.get("fedup-ledger")
         return json.loads(kept["json"])["charges"] if kept else []
+
+
+def centroids(how=HOW, *, cut="head", labels=range(10), excluded=()) -> CentroidsQuestion | PrivateCentroidsQuestion:
+    """The question for the centroids of some classes, exact or noisy."""
+    labels, excluded = frozenset(labels), frozenset(map(int, excluded))
+    if isinstance(how, DP):
+        return PrivateCentroidsQuestion(cut, how, labels, excluded=excluded)
+    return CentroidsQuestion(cut, how, labels, excluded=excluded)
 
 
 def about(base: str, weights: dict | None = None) -> Ask:
@@ -69,3 +94,4 @@ def assert_summary(answer: Answer, expected) -> None:
     assert tuple(map(frozenset, told["excluded"])) == expected.excluded
     assert (told["client"], told["nonnegative"], tuple(told["shape"])) == (CLIENT, expected.nonnegative, expected.shape)
     assert tuple(told["paper_epsilons"]) == expected.paper_epsilons
+    assert dict(told["rows"]) == expected.rows

@@ -6,16 +6,21 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests._asking import ask_one
 from tests._forced import unlearn as unlearn_by_force
 from tests.flower._grid import FIRST, LocalGrid, World, digits, told, with_answer
 
 from fedup import Centroids, FilterConfig, Forget, collect, plug, unlearn
-from fedup.contact import InProcess
-from fedup.eraser_statistics import Question
+from fedup.clients.in_process import InProcess
+from fedup.clients.second_moments import SecondMomentsQuestion
+from fedup.clients.sketches import SketchesQuestion
+from fedup.clients.spreads import SpreadsQuestion
+from fedup.clients.tally import TallyQuestion
 from fedup.errors import ContactError, HarmError
 from fedup.flower.wire import Answer
-from fedup.plugging import Served
-from fedup.tally import TallyQuestion
+from fedup.serving.plugged import Served
+from fedup.statistics.eraser_statistics import RowGroups
+from fedup.statistics.tally import RowsToCount
 
 BOTH = FilterConfig(rank=8, steps=8, filter="both")
 ERASER = FilterConfig(filter="erasure")
@@ -60,9 +65,9 @@ def of_class(world: World, label: int) -> Forget:
     return Forget.samples({2: rows[world.federation.y[rows] == label].tolist()})
 
 
-def question(world: World) -> Question:
+def row_groups(world: World) -> RowGroups:
     request = sparing(world)
-    return Question({request.digest: request}, request | Forget.classes([3]))
+    return RowGroups({request.digest: request}, request | Forget.classes([3]))
 
 
 @pytest.fixture(scope="module")
@@ -93,19 +98,18 @@ def assert_equal(one, other) -> None:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.parametrize("kind", ["sketch_groups", "measure_groups", "second_moments"])
+@pytest.mark.parametrize("kind", ["sketch", "spreads", "moments"])
 def test_statistics_of_all_clients_are_those_in_process_to_the_bit(world, grid, kind, client):
-    asked = question(world).to(client)
-    details = {
-        "sketch_groups": {"cut": "conv2", "over": "each"},
-        "measure_groups": {
-            "cuts": {"conv2": "each", "head": "each"},
-            "weights": {name: {2: 0.5, 5: 0.125, 9: 0.25} for name in asked.requests},
-        },
-        "second_moments": {"cut": "conv2", "over": "each", "positions": [0, 5, 7]},
-    }[kind]
+    groups = row_groups(world).to(client)
+    weights = {name: {2: 0.5, 5: 0.125, 9: 0.25} for name in groups.requests}
+    questions = (
+        SketchesQuestion("conv2", "each", groups),
+        SpreadsQuestion({"conv2": "each", "head": "each"}, groups, weights),
+        SecondMomentsQuestion("conv2", "each", (0, 5, 7), groups),
+    )
+    (question,) = [one for one in questions if one.kind == kind]
     over_grid, here = world.contact(grid), InProcess(world.federation, world.model)
-    assert_equal(*(getattr(reached, kind)(client, **details, question=asked) for reached in (over_grid, here)))
+    assert_equal(*(ask_one(reached, client, question) for reached in (over_grid, here)))
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -115,21 +119,20 @@ def test_counts_of_all_clients_are_those_in_process(world, grid, served, client,
     request = sparing(world, reason)
     carried = {request.digest: {5: 0.75, 9: 0.25}} if reason == "poison" else {}
     parts = {request.digest: request, "class": Forget.classes([3])}
-    asked = TallyQuestion(parts, request | Forget.classes([3]), carried, classes).to(client)
+    rows = RowsToCount(parts, request | Forget.classes([3]), carried, classes).to(client)
     ways = world.contact(grid), InProcess(world.federation, world.model)
-    found = [reached.tally(client, before=None, after=served, question=asked) for reached in ways]
+    found = [ask_one(reached, client, TallyQuestion(None, served, rows)) for reached in ways]
     assert found[0].forgotten and bool(found[0].retained) == classes, "premise"
     assert_equal(*found)
-    swapped = [reached.tally(client, before=served, after=None, question=asked) for reached in ways]
+    swapped = [ask_one(reached, client, TallyQuestion(served, None, rows)) for reached in ways]
     assert_equal(*swapped)
 
 
 def test_counts_under_a_filter_of_another_model_are_refused(world, grid, served):
-    asked = TallyQuestion({}, Forget())
-    for filters in ({"before": replace(served, base="0" * 64), "after": served}, {"before": None}):
-        filters = {"after": replace(served, base="0" * 64), **filters}
+    others, rows = replace(served, base="0" * 64), RowsToCount({}, Forget())
+    for before, after in ((others, served), (None, others)):
         with pytest.raises(ContactError, match=r"Client 1 gave no answer of use: .*made for another model"):
-            world.contact(grid).tally(1, **filters, question=asked)
+            ask_one(world.contact(grid), 1, TallyQuestion(before, after, rows))
 
 
 def test_without_held_out_rows_nothing_is_counted_of_them_and_nothing_is_measured(world, plain):

@@ -85,7 +85,7 @@ def test_a_report_has_the_bytes_that_the_grid_carried(world, name, privacy, forg
             for key in ("fedup-weights", "fedup-weights-of"):
                 del grid.contexts[node].state[key]
     if lost:
-        grid.spoil = losing_one("summarize")
+        grid.spoil = losing_one("summarize" if privacy is None else "summarize privately")
     plugged = plug(world.model)
     for call in (unlearn, restore):
         carried, sent = Carried(grid), dict(store.bytes_up)
@@ -130,8 +130,7 @@ def test_bytes_of_a_request_that_failed_count_at_the_contact(world):
 
 @pytest.mark.parametrize("privacy", [None, CLEAR], ids=["exact", "DP"])
 def test_in_process_the_bytes_are_those_that_would_be_sent(world, privacy):
-    """To nodes that hold the weights. A collection names each client's classes in process, and none over Flower, where
-    a question says besides what a row looks like."""
+    """To nodes that hold the weights. Over Flower a question says besides what a row looks like."""
     grid = world.grid()
     contact = world.contact(grid)
     collect(world.model, contact, seed=9)  # nodes hold the weights now, and are known

@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import recorddict_to_proto
+from tests._asking import ask_one
 from tests._forced import restore, unlearn
 from tests.flower._grid import (
     FIRST,
@@ -28,14 +29,18 @@ from tests.flower._grid import (
 from torch import nn
 
 from fedup import Centroids, FilterConfig, Forget, collect, fingerprint, plug
-from fedup.client import Summarizing
-from fedup.contact import InProcess
-from fedup.eraser_statistics import Question
+from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.in_process import InProcess
+from fedup.clients.labels import LabelsQuestion
+from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.clients.private_eraser import PrivateEraserQuestion
 from fedup.errors import BudgetError, ContactError, DataError, FedUPError, RequestError, SettingError, StorageError
 from fedup.flower import GridContact, Policy, messaging
 from fedup.flower.contact import MOST_BYTES
 from fedup.flower.wire import Answer, write_ask
 from fedup.privacy import DP, Budget, Ledger
+from fedup.statistics.centroids import Summarizing
+from fedup.statistics.eraser_statistics import RowGroups
 
 PRIVATE = DP(4.0, clip=4.0, replay_seed=5)
 REAL = DP(2.0, clip=4.0)
@@ -44,6 +49,7 @@ AUTO = FilterConfig(rank=8, steps=8)
 BOTH = FilterConfig(rank=8, steps=8, filter="both")
 ODD = FIRST + 2  # the node that is spoilt; its client holds the most rows
 NODES = [FIRST, FIRST + 1, FIRST + 2, FIRST + 3]
+CENTROIDS = ("summarize", "summarize privately")  # kinds of questions: exact, and under a guarantee
 
 
 @pytest.fixture(scope="module")
@@ -146,11 +152,12 @@ def samples(world: World, **many: int) -> Forget:
     return Forget.samples({int(name[1:]): world.rows(int(name[1:]))[:n].tolist() for name, n in many.items()})
 
 
-def spoiling(change, node: int = ODD, kind: str = "summarize"):
-    """Exchange what a node answers to a kind of question; what it says of weights is left alone."""
+def spoiling(change, node: int = ODD, kind: str | None = None):
+    """Exchange what a node answers to a kind of question, or for centroids; what it says of weights is left alone."""
+    kinds = CENTROIDS if kind is None else (kind,)
 
     def spoil(number, reply):
-        if number != node or reply.metadata.group_id != kind or reply.has_error() or told(reply).status != "ok":
+        if number != node or reply.metadata.group_id not in kinds or reply.has_error() or told(reply).status != "ok":
             return reply
         return change(reply)
 
@@ -207,7 +214,7 @@ def test_centroids_collected_for_a_request_equal_those_in_process_to_the_bit(wor
     store = collect(world.model, world.contact(grid), forget=[request], **settings)
     assert_same_store(store, collect(world.model, world.federation, forget=[request], **settings))
     for node in {FIRST + client for client in request.client_ids}:
-        assert node not in grid.nodes_asked("summarize")
+        assert node not in grid.nodes_asked(*CENTROIDS)
 
 
 def _without_classes(world: World, request: Forget, client: int, labels: list[int]) -> Forget:
@@ -452,18 +459,23 @@ def test_a_request_that_names_something_unknown_or_everything_is_refused(world, 
 def test_a_client_that_never_answered_cannot_be_asked(world):
     contact = world.contact(world.grid())
     with pytest.raises(ContactError, match="no node goes by that number"):
-        contact.labels_of(9, frozenset([1]))
+        contact.ask({9: LabelsQuestion(frozenset([1]))})
 
 
-def test_an_answer_that_waits_is_given_to_no_other_question(world):
+@pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
+def test_an_answer_that_waits_is_given_to_no_other_question(world, tmp_path, on_disk):
     """A collection that was given up after its answers came; then a sample request."""
-    contact, how = world.contact(world.grid()), Summarizing()
-    contact.reach(cut="head", how=how, gone=Forget(), without=frozenset())
+    contact, how = world.contact(world.grid(), folder=tmp_path if on_disk else None), Summarizing()
+    contact.ask_everyone(CentroidsQuestion("head", how))
     excluded = samples(world, c2=30).sample_ids[2]
     held = frozenset(world.federation.y[world.rows(2)].tolist())
-    asked = {"cut": "head", "how": how, "labels": held, "excluded": excluded}
-    expected = InProcess(world.federation, world.model).summarize(2, **asked)
-    assert torch.equal(contact.summarize(2, **asked).vectors, expected.vectors)
+    for question in (
+        CentroidsQuestion("head", how, held, excluded=excluded),
+        CentroidsQuestion("head", how, excluded=excluded),
+        CentroidsQuestion("head", how, without=frozenset([1])),
+    ):
+        expected = ask_one(InProcess(world.federation, world.model), 2, question)
+        assert torch.equal(ask_one(contact, 2, question).vectors, expected.vectors)
 
 
 # --- faults: a completed collection without that node, or a clear error
@@ -698,9 +710,7 @@ def test_no_node_connected_is_an_error(world):
             collect(world.model, world.contact(LocalGrid({})), forget=forget)
 
 
-@pytest.mark.parametrize(
-    "kind", ["summarize", pytest.param("who", id="when asked who they are")], ids=["summarize", "who"]
-)
+@pytest.mark.parametrize("kind", [None, pytest.param("who", id="when asked who they are")], ids=["summarize", "who"])
 def test_two_nodes_that_claim_one_client_are_an_error(world, kind):
     grid = world.grid(spoiling(lambda reply: changed(reply, {"client": 0}), kind=kind))
     with pytest.raises((DataError, ContactError), match="Two nodes say they are client 0: 100 and 102"):
@@ -1104,7 +1114,7 @@ def test_answers_to_one_question_are_never_taken_for_another(world, tmp_path, cl
     grid = world.grid()
     interrupted(world, grid, tmp_path, clock)
     store = collect(world.model, world.contact(grid, folder=tmp_path), **other)
-    assert grid.nodes_asked("summarize") == NODES
+    assert grid.nodes_asked(*CENTROIDS) == NODES
     assert_same_store(store, collect(world.model, world.federation, **other))
 
 
@@ -1309,7 +1319,8 @@ def test_nobody_gets_weights_for_what_needs_none(world, at_once):
     grid = world.grid()
     contact = world.contact(grid, weights_at_once=at_once)
     sample = int(world.rows(1)[0])
-    assert contact.clients and contact.labels_of(1, frozenset([sample])) == {sample: int(world.federation.y[sample])}
+    assert contact.clients
+    assert ask_one(contact, 1, LabelsQuestion(frozenset([sample]))) == {sample: int(world.federation.y[sample])}
     assert all(ask.weights is None for _, ask in grid.asked())
 
 
@@ -1424,7 +1435,7 @@ def test_one_client_of_several_that_fails_ends_it_and_changes_nothing(world, kin
     assert plugged.served is not None
 
 
-def test_an_answer_that_came_early_is_judged_as_any_other(world):
+def test_one_answer_of_several_that_does_not_fit_ends_it(world):
     grid = world.grid()
     contact = world.contact(grid)
     store, plugged = collect(world.model, contact), plug(world.model)
@@ -1434,23 +1445,131 @@ def test_an_answer_that_came_early_is_judged_as_any_other(world):
     assert plugged.served is None
 
 
+SAMPLES = {0: 5, 1: 3, 3: 8}
+
+
+def label_questions(world: World) -> dict[int, LabelsQuestion]:
+    return {client: LabelsQuestion(frozenset(world.rows(client)[:n].tolist())) for client, n in SAMPLES.items()}
+
+
+def release_questions(excluded: int = 0) -> dict[int, PrivateCentroidsQuestion]:
+    return {client: PrivateCentroidsQuestion("head", REAL, without=frozenset([excluded])) for client in SAMPLES}
+
+
+def test_questions_to_several_clients_are_one_wave_and_answers_come_in_their_order(world):
+    grid = world.grid()
+    contact, pushes, push = world.contact(grid), [], grid.push_messages
+    assert contact.clients
+    grid.push_messages = lambda messages: pushes.append(len(messages)) or push(messages)
+    for order in ([3, 0, 1], [1, 3]):
+        questions = {client: label_questions(world)[client] for client in order}
+        found = list(contact.ask(questions))
+        assert [client for client, _ in found] == order
+        assert all(labels.keys() == questions[client].samples for client, labels in found)
+    assert pushes == [3, 2] and contact.silent == {}
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3])
+def test_where_one_required_client_gives_no_answer_nobodys_is_returned(world, lost):
+    grid = world.grid(lambda node, reply: None if node == FIRST + lost else reply)
+    contact = world.contact(grid, retries=0, timeout=0.1, least_fraction=0.5)
+    with pytest.raises(ContactError, match=f"Client {lost} (gave no answer of use|has not answered so far)"):
+        contact.ask(label_questions(world), optional=[2])
+    grid.spoil = lambda node, reply: reply
+    collect(world.model, contact)  # all are met by now
+    grid.spoil = lambda node, reply: None if node == FIRST + lost else reply
+    grid.sent.clear()
+    with pytest.raises(ContactError, match=f"Client {lost} gave no answer of use: .*Nothing was changed"):
+        contact.ask(label_questions(world), optional=[2])
+    assert grid.nodes_asked("labels") == [FIRST, FIRST + 1, FIRST + 3]
+    assert list(contact.silent) == [lost]
+
+
+@pytest.mark.parametrize("why", ["lost", "refused", "out of shape"])
+def test_an_optional_client_that_is_silent_is_named_and_the_others_answers_come(world, why):
+    grid = world.grid()
+    contact = world.contact(grid, retries=0, timeout=0.1)
+    assert contact.clients
+    changes = {
+        "lost": lambda reply: None,
+        "refused": lambda reply: with_answer(reply, Answer("refused", told(reply).base, reason="not on Sundays")),
+        "out of shape": lambda reply: changed(reply, {"labels": None}),
+    }
+    grid.spoil = spoiling(changes[why], node=FIRST + 1, kind="labels")
+    found = dict(contact.ask(label_questions(world), optional=[1, 2]))
+    assert list(found) == [0, 3]
+    reason = {"lost": "no answer within", "refused": "not on Sundays", "out of shape": "labels is no list"}[why]
+    assert list(contact.silent) == [1] and reason in contact.silent[1]
+    grid.spoil = lambda node, reply: reply
+    assert list(dict(contact.ask(label_questions(world)))) == [0, 1, 3]
+    assert contact.silent == {}, "it has answered since"
+
+
+@pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
+def test_releases_that_came_are_charged_and_not_paid_again_where_another_did_not(world, tmp_path, on_disk):
+    grid = world.grid()
+    contact = world.contact(grid, retries=0, timeout=0.1, folder=tmp_path if on_disk else None)
+    assert contact.clients
+    grid.spoil = spoiling(lambda reply: None, node=FIRST + 1)
+    with pytest.raises(ContactError, match="Client 1"):
+        contact.ask(release_questions())
+    assert {charge.client for charge in contact.ledger.charges} == {0, 3}
+    assert {client: len(own) for client, own in charges(grid).items()} == {0: 1, 1: 1, 2: 0, 3: 1}
+    grid.spoil = lambda node, reply: reply
+    grid.sent.clear()
+    first = dict(contact.ask(release_questions()))
+    assert grid.nodes_asked() == ([FIRST + 1] if on_disk else [FIRST, FIRST + 1, FIRST + 3])
+    assert {client: len(own) for client, own in charges(grid).items()} == {0: 1, 1: 1, 2: 0, 3: 1}
+    assert_ledgers_agree(grid, contact)
+    assert contact.silent == {}
+    again = dict(contact.ask(release_questions()))
+    assert all(torch.equal(first[client].vectors, again[client].vectors) for client in SAMPLES)
+    contact.settled()
+    other = dict(contact.ask(release_questions()))  # to ask again is to ask for something new
+    assert not any(torch.equal(first[client].vectors, other[client].vectors) for client in SAMPLES)
+    assert_ledgers_agree(grid, contact)
+
+
+def test_a_client_that_was_silent_and_whose_answer_is_on_disk_is_silent_no_more(world, tmp_path):
+    grid = world.grid()
+    contact = world.contact(grid, retries=0, timeout=0.1, folder=tmp_path)
+    list(contact.ask(release_questions()))
+    grid.spoil = lambda node, reply: None
+    list(contact.ask(label_questions(world), optional=SAMPLES))
+    assert list(contact.silent) == list(SAMPLES)
+    list(contact.ask(release_questions()))
+    assert contact.silent == {}
+
+
+def test_a_budget_that_allows_one_of_several_questions_lets_none_be_asked(world):
+    grid = world.grid()
+    contact = world.contact(grid, ledger=Ledger(budgets={3: Budget(0.1)}))
+    for questions in (release_questions(), label_questions(world)):
+        with pytest.raises(BudgetError, match="Client 3"):
+            contact.ask(questions)
+    assert {ask.kind for _, ask in grid.asked()} == {"who"}
+    assert contact.ledger.charges == [] and charges(grid) == {client: [] for client in range(4)}
+
+
 # --- answers that wait are of one question
 
 
-def test_an_answer_that_waits_is_not_taken_for_another_cut(world, tmp_path):
+@pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
+def test_an_answer_that_waits_is_not_taken_for_another_cut(world, tmp_path, on_disk):
     """Two cuts of the same width, so that no shape would tell."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 10))
     app = lambda client: world.app(client, model=lambda: copy.deepcopy(model))  # noqa: E731
     grid = LocalGrid({FIRST + i: app(i) for i in range(4)})
-    contact = GridContact(grid, model.eval(), example=world.example, num_classes=10, timeout=2.0)
+    folder = tmp_path if on_disk else None
+    contact = GridContact(grid, model.eval(), example=world.example, num_classes=10, timeout=2.0, folder=folder)
     how = Summarizing(0.5)
-    contact.reach(cut="3", how=how, gone=Forget(), without=frozenset())  # a collection that is given up
-    asked = {"how": how, "labels": frozenset(contact.cell_sizes([1])[1]), "excluded": frozenset()}
-    expected = InProcess(world.federation, model).summarize(1, cut="5", **asked)
-    assert torch.equal(contact.summarize(1, cut="5", **asked).vectors, expected.vectors)
+    contact.ask_everyone(CentroidsQuestion("3", how))  # a collection that is given up
+    for question in (CentroidsQuestion("5", how), CentroidsQuestion("5", how, frozenset([1]))):
+        expected = ask_one(InProcess(world.federation, model), 1, question)
+        assert torch.equal(ask_one(contact, 1, question).vectors, expected.vectors)
 
 
-def test_what_came_early_for_a_request_that_failed_is_asked_for_anew(world):
+def test_what_was_asked_for_a_request_that_failed_is_asked_for_anew(world):
     grid = world.grid()
     contact = world.contact(grid, retries=0, timeout=0.1)
     store, plugged = collect(world.model, contact), plug(world.model)
@@ -1460,7 +1579,7 @@ def test_what_came_early_for_a_request_that_failed_is_asked_for_anew(world):
     grid.spoil = lambda node, reply: reply
     grid.sent.clear()
     sample = int(world.rows(3)[0])
-    assert contact.labels_of(3, frozenset([sample])) == {sample: int(world.federation.y[sample])}
+    assert ask_one(contact, 3, LabelsQuestion(frozenset([sample]))) == {sample: int(world.federation.y[sample])}
     assert grid.nodes_asked("labels") == [FIRST + 3]
     assert collect(world.model, contact, forget=[Forget.samples({1: [int(world.rows(1)[0])]})]).clients == (0, 1, 2, 3)
 
@@ -1490,10 +1609,8 @@ def test_a_release_that_came_is_charged_though_the_request_fails(world):
 def test_answers_on_disk_are_charged_once_by_a_server_that_was_killed(world, tmp_path):
     grid, ledger = world.grid(), Ledger()
     contact = world.contact(grid, folder=tmp_path, ledger=ledger)
-    contact.reach(cut="head", how=REAL, gone=Forget(), without=frozenset())
-    every = {"cut": "head", "how": REAL, "labels": frozenset(range(10)), "excluded": frozenset()}
-    for client in (0, 1):
-        contact.summarize(client, **every)  # and killed here
+    answers = contact.ask_everyone(PrivateCentroidsQuestion("head", REAL))
+    assert [next(answers)[0] for _ in range(2)] == [0, 1]  # and killed here
     collect(world.model, world.contact(grid, folder=tmp_path, ledger=ledger), cut="head", privacy=REAL)
     assert {client: len(own) for client, own in charges(grid).items()} == dict.fromkeys(range(4), 1)
     assert {client: len(own) for client, own in server_charges(ledger).items()} == dict.fromkeys(range(4), 1)
@@ -1503,8 +1620,7 @@ def test_answers_on_disk_are_charged_once_by_a_server_that_was_killed(world, tmp
 def test_noisy_statistics_out_of_shape_are_not_taken(world, part):
     grid = world.grid()
     contact = world.contact(grid, retries=0)
-    question = Question({"it": Forget.samples({2: world.rows(2)[:40].tolist()})}, Forget())
-    asked = {"cut": "conv2", "dp": REAL, "question": question}
+    groups = RowGroups({"it": Forget.samples({2: world.rows(2)[:40].tolist()})}, Forget())
 
     def spoil(node, reply):
         if told(reply).status != "ok" or not told(reply).arrays:
@@ -1516,7 +1632,7 @@ def test_noisy_statistics_out_of_shape_are_not_taken(world, part):
 
     grid.spoil = spoil
     with pytest.raises(ContactError, match="Client 2 gave no answer of use"):
-        contact.gather_privately(2, **asked)
+        contact.ask({2: PrivateEraserQuestion("conv2", REAL, groups)})
 
 
 # --- nodes that come under another number, or late
@@ -1530,7 +1646,7 @@ def test_a_client_that_comes_back_by_another_number_is_the_same(world):
     grid.contexts[300] = grid.contexts.pop(ODD)
     assert_same_store(collect(world.model, contact), store)
     sample = int(world.rows(2)[0])
-    assert contact.labels_of(2, frozenset([sample]))
+    assert ask_one(contact, 2, LabelsQuestion(frozenset([sample])))
     grid.apps[301], grid.contexts[301] = grid.apps[300], grid.contexts[300]
     with pytest.raises(DataError, match="Two nodes say they are client 2"):
         collect(world.model, contact)
@@ -1580,12 +1696,12 @@ def test_one_release_under_two_names_is_charged_once_and_two_under_one_name_twic
     again = told(first)
     grid.spoil = spoiling(lambda reply: with_answer(reply, replace(again, details={**again.details, "release": "x"})))
     contact.settled()
-    asked = {"cut": "head", "how": REAL, "labels": frozenset(range(10)), "excluded": frozenset()}
-    contact.summarize(2, **asked)  # the node made and charged another, which was exchanged on its way for the first
+    question = PrivateCentroidsQuestion("head", REAL, frozenset(range(10)))
+    ask_one(contact, 2, question)  # the node made and charged another, which was exchanged on its way for the first
     assert contact.ledger.spent(2) == pytest.approx(spent)
     grid.spoil = lambda node, reply: changed(reply, {"release": "x"})
     contact.settled()
-    contact.summarize(2, **asked)
+    ask_one(contact, 2, question)
     assert_ledgers_agree(grid, contact)
     assert contact.ledger.spent(2) == pytest.approx(3 * spent)
 

@@ -3,6 +3,7 @@ client has charged itself; never more, and less only while a reply is on its way
 
 import shutil
 import tempfile
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.flower._grid import FIRST, LocalGrid, assert_ledgers_agree, changed, digits, spent_by_nodes, told
 
 from fedup import DP, Forget, collect
-from fedup.eraser_statistics import Question
+from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.clients.private_eraser import PrivateEraserQuestion
 from fedup.errors import FedUPError
 from fedup.flower import messaging
 from fedup.flower.wire import Answer, write_answer
 from fedup.privacy import Ledger
+from fedup.statistics.eraser_statistics import RowGroups
 
 WORLD = digits()
 REAL = DP(2.0, clip=4.0)
@@ -134,18 +137,19 @@ class Ledgers(RuleBasedStateMachine):
     @rule(client=st.sampled_from(CLIENTS), few=st.integers(0, 2), settle=st.booleans())
     def ask_for_cells(self, client: int, few: int, settle: bool) -> None:
         excluded = frozenset(WORLD.rows(client)[:few].tolist())
-        asked = {"cut": "head", "how": REAL, "labels": EVERY, "excluded": excluded}
-        self._attempt(lambda: self.contact.summarize(client, **asked), settle)
+        question = PrivateCentroidsQuestion("head", REAL, EVERY, excluded=excluded)
+        self._attempt(lambda: list(self.contact.ask({client: question})), settle)
 
-    @rule(clients=st.sets(st.sampled_from(CLIENTS), min_size=2), settle=st.booleans())
-    def ask_for_statistics_of_several(self, clients: set[int], settle: bool) -> None:
-        def ask() -> None:
-            self.contact.ahead("gather_privately", asked)
-            for client in asked:
-                self.contact.gather_privately(client, **asked[client])
+    @rule(clients=st.sets(st.sampled_from(CLIENTS), min_size=2), spared=st.booleans(), settle=st.booleans())
+    def ask_for_statistics_of_several(self, clients: set[int], spared: bool, settle: bool) -> None:
+        questions = {client: eraser_question(client) for client in sorted(clients)}
+        self._attempt(lambda: list(self.contact.ask(questions, optional=questions if spared else ())), settle)
 
-        asked = {client: {"cut": "conv2", "dp": REAL, "question": question(client)} for client in sorted(clients)}
-        self._attempt(ask, settle)
+    @rule(taken=st.integers(0, 4))
+    def give_up_a_collection(self, taken: int) -> None:
+        """After all answers came, and so many were taken."""
+        everyone = PrivateCentroidsQuestion("head", REAL)
+        self._attempt(lambda: list(islice(self.contact.ask_everyone(everyone), taken)), settle=False)
 
     def _attempt(self, call, settle: bool) -> None:
         try:
@@ -178,8 +182,9 @@ class Ledgers(RuleBasedStateMachine):
         assert len(named) == len(set(named))
 
 
-def question(client: int) -> Question:
-    return Question({"it": Forget.samples({client: WORLD.rows(client)[:25].tolist()})}, Forget())
+def eraser_question(client: int) -> PrivateEraserQuestion:
+    groups = RowGroups({"it": Forget.samples({client: WORLD.rows(client)[:25].tolist()})}, Forget())
+    return PrivateEraserQuestion("conv2", REAL, groups)
 
 
 TestLedgers = Ledgers.TestCase

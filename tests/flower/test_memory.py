@@ -10,10 +10,10 @@ from tests.cli._in_process import ok as fedup
 from tests.flower._grid import FIRST, LocalGrid, assert_ledgers_agree, spent_by_nodes, told
 
 from fedup import DP, Budget, FilterConfig, Forget
-from fedup.bench.recipe import Recipe
 from fedup.errors import BudgetError, RequestError
 from fedup.flower import GridContact, Policy, RunMemory, mount
 from fedup.run.answering import Limits
+from fedup.tasks.recipe import Recipe
 
 RECIPE = Recipe.suited_to("digits", rounds=1, clients=3, rows=300, batch_size=32, seed=1)
 
@@ -153,7 +153,7 @@ def test_a_server_killed_before_a_collection_is_stored_pays_once_and_leaves_no_a
     contact = private_contact(world, grid, folder)
     second = world.memory()
     second.collect(contact, privacy=REAL)
-    assert len(grid.asked("summarize")) == (0 if kept else 6)  # a question, and again with the weights
+    assert len(grid.asked("summarize privately")) == (0 if kept else 6)  # a question, and again with the weights
     assert_ledgers_agree(grid, contact)
     charged = [event.body["client"] for event in second.state.events if event.kind in ("charged", "corrected")]
     assert sorted(charged) == [0, 1, 2]

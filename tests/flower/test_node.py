@@ -7,28 +7,31 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from tests._asking import ask_one
 from tests.flower._grid import World, digits, unnamed
-from tests.flower._node import CLIENT, HOW, Node, about, assert_summary, in_process
+from tests.flower._node import CLIENT, HOW, Node, about, assert_summary, centroids, in_process
 from torch import nn
 
 from fedup import Forget, fingerprint
-from fedup.client import Summarizing
-from fedup.contact import InProcess
-from fedup.eraser_statistics import Question
+from fedup.clients.in_process import InProcess
+from fedup.clients.labels import LabelsQuestion
+from fedup.clients.private_eraser import PrivateEraserQuestion
+from fedup.clients.second_moments import SecondMomentsQuestion
+from fedup.clients.sketches import SketchesQuestion
+from fedup.clients.spreads import SpreadsQuestion
+from fedup.clients.tally import TallyQuestion
 from fedup.errors import BudgetError, DataError, MissingDataError, SettingError
 from fedup.flower import Policy, mount
-from fedup.flower.reading import labels_of, moments_of, noisy_of, sketches_of, spreads_of, tally_of
 from fedup.flower.state import KeptLedger
 from fedup.flower.wire import Answer, Ask, array_of, tensor_of
-from fedup.messages import spreads_question, tally_question
 from fedup.privacy import DP, Budget, Ledger
-from fedup.tally import TallyQuestion
+from fedup.statistics.centroids import Summarizing
+from fedup.statistics.eraser_statistics import RowGroups
+from fedup.statistics.tally import RowsToCount
 
 PRIVATE = DP(2.0, clip=4.0, replay_seed=7)
 REAL = DP(2.0, clip=4.0)
 NAN = float("nan")
-SPREADS = {"conv2": (144, 6), "fc1": (1, 256), "head": (1, 512)}  # positions and channels
-SKETCH = (64, 8)  # of the means at conv2: groups of positions, and numbers of each
 
 
 @pytest.fixture(scope="module")
@@ -49,31 +52,27 @@ def with_rows(world: World, places, value: float) -> dict:
     return {"data": lambda context: (x, world.federation.y[rows])}
 
 
-def question(world: World, many: int = 40) -> Question:
+def row_groups(world: World, many: int = 40) -> RowGroups:
     request = Forget.samples({CLIENT: world.rows(CLIENT)[:many].tolist()})
-    return Question({request.digest: request}, request | Forget.classes([3]))
+    return RowGroups({request.digest: request}, request | Forget.classes([3]))
 
 
-def weights_for(asked: Question) -> dict[str, dict[int, float]]:
+def weights_for(groups: RowGroups) -> dict[str, dict[int, float]]:
     """A share of two classes, and of one of which the client has none."""
-    return {name: {1: 0.25, 5: 0.5, 2: 0.25} for name in asked.requests}
+    return {name: {1: 0.25, 5: 0.5, 2: 0.25} for name in groups.requests}
 
 
 def exact_details(world: World) -> dict[str, dict]:
     """By kind, questions that are under no guarantee."""
-    asked, sample = question(world), int(world.rows(CLIENT)[0])
-    counted = TallyQuestion(asked.requests, asked.gone)
-    return {
-        "labels": {"samples": [sample]},
-        "sketch": {"cut": "conv2", "over": "each", "question": asked.to_json()},
-        "spreads": spreads_question({"conv2": "each"}, asked, weights_for(asked)),
-        "moments": {"cut": "conv2", "over": "each", "positions": [0], "question": asked.to_json()},
-        "tally": tally_question(None, None, counted)[0],
-    }
-
-
-def spreads(cuts) -> dict:
-    return {cut: SPREADS[cut] for cut in cuts}
+    groups, sample = row_groups(world), int(world.rows(CLIENT)[0])
+    questions = (
+        LabelsQuestion(frozenset([sample])),
+        SketchesQuestion("conv2", "each", groups),
+        SpreadsQuestion({"conv2": "each"}, groups, weights_for(groups)),
+        SecondMomentsQuestion("conv2", "each", (0,), groups),
+        TallyQuestion(None, None, RowsToCount(groups.requests, groups.gone)),
+    )
+    return {question.kind: question.to_message()[0] for question in questions}
 
 
 # --- each question is answered as in process
@@ -82,16 +81,15 @@ def spreads(cuts) -> dict:
 @pytest.mark.parametrize("cut", ["conv2", "fc2", "head"])
 @pytest.mark.parametrize("how", [HOW, Summarizing(), Summarizing(1.0), Summarizing(0.3, 0.1, 5, True)], ids=str)
 def test_centroids_are_those_of_the_client_in_process_to_the_bit(world, node, cut, how):
-    labels = frozenset(range(10))
-    expected = in_process(world).summarize(CLIENT, cut=cut, how=how, labels=labels, excluded=frozenset())
     answer = node.summarize(how, cut=cut)
-    assert_summary(answer, expected)
-    assert dict(answer.details["rows"]) == in_process(world).cell_sizes([CLIENT])[CLIENT]
+    assert_summary(answer, ask_one(in_process(world), CLIENT, centroids(how, cut=cut)))
+    labels, rows = world.federation.y[world.rows(CLIENT)].unique(return_counts=True)
+    assert dict(answer.details["rows"]) == dict(zip(labels.tolist(), rows.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("labels", [[1], [5, 8], [2]], ids=["one", "two", "none that it holds"])
 def test_only_the_classes_that_were_asked_about_are_told(world, node, labels):
-    expected = in_process(world).summarize(CLIENT, cut="head", how=HOW, labels=frozenset(labels), excluded=frozenset())
+    expected = ask_one(in_process(world), CLIENT, centroids(labels=labels))
     assert_summary(node.summarize(labels=labels), expected)
     rest = sorted(frozenset(range(10)) - frozenset(labels))
     answer = node.summarize(without=rest)
@@ -102,8 +100,8 @@ def test_only_the_classes_that_were_asked_about_are_told(world, node, labels):
 @pytest.mark.parametrize("how", [HOW, PRIVATE], ids=["centroids", "DP"])
 def test_excluded_samples_are_left_out_and_never_read(world, how):
     rows = world.rows(CLIENT)
-    excluded, labels = frozenset(rows[10:30].tolist()), frozenset(range(10))
-    expected = in_process(world).summarize(CLIENT, cut="fc2", how=how, labels=labels, excluded=excluded)
+    excluded = frozenset(rows[10:30].tolist())
+    expected = ask_one(in_process(world), CLIENT, centroids(how, cut="fc2", excluded=excluded))
     unreadable = Node(world, world.app(CLIENT, **with_rows(world, slice(10, 30), NAN)))
     told = {"labels": list(range(10))} if how is PRIVATE else {}
     assert_summary(unreadable.summarize(how, cut="fc2", excluded=excluded, **told), expected)
@@ -119,16 +117,13 @@ def test_without_ids_samples_go_by_their_places(world):
     alone = replace(world.federation.client(CLIENT), train=torch.arange(len(rows)))
     clients = InProcess(replace(world.federation, x=x, y=y, clients=(alone,)), world.model)
     excluded = frozenset(range(5, 25))
-    expected = clients.summarize(CLIENT, cut="head", how=HOW, labels=frozenset(range(10)), excluded=excluded)
-    assert_summary(node.summarize(excluded=excluded), expected)
-    found = node.ask("labels", samples=[0, 3, 107])
-    assert labels_of(found, frozenset([0, 3, 107]), 10) == clients.labels_of(CLIENT, frozenset([0, 3, 107]))
+    assert_summary(node.summarize(excluded=excluded), ask_one(clients, CLIENT, centroids(excluded=excluded)))
+    labels = LabelsQuestion(frozenset([0, 3, 107]))
+    assert node.read(labels) == ask_one(clients, CLIENT, labels)
     assert node.ask("labels", samples=[108]).status == "failed"
     request = Forget.samples({CLIENT: range(40)})
-    asked = Question({"it": request}, request)
-    at = {"cut": "conv2", "over": "each"}
-    found = sketches_of(node.ask("sketch", **at, question=asked.to_json()), SKETCH, asked.requests, 10)
-    assert_same_sketches(found, clients.sketch_groups(CLIENT, **at, question=asked))
+    sketches = SketchesQuestion("conv2", "each", RowGroups({"it": request}, request))
+    assert_same_sketches(node.read(sketches), ask_one(clients, CLIENT, sketches))
 
 
 def assert_same_sketches(one, other) -> None:
@@ -141,24 +136,22 @@ def assert_same_sketches(one, other) -> None:
 
 
 def test_classes_of_samples_are_told_by_id(world, node):
-    samples = frozenset(world.rows(CLIENT)[3:50:7].tolist())
-    found = labels_of(node.ask("labels", samples=sorted(samples)), samples, 10)
-    assert found == in_process(world).labels_of(CLIENT, samples)
+    question = LabelsQuestion(frozenset(world.rows(CLIENT)[3:50:7].tolist()))
+    assert node.read(question) == ask_one(in_process(world), CLIENT, question)
+    assert node.read(question) == {sample: int(world.federation.y[sample]) for sample in question.samples}
 
 
 def test_sketches_are_those_of_the_client_in_process_to_the_bit(world, node):
-    asked, at = question(world), {"cut": "conv2", "over": "each"}
-    found = sketches_of(node.ask("sketch", **at, question=asked.to_json()), SKETCH, asked.requests, 10)
-    assert_same_sketches(found, in_process(world).sketch_groups(CLIENT, **at, question=asked))
+    question = SketchesQuestion("conv2", "each", row_groups(world))
+    found = node.read(question)
+    assert_same_sketches(found, ask_one(in_process(world), CLIENT, question))
     assert 3 not in found.retained  # it is forgotten, too
 
 
 def test_means_and_variances_are_those_of_the_client_in_process_to_the_bit(world, node):
-    cuts, asked = {"conv2": "each", "fc1": "each", "head": "each"}, question(world)
-    weights, shares = weights_for(asked), dict.fromkeys(asked.requests, 1.0)
-    answer = node.ask("spreads", **spreads_question(cuts, asked, weights))
-    found = spreads_of(answer, spreads(cuts), asked.requests, shares)
-    expected = in_process(world).measure_groups(CLIENT, cuts=cuts, question=asked, weights=weights)
+    cuts, groups = {"conv2": "each", "fc1": "each", "head": "each"}, row_groups(world)
+    question = SpreadsQuestion(cuts, groups, weights_for(groups))
+    found, expected = node.read(question), ask_one(in_process(world), CLIENT, question)
     assert found.forgotten and found.reference, "premise"
     for one, other in ((found.forgotten, expected.forgotten), (found.reference, expected.reference)):
         assert one.keys() == other.keys()
@@ -171,32 +164,29 @@ def test_means_and_variances_are_those_of_the_client_in_process_to_the_bit(world
 
 
 def test_second_moments_are_those_of_the_client_in_process_to_the_bit(world, node):
-    asked, at = question(world), {"cut": "conv2", "over": "each", "positions": [0, 5, 7]}
-    found = moments_of(node.ask("moments", **at, question=asked.to_json()), (3, 6))
-    expected = in_process(world).second_moments(CLIENT, **at, question=asked)
+    question = SecondMomentsQuestion("conv2", "each", (0, 5, 7), row_groups(world))
+    found, expected = node.read(question), ask_one(in_process(world), CLIENT, question)
     assert found.count == expected.count
     assert torch.equal(found.sums, expected.sums)
     assert torch.equal(found.squares, expected.squares)
 
 
 def test_a_client_with_too_few_forgotten_rows_tells_nothing_of_them(world, node):
-    few, at = question(world, 19), {"cut": "conv2", "over": "each"}
-    told = sketches_of(node.ask("sketch", **at, question=few.to_json()), SKETCH, few.requests, 10)
+    few = row_groups(world, 19)
+    told = node.read(SketchesQuestion("conv2", "each", few))
     assert told.forgotten == {} and told.retained
-    asked = spreads_question({"conv2": "each"}, few, weights_for(few))
-    found = spreads_of(node.ask("spreads", **asked), spreads(["conv2"]), few.requests, dict.fromkeys(few.requests, 1.0))
+    found = node.read(SpreadsQuestion({"conv2": "each"}, few, weights_for(few)))
     assert found.forgotten == {} and found.reference
-    everything = Question(few.requests, Forget.clients([CLIENT]))  # nothing is retained either
-    answer = node.ask("moments", **at, positions=[0], question=everything.to_json())
-    assert (answer.status, answer.arrays, moments_of(answer, (1, 6))) == ("ok", {}, None)
+    everything = RowGroups(few.requests, Forget.clients([CLIENT]))  # nothing is retained either
+    question = SecondMomentsQuestion("conv2", "each", (0,), everything)
+    assert (node.answer(question).arrays, node.read(question)) == ({}, None)
 
 
 def test_noisy_statistics_of_an_eraser_are_those_of_the_client_in_process_and_charged(world, node):
     ledger = Ledger()
-    asked = Question({"it": Forget.samples({CLIENT: world.rows(CLIENT)[:40].tolist()})}, Forget())
-    expected = in_process(world, ledger).gather_privately(CLIENT, cut="conv2", dp=PRIVATE, question=asked)
-    answer = node.ask("gather privately", cut="conv2", how=asdict(PRIVATE), question=asked.to_json())
-    found = noisy_of(answer, SPREADS["conv2"], 10)
+    groups = RowGroups({"it": Forget.samples({CLIENT: world.rows(CLIENT)[:40].tolist()})}, Forget())
+    question = PrivateEraserQuestion("conv2", PRIVATE, groups)
+    found, expected = node.read(question), ask_one(in_process(world, ledger), CLIENT, question)
     assert torch.equal(found.sums, expected.sums)
     assert torch.equal(found.counts, expected.counts)
     assert found.clip == expected.clip
@@ -204,8 +194,8 @@ def test_noisy_statistics_of_an_eraser_are_those_of_the_client_in_process_and_ch
 
 
 def test_noisy_statistics_are_those_of_the_client_in_process_and_charged(world, node):
-    ledger, labels = Ledger(), frozenset(range(10))
-    expected = in_process(world, ledger).summarize(CLIENT, cut="head", how=PRIVATE, labels=labels, excluded=frozenset())
+    ledger = Ledger()
+    expected = ask_one(in_process(world, ledger), CLIENT, centroids(PRIVATE))
     answer = node.summarize(PRIVATE)
     assert_summary(answer, expected)
     assert answer.details["rows"] == []  # how many it holds is not told
@@ -221,14 +211,10 @@ def test_half_precision_rounds_vectors_and_nothing_else(node):
 
 
 def test_other_clients_samples_are_nothing_to_a_node(world, node):
-    own = question(world)
+    own = row_groups(world)
     (name, request), more = next(iter(own.requests.items())), Forget.samples({0: [1, 2, 3], 3: [10**9]})
-    both = Question({name: request | more}, own.gone | more)
-    at = {"cut": "conv2", "over": "each"}
-    one, other = (
-        sketches_of(node.ask("sketch", **at, question=asked.to_json()), SKETCH, own.requests, 10)
-        for asked in (own, both)
-    )
+    both = RowGroups({name: request | more}, own.gone | more)
+    one, other = (node.read(SketchesQuestion("conv2", "each", groups)) for groups in (own, both))
     assert_same_sketches(one, other)
 
 
@@ -372,31 +358,29 @@ def test_classes_with_fewer_rows_than_the_least_are_not_told(world):
     enough = [label for label in range(10) if rows[label] >= 12]
     assert answer.details["labels"] == enough
     assert answer.details["rows"] == [[label, int(rows[label])] for label in enough]
-    expected = in_process(world).summarize(CLIENT, cut="head", how=HOW, labels=frozenset(enough), excluded=frozenset())
+    expected = ask_one(in_process(world), CLIENT, centroids(labels=enough))
     assert torch.equal(answer.arrays["vectors"], expected.vectors)
 
 
 def test_classes_with_fewer_rows_than_the_least_are_not_told_of_for_an_eraser_or_in_counts_either(world):
-    asked, at = question(world), {"cut": "conv2", "over": "each"}
-    usual = in_process(world)
-    everything = usual.sketch_groups(CLIENT, **at, question=asked).retained
+    groups = row_groups(world)
+    sketches = SketchesQuestion("conv2", "each", groups)
+    everything = ask_one(in_process(world), CLIENT, sketches).retained
     least = sorted({one.count for one in everything.values()})[1]
     enough = {label for label, one in everything.items() if one.count >= least}
     assert enough < everything.keys(), "premise"
     node = Node(world, world.app(CLIENT, policy=Policy(least_rows=least)))
-    told = sketches_of(node.ask("sketch", **at, question=asked.to_json()), SKETCH, asked.requests, 10)
-    assert told.retained.keys() == enough and told.forgotten.keys() == asked.requests.keys()
+    told = node.read(sketches)
+    assert told.retained.keys() == enough and told.forgotten.keys() == groups.requests.keys()
 
-    (name,), cuts = asked.requests, {"conv2": "each"}
-    answer = node.ask("spreads", **spreads_question(cuts, asked, {name: dict.fromkeys(everything, 0.125)}))
-    found = spreads_of(answer, spreads(cuts), asked.requests, {name: 1.0})
+    (name,) = groups.requests
+    found = node.read(SpreadsQuestion({"conv2": "each"}, groups, {name: dict.fromkeys(everything, 0.125)}))
     assert found.reference[name]["conv2"].weight == 0.125 * len(enough)
 
-    answer = node.ask("tally", **tally_question(None, None, TallyQuestion(asked.requests, asked.gone))[0])
-    counted = tally_of(answer, asked.requests, 10)
+    counted = node.read(TallyQuestion(None, None, RowsToCount(groups.requests, groups.gone)))
     assert counted.retained.keys() == enough
     assert all(one.rows >= least for one in counted.held_out.values())
-    assert counted.forgotten.keys() == asked.requests.keys()
+    assert counted.forgotten.keys() == groups.requests.keys()
 
 
 def test_rows_count_towards_the_least_only_if_they_are_retained(world):
@@ -414,7 +398,7 @@ def test_a_cell_of_which_nothing_is_left_is_told_as_empty(world, node):
     rows = world.rows(CLIENT)
     ones = frozenset(rows[world.federation.y[rows] == 1].tolist())
     for labels in ([1], [1, 5]):
-        expected = in_process(world).summarize(CLIENT, cut="head", how=HOW, labels=frozenset(labels), excluded=ones)
+        expected = ask_one(in_process(world), CLIENT, centroids(labels=labels, excluded=ones))
         assert_summary(node.summarize(labels=labels, excluded=ones), expected)
 
 
@@ -423,7 +407,7 @@ def test_a_cell_of_which_nothing_is_left_is_told_as_empty(world, node):
 )
 def test_a_client_that_answers_under_dp_only_refuses_everything_else(world, policy):
     node = Node(world, world.app(CLIENT, policy=policy))
-    asked = question(world).to_json()
+    asked = row_groups(world).to_json()
     answers = [
         node.summarize(),
         node.summarize(labels=[1]),
@@ -481,7 +465,7 @@ def test_a_budget_is_spent_over_several_questions_and_kept_in_the_state(world):
     assert "spent" in answer.reason
     assert answer.arrays == {}
     assert len(node.charges()) == affordable
-    asked = question(world).to_json()
+    asked = row_groups(world).to_json()
     assert node.ask("gather privately", cut="conv2", how=asdict(REAL), question=asked).status != "ok"
     assert node.summarize(replace(REAL, epsilon=1e-3)).status == "ok"  # a small release is still affordable
 
@@ -491,7 +475,7 @@ def test_a_release_is_sent_again_for_nothing_where_it_is_asked_for_by_its_name(w
     def ask(node: Node, release: str) -> Answer:
         if kind == "centroids":
             return node.summarize(REAL, release=release)
-        asked = {"how": asdict(REAL), "question": question(world).to_json()}
+        asked = {"how": asdict(REAL), "question": row_groups(world).to_json()}
         return node.ask("gather privately", cut="conv2", release=release, **asked)
 
     policy = Policy(budget=Budget(3.0))
@@ -507,7 +491,7 @@ def test_a_release_is_sent_again_for_nothing_where_it_is_asked_for_by_its_name(w
     assert other.status == "ok" and len(node.charges()) == 2
     assert not all(torch.equal(other.arrays[name], first.arrays[name]) for name in first.arrays)
     while ask(node, "c").status == "ok" and len(node.charges()) < 10:
-        node.context.state.pop("fedup-released-summarize", None)  # forget it, so that each is a new one
+        node.context.state.pop("fedup-released-summarize-privately", None)  # forget it, so that each is a new one
         node.context.state.pop("fedup-released-gather-privately", None)
     spent = len(node.charges())
     assert ask(node, "d").status == "refused" and len(node.charges()) == spent
@@ -696,6 +680,16 @@ def test_a_question_of_an_unknown_kind_is_a_failure_that_says_so(node):
     answer = node.ask("everything")
     assert answer.status == "failed"
     assert "everything" in answer.reason
+
+
+def test_a_question_with_the_guarantee_of_another_kind_is_a_failure_that_says_so_and_costs_nothing(world, node):
+    asked = {"labels": None, "without": [], "excluded": [], "cut": "head", "question": row_groups(world).to_json()}
+    for kind in ("summarize privately", "gather privately"):
+        answer = node.ask(kind, **asked, how=asdict(HOW))
+        assert (answer.status, answer.arrays) == ("failed", {}) and "under a guarantee only" in answer.reason
+    answer = node.ask("summarize", **asked, how=asdict(REAL))
+    assert (answer.status, answer.arrays) == ("failed", {}) and "summarize privately" in answer.reason
+    assert node.charges() == []
 
 
 BROKEN = {

@@ -19,17 +19,18 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fedup import fingerprint
-from fedup.client import Summarizing
 from fedup.errors import SettingError
 from fedup.flower.node import replying
 from fedup.flower.policy import Policy
 from fedup.flower.private import FAILED
 from fedup.flower.wire import Ask, read_answer, row_of, write_ask
 from fedup.privacy import DP, Budget
+from fedup.statistics.centroids import Summarizing
 
 NAN, INF = float("nan"), float("inf")
 WIDTH, CLASSES = 6, 4
 REAL = DP(1.0, clip="unit")
+RELEASE = "summarize privately"
 PRIVATE = Policy(only_private=True)
 BLANK = torch.zeros(1, WIDTH)
 
@@ -100,7 +101,7 @@ def test_weights_that_overflow_at_a_pixel_are_no_oracle_of_it():
     low, high, never = -1.0, 2.0, None
     for _ in range(20):
         middle = (low + high) / 2
-        answer = node.ask("summarize", release(excluded=others), overflowing(2, middle))
+        answer = node.ask(RELEASE, release(excluded=others), overflowing(2, middle))
         never = never or (answer.status, answer.reason, answer.size)
         passed = (answer.status, answer.reason, answer.size) != never
         low, high = (middle, high) if passed else (low, middle)
@@ -125,14 +126,14 @@ def test_fewer_classes_than_labels_are_no_oracle_of_a_label(label):
     x, _ = rows(1)
     node, nobody = Node((x, torch.tensor([label]))), Node((x[:0], torch.empty(0, dtype=torch.int64)))
     for classes in range(1, CLASSES + 2):
-        assert node.seen("summarize", release(num_classes=classes), made()) == nobody.seen(
-            "summarize", release(num_classes=classes), made()
+        assert node.seen(RELEASE, release(num_classes=classes), made()) == nobody.seen(
+            RELEASE, release(num_classes=classes), made()
         )
 
 
 def test_ids_that_are_left_out_do_not_tell_who_is_a_member():
     node = Node(rows())
-    seen = [node.seen("summarize", release(excluded=[sample]), made())[:3] for sample in (5, 10, 90)]
+    seen = [node.seen(RELEASE, release(excluded=[sample]), made())[:3] for sample in (5, 10, 90)]
     assert len({(status, reason) for status, reason, _ in seen}) == 1
     assert seen[1] == seen[2]  # of the same length: 10 is a member, 90 is none
     asked = [node.seen("gather privately", eraser([sample]), made())[:4] for sample in (5, 9999)]
@@ -171,8 +172,8 @@ def questions(draw):
         "num_classes": draw(mostly([1, 2, CLASSES, 7], [0, -1, 10**9, "4"])),
         "row": draw(mostly([row_of(BLANK), None], [row_of(torch.zeros(1, 3)), {"shape": "x"}])),
     }
-    kind = draw(mostly(["summarize", "gather privately"], ["labels", "sketch", "spreads", "moments", "tally"]))
-    if kind != "summarize":
+    kind = draw(mostly([RELEASE, "gather privately"], ["summarize", "labels", "sketch", "spreads", "moments", "tally"]))
+    if kind not in (RELEASE, "summarize"):
         return kind, eraser(draw(ids) or [], **common), weights
     labels = draw(mostly([None], [[], [0], [0, 1], [CLASSES]]))
     return kind, release(labels=labels, without=draw(ids), excluded=draw(ids), **common), weights
@@ -215,9 +216,9 @@ def test_a_model_that_fails_on_a_row_does_not_tell_of_it():
     disliked = x.clone()
     disliked[[3, 66]] = 1.0
     sharp = DP(1e6, clip="unit")  # hardly any noise
-    answers = [Node((rows, y), model=choosy).ask("summarize", release(sharp), choosy()) for rows in (x, disliked)]
+    answers = [Node((rows, y), model=choosy).ask(RELEASE, release(sharp), choosy()) for rows in (x, disliked)]
     nodes = [Node((rows, y), model=choosy) for rows in (x, disliked)]
-    assert nodes[0].seen("summarize", release(), choosy()) == nodes[1].seen("summarize", release(), choosy())
+    assert nodes[0].seen(RELEASE, release(), choosy()) == nodes[1].seen(RELEASE, release(), choosy())
     assert nodes[0].seen("gather privately", eraser(), choosy()) == nodes[1].seen(
         "gather privately", eraser(), choosy()
     )
@@ -244,10 +245,10 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("kind", ["summarize", "gather privately"])
+@pytest.mark.parametrize("kind", [RELEASE, "gather privately"])
 @pytest.mark.parametrize("policy", [PRIVATE, Policy(budget=Budget(50.0)), Policy()], ids=["private", "budget", "none"])
 def test_all_failures_after_the_charge_are_one_answer(policy, kind):
-    details = release() if kind == "summarize" else eraser()
+    details = release() if kind == RELEASE else eraser()
     seen = [Node(data, policy=policy).seen(kind, details, made()) for data in BROKEN.values()]
     assert all(one == seen[0] for one in seen), dict(zip(BROKEN, seen, strict=True))
     status, reason, _, told, arrays, charges = seen[0]
@@ -257,7 +258,7 @@ def test_all_failures_after_the_charge_are_one_answer(policy, kind):
 
 def test_why_it_failed_is_in_the_nodes_own_log(caplog):
     with caplog.at_level(logging.ERROR, logger="fedup"):
-        Node(_raising).ask("summarize", release(), made())
+        Node(_raising).ask(RELEASE, release(), made())
     assert "Jane Doe" in caplog.text
 
 
@@ -273,14 +274,14 @@ def test_why_it_failed_is_in_the_nodes_own_log(caplog):
     ids=["no rows", "an empty data set", "a data set", "labels that are no whole numbers", "nothing of use"],
 )
 def test_odd_rows_are_no_failure_and_look_like_any_others(data):
-    for kind, details in (("summarize", release()), ("gather privately", eraser())):
+    for kind, details in ((RELEASE, release()), ("gather privately", eraser())):
         assert Node(data).seen(kind, details, made()) == Node(rows()).seen(kind, details, made())
 
 
 def test_a_failed_release_is_charged_again_where_it_is_asked_for_again():
     node = Node(_raising)
     for _ in range(2):
-        assert node.ask("summarize", release(release="a"), made()).status == "failed"
+        assert node.ask(RELEASE, release(release="a"), made()).status == "failed"
     assert len(node.charges()) == 2
 
 
@@ -295,12 +296,12 @@ def test_the_charge_is_on_disk_before_data_is_read(tmp_path):
         return rows()
 
     node = Node(data, policy=Policy(budget=Budget(50.0), account=account))
-    assert node.ask("summarize", release(), made()).status == "ok"
+    assert node.ask(RELEASE, release(), made()).status == "ok"
     assert node.ask("gather privately", eraser(), made()).status == "ok"
     assert found == [1, 2]
 
 
-@pytest.mark.parametrize("kind", ["summarize", "gather privately"])
+@pytest.mark.parametrize("kind", [RELEASE, "gather privately"])
 def test_without_a_file_the_charge_is_in_the_state_before_data_is_read(kind):
     found = []
 
@@ -309,7 +310,7 @@ def test_without_a_file_the_charge_is_in_the_state_before_data_is_read(kind):
         return rows()
 
     node = Node(data)
-    assert node.ask(kind, release() if kind == "summarize" else eraser(), made()).status == "ok"
+    assert node.ask(kind, release() if kind == RELEASE else eraser(), made()).status == "ok"
     assert found == [1]
 
 
@@ -317,7 +318,7 @@ def test_an_account_that_cannot_be_written_releases_nothing_and_names_no_path(tm
     (tmp_path / "jane").write_text("a file where a folder should be")
     read = []
     node = Node(lambda context: read.append(1) or rows(), policy=Policy(account=tmp_path / "jane" / "account.json"))
-    answer = node.ask("summarize", release(), made())
+    answer = node.ask(RELEASE, release(), made())
     assert (answer.status, answer.arrays, read) == ("failed", {}, [])
     assert "jane" not in answer.reason and "account" in answer.reason
 
@@ -328,8 +329,9 @@ REFUSED = {
     "no classes": ({"num_classes": 0}, "num_classes must be"),
     "too many classes": ({"num_classes": 10**7}, "num_classes must be"),
     "a class that is none": ({"labels": [CLASSES]}, "Classes are 0 to 3"),
-    "ids that are no numbers": ({"excluded": ["a"]}, "excluded must be a list"),
-    "ids that are too large": ({"excluded": [2**63]}, "excluded must be a list"),
+    "a class that is none, of rows unknown": ({"labels": [CLASSES], "row": None}, "Classes are 0 to 3"),
+    "ids that are no numbers": ({"excluded": ["a"]}, "excluded is no list of whole numbers"),
+    "ids that are too large": ({"excluded": [2**63]}, "excluded is no list of whole numbers"),
     "subjects": ({"how": asdict(replace(REAL, unit="subject"))}, "knows no subjects"),
     "noise that can be replayed": ({"how": asdict(replace(REAL, replay_seed=1))}, "replayed"),
     "settings out of range": ({"how": {**asdict(REAL), "epsilon": -1}}, "epsilon"),
@@ -343,7 +345,7 @@ REFUSED = {
 def test_what_can_be_refused_without_data_is_refused_before_it_is_read_or_charged(change, why):
     read = []
     node = Node(lambda context: read.append(1) or rows())
-    answer = node.ask("summarize", release(**change), made())
+    answer = node.ask(RELEASE, release(**change), made())
     assert (answer.status in ("failed", "refused"), answer.arrays, read, node.charges()) == (True, {}, [], [])
     assert why in answer.reason
 
@@ -359,7 +361,7 @@ def test_a_cut_that_does_not_run_once_is_refused_before_data_is_read():
 
     read = []
     node = Node(lambda context: read.append(1) or rows(), model=Twice)
-    for kind, details in (("summarize", release(cut="layer")), ("gather privately", eraser(cut="layer"))):
+    for kind, details in ((RELEASE, release(cut="layer")), ("gather privately", eraser(cut="layer"))):
         answer = node.ask(kind, details, Twice())
         assert answer.status == "failed" and "layer" in answer.reason
     assert not read and node.charges() == []
@@ -369,11 +371,11 @@ def test_weights_that_are_no_numbers_are_refused_before_data_is_read():
     read, broken = [], made()
     broken.state_dict()["0.weight"][0, 0] = NAN
     node = Node(lambda context: read.append(1) or rows())
-    answer = node.ask("summarize", release(), broken)
+    answer = node.ask(RELEASE, release(), broken)
     assert "NaN" in answer.reason and not read and node.charges() == []
 
 
-@pytest.mark.parametrize("kind", ["labels", "summarize", "sketch", "spreads", "moments", "tally"])
+@pytest.mark.parametrize("kind", ["labels", "summarize", RELEASE, "sketch", "spreads", "moments", "tally"])
 def test_exact_questions_read_no_row_under_a_private_policy(kind):
     read = []
     for policy in (PRIVATE, Policy(budget=Budget(50.0))):
@@ -387,8 +389,8 @@ def test_exact_questions_read_no_row_under_a_private_policy(kind):
 
 def test_a_name_gets_the_same_release_again_for_the_same_question_only():
     node = Node(rows())
-    first = node.ask("summarize", release(release="a"), made())
-    again = node.ask("summarize", release(release="a"), made())
+    first = node.ask(RELEASE, release(release="a"), made())
+    again = node.ask(RELEASE, release(release="a"), made())
     assert torch.equal(first.arrays["vectors"], again.arrays["vectors"]) and len(node.charges()) == 1
     for charged, (details, weights) in enumerate(
         [
@@ -398,7 +400,7 @@ def test_a_name_gets_the_same_release_again_for_the_same_question_only():
         ],
         start=2,
     ):
-        other = node.ask("summarize", details, weights)
+        other = node.ask(RELEASE, details, weights)
         assert other.status == "ok" and not torch.equal(other.arrays["vectors"], first.arrays["vectors"])
         assert len(node.charges()) == charged
 
@@ -407,7 +409,7 @@ def test_a_name_gets_the_same_release_again_for_the_same_question_only():
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.data(), st.integers(0, 39), st.sampled_from(["summarize", "gather privately"]))
+@given(st.data(), st.integers(0, 39), st.sampled_from([RELEASE, "gather privately"]))
 def test_a_record_moves_a_release_by_no_more_than_the_sensitivity_whatever_weights_come(data, gone, kind):
     """Replayed noise is the same for both, so that the difference is that of what is exact."""
     x, y = rows()
@@ -418,7 +420,7 @@ def test_a_record_moves_a_release_by_no_more_than_the_sensitivity_whatever_weigh
     )
     dp = DP(1e5, clip=data.draw(st.sampled_from(["unit", 0.3])), replay_seed=5, erase_clip=0.3)
     more = {"cut": data.draw(st.sampled_from(["2", "4"])), "how": asdict(dp)}
-    details = release(**more) if kind == "summarize" else eraser(range(10), **more)
+    details = release(**more) if kind == RELEASE else eraser(range(10), **more)
     whole = Node((x, y), ids=lambda context: range(40), policy=Policy())
     less = Node((x[rest], y[rest]), ids=lambda context: torch.arange(40)[rest].tolist(), policy=Policy())
     told = [node.ask(kind, details, weights).arrays for node in (whole, less)]
@@ -432,7 +434,7 @@ def test_a_record_moves_a_release_by_no_more_than_the_sensitivity_whatever_weigh
 def test_answers_are_held_back_for_as_long_as_the_policy_says():
     for data in (rows(), _raising):
         start = time.monotonic()
-        Node(data, policy=Policy(only_private=True, answer_after_s=0.3)).ask("summarize", release(), made())
+        Node(data, policy=Policy(only_private=True, answer_after_s=0.3)).ask(RELEASE, release(), made())
         assert time.monotonic() - start >= 0.3
 
 
@@ -453,7 +455,7 @@ def test_the_model_is_run_on_the_same_batches_whatever_is_left_out():
     seen = []
     for excluded in ([], [1], list(range(200))):
         ran.clear()
-        Node(rows(200), model=counting).ask("summarize", release(excluded=excluded), made())
+        Node(rows(200), model=counting).ask(RELEASE, release(excluded=excluded), made())
         seen.append(list(ran))
     assert seen[0] == seen[1] == seen[2]
     assert math.ceil(200 / 64) == seen[0].count((64, WIDTH))

@@ -3,14 +3,15 @@
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
+from tests._asking import ask_one
 from tests.flower._grid import World, digits
-from tests.flower._node import CLIENT, HOW, Node, assert_summary, in_process
+from tests.flower._node import CLIENT, HOW, Node, assert_summary, centroids, in_process
 from torch import nn
 
 from fedup import fingerprint
-from fedup.client import Summarizing
 from fedup.flower.wire import array_of, tensor_of
 from fedup.privacy import DP
+from fedup.statistics.centroids import Summarizing
 
 EVERY = frozenset(range(10))
 PRIVATE = DP(2.0, clip=4.0, replay_seed=7)
@@ -49,8 +50,7 @@ def rows_read(node: Node, **question) -> int:
 
 
 def expected(world: World, labels=EVERY, excluded=(), how=HOW, cut="head"):
-    excluded = frozenset(map(int, excluded))
-    return in_process(world).summarize(CLIENT, cut=cut, how=how, labels=frozenset(labels), excluded=excluded)
+    return ask_one(in_process(world), CLIENT, centroids(how, cut=cut, labels=labels, excluded=excluded))
 
 
 def kept(node: Node) -> tuple[torch.Tensor, torch.Tensor]:

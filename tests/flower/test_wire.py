@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
+from fedup.clients.messages import answer_text, message_size
 from fedup.errors import DataError
 from fedup.flower.wire import (
     FORMAT,
@@ -26,7 +27,6 @@ from fedup.flower.wire import (
     write_answer,
     write_ask,
 )
-from fedup.messages import answer_text, message_size
 
 PLENTY = 10**9
 NAMES = st.text(min_size=1, max_size=12)

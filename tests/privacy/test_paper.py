@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedup import Federation, collect, iid, load_centroids, save_centroids
-from fedup.client import Summarizing
 from fedup.errors import SettingError
 from fedup.privacy import paper
 from fedup.privacy.paper import paper_epsilon
+from fedup.statistics.centroids import Summarizing
 
 few = settings(max_examples=40, deadline=None, derandomize=True)
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from tests.cli._in_process import FAST, contents, copy_of, fedup, filter_file, ok, sample_ids, sha256
 
-from fedup.bench.accuracy import accuracy
 from fedup.cli._session import Session
+from fedup.models.views import fingerprint
 from fedup.run.folder import Run
-from fedup.sharing import fingerprint
+from fedup.tasks.accuracy import accuracy
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +291,9 @@ def test_a_bottleneck_alone_is_claimed_to_have_used_nothing_of_samples(tmp_path)
 
 
 def test_an_eraser_that_is_gone_is_claimed_no_more_of_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedup.erasure.LEAST_SIGNAL", 0.0)  # these samples differ from others by chance
+    monkeypatch.setattr(
+        "fedup.unlearning.eraser_builder.LEAST_SIGNAL", 0.0
+    )  # these samples differ from others by chance
     run = copy_of("collected", tmp_path)
     ok("unlearn", "--class", 7, "--filter", "auto", "--force", *FAST, "--run", run)
     ok("unlearn", *_samples(), "--force", "--run", run)

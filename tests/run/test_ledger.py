@@ -14,16 +14,17 @@ from tests.cli._in_process import FAST, contents, copy_of, fedup, ok, sample_ids
 from tests.run._forked import check_sound
 from tests.run._forked import run as run_in_child
 
-from fedup import collect, load_centroids, private_erasure
-from fedup import private_summary as client_side
+from fedup import collect, load_centroids
 from fedup.cli._session import Session
-from fedup.contact import InProcess
+from fedup.clients.in_process import InProcess
 from fedup.errors import ArtifactError, BudgetError, RequestError, StorageError
 from fedup.privacy import DP, Budget, Charge, epsilon_of
 from fedup.run.folder import Run
 from fedup.run.journal import SCHEMA, Journal
 from fedup.run.ledger import RunLedger, describe_ledger, ledger_of, set_budget
 from fedup.run.serving import load_base
+from fedup.statistics import private_erasure
+from fedup.statistics import private_summary as client_side
 
 EPSILON = 8.0
 PRIVATE = DP(EPSILON, clip="unit")
@@ -87,7 +88,7 @@ def nobody_computes(monkeypatch):
     def reads(*args, **kwargs):
         raise AssertionError("a client computed something")
 
-    monkeypatch.setattr("fedup.cut.FeatureReader.read", reads)
+    monkeypatch.setattr("fedup.models.cut.FeatureReader.read", reads)
     for module in (client_side, private_erasure):
         monkeypatch.setattr(module, "read_privately", reads)
         monkeypatch.setattr(module, "release", reads)

@@ -500,7 +500,7 @@ def test_a_purged_cell_that_was_filled_again_is_found(run):
     changed = run.parent / "changed.safetensors"
     save_file(tensors, changed, metadata=metadata)
     with pytest.raises(ValueError, match="sha256"):
-        from fedup.centroids import load_centroids
+        from fedup.statistics.store import load_centroids
 
         load_centroids(changed)
     for name in ("kind", "version", "sha256"):

@@ -7,17 +7,17 @@ import pytest
 import torch
 from tests.cli._in_process import FAST, contents, copy_of, fedup, filter_file, ok, sample_ids, sha256
 
-from fedup import execute
 from fedup.cli._session import Session
-from fedup.contact import InProcess
+from fedup.clients.in_process import InProcess
 from fedup.errors import FedUPError
-from fedup.filter import FilterConfig
+from fedup.filters.bottleneck import FilterConfig
 from fedup.request import Forget
 from fedup.run import answering
 from fedup.run.folder import Run
 from fedup.run.serving import load_store
 from fedup.run.verify import _check_centroids
-from fedup.verdict import Verdict
+from fedup.unlearning import execute
+from fedup.unlearning.verdict import Verdict
 
 FARTHER = Verdict("farther than before", "Accuracy on the forgotten training rows")
 ANY_LOSS = ("--max-loss", 100, "--max-class-loss", 100)  # tiny filters harm; unlike --force this withholds
@@ -362,9 +362,10 @@ def test_what_clients_told_for_an_answer_that_was_declined_is_on_record(run):
     assert event.body["clients_contacted"] == [1]
     assert event.body["bytes_up"] == sum(one["bytes"] for one in event.body["releases"]) > 0
     now = ok("status", "--run", run, "--json").json["releases"]["1"]
-    assert now["messages"] == sent["messages"] + 3
-    own = sum(one["bytes"] for one in event.body["releases"] if one["client"] == 1)
-    assert now["bytes"] == sent["bytes"] + own
+    own = [one["bytes"] for one in event.body["releases"] if one["client"] == 1]
+    assert len(own) >= 3  # answers are counted once more with each wider bottleneck that is tried
+    assert now["messages"] == sent["messages"] + len(own)
+    assert now["bytes"] == sent["bytes"] + sum(own)
 
 
 def test_more_may_be_allowed_for_a_class(run):

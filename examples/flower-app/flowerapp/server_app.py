@@ -11,9 +11,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 import fedup
-from fedup.bench.accuracy import predict
 from fedup.flower import GridContact, RunMemory
 from fedup.run.answering import Limits
+from fedup.tasks.accuracy import predict
 from flowerapp import task
 
 app = ServerApp()

@@ -6,12 +6,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedup.bench.accuracy import predict
-from fedup.bench.datasets import Dataset
 from fedup.bench.scenarios import Situation
 from fedup.bench.task import Unlearned
 from fedup.federation import Federation
 from fedup.request import Forget
+from fedup.tasks.accuracy import predict
+from fedup.tasks.datasets import Dataset
 
 Rows = Literal["heldout", "validation", "forgotten", "retained", "test", "triggered"]
 

@@ -8,21 +8,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedup.bench.accuracy import predict, retain_and_forget
-from fedup.bench.datasets import input_of, load_dataset
-from fedup.bench.datasets._dataset import Dataset
-from fedup.bench.machine import describe_machine
-from fedup.bench.models import build_model
 from fedup.bench.scenarios import scenario_class
-from fedup.centroids import Centroids, collect
-from fedup.fedavg import federate
+from fedup.clients.collect import collect
 from fedup.federation import Federation
-from fedup.filter import FilterConfig
+from fedup.filters.bottleneck import FilterConfig
 from fedup.partition import dirichlet
-from fedup.plugging import plug
 from fedup.request import Forget
-from fedup.training import LocalTraining
-from fedup.unlearning import unlearn
+from fedup.serving.plugged import plug
+from fedup.statistics.store import Centroids
+from fedup.tasks.accuracy import predict, retain_and_forget
+from fedup.tasks.datasets import input_of, load_dataset
+from fedup.tasks.datasets._dataset import Dataset
+from fedup.tasks.machine import describe_machine
+from fedup.tasks.models import build_model
+from fedup.training.fedavg import federate
+from fedup.training.local import LocalTraining
+from fedup.unlearning.unlearn import unlearn
 
 Progress = Callable[[str, int, int], None]
 

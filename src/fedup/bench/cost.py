@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from fedup.artifacts import serialized_size
-from fedup.averaging import Weights
-from fedup.fedavg import Observer
 from fedup.federation import Federation
-from fedup.training import LocalTraining
+from fedup.training.averaging import Weights
+from fedup.training.fedavg import Observer
+from fedup.training.local import LocalTraining
 
 Probe = Callable[[nn.Module], dict[str, float]]
 

@@ -8,26 +8,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedup.bench.accuracy import accuracy_per_class, predict, retain_and_forget
-from fedup.bench.datasets import defaults_of, input_of, load_dataset
-from fedup.bench.machine import describe_machine
-from fedup.bench.models import build_model
 from fedup.bench.scenarios import Situation, Triggered, scenario_class
-from fedup.bench.watching import Progress, RoundsShown
-from fedup.centroids import Centroids, collect
-from fedup.cut import read_features
+from fedup.clients.collect import collect
 from fedup.errors import SettingError
-from fedup.fedavg import federate
 from fedup.federation import Federation
+from fedup.filters.presets import preset
+from fedup.models.cut import read_features
+from fedup.models.taps import Taps
+from fedup.models.views import fingerprint
 from fedup.partition import dirichlet
-from fedup.plugging import PluggedModel, plug
-from fedup.presets import preset
 from fedup.request import Forget
 from fedup.rng import generator
-from fedup.sharing import fingerprint
-from fedup.taps import Taps
-from fedup.training import LocalTraining
-from fedup.unlearning import restore, unlearn
+from fedup.serving.plugged import PluggedModel, plug
+from fedup.statistics.store import Centroids
+from fedup.tasks.accuracy import accuracy_per_class, predict, retain_and_forget
+from fedup.tasks.datasets import defaults_of, input_of, load_dataset
+from fedup.tasks.machine import describe_machine
+from fedup.tasks.models import build_model
+from fedup.tasks.progress import Progress, RoundsShown
+from fedup.training.fedavg import federate
+from fedup.training.local import LocalTraining
+from fedup.unlearning.unlearn import restore, unlearn
 
 _SCENARIOS: dict[str, dict[str, Any]] = {
     "client": {},

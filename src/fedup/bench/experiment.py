@@ -10,15 +10,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedup.bench.datasets._own import own_parquet
 from fedup.bench.goals import Goal, read_goals
 from fedup.bench.methods import Method, method_class, needs_history
-from fedup.bench.recipe import Recipe
 from fedup.bench.scenarios import Scenario, scenario_class
 from fedup.bench.settings import build, checked, closest, config_of, convert
 from fedup.bench.tuned import load_tuned
 from fedup.errors import FedUPError, MissingDataError, SettingError
 from fedup.registry import names
+from fedup.tasks.datasets._own import own_parquet
+from fedup.tasks.recipe import Recipe
 
 REFERENCE = "retrain"  # every method is compared with it
 _NAME = re.compile(r"\w[\w.-]{0,59}")
@@ -243,7 +243,7 @@ def _own_files(source: str) -> list[Path]:
     """The files of the user's own that a name in an experiment stands for."""
     if Path(source).suffix in (".py", ".safetensors"):
         return [Path(source)] if Path(source).is_file() else []
-    if not source or source in names("fedup.bench.datasets"):
+    if not source or source in names("fedup.tasks.datasets"):
         return []
     own = own_parquet(source)
     return own.files if own else []

@@ -7,17 +7,17 @@ from functools import partial
 from typing import Any
 
 from fedup.bench.case import Ground, Outputs
-from fedup.bench.datasets import Dataset, input_of
 from fedup.bench.experiment import REFERENCE, Group
 from fedup.bench.methods import Method, method_class
 from fedup.bench.probe import figures_of
-from fedup.bench.recipe import Recipe
 from fedup.bench.scenarios import Situation
 from fedup.bench.task import Task, Unlearned
 from fedup.bench.trained import keep, recorded, trained, use_histories
-from fedup.bench.watching import Progress
 from fedup.errors import DataError
-from fedup.sharing import fingerprint
+from fedup.models.views import fingerprint
+from fedup.tasks.datasets import Dataset, input_of
+from fedup.tasks.progress import Progress
+from fedup.tasks.recipe import Recipe
 
 
 class Floor:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from fedup.bench.machine import show_commit
 from fedup.bench.shown import show_bytes
+from fedup.tasks.machine import show_commit
 
 HEAD = ["step", "s", "messages", "up", "down", "R-A", "F-A", "by stage, s"]
 _LEAST_S = 0.001  # of a stage that is worth a word

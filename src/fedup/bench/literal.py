@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
-from fedup.filter import Bottleneck
-from fedup.kmeans import centroid_count
+from fedup.filters.bottleneck import Bottleneck
 from fedup.rng import generator
+from fedup.statistics.kmeans import centroid_count
 
 RESTARTS, ITERATIONS = 5, 100
 EPOCHS, BATCH, LR = 50, 10, 0.01  # the paper names SGD; its learning rate is not stated

@@ -4,10 +4,10 @@ import multiprocessing
 from pathlib import Path
 
 from fedup.bench.synthetic import feature_federation
-from fedup.centroids import collect
-from fedup.plugging import plug
+from fedup.clients.collect import collect
 from fedup.request import Forget
-from fedup.unlearning import unlearn
+from fedup.serving.plugged import plug
+from fedup.unlearning.unlearn import unlearn
 
 _STATUS = Path("/proc/self/status")
 

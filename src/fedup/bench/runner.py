@@ -15,17 +15,17 @@ from typing import Any, Literal
 import fedup
 from fedup.bench.alone import AloneCheck
 from fedup.bench.case import Case
-from fedup.bench.datasets import Dataset
 from fedup.bench.experiment import REFERENCE, Cell
 from fedup.bench.floor import Floor
-from fedup.bench.machine import describe_code, describe_machine
 from fedup.bench.methods import Method, method_class, needs_history
 from fedup.bench.metrics import metric
-from fedup.bench.recipe import Recipe
 from fedup.bench.results import Results
-from fedup.bench.watching import Progress
 from fedup.errors import StorageError
 from fedup.registry import names
+from fedup.tasks.datasets import Dataset
+from fedup.tasks.machine import describe_code, describe_machine
+from fedup.tasks.progress import Progress
+from fedup.tasks.recipe import Recipe
 
 Outcome = Literal["done", "failed", "not supported"]
 

@@ -21,15 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedup.bench.machine import describe_code, describe_machine
-from fedup.bench.watching import Progress
-from fedup.centroids import collect
+from fedup.clients.collect import collect
 from fedup.errors import DataError, SettingError
-from fedup.plugging import plug
+from fedup.models.views import fingerprint
 from fedup.privacy import DP
 from fedup.request import Forget
-from fedup.sharing import fingerprint
-from fedup.unlearning import unlearn
+from fedup.serving.plugged import plug
+from fedup.tasks.machine import describe_code, describe_machine
+from fedup.tasks.progress import Progress
+from fedup.unlearning.unlearn import unlearn
 
 ROWS, WIDTH = 60, 512  # of a client; features of a row
 FORGOTTEN = 25  # samples of one client

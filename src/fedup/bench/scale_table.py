@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from fedup.bench.machine import show_commit
 from fedup.bench.shown import show_bytes
+from fedup.tasks.machine import show_commit
 
 FAR = (10**5, 10**7)  # clients
 HEAD = [

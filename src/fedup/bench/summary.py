@@ -206,7 +206,7 @@ def _figure(found: Mapping[int, Any], seeds: Collection[int] | None = None) -> F
 
 def printed(cell: Cell) -> dict[str, float]:
     """What the paper printed for such a cell; nothing where it has none, or where a part is the user's own."""
-    recipe, known = cell.group.recipe, names("fedup.bench.datasets") + names("fedup.bench.models")
+    recipe, known = cell.group.recipe, names("fedup.tasks.datasets") + names("fedup.tasks.models")
     if recipe.data not in known or recipe.model not in known or not _is_of_the_paper(cell.method):
         return {}
     found: dict[str, float] = (

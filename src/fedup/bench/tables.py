@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedup.bench.core_figures import summary_rows
 from fedup.bench.flower_table import flower_table
-from fedup.bench.machine import show_commit
 from fedup.bench.scale_table import scale_table
 from fedup.bench.speed.table import SHARED, cells, command, is_shared, notes, title
 from fedup.errors import DataError
 from fedup.files import write_text
+from fedup.tasks.machine import show_commit
 
 if TYPE_CHECKING:
     from fedup.bench.experiment import Experiment

@@ -8,19 +8,20 @@ from typing import Any, Literal
 
 from torch import nn
 
-from fedup.averaging import RunningAverage
 from fedup.bench.cost import Cost, Meter, Probe
-from fedup.bench.recipe import Recipe
+from fedup.bench.history import History
 from fedup.bench.trained import recorded
-from fedup.bench.watching import Progress, RoundsShown
-from fedup.centroids import Centroids, collect
+from fedup.clients.collect import collect
 from fedup.errors import DataError
-from fedup.fedavg import Averaging, Observer
 from fedup.federation import Federation
-from fedup.history import History
 from fedup.privacy.guarantee import DP
 from fedup.request import Forget
-from fedup.training import LocalTraining
+from fedup.statistics.store import Centroids
+from fedup.tasks.progress import Progress, RoundsShown
+from fedup.tasks.recipe import Recipe
+from fedup.training.averaging import RunningAverage
+from fedup.training.fedavg import Averaging, Observer
+from fedup.training.local import LocalTraining
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedup.cut import logits_of
+from fedup.models.cut import logits_of
 from fedup.rng import seed_default
-from fedup.training import Job, LocalTraining
+from fedup.training.local import Job, LocalTraining
 
 
 def eager_round(model: nn.Module, x: Tensor, y: Tensor, jobs: Sequence[Job], how: LocalTraining) -> None:

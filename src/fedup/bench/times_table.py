@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedup.bench.experiment import REFERENCE, Experiment
-from fedup.bench.machine import show_commit
 from fedup.bench.metrics import Column, columns
 from fedup.bench.shown import show_value
 from fedup.bench.summary import Block, Row
 from fedup.bench.tables import GENERATED, markdown_table
 from fedup.bench.verdicts import OURS
 from fedup.files import write_text
+from fedup.tasks.machine import show_commit
 
 Summed = Sequence[tuple[Experiment, Sequence[Block]]]
 

@@ -17,18 +17,18 @@ from torch import nn
 
 from fedup.bench.alone import AloneCheck
 from fedup.bench.cost import Cost
-from fedup.bench.datasets import Dataset
 from fedup.bench.experiment import REFERENCE, Cell
 from fedup.bench.floor import Floor
-from fedup.bench.machine import describe_code, describe_machine
 from fedup.bench.methods import needs_history
 from fedup.bench.metrics.inference_overhead import serving_overhead
-from fedup.bench.recipe import Recipe
 from fedup.bench.results import Results
 from fedup.bench.runner import BudgetSpentError, within
 from fedup.bench.task import Task
-from fedup.bench.watching import Progress
 from fedup.errors import StorageError
+from fedup.tasks.datasets import Dataset
+from fedup.tasks.machine import describe_code, describe_machine
+from fedup.tasks.progress import Progress
+from fedup.tasks.recipe import Recipe
 
 REPEATS = 3
 _FIRST_SCENARIOS = ("client", "class")  # what the paper compares times for; time may be scarce

@@ -16,19 +16,19 @@ import torch
 from torch import Tensor, nn
 
 import fedup
-from fedup.averaging import RunningAverage
-from fedup.bench.datasets._cache import cache_folder
-from fedup.bench.models import model_code
-from fedup.bench.recipe import Recipe
-from fedup.bench.watching import Progress, RoundsShown
+from fedup.bench.history import History
 from fedup.errors import ArtifactError
-from fedup.fedavg import Averaging, Observer
 from fedup.federation import Federation
 from fedup.files import explained
-from fedup.history import History
-from fedup.model_file import load_model, save_model
+from fedup.models.views import fingerprint
 from fedup.run.lock import held
-from fedup.sharing import fingerprint
+from fedup.serving.model_file import load_model, save_model
+from fedup.tasks.datasets._cache import cache_folder
+from fedup.tasks.models import model_code
+from fedup.tasks.progress import Progress, RoundsShown
+from fedup.tasks.recipe import Recipe
+from fedup.training.averaging import RunningAverage
+from fedup.training.fedavg import Averaging, Observer
 
 LEARNING = "the federation learns"
 _A_DAY_S = 86_400.0
@@ -186,9 +186,9 @@ def _path(start: nn.Module, federation: Federation, recipe: Recipe, kind: Sequen
 def _training_code() -> str:
     """sha256 of the files that decide what training gives: a model trained by other code is another model."""
     core = Path(fedup.__file__).parent
-    files = [core / f"{name}.py" for name in ("fedavg", "training", "averaging", "history", "rng", "cut", "threads")]
-    files += sorted((core / "engines").glob("*.py"))
-    files += sorted((core / "bench" / "models").glob("*.py"))
+    files = [core / f"{name}.py" for name in ("rng", "threads", "models/cut", "bench/history")]
+    files += sorted((core / "training").rglob("*.py"))
+    files += sorted((core / "tasks" / "models").glob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 

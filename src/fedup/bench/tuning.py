@@ -15,11 +15,11 @@ from typing import Any
 from fedup.bench.case import Outputs, Rows
 from fedup.bench.experiment import Experiment
 from fedup.bench.floor import Floor
-from fedup.bench.machine import describe_code, describe_machine
 from fedup.bench.tuned import BUDGET, Trial, Tuned
-from fedup.bench.watching import Progress
 from fedup.errors import DataError, SettingError
 from fedup.registry import find
+from fedup.tasks.machine import describe_code, describe_machine
+from fedup.tasks.progress import Progress
 
 TUNING_SEED = 100  # another federation than those of any table
 

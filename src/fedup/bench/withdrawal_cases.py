@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-from fedup.bench.recipe import Recipe
 from fedup.errors import DataError, SettingError
 from fedup.federation import Client, Federation
 from fedup.request import Forget
 from fedup.rng import generator
+from fedup.tasks.recipe import Recipe
 
 KINDS = {
     "class": "its most frequent class",

@@ -9,21 +9,21 @@ import torch
 from torch import nn
 
 import fedup
-from fedup.bench.accuracy import accuracy, accuracy_per_class
-from fedup.bench.datasets import Dataset, check_there
-from fedup.bench.machine import describe_code, describe_machine
-from fedup.bench.recipe import Recipe
 from fedup.bench.trained import trained
-from fedup.bench.watching import Progress
 from fedup.bench.withdrawal_cases import Case, Setting, make_cases
-from fedup.centroids import Centroids
 from fedup.errors import DataError, HarmError
 from fedup.federation import Federation
-from fedup.plugging import PluggedModel, Served
-from fedup.proportions import Paired
-from fedup.report import Report
-from fedup.tally import TallyQuestion, tally
-from fedup.verdict import Verdict, against
+from fedup.serving.plugged import PluggedModel, Served
+from fedup.statistics.proportions import Paired
+from fedup.statistics.store import Centroids
+from fedup.statistics.tally import RowsToCount, tally
+from fedup.tasks.accuracy import accuracy, accuracy_per_class
+from fedup.tasks.datasets import Dataset, check_there
+from fedup.tasks.machine import describe_code, describe_machine
+from fedup.tasks.progress import Progress
+from fedup.tasks.recipe import Recipe
+from fedup.unlearning.report import Report
+from fedup.unlearning.verdict import Verdict, against
 
 _ROWS_A_CLASS = 100  # of the test set, below which one wrong answer is a point or more
 
@@ -150,7 +150,7 @@ class _Measuring:
     def _hits_by_retrain(self, case: Case, retrained: nn.Module) -> Paired:
         """Retrain's answers to the rows that the verdict counts: those of labels that the client holds out, too."""
         client, data = self._federation.client(case.client), self._federation
-        question = TallyQuestion({"rows": case.request}, case.request, classes=False)
+        question = RowsToCount({"rows": case.request}, case.request, classes=False)
         counted = tally(retrained, retrained, retrained, data.x, data.y, client, question)
         unseen = counted.unseen.get("rows", {})
         return sum((one for label, one in counted.forgotten.get("rows", {}).items() if label in unseen), Paired())

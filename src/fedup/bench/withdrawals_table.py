@@ -8,11 +8,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from fedup.bench.machine import show_commit
 from fedup.bench.tables import GENERATED, markdown_table
 from fedup.bench.withdrawal_cases import SETTINGS
 from fedup.errors import DataError
 from fedup.files import write_text
+from fedup.tasks.machine import show_commit
 
 CASES = sum(len(setting.cases) for setting in SETTINGS.values())
 MAX_CLASS_LOSS = 5.0  # points of test accuracy

@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from fedup.cli._load import load_above_cores
-from fedup.fedavg import Observer
+from fedup.training.fedavg import Observer
 
 
 class BusyNoted(Observer):

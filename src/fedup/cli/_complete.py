@@ -30,6 +30,6 @@ def requests(incomplete: str) -> list[tuple[str, str]]:
 
 def _modules(package: str, incomplete: str) -> list[str]:
     # From the files' names: importing the package would load torch.
-    folder = Path(__file__).parent.parent / "bench" / package
+    folder = Path(__file__).parent.parent / "tasks" / package
     found = (path.stem for path in sorted(folder.glob("[!_]*.py")))
     return [name for name in found if name.startswith(incomplete)]

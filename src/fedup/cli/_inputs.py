@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedup.bench.datasets import Images, Texts
 from fedup.errors import DataError
+from fedup.tasks.datasets import Images, Texts
 
 _PARQUET = b"PAR1"
 _IMAGE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
@@ -68,7 +68,7 @@ def _read_bytes(
 def _read_parquet(
     source: Any, name: str, how: Images | Texts, column: str | None, resize: bool
 ) -> Iterator[tuple[str, Any]]:
-    from fedup.bench.datasets._parquet import read_column
+    from fedup.tasks.datasets._parquet import read_column
 
     row = 0
     for values in read_column(source, column or how.kind, name):

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fedup.bench.datasets import Dataset
-from fedup.bench.judge import FederationJudge
-from fedup.bench.machine import describe_machine
-from fedup.bench.recipe import Recipe
-from fedup.centroids import Centroids
 from fedup.cli._progress import wide_console
 from fedup.errors import ArtifactError, MissingDataError, NoArchitectureError, SettingError
 from fedup.federation import Federation
-from fedup.plugging import PluggedModel
 from fedup.rng import generator
 from fedup.run.folder import Run, Writer
 from fedup.run.ledger import RunLedger, ledger_of
 from fedup.run.serving import load_plugged, load_store, read_served
 from fedup.run.state import State
+from fedup.serving.plugged import PluggedModel
+from fedup.statistics.store import Centroids
+from fedup.tasks.datasets import Dataset
+from fedup.tasks.judge import FederationJudge
+from fedup.tasks.machine import describe_machine
+from fedup.tasks.recipe import Recipe
 
 if TYPE_CHECKING:
     from fedup.run.answering import Judge

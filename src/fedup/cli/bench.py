@@ -50,12 +50,12 @@ def run(
 
     Example: [bold]fedup bench run benchmarks/experiments/main.toml --only mnist --only class --seeds 0-4[/]
     """
-    from fedup.bench.datasets import check_there
     from fedup.bench.experiment import load_experiment
     from fedup.bench.results import Results
     from fedup.bench.runner import BudgetSpentError, run_cells
     from fedup.cli._progress import cell_progress
     from fedup.cli._session import checked_device
+    from fedup.tasks.datasets import check_there
 
     asked = load_experiment(experiment)
     cells = asked.cells(seeds=_parse_seeds(seeds) if seeds else None, only=only or ())
@@ -128,12 +128,12 @@ def take_times(
     Example: [bold]fedup bench time benchmarks/experiments/main.toml --only mnist --budget-minutes 10[/]
     """
     from fedup.bench.alone import look_once
-    from fedup.bench.datasets import check_there
     from fedup.bench.experiment import load_experiment
     from fedup.bench.results import Results
     from fedup.bench.runner import BudgetSpentError
     from fedup.bench.timing import finished, is_clean, time_cells, to_time
     from fedup.cli._session import checked_device
+    from fedup.tasks.datasets import check_there
 
     asked, device = load_experiment(experiment), checked_device(device)
     cells = asked.cells(seeds=_parse_seeds(seeds) if seeds else asked.seeds[:1], only=only or ())
@@ -205,11 +205,11 @@ def tune(
 
     Example: [bold]fedup bench tune all benchmarks/experiments/baselines.toml[/]
     """
-    from fedup.bench.datasets import check_there
     from fedup.bench.experiment import load_experiment
     from fedup.bench.tuned import load_tuned, save_tuned
     from fedup.bench.tuning import TUNING_SEED, tunable, tune_places
     from fedup.cli._session import checked_device
+    from fedup.tasks.datasets import check_there
 
     asked = load_experiment(experiment)
     if asked.tuned_folder is None:

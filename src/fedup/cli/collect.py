@@ -53,10 +53,10 @@ def collect(
     """
     from fedup.cli._session import Session
     from fedup.cli._text import of, size
-    from fedup.client import Summarizing
     from fedup.errors import SettingError
     from fedup.privacy.guarantee import DP
     from fedup.privacy.paper import DISCLAIMER
+    from fedup.statistics.centroids import Summarizing
 
     how: Summarizing | DP
     if epsilon is None:
@@ -99,8 +99,8 @@ def _clip(text: str | None) -> Any:
 def _already(body: Any, how: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from fedup.centroids import how_from
     from fedup.errors import SettingError
+    from fedup.statistics.store import how_from
 
     if how_from(body["how"]) != how:
         raise SettingError(
@@ -120,14 +120,14 @@ def _options(how: dict[str, Any]) -> str:
 def _collect(session: Any, writer: Any, how: Any) -> dict[str, Any]:
     import time
 
-    from fedup.bench.watching import ClientsShown
-    from fedup.centroids import collect as ask_clients
     from fedup.cli._progress import progress_bars
+    from fedup.clients.collect import collect as ask_clients
     from fedup.errors import RequestError
     from fedup.privacy.guarantee import DP
     from fedup.run.keeping import keep_centroids
     from fedup.run.ledger import RunLedger
     from fedup.run.serving import load_base
+    from fedup.tasks.progress import ClientsShown
 
     state = writer.state
     waiting = [request.id for request in state.requests if request.is_active or request.is_open]

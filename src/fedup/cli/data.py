@@ -74,9 +74,9 @@ def fetch(
 
     Example: [bold]fedup data fetch mnist --to ~/data[/]
     """
-    from fedup.bench.datasets import files_of
-    from fedup.bench.datasets._hub import download, to_fetch
     from fedup.cli._progress import progress_bars, wide_console
+    from fedup.tasks.datasets import files_of
+    from fedup.tasks.datasets._hub import download, to_fetch
 
     files = files_of(name)
     if not files:
@@ -93,12 +93,12 @@ def fetch(
 
 
 def _data_sets(wanted: list[str] | None = None) -> list[dict[str, Any]]:
-    from fedup.bench.datasets import load_dataset
     from fedup.errors import FedUPError, MissingDataError, SettingError
     from fedup.registry import names
+    from fedup.tasks.datasets import load_dataset
 
     found: list[dict[str, Any]] = []
-    for name in wanted or names("fedup.bench.datasets"):
+    for name in wanted or names("fedup.tasks.datasets"):
         try:
             dataset = load_dataset(name)
         except SettingError:  # no such data set at all

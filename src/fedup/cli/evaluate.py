@@ -17,8 +17,8 @@ from fedup.cli._options import (
 
 if TYPE_CHECKING:
     from fedup.cli._session import Session
-    from fedup.plugging import PluggedModel
     from fedup.run.state import State
+    from fedup.serving.plugged import PluggedModel
 
 
 def evaluate(
@@ -50,8 +50,8 @@ def evaluate(
 
 
 def _figures(session: "Session", state: "State", plugged: "PluggedModel") -> dict[str, Any]:
-    from fedup.bench.accuracy import accuracy
-    from fedup.bench.judge import FederationJudge
+    from fedup.tasks.accuracy import accuracy
+    from fedup.tasks.judge import FederationJudge
 
     data = session.dataset
     test = data.test_x.to(session.device), data.test_y.to(session.device)
@@ -71,11 +71,11 @@ def _figures(session: "Session", state: "State", plugged: "PluggedModel") -> dic
 
 def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any]:
     """FedAvg anew from the same start on what is retained; on record, so that evidence can show it."""
-    from fedup.bench.judge import FederationJudge
-    from fedup.bench.watching import RoundsShown
     from fedup.cli._progress import progress_bars
     from fedup.errors import RequestError
-    from fedup.sharing import fingerprint
+    from fedup.models.views import fingerprint
+    from fedup.tasks.judge import FederationJudge
+    from fedup.tasks.progress import RoundsShown
 
     recipe = session.recipe
     if not state.active:

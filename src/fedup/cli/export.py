@@ -23,7 +23,7 @@ def export(
     Example: [bold]fedup export model.pt2 --run runs/mnist[/]
     """
     from fedup.cli._session import Session
-    from fedup.export import export_program
+    from fedup.serving.export import export_program
 
     session = Session(run)
     state, plugged = session.served()

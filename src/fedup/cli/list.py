@@ -32,12 +32,12 @@ def list_(
         raise SettingError("The cuts of a model are listed by `fedup list cuts MODEL`, as in `fedup list cuts lenet5`.")
     if not folder.is_dir():
         raise SettingError(f"There is no folder {folder} to look for run folders in.")
-    from fedup.bench.recipe import PARTITIONS
     from fedup.registry import names
+    from fedup.tasks.recipe import PARTITIONS
 
     found = {
-        "data": names("fedup.bench.datasets"),
-        "models": names("fedup.bench.models"),
+        "data": names("fedup.tasks.datasets"),
+        "models": names("fedup.tasks.models"),
         "partitions": list(PARTITIONS),
         "scenarios": names("fedup.bench.scenarios"),
         "methods": names("fedup.bench.methods"),
@@ -56,7 +56,7 @@ def list_(
 
 def _list_cuts(model: str, as_json: bool) -> None:
     """From early to late; filters act on what enters the module of that name."""
-    from fedup.bench.models import cuts_of
+    from fedup.tasks.models import cuts_of
 
     cuts = cuts_of(model)
     if not cuts:

@@ -10,9 +10,9 @@ import typer
 from fedup.cli._options import DEFAULT_RUN, DeviceOption, JsonOption, RunOption, ThreadsOption
 
 if TYPE_CHECKING:
-    from fedup.bench.datasets import Images, Texts
     from fedup.cli._session import Session
     from fedup.run.state import State
+    from fedup.tasks.datasets import Images, Texts
 
 _BATCH = 256
 
@@ -76,17 +76,17 @@ def _answers(
 
 def _inputs(data: str, identity: Mapping[str, Any]) -> "Images | Texts":
     """How inputs are read: the data set's file says it; for Parquet files of one's own the run folder does."""
-    from fedup.bench.datasets import input_of, inputs_from
     from fedup.registry import names
+    from fedup.tasks.datasets import input_of, inputs_from
 
-    has_code = data.endswith(".py") or data in names("fedup.bench.datasets")
+    has_code = data.endswith(".py") or data in names("fedup.tasks.datasets")
     return input_of(data) if has_code else inputs_from(identity)
 
 
 def _batches(
     items: Iterator[tuple[str, Any]], how: Any, model: Any, names: list[str], filter_id: str | None, device: str
 ) -> Iterator[dict[str, Any]]:
-    from fedup.bench.accuracy import predict as logits_for
+    from fedup.tasks.accuracy import predict as logits_for
 
     while batch := list(islice(items, _BATCH)):
         x = how.prepare([raw for _, raw in batch]).to(device)

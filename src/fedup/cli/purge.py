@@ -25,7 +25,7 @@ def purge(
     from fedup.cli._session import Session
     from fedup.cli._text import count
     from fedup.run import answering
-    from fedup.unlearning import sealed_cells
+    from fedup.unlearning.unlearn import sealed_cells
 
     if not yes and not sys.stdin.isatty():
         raise typer.BadParameter("nobody is there to be asked: pass --yes to destroy the sealed centroids for good.")

@@ -18,8 +18,8 @@ from fedup.cli._options import (
 )
 
 if TYPE_CHECKING:
-    from fedup.bench.recipe import Recipe
-    from fedup.engines import EngineName
+    from fedup.tasks.recipe import Recipe
+    from fedup.training.engines import EngineName
 
 
 def train(
@@ -76,10 +76,10 @@ def train(
     """
     import torch
 
-    from fedup.bench.recipe import Recipe
     from fedup.cli._session import checked_device
     from fedup.cli._text import of
-    from fedup.engines import known_engine
+    from fedup.tasks.recipe import Recipe
+    from fedup.training.engines import known_engine
 
     asked = known_engine(engine, torch.device(checked_device(device)))
     recipe = Recipe.suited_to(
@@ -120,14 +120,14 @@ def train(
 def _train(
     path: Path, recipe: "Recipe", restart: bool, device: str, engine: "EngineName", wait_s: float
 ) -> dict[str, Any]:
-    from fedup.bench.accuracy import accuracy
-    from fedup.bench.watching import RoundsShown
     from fedup.cli._busy import BusyNoted
     from fedup.cli._progress import progress_bars
     from fedup.cli._session import Session
-    from fedup.cut import find_cut
+    from fedup.models.cut import find_cut
+    from fedup.models.views import fingerprint
     from fedup.run.keeping import keep_model
-    from fedup.sharing import fingerprint
+    from fedup.tasks.accuracy import accuracy
+    from fedup.tasks.progress import RoundsShown
 
     session = Session(path, device=device)
     own = {

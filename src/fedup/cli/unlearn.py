@@ -21,7 +21,7 @@ from fedup.cli._options import (
 
 if TYPE_CHECKING:
     from fedup.cli._session import Session
-    from fedup.filter import FilterConfig
+    from fedup.filters.bottleneck import FilterConfig
     from fedup.run.answering import Asked
 
 
@@ -122,8 +122,8 @@ def unlearn(
 
 def _new(session: "Session", state: Any, wanted: list[Any]) -> tuple[list[dict[str, Any]], "list[Asked]"]:
     """Requests in force already, and those to be answered, each checked."""
-    from fedup.bench.judge import describe_rows
     from fedup.run.answering import Asked
+    from fedup.tasks.judge import describe_rows
 
     in_force = {request.forget: request for request in state.active}
     known, new = [], {}
@@ -155,7 +155,7 @@ def _config(plugged: Any, chosen: dict[str, Any]) -> "FilterConfig":
     """The settings of the filter in force, or the defaults, with what was chosen instead."""
     from dataclasses import replace
 
-    from fedup.filter import FilterConfig
+    from fedup.filters.bottleneck import FilterConfig
 
     base = plugged.served.config if plugged.served else FilterConfig()
     return replace(base, **chosen)
@@ -166,7 +166,7 @@ def _preset(name: str | None) -> dict[str, Any]:
     from dataclasses import asdict
     from typing import cast
 
-    from fedup.presets import preset
+    from fedup.filters.presets import preset
 
     return {} if name is None else asdict(preset(cast(Any, name)).config)
 
@@ -183,7 +183,7 @@ def _answer(
     from dataclasses import asdict
 
     from fedup.run import answering
-    from fedup.unlearning import classes_left_without_holder
+    from fedup.unlearning.unlearn import classes_left_without_holder
 
     with session.writing("unlearn", wait_s) as writer:
         known, new = _new(session, writer.state, wanted)
@@ -250,7 +250,7 @@ def _worst_class(report: Any) -> dict[str, Any] | None:
 def _plan(
     session: "Session", wanted: list[Any], chosen: dict[str, Any], keep_sealed: bool, force: bool
 ) -> dict[str, Any]:
-    from fedup.unlearning import classes_left_without_holder, plan
+    from fedup.unlearning.unlearn import classes_left_without_holder, plan
 
     state, plugged = session.served()
     known, new = _new(session, state, wanted)
@@ -297,7 +297,7 @@ def _expected_time(plugged: Any, store: Any, requests: Any, config: Any, state: 
     import time
     from dataclasses import replace
 
-    from fedup.unlearning import rehearse
+    from fedup.unlearning.unlearn import rehearse
 
     steps = config.steps_for(len(store.vectors))
     few = min(steps, 20)

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from flwr.app import RecordDict
 
+from fedup.clients.messages import NONCE, SPENT
 from fedup.errors import FedUPError
 from fedup.flower.holding import OwnError, Source
 from fedup.flower.policy import Policy
 from fedup.flower.state import KeptLedger
 from fedup.flower.wire import Answer, text_of
-from fedup.messages import NONCE, SPENT
 
 
 def with_spent(answer: Answer, content: RecordDict, source: Source, policy: Policy) -> Answer:

@@ -6,12 +6,12 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
-from fedup import centroids as core
-from fedup.centroids import Centroids
+from fedup.clients import collect as core
 from fedup.errors import DataError
 from fedup.flower.contact import GridContact
 from fedup.flower.wire import tensor_of
 from fedup.request import Forget
+from fedup.statistics.store import Centroids
 
 
 def load_arrays(model: nn.Module, arrays: ArrayRecord) -> nn.Module:

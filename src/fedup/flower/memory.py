@@ -7,13 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedup.centroids import Centroids
-from fedup.centroids import collect as ask_clients
-from fedup.cut import find_cut
+from fedup.clients.collect import collect as ask_clients
 from fedup.errors import RequestError
-from fedup.filter import FilterConfig
+from fedup.filters.bottleneck import FilterConfig
 from fedup.flower.contact import GridContact
-from fedup.plugging import PluggedModel
+from fedup.models.cut import find_cut
+from fedup.models.views import fingerprint
 from fedup.request import Forget
 from fedup.run.answering import Answer, Asked, Judge, Limits, restore, unlearn
 from fedup.run.folder import Run, Writer
@@ -22,7 +21,8 @@ from fedup.run.ledger import RunLedger
 from fedup.run.serving import load_base, load_plugged, load_store
 from fedup.run.state import State
 from fedup.run.verify import Check, verify
-from fedup.sharing import fingerprint
+from fedup.serving.plugged import PluggedModel
+from fedup.statistics.store import Centroids
 
 
 class RunMemory:

@@ -11,9 +11,9 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from fedup.errors import DataError, FingerprintError
-from fedup.flower.wire import NONCE, QUERY, WITHOUT_MODEL, Answer, Ask, read_answer, record_of, size_of, write_ask
-from fedup.sharing import fingerprint
-from fedup.traffic import Meter
+from fedup.flower.wire import NONCE, QUERY, Answer, Ask, read_answer, record_of, size_of, write_ask
+from fedup.models.views import fingerprint
+from fedup.statistics.traffic import Meter
 
 _LONGEST_PAUSE_S = 30.0  # between tries
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0  # between looks for answers
@@ -93,7 +93,7 @@ class Messenger:
         record = record_of(self._model.state_dict()) if nodes else None  # one for all: it may be large
         for node in nodes:
             ask = asks[node]
-            if ask.kind not in WITHOUT_MODEL:
+            if ask.needs_model:
                 made.setdefault(id(ask), replace(ask, record=record))
         return {node: made.get(id(ask), ask) if node in nodes else ask for node, ask in asks.items()}
 
@@ -121,7 +121,7 @@ class Messenger:
                         self._judged(reply, *late) if late else self._meter.came(None, _size_of(reply))
                     else:
                         answer = self._judged(reply, node, asks[node])
-                        if answer.status == "ok" and asks[node].kind not in WITHOUT_MODEL:
+                        if answer.status == "ok" and asks[node].needs_model:
                             self._have.add(node)
                         yield node, answer
             if time.monotonic() >= until:

@@ -7,18 +7,21 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedup.centroids import how_from
+from fedup.clients.all_questions import QUESTIONS
+from fedup.clients.labels import WhoQuestion
+from fedup.clients.question import PrivateQuestion
 from fedup.errors import BudgetError, DataError, FedUPError
 from fedup.flower.account import with_spent
-from fedup.flower.answering import KINDS, Work
+from fedup.flower.handlers import Work
 from fedup.flower.holding import OwnError, Source, own
 from fedup.flower.policy import Policy, RefusedError
-from fedup.flower.private import RELEASES, answer_privately
+from fedup.flower.private import answer_privately, num_classes_of
 from fedup.flower.rows import Rows
 from fedup.flower.state import keep_weights, keeps_weights_of, kept_weights
-from fedup.flower.wire import QUERY, WITHOUT_MODEL, Answer, Ask, read_ask, write_answer
+from fedup.flower.wire import QUERY, Answer, Ask, read_ask, write_answer
+from fedup.models.views import fingerprint
 from fedup.privacy.guarantee import DP
-from fedup.sharing import fingerprint
+from fedup.statistics.store import how_from
 
 MOST_KEPT = 64_000_000  # bytes of features in a node's state
 
@@ -95,21 +98,24 @@ def _answer(
     base = ""
     try:
         ask = read_ask(content)
-        base = ask.base
-        details = dict(ask.details)
-        if ask.kind not in KINDS and ask.kind not in RELEASES:
+        base, details = ask.base, dict(ask.details)
+        if ask.kind not in QUESTIONS:
             raise DataError(f"There is no question of the kind {ask.kind!r}.")
-        how = how_from(details["how"]) if ask.kind in RELEASES else None
+        kind = QUESTIONS[ask.kind]
+        how = how_from(details["how"]) if issubclass(kind, PrivateQuestion) else None
         dp = how if isinstance(how, DP) else None
         policy.check(ask.kind, dp)
-        if ask.kind not in WITHOUT_MODEL and ask.weights is None and not keeps_weights_of(context, base):
-            raise _NeedsWeightsError  # before any row is read
-        work = Work(source, lambda: _model(ask, context, blank), context, policy, base, most_kept, ask.arrays)
-        if dp is not None:
-            return answer_privately(work, ask.kind, details, dp)
-        if ask.kind not in KINDS:
+        if dp is None and issubclass(kind, PrivateQuestion):
             raise DataError(f"The question {ask.kind!r} is answered under a guarantee only (epsilon and clip).")
-        return KINDS[ask.kind](work, details)
+        if kind.needs_model and ask.weights is None and not keeps_weights_of(context, base):
+            raise _NeedsWeightsError  # before any row is read
+        if kind is WhoQuestion:
+            return Answer("ok", base, {"client": source.client})
+        question, classes = kind.from_message(details, ask.arrays), num_classes_of(details)
+        work = Work(source, lambda: _model(ask, context, blank), context, policy, base, most_kept, classes)
+        if isinstance(question, PrivateQuestion):
+            return answer_privately(work, question, details)
+        return work.answer(question)
     except _NeedsWeightsError:
         return Answer("needs weights", base)
     except OwnError as error:

@@ -116,8 +116,13 @@ class Spool:
 
 
 def _key(node: int, ask: Ask) -> str:
-    whose = _COLLECTION if ask.kind == "summarize" and ask.details["labels"] is None else _REQUEST
+    whose = _COLLECTION if is_collection(ask) else _REQUEST
     return f"{whose}{node}-{hashlib.sha256(question_of(ask).encode()).hexdigest()[:32]}"
+
+
+def is_collection(ask: Ask) -> bool:
+    """Whether a client is asked for all that it holds."""
+    return "labels" in ask.details and ask.details["labels"] is None
 
 
 def question_of(ask: Ask) -> str:

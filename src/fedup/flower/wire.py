@@ -11,17 +11,17 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+from fedup.clients.messages import FORMAT, NONCE, answer_text, arrays_size, field_size, question_text, text_size
+from fedup.clients.question import PrivateQuestion, Question
 from fedup.errors import DataError
-from fedup.messages import FORMAT, NONCE, answer_text, arrays_size, field_size, question_text, text_size
 
-__all__ = ["NONCE", "QUERY", "WITHOUT_MODEL", "Answer", "Ask", "read_answer", "read_ask", "write_answer", "write_ask"]
+__all__ = ["NONCE", "QUERY", "Answer", "Ask", "read_answer", "read_ask", "write_answer", "write_ask"]
 
 QUERY = "fedup"  # nodes register it, and messages are of the type query.fedup
 Status = Literal["ok", "refused", "failed", "needs weights", "lost"]  # a lost answer is never sent
 ROW = (
     "row"  # a detail: the shape and type of a row, so that a node can try the model on a blank one before it reads any
 )
-WITHOUT_MODEL = ("who", "labels")  # questions that a node answers from its rows alone
 _MOST_OF_A_ROW = 100_000_000  # numbers
 _TYPES = {"float16", "float32", "float64", "int32", "int64", "uint8", "bool"}
 
@@ -36,6 +36,17 @@ class Ask:
     weights: Mapping[str, Tensor] | None = None  # for nodes that lack them
     record: ArrayRecord | None = None  # the same as it is sent, which messages may share
     arrays: Mapping[str, Tensor] = field(default_factory=dict)  # that belong to the question itself
+    question: Question[Any] | None = None  # at the server: what it was made of
+
+    @property
+    def is_release(self) -> bool:
+        """Whether its answer is a release under differential privacy."""
+        return isinstance(self.question, PrivateQuestion)
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether a node needs the weights to answer it."""
+        return self.question is None or self.question.needs_model
 
 
 @dataclass(frozen=True)
@@ -113,6 +124,8 @@ def read_answer(content: RecordDict, *, most_bytes: int) -> Answer:
         raise DataError(f"{size:,} bytes came, and at most {most_bytes:,} are taken")
     told = text_of(content)
     record = content.array_records.get("arrays")
+    if record and "__metadata__" in record:
+        raise DataError("an array has a name that no file can hold")
     arrays = {name: tensor_of(array, name) for name, array in record.items()} if record else {}
     status = told.get("status")
     if status not in ("ok", "refused", "failed", "needs weights") or not isinstance(told.get("details"), dict):

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from fedup.cut import find_cut
 from fedup.errors import CutError
+from fedup.models.cut import find_cut
 from fedup.privacy.guarantee import ProjectionName
 from fedup.rng import generator
 

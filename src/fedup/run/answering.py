@@ -4,20 +4,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fedup.centroids import CellName, Centroids, save_centroids
-from fedup.contact import Contact
+from fedup.clients.protocol import Contact
 from fedup.errors import HarmError, RequestError, SettingError
 from fedup.federation import Federation
-from fedup.filter import FilterConfig
-from fedup.filter_file import save_filter
-from fedup.plugging import PluggedModel
-from fedup.report import Release, Report
+from fedup.filters.bottleneck import FilterConfig
 from fedup.request import Forget
 from fedup.run.folder import Writer
 from fedup.run.state import FileRecord, Request
-from fedup.unlearning import purge as purge_cells
-from fedup.unlearning import restore as take_back
-from fedup.unlearning import unlearn as fit_and_serve
+from fedup.serving.filter_file import save_filter
+from fedup.serving.plugged import PluggedModel
+from fedup.statistics.store import CellName, Centroids, save_centroids
+from fedup.unlearning.report import Release, Report
+from fedup.unlearning.unlearn import purge as purge_cells
+from fedup.unlearning.unlearn import restore as take_back
+from fedup.unlearning.unlearn import unlearn as fit_and_serve
 
 _LONGEST_REFERENCE = 200
 

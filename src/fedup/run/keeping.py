@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from fedup.centroids import Centroids, save_centroids
-from fedup.model_file import save_model
+from fedup.models.views import fingerprint
 from fedup.privacy.guarantee import guarantee_of
 from fedup.run.answering import describe_releases
 from fedup.run.folder import Writer
-from fedup.sharing import fingerprint
+from fedup.serving.model_file import save_model
+from fedup.statistics.store import Centroids, save_centroids
 
 
 def keep_model(writer: Writer, model: nn.Module, facts: Mapping[str, Any]) -> dict[str, Any]:

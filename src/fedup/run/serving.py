@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fedup.centroids import Centroids, load_centroids
 from fedup.errors import ArtifactError, FingerprintError, RequestError
-from fedup.filter_file import load_filter
-from fedup.model_file import load_model
-from fedup.plugging import PluggedModel, plug
+from fedup.models.views import fingerprint
 from fedup.run.folder import Run
 from fedup.run.state import State
-from fedup.sharing import fingerprint
+from fedup.serving.filter_file import load_filter
+from fedup.serving.model_file import load_model
+from fedup.serving.plugged import PluggedModel, plug
+from fedup.statistics.store import Centroids, load_centroids
 
 
 def load_base(run: Run, state: State, blank: nn.Module) -> nn.Module:

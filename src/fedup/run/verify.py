@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedup.centroids import Centroids
-from fedup.cut import logits_of
 from fedup.errors import FedUPError, MissingRunError, NoArchitectureError
-from fedup.plugging import PluggedModel
+from fedup.models.cut import logits_of
+from fedup.models.views import fingerprint
 from fedup.privacy.guarantee import DP
 from fedup.run.evidence import evidence_files
 from fedup.run.folder import Run
@@ -18,7 +17,8 @@ from fedup.run.ledger import describe_ledger
 from fedup.run.serving import load_base, load_plugged, load_store
 from fedup.run.state import State
 from fedup.run.store import hash_of
-from fedup.sharing import fingerprint
+from fedup.serving.plugged import PluggedModel
+from fedup.statistics.store import Centroids
 
 _SHORTEST_HEAD = 8
 

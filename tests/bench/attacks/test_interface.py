@@ -43,12 +43,12 @@ def test_the_audit_finds_out_whatever_turns_on_a_record(ground, monkeypatch, lea
     from fedup.flower import private
     from fedup.flower.wire import Answer
 
-    def leaking(work, kind, details, dp):
+    def leaking(work, question, details):
         rows = len(work.source.holding.y)
         if leak == "a refusal":
             return Answer("failed", work.base, reason=f"{rows} rows")
         if leak == "an uncharged question":
-            work.ledger.spend(0, dp, "centroids") if rows % 2 else None
+            work.ledger.spend(0, question.dp, "centroids") if rows % 2 else None
             return Answer("ok", work.base)
         told = {"rows": rows} if leak == "a detail" else {}
         return Answer("ok", work.base, told, {"vectors": torch.zeros(rows)} if leak == "a size" else {})

@@ -17,14 +17,14 @@ from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fedup import Federation, Forget, Observer, federate, fingerprint
+from fedup.bench.history import History
 from fedup.bench.methods import eraseclient
 from fedup.bench.methods.eraseclient import Method, ascend, project, radius_of, without_last_upload
-from fedup.bench.recipe import Recipe
 from fedup.bench.task import Task
 from fedup.errors import DataError, SettingError
-from fedup.history import History
 from fedup.rng import seed_for
-from fedup.training import Job, LocalTraining
+from fedup.tasks.recipe import Recipe
+from fedup.training.local import Job, LocalTraining
 
 few = settings(max_examples=40, deadline=None, derandomize=True)
 SIZES = (30, 21, 60, 26)

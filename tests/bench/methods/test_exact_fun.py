@@ -17,14 +17,14 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedup import Federation, Forget, fingerprint
-from fedup.averaging import RunningAverage, Weights, weights_of
 from fedup.bench.cost import Cost
 from fedup.bench.methods.exact_fun import Method, Replay, RoundedAverage
-from fedup.bench.recipe import Recipe
 from fedup.bench.task import Task, Unlearned
 from fedup.errors import SettingError
-from fedup.fedavg import Observer, federate
 from fedup.rng import generator
+from fedup.tasks.recipe import Recipe
+from fedup.training.averaging import RunningAverage, Weights, weights_of
+from fedup.training.fedavg import Observer, federate
 
 SIZES = (13, 20, 9, 26)  # training rows of the four clients; batches of 8
 CLASSES = 3

@@ -16,14 +16,14 @@ from torch import nn
 from torch.nn.functional import cosine_similarity
 
 from fedup import Federation, Forget, Observer, federate, fingerprint
-from fedup.averaging import RunningAverage
+from fedup.bench.history import History
 from fedup.bench.methods.federaser import CalibratedAverage, Method, apply_without, calibrated
-from fedup.bench.recipe import Recipe
 from fedup.bench.task import Task
-from fedup.engines.plain import train_locally
 from fedup.errors import DataError, SettingError
-from fedup.history import History
 from fedup.rng import seed_for
+from fedup.tasks.recipe import Recipe
+from fedup.training.averaging import RunningAverage
+from fedup.training.engines.plain import train_locally
 
 few = settings(max_examples=40, deadline=None, derandomize=True)
 SIZES = (30, 21, 40, 26)

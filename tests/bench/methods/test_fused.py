@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from fedup import Federation, Forget, fingerprint
+from fedup.bench.history import History
 from fedup.bench.methods import needs_history
 from fedup.bench.methods._deltas import Adapted, LowRank
 from fedup.bench.methods.fused import Method, overwritten
-from fedup.bench.models import build_model
-from fedup.bench.recipe import Recipe
 from fedup.bench.task import Task
 from fedup.errors import RequestError, SettingError
-from fedup.history import History
 from fedup.registry import find, names
+from fedup.tasks.models import build_model
+from fedup.tasks.recipe import Recipe
 
 SIZES = (13, 20, 9, 26)  # training rows of the four clients; batches of 8
 CLASSES = 4
@@ -26,7 +26,7 @@ RECIPE = Recipe("digits", "lenet5", rounds=6, clients=len(SIZES), batch_size=8, 
 LAYERS = ("conv", "head")
 WEIGHTS = ["conv.weight", "head.weight"]
 CLASS = Forget.classes([1])
-NAMING = [name for name in names("fedup.bench.models") if hasattr(find("fedup.bench.models", name), "FUSED_LAYERS")]
+NAMING = [name for name in names("fedup.tasks.models") if hasattr(find("fedup.tasks.models", name), "FUSED_LAYERS")]
 REQUESTS = {
     "client": Forget.clients([1]),
     "class": CLASS,
@@ -176,7 +176,7 @@ def test_a_class_is_forgotten_that_retained_rows_alone_hardly_touch(task):
 
 @pytest.mark.parametrize("name", NAMING)
 def test_a_model_names_layers_that_it_has(name):
-    module = find("fedup.bench.models", name)
+    module = find("fedup.tasks.models", name)
     model = build_model(name, (8,) if module.TAKES == "text" else (3, 32, 32), 4)
     assert model.fused_layers == module.FUSED_LAYERS
     for layer in model.fused_layers:

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedup import Federation, Forget, fingerprint
-from fedup.averaging import weights_of
+from fedup.bench.history import History
 from fedup.bench.methods._deltas import Adapted, LowRank, Sparse, ranking
 from fedup.bench.methods.fused_retained import Method
-from fedup.bench.recipe import Recipe
 from fedup.bench.task import Task, Unlearned
 from fedup.errors import DataError, SettingError
-from fedup.history import History
 from fedup.rng import generator
+from fedup.tasks.recipe import Recipe
+from fedup.training.averaging import weights_of
 
 SIZES = (13, 20, 9, 26)  # training rows of the four clients; batches of 8
 CLASSES = 3

@@ -9,9 +9,9 @@ from fedup import fingerprint
 from fedup.bench.experiment import Group, Named
 from fedup.bench.floor import Floor
 from fedup.bench.methods import method_class
-from fedup.bench.recipe import Recipe
 from fedup.bench.scenarios import scenario_class
 from fedup.errors import SettingError
+from fedup.tasks.recipe import Recipe
 
 
 @pytest.fixture

@@ -11,16 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedup.client import Summarizing
-from fedup.contact import InProcess
-from fedup.cut import FeatureReader
+from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.in_process import InProcess
 from fedup.errors import SettingError
 from fedup.federation import Federation
+from fedup.models.cut import FeatureReader
 from fedup.privacy import DP
 from fedup.privacy.dp import joint_vector
 from fedup.privacy.paper import SIGMA
 from fedup.privacy.projection import basis_of
 from fedup.rng import seed_for
+from fedup.statistics.centroids import Summarizing
 
 RATIO = 0.8
 CENTROIDS = {"none": 0.0, f"paper, σ = {SIGMA:g}": SIGMA}  # σ of what is sent without a guarantee
@@ -101,7 +102,7 @@ class Ground:
     def centroids(self, client: int, label: int, *, sigma: float, seed: int) -> Tensor:
         """What a client sends of a class without a guarantee. (k, D)"""
         how = Summarizing(RATIO, sigma, seed=seed)
-        summary = self._contact.summarize(client, cut=_CUT, how=how, labels=frozenset([label]), excluded=frozenset())
+        ((_, summary),) = self._contact.ask({client: CentroidsQuestion(_CUT, how, frozenset([label]))})
         return summary.vectors
 
     def points(self, dp: DP) -> Tensor:

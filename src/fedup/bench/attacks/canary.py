@@ -16,15 +16,15 @@ from torch import Tensor
 
 from fedup.bench.attacks import CENTROIDS, RATIO, Ground, Result, fresh, guarantees
 from fedup.bench.attacks.intervals import NORMAL, Scores, clopper_pearson
-from fedup.bench.watching import Progress
-from fedup.client import Summarizing, summarize
-from fedup.cut import FeatureReader
 from fedup.errors import DataError
-from fedup.kmeans import centroid_count
+from fedup.models.cut import FeatureReader
 from fedup.privacy import DP, epsilon_of
 from fedup.privacy.dp import joint_vector, release
 from fedup.privacy.paper import SIGMA, paper_epsilon
 from fedup.rng import seed_for
+from fedup.statistics.centroids import Summarizing, summarize
+from fedup.statistics.kmeans import centroid_count
+from fedup.tasks.progress import Progress
 
 NAME = "canary audit"
 COUNTED, GAUSSIAN, PROVED = "ε ≥, counted", "ε ≥, as Gaussian", "ε ≥, noise's tail"

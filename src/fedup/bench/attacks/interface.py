@@ -20,13 +20,15 @@ from torch import Tensor, nn
 
 from fedup.bench.attacks import Ground, Result
 from fedup.bench.attacks.intervals import NORMAL, clopper_pearson
-from fedup.bench.watching import Progress
-from fedup.client import Summarizing
+from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.models.views import fingerprint
 from fedup.privacy import DP
 from fedup.request import Forget
 from fedup.rng import generator
-from fedup.sharing import fingerprint
-from fedup.tally import TallyQuestion
+from fedup.statistics.centroids import Summarizing
+from fedup.statistics.tally import RowsToCount
+from fedup.tasks.progress import Progress
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -35,6 +37,7 @@ NAME = "node's interface"
 DIFFERENT, PIXELS, LABELS, TIME = "answers that differ", "pixels found", "labels found", "time apart, ms"
 GUARANTEE = DP(1.0, clip="unit")
 PRIVATE, OPEN = "DP, ε = 1, only_private", "none"
+_CENTROIDS, _RELEASE = CentroidsQuestion.kind, PrivateCentroidsQuestion.kind
 _CUT, _EARLY = "4", "2"
 _MOST_ROWS, _HIDDEN = 60, 8
 _TARGETS, _HALVINGS, _TIMED = 10, 20, 40
@@ -158,31 +161,33 @@ def battery(rows: Rows, target: int, num_classes: int) -> Iterator[Asked]:
     usual, public = model_of(width, num_classes), {"width": width, "num_classes": num_classes}
     others = [one for one in rows.ids.tolist() if one != own]
     for excluded in ([], [own], [unknown], [own, unknown], others, [*others, own]):
-        yield Asked("summarize", release(**public, excluded=excluded), usual)
+        yield Asked(_RELEASE, release(**public, excluded=excluded), usual)
     for classes in range(1, num_classes + 2):  # fewer than there are labels
-        yield Asked("summarize", release(width=width, num_classes=classes), usual)
-        yield Asked("summarize", release(width=width, num_classes=classes, excluded=others, release="again"), usual)
+        yield Asked(_RELEASE, release(width=width, num_classes=classes), usual)
+        yield Asked(_RELEASE, release(width=width, num_classes=classes, excluded=others, release="again"), usual)
     for labels, without in (([], []), ([int(rows.y[target])], []), (None, [int(rows.y[target])]), ([num_classes], [])):
-        yield Asked("summarize", release(**public, labels=labels, without=without), usual)
+        yield Asked(_RELEASE, release(**public, labels=labels, without=without), usual)
     values = rows.x[target]
     for pixel in range(min(width, 4)):
         for beside in (-1e-3, 1e-3):
             crafted = overflowing(width, num_classes, pixel=pixel, above=float(values[pixel]) + beside)
-            yield Asked("summarize", release(**public), crafted)
-            yield Asked("summarize", release(**public, excluded=others), crafted)
+            yield Asked(_RELEASE, release(**public), crafted)
+            yield Asked(_RELEASE, release(**public, excluded=others), crafted)
             yield Asked("gather privately", _eraser([own], num_classes, width), crafted)
     for odd in ({"cut": "nowhere"}, {"cut": _EARLY}, {"row": None}, {"row": {"shape": [width + 1], "type": "float32"}}):
-        yield Asked("summarize", release(**public) | odd, usual)
+        yield Asked(_RELEASE, release(**public) | odd, usual)
     for dp in (replace(GUARANTEE, unit="subject"), replace(GUARANTEE, replay_seed=1), replace(GUARANTEE, cells=3)):
-        yield Asked("summarize", release(dp, **public), usual)
+        yield Asked(_RELEASE, release(dp, **public), usual)
     for samples in ([own], [unknown], others):
         yield Asked("gather privately", _eraser(samples, num_classes, width), usual)
     broken = model_of(width, num_classes)
     next(broken.parameters())[0, 0] = math.nan
-    yield Asked("summarize", release(**public), broken)
+    yield Asked(_RELEASE, release(**public), broken)
     yield Asked("who", {}, usual)
-    yield Asked("labels", {"samples": [own]}, usual)
-    yield Asked("summarize", release(Summarizing(), **public), usual)
+    yield Asked("labels", {"samples": [own], "num_classes": num_classes}, usual)
+    for kind in (_CENTROIDS, _RELEASE):  # as it is meant, and with the other one's details
+        yield Asked(kind, release(Summarizing(), **public), usual)
+    yield Asked(_CENTROIDS, release(**public), usual)
     question = _eraser([own], num_classes, width)["question"]
     exact: dict[str, dict[str, Any]] = {  # questions that are answered without noise, and so not at all
         "sketch": {"cut": _EARLY, "over": "each"},
@@ -190,7 +195,7 @@ def battery(rows: Rows, target: int, num_classes: int) -> Iterator[Asked]:
         "moments": {"cut": _EARLY, "over": "each", "positions": [0]},
         "tally": {"before": None, "after": None},
     }
-    counted = TallyQuestion({"request": Forget.samples({0: [own]})}, Forget(), {}, True).to_json()
+    counted = RowsToCount({"request": Forget.samples({0: [own]})}, Forget(), {}, True).to_json()
     for kind, details in exact.items():
         asked = counted if kind == "tally" else question
         yield Asked(kind, {**details, "question": asked, "num_classes": num_classes}, usual)
@@ -261,7 +266,7 @@ def _finds_pixel(node: Node, rows: Rows, place: int, pixel: int, how: DP | Summa
     def ask(above: float) -> Visible:
         crafted = overflowing(width, node.num_classes, pixel=pixel, above=above)
         details = release(how, width=width, num_classes=node.num_classes, excluded=others)
-        return node.visible(Asked("summarize", details, crafted))
+        return node.visible(Asked(_RELEASE if isinstance(how, DP) else _CENTROIDS, details, crafted))
 
     never = ask(high)
     for _ in range(_HALVINGS):
@@ -277,7 +282,7 @@ def _finds_label(node: Node, rows: Rows, place: int, classes: int) -> bool:
 
     def ask(many: int) -> Visible:
         details = release(width=rows.x.shape[1], num_classes=many, excluded=others)
-        status, reason, *_, charges = node.visible(Asked("summarize", details, model))
+        status, reason, *_, charges = node.visible(Asked(_RELEASE, details, model))
         return status, reason, charges
 
     enough = ask(classes + 1)
@@ -289,7 +294,7 @@ def _times(rows: Rows, target: int, classes: int) -> Result:
     """How much longer a node with the record takes than one without, asked in turn with weights that single it out."""
     nodes = [Node(held, True, classes) for held in (rows, rows.without(target))]
     crafted = overflowing(rows.x.shape[1], classes, pixel=0, above=float(rows.x[target, 0]) - 1e-3)
-    asked = Asked("summarize", release(width=rows.x.shape[1], num_classes=classes), crafted)
+    asked = Asked(_RELEASE, release(width=rows.x.shape[1], num_classes=classes), crafted)
     apart = np.empty(_TIMED)
     for pair in range(_TIMED):
         first = pair % 2  # whoever is asked first may find the machine in another mood

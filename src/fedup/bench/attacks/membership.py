@@ -16,11 +16,11 @@ from torch import Tensor
 
 from fedup.bench.attacks import CENTROIDS, Ground, Result, fresh, guarantees
 from fedup.bench.attacks.intervals import NORMAL, Scores, auc, tpr_at_fpr
-from fedup.bench.watching import Progress
 from fedup.errors import DataError
 from fedup.privacy import DP
 from fedup.privacy.dp import Layout, release
 from fedup.rng import generator, seed_for
+from fedup.tasks.progress import Progress
 
 NEAREST, INFORMED = "membership, message only", "membership, knowing all other records"
 CONTROL = "no message (control)"

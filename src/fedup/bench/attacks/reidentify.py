@@ -17,11 +17,11 @@ from torch import Tensor
 
 from fedup.bench.attacks import CENTROIDS, Ground, Result, fresh, guarantees
 from fedup.bench.attacks.intervals import NORMAL, clopper_pearson
-from fedup.bench.watching import Progress
 from fedup.errors import DataError
 from fedup.privacy import DP
 from fedup.privacy.dp import Layout, release
 from fedup.rng import generator, seed_for
+from fedup.tasks.progress import Progress
 
 NEAREST, INFORMED = "re-identification, message only", "re-identification, knowing all other records"
 _SHOWN = 50  # trials between two signs of progress

@@ -10,15 +10,15 @@ from fedup.bench.attacks.canary import audit_guarantees, audit_paper
 from fedup.bench.attacks.interface import audit_interface
 from fedup.bench.attacks.membership import membership
 from fedup.bench.attacks.reidentify import reidentify
-from fedup.bench.datasets import check_there
-from fedup.bench.machine import describe_code, describe_machine, show_commit
-from fedup.bench.recipe import Recipe
 from fedup.bench.tables import GENERATED, markdown_table
 from fedup.bench.trained import trained
-from fedup.bench.watching import Progress
-from fedup.cut import find_cut
 from fedup.errors import DataError
 from fedup.files import write_text
+from fedup.models.cut import find_cut
+from fedup.tasks.datasets import check_there
+from fedup.tasks.machine import describe_code, describe_machine, show_commit
+from fedup.tasks.progress import Progress
+from fedup.tasks.recipe import Recipe
 
 HEAD = ("attack", "protection", "measure", "figure", "95 % interval", "chance", "bound", "kept", "n")
 NOTES = (

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedup.history import History
+from fedup.bench.history import History
 from fedup.rng import generator
 
 

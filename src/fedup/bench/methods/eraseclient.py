@@ -12,15 +12,15 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 
 from fedup.artifacts import serialized_size
-from fedup.averaging import weights_of
-from fedup.bench.accuracy import predict
 from fedup.bench.cost import Cost
 from fedup.bench.task import Task, Unlearned
-from fedup.cut import logits_of
 from fedup.errors import DataError, SettingError
+from fedup.models.cut import logits_of
 from fedup.request import Forget
 from fedup.rng import seed_for
-from fedup.training import Job, LocalTraining
+from fedup.tasks.accuracy import predict
+from fedup.training.averaging import weights_of
+from fedup.training.local import Job, LocalTraining
 
 _RANDOM_MODELS = 10  # that the radius of the ball is measured by
 _SHARE_OF_DISTANCE = 3.0  # δ² is their mean squared distance over this

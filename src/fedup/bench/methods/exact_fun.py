@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from fedup.artifacts import serialized_size
-from fedup.averaging import RunningAverage, Weights, weights_of
 from fedup.bench.cost import Cost, Meter
+from fedup.bench.history import History
 from fedup.bench.task import Task, Unlearned
 from fedup.errors import SettingError
-from fedup.fedavg import Averaging, Observer
 from fedup.federation import Federation
-from fedup.history import History
 from fedup.request import Forget
+from fedup.training.averaging import RunningAverage, Weights, weights_of
+from fedup.training.fedavg import Averaging, Observer
 
 GRID = {"step": (0.0003, 0.003)}
 

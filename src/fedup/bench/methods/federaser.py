@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from fedup.artifacts import serialized_size
-from fedup.averaging import RunningAverage, Weights, weights_of
 from fedup.bench.cost import Cost
+from fedup.bench.history import History
 from fedup.bench.task import Task, Unlearned
 from fedup.errors import SettingError
-from fedup.history import History
 from fedup.request import Forget
+from fedup.training.averaging import RunningAverage, Weights, weights_of
 
 GRID = {"norm": ("whole", "layer"), "post_rounds": (0, 2)}
 

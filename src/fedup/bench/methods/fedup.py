@@ -9,16 +9,17 @@ from torch import nn
 from fedup.bench.cost import Cost
 from fedup.bench.settings import later
 from fedup.bench.task import Task, Unlearned
-from fedup.centroids import Centroids, collect
-from fedup.client import Summarizing
+from fedup.clients.collect import collect
 from fedup.errors import SettingError
-from fedup.filter import DEFAULT_RANK, ClassPolicy, FilterConfig, FilterKind, OptimizerName
-from fedup.plugging import PluggedModel, plug
-from fedup.presets import PresetName, preset
+from fedup.filters.bottleneck import DEFAULT_RANK, ClassPolicy, FilterConfig, FilterKind, OptimizerName
+from fedup.filters.presets import PresetName, preset
 from fedup.privacy.guarantee import DP
-from fedup.report import Report
 from fedup.request import Forget
-from fedup.unlearning import unlearn
+from fedup.serving.plugged import PluggedModel, plug
+from fedup.statistics.centroids import Summarizing
+from fedup.statistics.store import Centroids
+from fedup.unlearning.report import Report
+from fedup.unlearning.unlearn import unlearn
 
 GRID = {"lr": (0.003, 0.001), "steps": (300, 600)}
 

@@ -8,16 +8,16 @@ from torch.nn.functional import cross_entropy
 
 from fedup.bench.cost import Cost
 from fedup.bench.task import Task, Unlearned
-from fedup.centroids import Centroids
-from fedup.client import Summarizing
-from fedup.contact import InProcess
-from fedup.cut import find_cut, flat_tail
+from fedup.clients.in_process import InProcess
 from fedup.errors import SettingError
-from fedup.refresh import Refresh
-from fedup.report import Report
+from fedup.models.cut import find_cut, flat_tail
+from fedup.models.views import shared_view
 from fedup.request import Forget
 from fedup.rng import generator, seed_for
-from fedup.sharing import shared_view
+from fedup.statistics.centroids import Summarizing
+from fedup.statistics.store import Centroids
+from fedup.unlearning.refresh import Refresh
+from fedup.unlearning.report import Report
 
 GRID = {"lr": (0.003, 0.001), "steps": (300, 1000)}
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedup.bench.cost import Cost
 from fedup.bench.task import Task, Unlearned
-from fedup.cut import logits_of
+from fedup.models.cut import logits_of
 from fedup.request import Forget
 
 

@@ -6,11 +6,11 @@ import torch
 
 from fedup.bench.cost import Cost
 from fedup.bench.task import Task, Unlearned
-from fedup.cut import read_features
-from fedup.filter import DEFAULT_RANK, Bottleneck, FilterConfig
-from fedup.plugging import Served, plug
+from fedup.filters.bottleneck import DEFAULT_RANK, Bottleneck, FilterConfig
+from fedup.models.cut import read_features
 from fedup.request import Forget
 from fedup.rng import generator
+from fedup.serving.plugged import Served, plug
 
 
 @dataclass(frozen=True)

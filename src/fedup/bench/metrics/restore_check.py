@@ -2,10 +2,10 @@
 
 import torch
 
-from fedup.bench.accuracy import predict
 from fedup.bench.case import Case
 from fedup.bench.metrics import Column
-from fedup.sharing import fingerprint
+from fedup.models.views import fingerprint
+from fedup.tasks.accuracy import predict
 
 COLUMNS = (
     Column(

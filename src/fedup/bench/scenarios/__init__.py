@@ -7,10 +7,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedup.bench.datasets import Dataset, Images, Texts
 from fedup.federation import Federation
 from fedup.registry import find
 from fedup.request import Forget
+from fedup.tasks.datasets import Dataset, Images, Texts
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedup.bench.datasets import Dataset, Images, Texts
 from fedup.bench.scenarios import Situation
 from fedup.federation import Federation
 from fedup.request import Forget
+from fedup.tasks.datasets import Dataset, Images, Texts
 
 
 @dataclass(frozen=True)

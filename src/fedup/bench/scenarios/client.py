@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from fedup.bench.datasets import Dataset, Images, Texts
 from fedup.bench.scenarios import Situation
 from fedup.bench.scenarios._target import target_client
 from fedup.federation import Client, Federation
 from fedup.request import Forget
+from fedup.tasks.datasets import Dataset, Images, Texts
 
 _LEAST_HARM = 0.005  # of Retrain's R-A: a liar who costs less was not heard
 

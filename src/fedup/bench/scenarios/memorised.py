@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedup.bench.datasets import Dataset, Images, Texts
 from fedup.bench.scenarios import Situation
 from fedup.bench.scenarios._target import check_share, share_of, target_client
 from fedup.federation import Federation
 from fedup.request import Forget
 from fedup.rng import generator
+from fedup.tasks.datasets import Dataset, Images, Texts
 
 _LEAST_GAP = 0.02  # of accuracy on the forgotten rows between the original and Retrain: less was not memory
 _RIDGE = 1e-2

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from fedup.bench.datasets import Dataset, Images, Texts
 from fedup.bench.scenarios import Situation
 from fedup.bench.scenarios._target import check_share, share_of, target_client
 from fedup.federation import Federation
 from fedup.request import Forget
 from fedup.rng import generator
+from fedup.tasks.datasets import Dataset, Images, Texts
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedup.bench.datasets import Dataset, Images, Texts
 from fedup.bench.scenarios import Situation, Triggered
 from fedup.bench.scenarios._target import target_client
 from fedup.bench.settings import later
@@ -14,6 +13,7 @@ from fedup.errors import DataError, SettingError
 from fedup.federation import Client, Federation
 from fedup.request import Forget
 from fedup.rng import generator
+from fedup.tasks.datasets import Dataset, Images, Texts
 
 _LEAST_SUCCESS = 0.8  # of the attack before anything is forgotten
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from fedup.bench.alone import AloneCheck
-from fedup.bench.machine import describe_code, describe_machine
 from fedup.bench.speed import clustering, extraction, growth, limits, precision, serving, training
 from fedup.bench.speed._rows import Row
 from fedup.errors import SettingError
+from fedup.tasks.machine import describe_code, describe_machine
 
 Progress = Callable[[str, int, int], None]
 PARTS = ("training", "growth", "limits", "extraction", "clustering", "serving")

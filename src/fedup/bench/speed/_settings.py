@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedup.bench.models import build_model, training_of
 from fedup.rng import generator
-from fedup.training import Job, LocalTraining
+from fedup.tasks.models import build_model, training_of
+from fedup.training.local import Job, LocalTraining
 
 _PIECES = 30_522  # of the vocabulary that TinyBert reads
 

@@ -10,18 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedup.bench.accuracy import accuracy, retain_and_forget
 from fedup.bench.literal import cluster_literally, fit_literally
 from fedup.bench.memory import peak_memory_ratio
 from fedup.bench.speed._rows import Row, clocked, wait_for
 from fedup.bench.synthetic import feature_federation
-from fedup.centroids import Centroids, collect
+from fedup.clients.collect import collect
 from fedup.federation import Federation
-from fedup.filter import FilterConfig
-from fedup.plugging import plug
+from fedup.filters.bottleneck import FilterConfig
 from fedup.request import Forget
 from fedup.rng import generator
-from fedup.unlearning import unlearn
+from fedup.serving.plugged import plug
+from fedup.statistics.store import Centroids
+from fedup.tasks.accuracy import accuracy, retain_and_forget
+from fedup.unlearning.unlearn import unlearn
 
 RATIO = 0.8
 REPEATS = 5

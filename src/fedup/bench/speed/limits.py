@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedup.bench.speed._rows import Row, in_turns
 from fedup.bench.speed._settings import SETTINGS, Setting, even_jobs
 from fedup.bench.speed.training import Rounds
-from fedup.cut import logits_of
 from fedup.errors import MissingDataError
+from fedup.models.cut import logits_of
 
 # What a kernel is for, told by its name; the first that fits counts.
 _KINDS = (

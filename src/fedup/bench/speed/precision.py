@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from fedup.bench.accuracy import accuracy
-from fedup.bench.datasets import Dataset
-from fedup.bench.recipe import Recipe
 from fedup.bench.speed._rows import Row
+from fedup.tasks.accuracy import accuracy
+from fedup.tasks.datasets import Dataset
+from fedup.tasks.recipe import Recipe
 
 _SEEDS = (0, 1, 2)
 _ROWS = 10_000

@@ -7,8 +7,8 @@ from torch import nn
 
 from fedup.bench.speed._rows import Row, in_turns
 from fedup.bench.speed._settings import RESNET18
-from fedup.filter import Bottleneck, FilterConfig
-from fedup.plugging import Served, plug
+from fedup.filters.bottleneck import Bottleneck, FilterConfig
+from fedup.serving.plugged import Served, plug
 
 _BATCH = 32
 

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
-from fedup.averaging import RunningAverage
 from fedup.bench.speed._rows import Row, clocked, in_turns
 from fedup.bench.speed._settings import SETTINGS, Setting, even_jobs
 from fedup.bench.textbook import eager_round, plain_epoch
-from fedup.engines import make_engine
-from fedup.engines.captured import channels_last
 from fedup.errors import MissingDataError
-from fedup.training import Job
+from fedup.training.averaging import RunningAverage
+from fedup.training.engines import make_engine
+from fedup.training.engines.captured import channels_last
+from fedup.training.local import Job
 
 
 class Rounds:

@@ -1,0 +1,28 @@
+"""Every question there is, by the name it has in messages: a new one is one more line."""
+
+from typing import Any
+
+from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.labels import LabelsQuestion, WhoQuestion
+from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.clients.private_eraser import PrivateEraserQuestion
+from fedup.clients.question import Question
+from fedup.clients.second_moments import SecondMomentsQuestion
+from fedup.clients.sketches import SketchesQuestion
+from fedup.clients.spreads import SpreadsQuestion
+from fedup.clients.tally import TallyQuestion
+
+QUESTIONS: dict[str, type[Question[Any]]] = {
+    question.kind: question
+    for question in (
+        WhoQuestion,
+        LabelsQuestion,
+        CentroidsQuestion,
+        PrivateCentroidsQuestion,
+        SketchesQuestion,
+        SpreadsQuestion,
+        SecondMomentsQuestion,
+        PrivateEraserQuestion,
+        TallyQuestion,
+    )
+}

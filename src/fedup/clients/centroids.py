@@ -1,0 +1,195 @@
+"""The centroids of a client's cells."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from fedup.clients import checks
+from fedup.clients.checks import require
+from fedup.clients.model_facts import ModelFacts
+from fedup.clients.question import Arrays, ClientData, Details, Message, Question
+from fedup.errors import DataError
+from fedup.statistics.centroids import Summarizing, Summary, summarize
+from fedup.statistics.kmeans import centroid_count
+
+_LARGEST = 1e30  # ε of the paper's noise
+_MOST_UNTOLD = 1000  # rows of a class that a client's own rules may keep back
+
+
+@dataclass(frozen=True)
+class CentroidsQuestion(Question[Summary]):
+    """The centroids of the cells of some classes (None: of all that the client holds), without some samples."""
+
+    kind: ClassVar[str] = "summarize"
+    reported_as: ClassVar[str] = "centroids"
+
+    cut: str
+    how: Summarizing
+    labels: frozenset[int] | None = None
+    without: frozenset[int] = frozenset()  # classes
+    excluded: frozenset[int] = frozenset()  # samples
+    half: bool = False  # vectors are sent in half precision
+    sample_labels: Mapping[int, int] = field(default_factory=dict, compare=False)  # as the server knows them; not sent
+
+    @property
+    def protection(self) -> Summarizing:
+        return self.how
+
+    def to_message(self) -> Message:
+        return {
+            "cut": self.cut,
+            "how": asdict(self.how),
+            "labels": None if self.labels is None else sorted(self.labels),
+            "without": sorted(self.without),
+            "excluded": sorted(self.excluded),
+            "half": self.half,
+        }, {}
+
+    @classmethod
+    def from_message(cls, details: Details, arrays: Arrays) -> Self:
+        labels = None if details["labels"] is None else frozenset(map(int, details["labels"]))
+        without, excluded = (frozenset(map(int, details[name])) for name in ("without", "excluded"))
+        if "epsilon" in details["how"]:
+            raise DataError("Centroids are asked for without a guarantee; under one ask to 'summarize privately'.")
+        how = Summarizing(**details["how"])
+        return cls(details["cut"], how, labels, without, excluded, bool(details.get("half")))
+
+    def leaves_out(self) -> tuple[frozenset[int], frozenset[int]]:
+        return self.excluded, self.without
+
+    def answer(self, data: ClientData) -> Summary:
+        """What is to be left out is never read; of classes with few rows only is told that nothing is kept of them."""
+        rows, samples = data.client.train, data.sample_ids
+        out = torch.isin(samples, torch.tensor(sorted(self.excluded), dtype=samples.dtype, device=samples.device))
+        held, kept = _rows_by_label(data.y[rows]), _rows_by_label(data.y[rows[~out]])
+        wanted = {label: n for label, n in held.items() if n >= data.least_rows and self._asks_for(label)}
+        enough = frozenset(label for label in wanted if not 0 < kept.get(label, 0) < data.least_rows)
+        summary = summarize(
+            data.model,
+            data.x,
+            data.y,
+            rows,
+            client=data.client.id,
+            cut=self.cut,
+            how=self.how,
+            labels=enough,
+            excluded=self.excluded,
+            ids=data.ids,
+            reader=data.shared_reader(self.cut),
+        )
+        few = {label: frozenset(samples[out & (data.y[rows] == label)].tolist()) for label in wanted.keys() - enough}
+        return replace(_with_empty(summary, few), rows=wanted)
+
+    def _asks_for(self, label: int) -> bool:
+        return label not in self.without and (self.labels is None or label in self.labels)
+
+    def cells_of(self, answer: Summary) -> int:
+        return len(answer.labels)
+
+    def answer_message(self, answer: Summary) -> Message:
+        return summary_message(answer, half=self.half)
+
+    def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> Summary:
+        features = facts.features(self.cut)
+        width = facts.width(self.cut, None)
+        summary = read_summary(details, arrays, width=width, shape=features.shape, nonnegative=features.nonnegative)
+        check_classes_told(summary, self.without, self.labels, facts.num_classes)
+        self._check_cells(summary)
+        return summary
+
+    def _check_cells(self, summary: Summary) -> None:
+        """Rows, samples left out, centroids and the points behind them must add up in each cell."""
+        require(summary.rows.keys() == set(summary.labels), "its rows are of other classes than its centroids")
+        cells = zip(summary.labels, summary.sizes, summary.excluded, _split(summary.counts, summary.sizes), strict=True)
+        for label, size, ids, points in cells:
+            named = frozenset(one for one in self.excluded if self.sample_labels.get(one, label) == label)
+            known = [one for one in named if one in self.sample_labels]
+            require(ids <= named, "it leaves out samples that nobody named")
+            require(all(one in ids for one in known), "it does not leave out what was named")
+            left = summary.rows[label] - len(ids)
+            require(left >= 0, f"class {label} has fewer rows than are left out of it")
+            untold = not size and left > 0  # too few for the client's own rules, without those left out
+            require(not untold or (bool(ids) and left <= _MOST_UNTOLD), f"class {label} has rows and no centroids")
+            require(size in (0, centroid_count(left, self.how.ratio)), f"class {label} has a wrong number of centroids")
+            require(not size or int(points.sum()) == left, f"the points of class {label} are not as many as its rows")
+
+
+def _rows_by_label(labels: Tensor) -> dict[int, int]:
+    found, counts = labels.unique(return_counts=True)
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+def _with_empty(summary: Summary, empty: Mapping[int, frozenset[int]]) -> Summary:
+    """The same with cells of which too little is retained: the server must know that they are empty now."""
+    cells = {
+        label: (size, ids) for label, size, ids in zip(summary.labels, summary.sizes, summary.excluded, strict=True)
+    }
+    cells |= {label: (0, ids) for label, ids in empty.items()}
+    labels = tuple(sorted(cells))
+    return replace(
+        summary,
+        labels=labels,
+        sizes=tuple(cells[label][0] for label in labels),
+        excluded=tuple(cells[label][1] for label in labels),
+    )
+
+
+def _split(counts: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    return counts.split(list(sizes)) if sizes else ()
+
+
+def summary_message(summary: Summary, *, half: bool = False) -> Message:
+    """Centroids, or noisy statistics, as they are sent."""
+    details: dict[str, Any] = {
+        "labels": list(summary.labels),
+        "sizes": list(summary.sizes),
+        "excluded": [sorted(ids) for ids in summary.excluded],
+        "rows": [[label, n] for label, n in sorted(summary.rows.items())],
+        "nonnegative": summary.nonnegative,
+        "shape": list(summary.shape),
+        "paper_epsilons": list(summary.paper_epsilons),
+    }
+    return details, {"vectors": summary.vectors.half() if half else summary.vectors, "counts": summary.counts}
+
+
+def read_summary(details: Details, arrays: Arrays, *, width: int, shape: tuple[int, ...], nonnegative: bool) -> Summary:
+    """The opposite, with all its parts in shape."""
+    labels, sizes = checks.whole_numbers(details, "labels"), checks.whole_numbers(details, "sizes")
+    excluded = checks.lists_of_numbers(details, "excluded")
+    require(labels == sorted(set(labels)), "a class comes twice, or classes are out of order")
+    require(len(sizes) == len(labels) == len(excluded), "its lists differ in length")
+    require(all(size >= 0 for size in sizes), "a size is below 0")
+    vectors = checks.floats(arrays, "vectors", (sum(sizes), width)).float()
+    require(bool(vectors.isfinite().all()), "vectors holds what single precision does not")
+    counts = checks.array(arrays, "counts", (sum(sizes),))
+    require(counts.dtype in (torch.int32, torch.int64), "its counts are no whole numbers")
+    require(bool(((counts >= 1) & (counts.long() < 2**31)).all()), "a count of points is out of range")
+    require(checks.list_of(details, "shape") == list(shape), "its features have another shape")
+    require(details.get("nonnegative") is nonnegative, "its features are of another kind")
+    epsilons = checks.list_of(details, "paper_epsilons")
+    require(all(type(one) in (int, float) and 0 <= one < _LARGEST for one in epsilons), "its epsilons are no numbers")
+    require(len(epsilons) in (0, len(labels)), "its epsilons are of other cells")
+    return Summary(
+        checks.client_number(details),
+        tuple(labels),
+        tuple(sizes),
+        tuple(excluded),
+        vectors,
+        counts.to(torch.int32),
+        nonnegative,
+        shape,
+        tuple(float(one) for one in epsilons),
+        dict(checks.pairs(details, "rows")),
+    )
+
+
+def check_classes_told(
+    summary: Summary, without: frozenset[int], labels: frozenset[int] | None, num_classes: int
+) -> None:
+    """Raise unless an answer tells of the classes that were asked about."""
+    require(all(0 <= label < num_classes for label in summary.labels), "a label is out of range")
+    require(not without & set(summary.labels), "it tells of classes that nobody asked for")
+    require(labels in (None, frozenset(summary.labels)), "it tells of other classes than were asked for")

@@ -1,0 +1,103 @@
+"""Checks of what came in a message: whatever does not fit raises DataError, and nothing is guessed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedup.errors import DataError
+
+_LARGEST = 1e30  # of a number: its square is one, too
+_FLOATS = (torch.float16, torch.float32, torch.float64)
+_WHOLE = torch.iinfo(torch.int64)
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Raise unless something holds."""
+    if not holds:
+        raise DataError(otherwise)
+
+
+def client_number(details: Mapping[str, Any]) -> int:
+    """Which client an answer says it is from."""
+    client = details.get("client")
+    if type(client) is not int or not 0 <= client < 2**64:
+        raise DataError("it does not say which client it is")
+    return client
+
+
+def array(arrays: Mapping[str, Tensor], name: str, shape: tuple[int, ...] | None) -> Tensor:
+    """An array of that shape."""
+    tensor = arrays.get(name)
+    if tensor is None:
+        raise DataError(f"{name} is missing")
+    require(shape is None or tuple(tensor.shape) == shape, f"{name} is of shape {tuple(tensor.shape)}, not {shape}")
+    return tensor
+
+
+def floats(arrays: Mapping[str, Tensor], name: str, shape: tuple[int, ...] | None) -> Tensor:
+    """An array of finite numbers that features may have."""
+    tensor = array(arrays, name, shape)
+    require(tensor.dtype in _FLOATS, f"{name} is of {tensor.dtype}")
+    require(bool(tensor.isfinite().all()), f"{name} holds NaN or infinity")
+    require(not tensor.numel() or float(tensor.abs().max()) < _LARGEST, f"{name} holds what no feature has")
+    return tensor
+
+
+def list_of(details: Mapping[str, Any], name: str) -> list[Any]:
+    """A list, of anything."""
+    values = details.get(name)
+    if not isinstance(values, list):
+        raise DataError(f"{name} is no list")
+    return values
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int and _WHOLE.min <= value <= _WHOLE.max
+
+
+def whole_numbers(details: Mapping[str, Any], name: str) -> list[int]:
+    """A list of whole numbers that 64 bits hold."""
+    values = list_of(details, name)
+    require(all(_is_whole(value) for value in values), f"{name} is no list of whole numbers")
+    return values
+
+
+def lists_of_numbers(details: Mapping[str, Any], name: str) -> list[frozenset[int]]:
+    """A list of lists of whole numbers, each as a set."""
+    return [frozenset(whole_numbers({name: value}, name)) for value in list_of(details, name)]
+
+
+def pairs(details: Mapping[str, Any], name: str) -> list[tuple[int, int]]:
+    """A list of pairs of whole numbers."""
+    values = list_of(details, name)
+    for pair in values:
+        fits = isinstance(pair, list) and len(pair) == 2 and all(_is_whole(one) for one in pair)
+        require(fits, f"{name} is no list of pairs of whole numbers")
+    return [(pair[0], pair[1]) for pair in values]
+
+
+def named_counts(details: Mapping[str, Any], name: str) -> list[tuple[str, int]]:
+    """A list of pairs of a name and a whole number."""
+    values = list_of(details, name)
+    for pair in values:
+        fits = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) and type(pair[1]) is int
+        require(fits, f"{name} holds something that is no pair of a name and a count")
+    return [(pair[0], pair[1]) for pair in values]
+
+
+def by_request(details: Mapping[str, Any], name: str, known: set[str]) -> dict[str, Any]:
+    """An object whose keys are requests that were named."""
+    values = details.get(name)
+    if not isinstance(values, dict) or not set(values) <= known:
+        raise DataError("it tells of a request that nobody named")
+    return values
+
+
+def text(details: Mapping[str, Any], name: str) -> str:
+    """A text."""
+    value = details[name]
+    if not isinstance(value, str):
+        raise DataError(f"{name} must be a text.")
+    return value

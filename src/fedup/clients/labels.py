@@ -1,0 +1,69 @@
+"""Of which classes some of a client's samples are, and which client a node is."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+
+from fedup.clients.checks import client_number, pairs, require
+from fedup.clients.model_facts import ModelFacts
+from fedup.clients.question import Arrays, ClientData, Details, Message, Question
+from fedup.federation import check_samples
+
+
+@dataclass(frozen=True)
+class WhoQuestion(Question[int]):
+    """Which client are you?"""
+
+    kind: ClassVar[str] = "who"
+    reported_as: ClassVar[str] = "its number"
+    needs_model: ClassVar[bool] = False
+
+    def to_message(self) -> Message:
+        return {}, {}
+
+    @classmethod
+    def from_message(cls, details: Details, arrays: Arrays) -> Self:
+        return cls()
+
+    def answer(self, data: ClientData) -> int:
+        return data.client.id
+
+    def answer_message(self, answer: int) -> Message:
+        return {}, {}  # every answer says whose it is
+
+    def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> int:
+        return client_number(details)
+
+
+@dataclass(frozen=True)
+class LabelsQuestion(Question[dict[int, int]]):
+    """The class of each of these samples; one that was not trained on is refused."""
+
+    kind: ClassVar[str] = "labels"
+    reported_as: ClassVar[str] = "classes of samples"
+    needs_model: ClassVar[bool] = False
+
+    samples: frozenset[int]
+
+    def to_message(self) -> Message:
+        return {"samples": sorted(self.samples)}, {}
+
+    @classmethod
+    def from_message(cls, details: Details, arrays: Arrays) -> Self:
+        return cls(frozenset(map(int, details["samples"])))
+
+    def answer(self, data: ClientData) -> dict[int, int]:
+        names = data.sample_ids
+        check_samples(names, self.samples, data.client.id)
+        own = torch.isin(names, torch.tensor(sorted(self.samples), dtype=names.dtype, device=names.device))
+        return dict(sorted(zip(names[own].tolist(), data.y[data.client.train[own]].tolist(), strict=True)))
+
+    def answer_message(self, answer: dict[int, int]) -> Message:
+        return {"labels": [[sample, label] for sample, label in sorted(answer.items())]}, {}
+
+    def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> dict[int, int]:
+        found = dict(pairs(details, "labels"))
+        require(found.keys() == self.samples, "it tells the classes of other samples")
+        require(all(0 <= label < facts.num_classes for label in found.values()), "a label is out of range")
+        return found

@@ -1,0 +1,78 @@
+"""Messages as they travel, whatever carries them: one JSON text and arrays; and the bytes they take."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FORMAT = 1
+NONCE = "release"  # a detail: the name by which a client is asked again for the same release under DP
+SPENT = "spent"  # a detail: the sum of μ² by the client's own account
+_NUMPY_HEADER = 128  # bytes before an array's numbers
+
+
+def identity_of(arrays: Mapping[str, Tensor]) -> str:
+    """What a release is known by, whatever name it carries: sha256 of its arrays' names, types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(arrays.items()):
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+# --- as they are sent
+
+
+def question_text(kind: str, base: str, details: Mapping[str, Any]) -> str:
+    """A question about the model of that fingerprint."""
+    return json.dumps({"format": FORMAT, "kind": kind, "base": base, "details": dict(details)})
+
+
+def answer_text(status: str, base: str, details: Mapping[str, Any], reason: str = "") -> str:
+    """An answer, or why there is none."""
+    told = {"format": FORMAT, "status": status, "base": base, "details": dict(details), "reason": reason}
+    return json.dumps(told)
+
+
+def message_size(text: str, tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of a message of this text and these arrays, as Flower's protocol buffers have it."""
+    arrays = [
+        (name, str(tensor.dtype).removeprefix("torch."), tensor.shape, _NUMPY_HEADER + tensor.nbytes)
+        for name, tensor in tensors.items()
+    ]
+    record = field_size(arrays_size(arrays)) + text_size("arrays") if arrays else 0
+    named_text = field_size(text_size("json") + field_size(text_size(text)))
+    return field_size(text_size("fedup") + field_size(named_text)) + (field_size(record) if record else 0)
+
+
+def arrays_size(arrays: Iterable[tuple[str, str, Sequence[int], int]]) -> int:
+    """Bytes of a record of arrays, by name, type, shape and bytes of the data."""
+    return sum(
+        field_size(
+            text_size(name)
+            + field_size(text_size(dtype) + _shape_size(shape) + text_size("numpy.ndarray") + field_size(n))
+        )
+        for name, dtype, shape, n in arrays
+    )
+
+
+def text_size(text: str) -> int:
+    """Bytes of a text as a field."""
+    return field_size(len(text.encode(errors="surrogatepass")))
+
+
+def _shape_size(shape: Sequence[int]) -> int:
+    return field_size(sum(map(_number_size, shape))) if len(shape) else 0
+
+
+def field_size(size: int) -> int:
+    """Bytes of a field of so many bytes: a tag of one byte and the length before them."""
+    return 1 + _number_size(size) + size
+
+
+def _number_size(number: int) -> int:
+    """Seven bits to a byte."""
+    return max(1, -(-number.bit_length() // 7))

@@ -1,0 +1,63 @@
+"""What a server knows of answers beforehand: shapes of features, from its own model and one blank row."""
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from fedup.models.cut import Features, read_features
+from fedup.models.layout import Over, to_positions
+from fedup.models.taps import Taps
+from fedup.privacy.dp import Layout
+from fedup.privacy.guarantee import DP
+from fedup.privacy.projection import basis_of
+
+
+class ModelFacts:
+    """Shapes of a model's features; `example` is one blank row of its inputs."""
+
+    def __init__(self, model: nn.Module, example: Tensor, num_classes: int) -> None:
+        self._model, self._example, self.num_classes = model, example[:1], num_classes
+
+    def features(self, cut: str) -> Features:
+        """Those of the blank row at a cut: their shape, and whether they can be negative."""
+        if cut not in self._features:
+            self._features[cut] = read_features(self._model, cut, self._example, self._first)
+        return self._features[cut]
+
+    def width(self, cut: str, dp: DP | None) -> int:
+        """Numbers in a vector that tells of features at a cut."""
+        width = math.prod(self.features(cut).shape)
+        if dp is None:
+            return width
+        if (cut, dp) not in self._widths:
+            basis = basis_of(self._model, cut, width, how=dp.projection, dims=dp.dims, num_classes=self.num_classes)
+            self._widths[cut, dp] = Layout.of(dp, basis.shape[1], self.num_classes).size
+        return self._widths[cut, dp]
+
+    def layouts(self, cuts: Mapping[str, Over]) -> dict[str, tuple[int, int]]:
+        """Positions and channels at each cut."""
+        wanted = tuple(cuts.items())
+        if wanted not in self._layouts:
+            (batch,) = Taps(self._model, list(cuts)).read(self._example, self._first)
+            shapes = {cut: to_positions(batch[cut], over).shape for cut, over in wanted}
+            self._layouts[wanted] = {cut: (shape[1], shape[2]) for cut, shape in shapes.items()}
+        return self._layouts[wanted]
+
+    @property
+    def _first(self) -> Tensor:
+        return torch.arange(1, device=self._example.device)
+
+    @cached_property
+    def _features(self) -> dict[str, Features]:
+        return {}
+
+    @cached_property
+    def _layouts(self) -> dict[tuple[tuple[str, Over], ...], dict[str, tuple[int, int]]]:
+        return {}
+
+    @cached_property
+    def _widths(self) -> dict[tuple[str, DP], int]:
+        return {}

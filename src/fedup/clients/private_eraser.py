@@ -1,0 +1,73 @@
+"""A client's noisy statistics for an eraser, under differential privacy."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import ClassVar, Self
+
+from torch import Tensor, nn
+
+from fedup.clients import checks
+from fedup.clients.checks import require
+from fedup.clients.model_facts import ModelFacts
+from fedup.clients.question import Arrays, ClientData, Details, Message, PrivateQuestion
+from fedup.errors import DataError
+from fedup.models.cut import FeatureReader
+from fedup.privacy.guarantee import DP
+from fedup.request import Forget
+from fedup.statistics.eraser_statistics import RowGroups
+from fedup.statistics.private_erasure import NoisyStatistics, PlannedStatistics
+
+_LARGEST_CLIP = 1e12
+
+
+@dataclass(frozen=True)
+class PrivateEraserQuestion(PrivateQuestion[NoisyStatistics, PlannedStatistics]):
+    """Noisy sums and squares at all positions of a cut."""
+
+    kind: ClassVar[str] = "gather privately"
+    reported_as: ClassVar[str] = "statistics under DP"
+    charged_as: ClassVar[str] = "eraser"
+
+    cut: str
+    dp: DP
+    groups: RowGroups
+
+    def to_message(self) -> Message:
+        return {"cut": self.cut, "how": asdict(self.dp), "question": self.groups.to_json()}, {}
+
+    @classmethod
+    def from_message(cls, details: Details, arrays: Arrays) -> Self:
+        told = details["question"]
+        groups = RowGroups({str(name): _forget(one) for name, one in told["requests"].items()}, _forget(told["gone"]))
+        return cls(checks.text(details, "cut"), DP(**details["how"]), groups)
+
+    def with_places(self, places: Callable[[Forget], Forget]) -> Self:
+        return replace(self, groups=self.groups.with_places(places))
+
+    def plan(
+        self, model: nn.Module, blank: Tensor, num_classes: int, reader: FeatureReader | None = None
+    ) -> PlannedStatistics:
+        return PlannedStatistics(model, blank, cut=self.cut, dp=self.dp, num_classes=num_classes)
+
+    def release(self, plan: PlannedStatistics, data: ClientData) -> NoisyStatistics:
+        return plan.answer(data.x, data.y, data.client, self.groups)
+
+    def answer_message(self, answer: NoisyStatistics) -> Message:
+        return {"clip": answer.clip}, {"sums": answer.sums, "counts": answer.counts}
+
+    def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> NoisyStatistics:
+        clip = details.get("clip")
+        if not isinstance(clip, int | float) or not 0 < clip < _LARGEST_CLIP:
+            raise DataError("its clip is no positive number, or one that no feature has")
+        sums, counts = checks.floats(arrays, "sums", None), checks.floats(arrays, "counts", None)
+        groups = len(counts.flatten()) - 1  # retained rows class by class, or all together where that would be too much
+        require(groups in (1, facts.num_classes) and counts.ndim == 1, "its counts are of other groups")
+        layout = facts.layouts({self.cut: "each"})[self.cut]
+        require(tuple(sums.shape) == (groups + 2, *layout), f"sums is of shape {tuple(sums.shape)}")
+        return NoisyStatistics(sums, counts, float(clip))
+
+
+def _forget(told: Details) -> Forget:
+    samples = {int(client): frozenset(checks.whole_numbers(told["samples"], client)) for client in told["samples"]}
+    clients, classes = (frozenset(checks.whole_numbers(told, name)) for name in ("clients", "classes"))
+    return Forget(clients, classes, samples)

@@ -1,0 +1,85 @@
+"""How a server reaches clients after training: in process here, over a real federation elsewhere."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from fedup.clients.question import PrivateQuestion, Question
+from fedup.privacy.guarantee import guarantee_of
+from fedup.privacy.ledger import Ledger
+from fedup.request import Forget
+from fedup.statistics.traffic import Release, Traffic
+
+A = TypeVar("A")
+
+
+class Contact(Protocol):
+    """Clients, by number, and the one way to ask them. Each answer is computed at the client, from its own rows."""
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """The numbers of all clients."""
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """What the clients have spent of their privacy budgets."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """All messages so far, both ways, as serialised."""
+
+    @property
+    def measures_by_default(self) -> bool:
+        """Whether asking clients to count costs so little that it is done with every request."""
+
+    def check(self, request: Forget) -> None:
+        """Raise unless the request names known clients, classes and samples, and something stays."""
+
+    def ask(self, questions: Mapping[int, Question[A]], *, optional: Collection[int] = ()) -> Iterator[tuple[int, A]]:
+        """Each client's answer to its own question, all asked together, in the order of the questions.
+
+        What a budget does not allow is refused before anybody is asked. Where a client gives no answer, nobody's is
+        returned (ContactError), unless it is an optional one: `silent` says which these were.
+        """
+
+    def ask_everyone(
+        self, question: Question[A], *, instead: Mapping[int, Question[A]] | None = None, but: Collection[int] = ()
+    ) -> Iterator[tuple[int, A]]:
+        """The same question to everybody but some, and another one to some of them; the answers of those that gave one,
+        if these are enough."""
+
+    @property
+    def silent(self) -> Mapping[int, str]:
+        """Clients that gave no answer when they were last asked, and why."""
+
+    def settled(self) -> None:
+        """What clients were asked for since the last call is on disk at the caller, and answers that are kept for a
+        server that is killed may go. Whoever does not call it has the same answers again, at no cost in privacy."""
+
+
+def check_budgets(ledger: Ledger, questions: Mapping[int, Question[Any]]) -> None:
+    """Raise where a client's budget does not allow what it is to be asked."""
+    by_guarantee: dict[Any, list[int]] = {}
+    for client, question in questions.items():
+        dp = question.dp if isinstance(question, PrivateQuestion) else None
+        by_guarantee.setdefault(dp, []).append(client)
+    for dp, clients in by_guarantee.items():
+        ledger.check(clients, dp) if dp is not None else ledger.check_exact(clients)
+
+
+def release_of(question: Question[Any], client: int, *, size_bytes: int, cells: int, name: str) -> Release:
+    """An answer, for reports."""
+    how = question.protection
+    return Release(
+        client,
+        cells,
+        size_bytes,
+        question.reported_as,
+        "none" if how is None else how.mechanism,
+        guarantee_of(how),
+        0.0 if how is None else how.sigma,
+        name if isinstance(question, PrivateQuestion) else "",
+    )

@@ -1,0 +1,135 @@
+"""What every question to a client has: how it travels, how it is answered, how its answer is checked."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from torch import Tensor, nn
+
+from fedup.clients.model_facts import ModelFacts
+from fedup.federation import Client
+from fedup.models.cut import FeatureReader
+from fedup.privacy.guarantee import DP
+from fedup.request import Forget
+from fedup.statistics.centroids import Summarizing
+
+Details = Mapping[str, Any]  # plain data, as JSON
+Arrays = Mapping[str, Tensor]
+Message = tuple[dict[str, Any], dict[str, Tensor]]  # details and arrays
+A = TypeVar("A")
+P = TypeVar("P")
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What a client answers from: the model that is asked about, its own rows, and its own rules."""
+
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    client: Client  # its number, and which rows are its own
+    num_classes: int
+    ids: Tensor | None = None  # (N,) what rows are called in requests, where that is not their number
+    subjects: Tensor | None = None  # (N,)
+    least_rows: int = 1  # of a class that anything is told of
+    readers: Mapping[str, FeatureReader] | None = None  # by cut, where they are shared
+
+    @property
+    def sample_ids(self) -> Tensor:
+        """What the rows trained on are called in requests. (n,)"""
+        rows = self.client.train
+        return rows if self.ids is None else self.ids[rows]
+
+    def shared_reader(self, cut: str) -> FeatureReader | None:
+        """One of features at a cut that others use as well, if there is one."""
+        return None if self.readers is None else self.readers[cut]
+
+
+class Question(ABC, Generic[A]):
+    """One question; `A` is what its answer is to the core.
+
+    Subclasses are frozen dataclasses. `kind` is its name in messages, `reported_as` what an answer is called in
+    reports.
+    """
+
+    kind: ClassVar[str]
+    reported_as: ClassVar[str]
+    needs_model: ClassVar[bool] = True
+    reads_held_out: ClassVar[bool] = False
+
+    @abstractmethod
+    def to_message(self) -> Message:
+        """As it is sent."""
+
+    @classmethod
+    @abstractmethod
+    def from_message(cls, details: Details, arrays: Arrays) -> Self:
+        """The opposite, at the client."""
+
+    @abstractmethod
+    def answer(self, data: ClientData) -> A:
+        """From a client's own rows: the same function in process and on a node."""
+
+    @abstractmethod
+    def answer_message(self, answer: A) -> Message:
+        """An answer as it is sent."""
+
+    @abstractmethod
+    def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> A:
+        """The opposite, at the server; raises DataError where an answer is out of shape, or of something else than was
+        asked for."""
+
+    # --- what most questions have no need of
+
+    @property
+    def protection(self) -> "Summarizing | DP | None":
+        """What protects the answer; None for exact ones."""
+        return None
+
+    def with_places(self, places: Callable[[Forget], Forget]) -> Self:
+        """The same with samples by their place among a node's rows."""
+        return self
+
+    def leaves_out(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Samples and classes that the client is to leave out from now on, and keep nothing of."""
+        return frozenset(), frozenset()
+
+    def check_model(self, base: str) -> None:
+        """Raise where it brings something along that belongs to another model than this."""
+
+    def cells_of(self, answer: A) -> int:
+        """How many cells an answer tells of, for reports."""
+        return 0
+
+
+class PrivateQuestion(Question[A], Generic[A, P]):
+    """A question whose answer is a release under differential privacy, charged before any row is read.
+
+    `P` is its plan: all that can be checked, and refused, without a row.
+    """
+
+    charged_as: ClassVar[str]
+    cut: str
+    dp: DP
+
+    @property
+    def protection(self) -> DP:
+        return self.dp
+
+    def check_classes(self, num_classes: int) -> None:
+        """Raise where it asks for classes that there are not: this needs neither a model nor a row."""
+
+    @abstractmethod
+    def plan(self, model: nn.Module, blank: Tensor, num_classes: int, reader: FeatureReader | None = None) -> P:
+        """All that can be refused, with one blank row in place of data."""
+
+    def check_data(self, data: ClientData) -> None:
+        """Raise on a slip of whoever asks and holds the data; never called at a node, whose rows decide nothing."""
+
+    @abstractmethod
+    def release(self, plan: P, data: ClientData) -> A:
+        """The answer, made of a client's rows after it was charged."""
+
+    def answer(self, data: ClientData) -> A:
+        raise NotImplementedError("A release is planned and charged before it is made.")

@@ -1,0 +1,90 @@
+"""Means and variances of a client's forgotten rows, and of its share of a mixture, at each cut."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+
+from fedup.clients import checks
+from fedup.clients.checks import require
+from fedup.clients.model_facts import ModelFacts
+from fedup.clients.question import Arrays, ClientData, Details, Message, Question
+from fedup.errors import DataError
+from fedup.federation import named_rows
+from fedup.models.layout import Over
+from fedup.request import Forget
+from fedup.statistics.eraser_statistics import EVERY_CLASS, GroupSpreads, RowGroups, Spread, Weights, measure_groups
+
+
+@dataclass(frozen=True)
+class SpreadsQuestion(Question[GroupSpreads]):
+    """The second question for an eraser: where the forgotten rows stand apart is found from its answers."""
+
+    kind: ClassVar[str] = "spreads"
+    reported_as: ClassVar[str] = "means and variances"
+
+    cuts: Mapping[str, Over]
+    groups: RowGroups
+    weights: Weights  # of the client's cells in each request's mixture
+
+    def to_message(self) -> Message:
+        shares = {name: [[label, share] for label, share in of.items()] for name, of in self.weights.items()}
+        return {"cuts": dict(self.cuts), "question": self.groups.to_json(), "weights": shares}, {}
+
+    @classmethod
+    def from_message(cls, details: Details, arrays: Arrays) -> Self:
+        weights = {name: {int(label): float(w) for label, w in of} for name, of in details["weights"].items()}
+        return cls(details["cuts"], RowGroups.from_json(details["question"]), weights)
+
+    def with_places(self, places: Callable[[Forget], Forget]) -> Self:
+        return replace(self, groups=self.groups.with_places(places))
+
+    def answer(self, data: ClientData) -> GroupSpreads:
+        few = self._classes_with_few_rows(data)
+        weights = {name: {label: w for label, w in of.items() if label not in few} for name, of in self.weights.items()}
+        return measure_groups(data.model, self.cuts, data.x, data.y, data.client, self.groups, weights)
+
+    def _classes_with_few_rows(self, data: ClientData) -> set[int]:
+        """Classes of which the client retains fewer rows than it tells of; with all together where that is less."""
+        kept = data.y[named_rows(data.client, self.groups.gone, data.client.train, data.y)[1]]
+        labels, counts = kept.unique(return_counts=True)
+        rows = {**dict(zip(labels.tolist(), counts.tolist(), strict=True)), EVERY_CLASS: len(kept)}
+        return {label for label, n in rows.items() if n < data.least_rows}
+
+    def answer_message(self, answer: GroupSpreads) -> Message:
+        details: dict[str, Any] = {}
+        arrays: dict[str, Tensor] = {}
+        for kind, groups in (("forgotten", answer.forgotten), ("reference", answer.reference)):
+            details[kind] = {name: {cut: one.weight for cut, one in cuts.items()} for name, cuts in groups.items()}
+            for name, cuts in groups.items():
+                for cut, one in cuts.items():
+                    arrays |= {f"{kind}/{name}/{cut}/mean": one.mean, f"{kind}/{name}/{cut}/variance": one.variance}
+        return details, arrays
+
+    def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> GroupSpreads:
+        layouts, found = facts.layouts(self.cuts), {}
+        for kind in ("forgotten", "reference"):
+            groups = checks.by_request(details, kind, set(self.groups.requests))
+            require(all(_are_of(weights, self.cuts) for weights in groups.values()), "it tells of other cuts")
+            found[kind] = {
+                name: {cut: _spread(arrays, f"{kind}/{name}/{cut}", weights[cut], layouts[cut]) for cut in self.cuts}
+                for name, weights in groups.items()
+            }
+        for name, cuts in found["reference"].items():
+            share = sum(self.weights.get(name, {}).values())
+            fits = all(one.weight <= share * (1 + 1e-6) + 1e-9 for one in cuts.values())
+            require(fits, "it takes a larger share of the mixture than it was given")
+        return GroupSpreads(found["forgotten"], found["reference"])
+
+
+def _are_of(weights: object, cuts: Mapping[str, Over]) -> bool:
+    return isinstance(weights, dict) and set(weights) == set(cuts)
+
+
+def _spread(arrays: Arrays, name: str, weight: object, shape: tuple[int, int]) -> Spread:
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < 2**53:
+        raise DataError("a weight is out of range")
+    variance = checks.floats(arrays, f"{name}/variance", shape)
+    require(bool((variance >= 0).all()), "a variance is below 0")
+    return Spread(float(weight), checks.floats(arrays, f"{name}/mean", shape), variance)

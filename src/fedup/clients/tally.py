@@ -1,0 +1,111 @@
+"""How the model answers a client's rows under two filters, in counts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+
+from fedup.clients import checks
+from fedup.clients.checks import require
+from fedup.clients.model_facts import ModelFacts
+from fedup.clients.question import Arrays, ClientData, Details, Message, Question
+from fedup.errors import DataError
+from fedup.request import Forget
+from fedup.serving.filter_file import parts_of, served_from
+from fedup.serving.plugged import Served, filtered_view
+from fedup.statistics.proportions import Paired
+from fedup.statistics.tally import MOST_CLASS_ROWS, MOST_ROWS, RowsToCount, Tally, tally
+
+
+@dataclass(frozen=True)
+class TallyQuestion(Question[Tally]):
+    """Counts of right answers under the filter before a request and after it (None: the original), which are sent."""
+
+    kind: ClassVar[str] = "tally"
+    reported_as: ClassVar[str] = "counts of answers"
+    reads_held_out: ClassVar[bool] = True
+
+    before: Served | None
+    after: Served | None
+    rows: RowsToCount
+
+    def to_message(self) -> Message:
+        details: dict[str, Any] = {"question": self.rows.to_json()}
+        arrays: dict[str, Tensor] = {}
+        for name, served in (("before", self.before), ("after", self.after)):
+            tensors, header = parts_of(served) if served is not None else ({}, None)
+            details[name] = None if header is None else _without_names(header)
+            arrays |= {f"{name}/{part}": tensor for part, tensor in tensors.items()}
+        return details, arrays
+
+    @classmethod
+    def from_message(cls, details: Details, arrays: Arrays) -> Self:
+        before, after = (_filter(details[name], arrays, name) for name in ("before", "after"))
+        return cls(before, after, RowsToCount.from_json(details["question"]))
+
+    def check_model(self, base: str) -> None:
+        if any(served is not None and served.base != base for served in (self.before, self.after)):
+            raise DataError("A filter came that was made for another model.")
+
+    def with_places(self, places: Callable[[Forget], Forget]) -> Self:
+        return replace(self, rows=self.rows.with_places(places))
+
+    def answer(self, data: ClientData) -> Tally:
+        original, before, after = (filtered_view(data.model, served) for served in (None, self.before, self.after))
+        found = tally(original, before, after, data.x, data.y, data.client, self.rows)
+        least = min(data.least_rows, MOST_CLASS_ROWS)
+        retained, held_out = (
+            {label: one for label, one in counts.items() if one.rows >= least}
+            for counts in (found.retained, found.held_out)
+        )
+        return replace(found, retained=retained, held_out=held_out)
+
+    def answer_message(self, answer: Tally) -> Message:
+        return answer.to_json(), {}
+
+    def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> Tally:
+        """Hits are no more than rows, and of requests that were named."""
+        forgotten, unseen = (
+            {
+                name: _counts(rows, facts.num_classes, most=MOST_ROWS)
+                for name, rows in checks.by_request(details, kind, set(self.rows.requests)).items()
+            }
+            for kind in ("forgotten", "unseen")
+        )
+        retained, held_out = (
+            _counts(details.get(part), facts.num_classes, most=MOST_CLASS_ROWS) for part in ("retained", "held_out")
+        )
+        return Tally(retained, held_out, forgotten, unseen)
+
+
+def _without_names(header: Mapping[str, Any]) -> dict[str, Any]:
+    """What a filter needs to work: nobody is told for which clients and samples it was made."""
+    erasure = header["erasure"]
+    if erasure is not None:
+        erasure = {**erasure, "about": {"place": {"of": erasure["about"]["place"]["of"]}}}
+    return {**header, "requests": [], "question": None, "erasure": erasure}
+
+
+def _filter(header: dict[str, Any] | None, arrays: Arrays, name: str) -> Served | None:
+    if header is None:
+        return None
+    parts = {key.removeprefix(f"{name}/"): one for key, one in arrays.items() if key.startswith(f"{name}/")}
+    return served_from(parts, header)
+
+
+def _counts(told: object, num_classes: int, *, most: int) -> dict[int, Paired]:
+    """By class; no node counts more than so many rows of one, so that none outvotes all others."""
+    if not isinstance(told, list):
+        raise DataError("its counts are no list")
+    found = {}
+    for row in told:
+        numbers = isinstance(row, list) and len(row) == 5 and all(type(one) in (int, float) for one in row)
+        require(numbers, "a count is no row of five numbers")
+        label, rows, before, after, both = row
+        require(type(label) is int and 0 <= label < num_classes, "a label is out of range")
+        require(label not in found, "a label comes twice")
+        require(0 < rows <= most and 0 <= both <= min(before, after), "counts do not add up")
+        require(max(before, after) <= rows and before + after - both <= rows + 1e-6, "there are more hits than rows")
+        found[label] = Paired(rows, before, after, both)
+    return found

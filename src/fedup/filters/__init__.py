@@ -1,0 +1,1 @@
+"""What is put into a frozen model: bottlenecks, erasers, the guard, and their files."""

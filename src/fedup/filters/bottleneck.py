@@ -1,0 +1,161 @@
+"""The filters that sit at a cut."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from fedup.errors import SettingError
+from fedup.models.layout import from_positions, to_positions
+
+ClassPolicy = Literal["drop", "remap", "remap_client"]
+FilterKind = Literal["auto", "bottleneck", "erasure", "both"]
+OptimizerName = Literal["adam", "sgd"]
+DEFAULT_RANK = 32
+
+
+@dataclass(frozen=True)
+class FilterConfig:
+    """How a filter is shaped and fitted.
+
+    `rank` is the width of the bottleneck. Where none is chosen it is 32, or the number of features where that is less;
+    one that is chosen and wider than the features is refused.
+
+    The fit takes `steps` of `batch_size` centroids whatever their number, or so many `epochs` over all of them where
+    these are chosen; the `optimizer` is Adam, or SGD without momentum.
+
+    `class_policy` says what becomes of a forgotten class: `drop` uses nothing of it and guards against it
+    (`fedup.filters.guard`); `remap` relabels each of its centroids to a random retained class; `remap_client` does so
+    per client.
+
+    `filter` says which filters there are: the bottleneck, an eraser (`fedup.filters.eraser`) or both; `auto` takes an
+    eraser for samples, and the bottleneck for clients, classes and samples that nothing can be erased of. `erase_at`
+    names the eraser's cut, or leaves the choice to a criterion; `most_price` is the share of the variance that may go
+    with what is erased. With `per_position` one bottleneck acts on each position of a map, or on each token. A
+    `gentle` bottleneck is fitted again where it would cost a class its recall.
+    """
+
+    rank: int | None = None
+    alpha: float = 0.5
+    steps: int = 300
+    batch_size: int = 128
+    lr: float = 3e-3
+    class_policy: ClassPolicy = "drop"
+    guard: bool = True
+    weighted: bool = False
+    seed: int = 0
+    filter: FilterKind = "auto"
+    erase_at: str = "auto"
+    most_price: float = 0.02
+    per_position: bool = False
+    gentle: bool = True
+    optimizer: OptimizerName = "adam"
+    epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.filter not in get_args(FilterKind):
+            raise SettingError(f"filter is one of {', '.join(get_args(FilterKind))}; found {self.filter!r}.")
+        if not 0 < self.most_price <= 1:
+            raise SettingError(f"most_price is a share of the variance, in (0, 1]; found {self.most_price}.")
+        if not self.erase_at or not isinstance(self.erase_at, str):
+            raise SettingError(f"erase_at is 'auto' or the name of a cut; found {self.erase_at!r}.")
+        if not 0 <= self.alpha <= 1:
+            raise SettingError(f"alpha weighs cross-entropy against reconstruction, in [0, 1]; found {self.alpha}.")
+        rank = DEFAULT_RANK if self.rank is None else self.rank
+        whole = {"rank": rank, "steps": self.steps, "batch_size": self.batch_size, "epochs": self.epochs or 0}
+        for name, value in whole.items():
+            if not isinstance(value, int):
+                raise SettingError(f"{name} must be a whole number; found {value!r}.")
+        if rank < 1:
+            raise SettingError(f"rank, the width of the bottleneck, must be at least 1; found {self.rank}.")
+        if self.steps < 1 or self.batch_size < 1 or not 0 < self.lr < float("inf"):
+            raise SettingError(
+                f"steps and batch_size must be 1 or more, lr above 0; found {self.steps}, {self.batch_size}, {self.lr}."
+            )
+        if self.epochs is not None and self.epochs < 1:
+            raise SettingError(f"epochs, where they are chosen, must be 1 or more; found {self.epochs}.")
+        if self.optimizer not in get_args(OptimizerName):
+            raise SettingError(f"optimizer is one of {', '.join(get_args(OptimizerName))}; found {self.optimizer!r}.")
+        if self.class_policy not in ("drop", "remap", "remap_client"):
+            raise SettingError(f"class_policy is 'drop', 'remap' or 'remap_client'; found {self.class_policy!r}.")
+
+    def rank_for(self, width: int) -> int:
+        """The width of a bottleneck for so many features; one that was chosen and does not fit is refused.
+
+        >>> FilterConfig().rank_for(512), FilterConfig().rank_for(8), FilterConfig(rank=4).rank_for(8)
+        (32, 8, 4)
+        """
+        if self.rank is None:
+            return min(DEFAULT_RANK, width)
+        _check_rank(self.rank, width)
+        return self.rank
+
+    def steps_for(self, centroids: int) -> int:
+        """The steps that a fit to so many centroids takes; an epoch leaves out what fills no batch.
+
+        >>> FilterConfig().steps_for(1005), FilterConfig(epochs=50, batch_size=10).steps_for(1005)
+        (300, 5000)
+        """
+        return self.steps if self.epochs is None else self.epochs * max(1, centroids // self.batch_size)
+
+
+def _check_rank(rank: int, width: int) -> None:
+    if rank > width:
+        raise SettingError(
+            f"rank {rank} is wider than the {width} features at the cut: use FilterConfig(rank={width}) or less."
+        )
+
+
+class Bottleneck(nn.Module):
+    """The paper's filter: d → rank → d, no bias, ReLU between; a final ReLU where features cannot be negative.
+
+    It acts on a row's features as one vector, or with `per_position` on each position of a map, each token. A guard may
+    add a constant to what it writes (`constant`), so that a forgotten class does not come back by its bias.
+
+    >>> Bottleneck(512, 32, nonnegative=True).size_bytes
+    131072
+    """
+
+    def __init__(
+        self,
+        width: int,
+        rank: int,
+        *,
+        nonnegative: bool,
+        per_position: bool = False,
+        source: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        _check_rank(rank, width)
+        self.nonnegative, self.per_position = nonnegative, per_position
+        self.encoder = nn.Parameter(torch.empty(rank, width))
+        self.decoder = nn.Parameter(torch.empty(width, rank))
+        self.register_buffer("constant", None)  # (width,)
+        for weight in (self.encoder, self.decoder):  # as nn.Linear does
+            nn.init.kaiming_uniform_(weight, a=5**0.5, generator=source)
+
+    constant: Tensor | None
+
+    @property
+    def rank(self) -> int:
+        """Number of features that it lets through at once."""
+        return self.encoder.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Number of features it acts on at once."""
+        return self.encoder.shape[1]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the filter's weights."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
+
+    def forward(self, features: Tensor) -> Tensor:
+        spread = to_positions(features, "each" if self.per_position else "all")  # (N, P, C), or (N, 1, D)
+        passed = linear(torch.relu(linear(spread.to(self.encoder.dtype), self.encoder)), self.decoder, self.constant)
+        if self.nonnegative:
+            passed = torch.relu(passed)
+        return from_positions(passed, tuple(features.shape[1:])).to(features.dtype)

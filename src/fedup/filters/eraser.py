@@ -1,0 +1,132 @@
+"""The erasure filter: an oblique projection that takes a concept out of features, in closed form."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedup.errors import DataError
+from fedup.models.layout import Over, from_positions, known_over, to_positions
+from fedup.statistics.moments import LEAST_ROWS, Contrast
+
+SHRINKAGE = 1e-3  # of the mean variance, at least; more where rows are few beside channels
+STANDS_OUT = 3.5  # deviations beyond which a token carries what is to be erased
+
+
+class Eraser(nn.Module):
+    """x − C·Wᵀ(x − μ) at some positions of a cut, x as it is elsewhere.
+
+    After least-squares concept erasure (LEACE, Belrose et al. 2023): C holds one column for each thing to erase, the
+    difference between the mean of forgotten rows and the best mixture of class means of rows that stay,
+    W = Σ⁺C(CᵀΣ⁺C)⁺. No linear function of the output is correlated with being forgotten, on the statistics it was made
+    of, and of all ways to reach that this one moves features least. The mean μ of those mixtures stays where it is
+    (LEACE itself keeps the mean of all rows).
+    """
+
+    def __init__(self, concept: Tensor, reader: Tensor, offset: Tensor, positions: Tensor, *, over: Over) -> None:
+        super().__init__()
+        self.over: Over = over
+        self.register_buffer("concept", concept)  # C of each position (K, C, r)
+        self.register_buffer("reader", reader)  # W of each position (K, C, r)
+        self.register_buffer("offset", offset)  # Wᵀμ (K, r)
+        self.register_buffer("positions", positions)  # which ones (K,)
+
+    concept: Tensor
+    reader: Tensor
+    offset: Tensor
+    positions: Tensor
+
+    @property
+    def rank(self) -> int:
+        """How many directions go at each position, at most."""
+        return self.concept.shape[2]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the filter's weights."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.buffers())
+
+    def forward(self, features: Tensor) -> Tensor:
+        kind = torch.promote_types(features.dtype, self.concept.dtype)
+        spread = to_positions(features, self.over).to(kind)  # (N, P, C)
+        met = spread.index_select(1, self.positions)
+        amount = torch.einsum("nkc,kcr->nkr", met, self.reader.to(kind)) - self.offset
+        change = torch.einsum("nkr,kcr->nkc", amount.to(kind), self.concept.to(kind))
+        erased = spread.index_add(1, self.positions, -change.to(kind))  # autocast may have made less of it
+        return from_positions(erased, tuple(features.shape[1:])).to(features.dtype)
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """An eraser, its cut, and why it sits there."""
+
+    cut: str
+    filter: Eraser
+    about: Mapping[str, Any]  # plain data for reports
+
+
+class TokenEraser(Eraser):
+    """Takes tokens out that carry a concept, wherever they stand: each becomes the mean token.
+
+    In a text the concept sits in few tokens at no fixed place, and the mean over all tokens tells little of it: moving
+    those tokens along C as far as they stand out would magnify every error of C by the length of a text. What Wᵀ reads
+    off a token is clear all the same. So a token is let pass as it is up to `limit`, and replaced beyond.
+    """
+
+    def __init__(self, concept: Tensor, reader: Tensor, offset: Tensor, mean: Tensor, limit: Tensor) -> None:
+        super().__init__(concept, reader, offset, torch.zeros(1, dtype=torch.long, device=mean.device), over="tokens")
+        self.register_buffer("mean", mean)  # of tokens that it is compared with (C,)
+        self.register_buffer("limit", limit)  # of each column (r,)
+
+    mean: Tensor
+    limit: Tensor
+
+    def forward(self, features: Tensor) -> Tensor:
+        tokens = to_positions(features, "tokens")[:, 0]  # (N · T, C)
+        amount = tokens.to(self.concept.dtype) @ self.reader[0] - self.offset[0]  # (N · T, r)
+        stands_out = (amount > self.limit).any(1, keepdim=True)
+        passed = torch.where(stands_out, self.mean.to(tokens.dtype), tokens)
+        return from_positions(passed[:, None], tuple(features.shape[1:]))
+
+
+def make_eraser(contrast: Contrast, positions: Sequence[int], *, over: Over, shrinkage: float = SHRINKAGE) -> Eraser:
+    """The eraser of all groups of the contrast together, in closed form.
+
+    The covariance is drawn towards a multiple of the identity, the more the fewer rows there are for each channel:
+    that changes which way features are moved, never that the concept is gone.
+    """
+    pairs = [
+        (sums.mean - contrast.reference[name].mean, contrast.reference[name])
+        for name, sums in sorted(contrast.forgotten.items())
+        if sums.count >= LEAST_ROWS and contrast.reference[name].count >= LEAST_ROWS
+    ]
+    if not pairs:
+        raise DataError("There are too few forgotten or retained rows to make an eraser of.")
+    concept = torch.stack([difference for difference, _ in pairs], dim=2)  # (K, C, r)
+    kept = sum((sums.sums for _, sums in pairs[1:]), pairs[0][1].sums) / sum(sums.count for _, sums in pairs)  # (K, C)
+    channels = concept.shape[1]
+    covariance = contrast.pooled.covariance  # (K, C, C)
+    ridge = covariance.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-12)  # (K,)
+    ridge = ridge * max(shrinkage, channels / (contrast.pooled.count + channels))
+    shrunk = covariance + ridge[:, None, None] * torch.eye(channels).to(covariance)
+    solved = torch.linalg.solve(shrunk, concept)  # Σ⁺C
+    reader = solved @ torch.linalg.pinv(concept.mT @ solved, hermitian=True)
+    offset = (reader * kept[:, :, None]).sum(1)
+    if not all(bool(weight.isfinite().all()) for weight in (concept, reader, offset)):
+        raise DataError("The eraser is not finite: check the features' scale.")
+    if over == "tokens":
+        spread = (reader * (shrunk @ reader)).sum(1).clamp(min=0).sqrt()[0]  # deviation of what is read off (r,)
+        weights = (concept, reader, offset, kept[0], STANDS_OUT * spread)
+        return TokenEraser(*(weight.float() for weight in weights)).eval()
+    places = torch.tensor(positions, device=concept.device)
+    return Eraser(concept.float(), reader.float(), offset.float(), places, over=over).eval()
+
+
+def load_eraser(weights: Mapping[str, Tensor], over: str) -> Eraser:
+    """An eraser from its stored weights."""
+    if known_over(over) == "tokens":
+        return TokenEraser(*(weights[name] for name in ("concept", "reader", "offset", "mean", "limit"))).eval()
+    named = (weights[name] for name in ("concept", "reader", "offset", "positions"))
+    return Eraser(*named, over=known_over(over)).eval()

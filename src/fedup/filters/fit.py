@@ -1,0 +1,201 @@
+"""Phase 3, the one-shot fit of a filter at the server: frozen tail, centroids in, a filter out."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from fedup.errors import DataError, SettingError
+from fedup.filters.bottleneck import Bottleneck, FilterConfig, OptimizerName
+from fedup.filters.guard import Guard
+from fedup.models.layout import positions_of
+from fedup.rng import generator
+from fedup.threads import threads_for, using_threads
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What a filter is fitted to: rows of the centroid store and the class each one should keep."""
+
+    vectors: Tensor  # (M, D) the whole store, not copied
+    rows: Tensor  # (N,) rows in use
+    labels: Tensor  # (N,)
+    counts: Tensor  # (N,) points behind each centroid
+    nonnegative: bool
+    guarded: Sequence[int] = ()  # forgotten classes to guard against
+    shape: tuple[int, ...] = ()  # of one row before it was flattened; (D,) where it is not given
+    basis: Tensor | None = None  # (D, d) orthonormal: what is known of features lies in it, and no more passes
+    shares: Tensor | None = None  # (N,) how often each is drawn in proportion to others; None: as often
+
+
+@dataclass
+class Trace:
+    """Losses, and whatever `measure` returns, every so many steps of a fit.
+
+    `measure` gets the filter as it is then, for accuracies and other metrics.
+    """
+
+    every: int = 10
+    measure: Callable[[nn.Module], dict[str, float]] | None = None
+    steps: list[dict[str, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise SettingError(f"A trace records every so many steps, at least 1; found {self.every}.")
+
+    def record(self, step: int, losses: dict[str, Tensor], fitted: nn.Module) -> None:
+        """Note this step if it is one to note."""
+        if step % self.every == 0:
+            with torch.no_grad():
+                measured = self.measure(fitted) if self.measure else {}
+            self.steps.append(
+                {"step": step, **{name: float(loss.detach()) for name, loss in losses.items()}, **measured}
+            )
+
+
+def fit_filter(
+    tail: Callable[[Tensor], Tensor], examples: Examples, config: FilterConfig, *, trace: Trace | None = None
+) -> Bottleneck:
+    """A filter for which tail(filter(centroid)) keeps the centroid's class: α·CE + (1−α)·MSE, within the guard.
+
+    The tail's weights get no gradient; the number of steps is fixed, whatever the number of centroids, unless the
+    config counts epochs.
+    """
+    _check(tail, examples)
+    # Encoder and decoder for each element of a batch of centroids: the rest is less.
+    work = 2 * config.rank_for(examples.vectors.shape[1]) * examples.vectors.shape[1] * config.batch_size
+    with using_threads(threads_for(work)):
+        return _fit(tail, examples, config, trace)
+
+
+def _fit(tail: Callable[[Tensor], Tensor], examples: Examples, config: FilterConfig, trace: Trace | None) -> Bottleneck:
+    source = generator(config.seed, "filter")
+    shape, device = examples.shape or tuple(examples.vectors.shape[1:]), examples.vectors.device
+    width = positions_of(shape, "each" if config.per_position else "all")[1]
+    fitted = Bottleneck(
+        width,
+        config.rank_for(width),
+        nonnegative=examples.nonnegative,
+        per_position=config.per_position,
+        source=source,
+    ).to(device)
+    guard = _guard(tail, examples, config)
+    fitted.constant = guard.constant() if guard is not None else None
+    optimizer = _OPTIMIZERS[config.optimizer](list(fitted.parameters()), lr=config.lr)
+    with torch.enable_grad():
+        for step, batch in enumerate(_batches(examples, config, source)):
+            centroids = examples.vectors.index_select(0, examples.rows[batch])  # (B, D)
+            passed = fitted(centroids.reshape(-1, *shape)).flatten(1)
+            losses = {
+                "cross_entropy": cross_entropy(tail(passed), examples.labels[batch]),
+                "reconstruction": mse_loss(passed, centroids),
+            }
+            total = config.alpha * losses["cross_entropy"] + (1 - config.alpha) * losses["reconstruction"]
+            optimizer.step(torch.autograd.grad(total, optimizer.weights))
+            if guard is not None:
+                guard.enforce(fitted.decoder.data)
+            if trace is not None:
+                trace.record(step + 1, {**losses, "total": total}, _within(fitted, examples.basis))
+    if guard is not None:
+        guard.finish(fitted.decoder.data)
+    if not all(bool(weight.isfinite().all()) for weight in fitted.state_dict().values()):
+        raise DataError("The fit diverged: the filter is not finite. Use a smaller lr, or check the centroids' scale.")
+    return _within(fitted, examples.basis).eval().requires_grad_(False)
+
+
+def _within(fitted: Bottleneck, basis: Tensor | None) -> Bottleneck:
+    """The filter that sees of its input only what lies in the basis: the rest was never part of an example."""
+    if basis is None:
+        return fitted
+    narrowed = copy.deepcopy(fitted)
+    narrowed.encoder.data = (fitted.encoder.data @ basis) @ basis.T
+    return narrowed
+
+
+def _check(tail: Callable[[Tensor], Tensor], examples: Examples) -> None:
+    if len(examples.rows) == 0:
+        raise DataError("No centroid is left to fit a filter to.")
+    with torch.no_grad():
+        outputs = tail(examples.vectors[examples.rows[:1]]).shape[1]
+    highest = max(int(examples.labels.max()), *examples.guarded, 0)
+    if highest >= outputs:
+        raise DataError(
+            f"The model has {outputs} outputs and the data a class {highest}: use a head with one per class."
+        )
+    for rows in examples.rows.split(1024):  # no second array of the store's size
+        if not bool(examples.vectors.index_select(0, rows).sum().isfinite()):
+            raise DataError("Some retained centroids are NaN or infinite: collect them again.")
+
+
+def _guard(tail: Callable[[Tensor], Tensor], examples: Examples, config: FilterConfig) -> Guard | None:
+    if not examples.guarded or not config.guard:
+        return None
+    return Guard.against(
+        examples.guarded,
+        tail=tail,
+        vectors=examples.vectors,
+        rows=examples.rows,
+        nonnegative=examples.nonnegative,
+        seed=config.seed,
+        shape=examples.shape if config.per_position else (),
+    )
+
+
+def _batches(examples: Examples, config: FilterConfig, source: torch.Generator) -> Iterator[Tensor]:
+    """As many batches of positions in `examples.rows` as the fit takes steps.
+
+    Drawn without replacement, so that each centroid counts once an epoch, or in proportion to the points behind it or
+    to its own share.
+    """
+    n, device = len(examples.rows), examples.rows.device
+    size = min(n, config.batch_size)
+    pool = torch.empty(0, dtype=torch.long)
+    for _ in range(config.steps_for(n)):
+        if config.weighted or examples.shares is not None:
+            shares = examples.counts.cpu().float() if config.weighted else torch.ones(n)
+            shares = shares if examples.shares is None else shares * examples.shares.cpu()
+            yield torch.multinomial(shares, size, replacement=True, generator=source).to(device)
+            continue
+        if len(pool) < size:
+            pool = torch.cat([pool, torch.randperm(n, generator=source)])
+        yield pool[:size].to(device)
+        pool = pool[size:]
+
+
+class _Adam:
+    """Adam (Kingma & Ba 2015). torch.optim loads the compiler on first use: a second, longer than a request takes."""
+
+    def __init__(self, weights: list[nn.Parameter], lr: float) -> None:
+        self.weights = weights
+        self._lr = lr
+        self._first = [torch.zeros_like(weight) for weight in weights]
+        self._second = [torch.zeros_like(weight) for weight in weights]
+        self._steps = 0
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor], *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> None:
+        self._steps += 1
+        size = self._lr / (1 - beta1**self._steps)
+        for weight, gradient, first, second in zip(self.weights, gradients, self._first, self._second, strict=True):
+            first.lerp_(gradient, 1 - beta1)
+            second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            scale = (second / (1 - beta2**self._steps)).sqrt_().add_(eps)
+            weight.addcdiv_(first, scale, value=-size)
+
+
+class _SGD:
+    """Gradient descent without momentum."""
+
+    def __init__(self, weights: list[nn.Parameter], lr: float) -> None:
+        self.weights, self._lr = weights, lr
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        for weight, gradient in zip(self.weights, gradients, strict=True):
+            weight.sub_(gradient, alpha=self._lr)
+
+
+_OPTIMIZERS: dict[OptimizerName, type[_Adam] | type[_SGD]] = {"adam": _Adam, "sgd": _SGD}

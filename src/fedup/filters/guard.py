@@ -1,0 +1,126 @@
+"""The guard of dropped classes: a bound on what a filter can say of them, for every input, made without their data."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fedup.models.layout import to_positions
+from fedup.rng import generator
+
+_CENTROIDS = 512  # retained centroids at which the tail's slope is taken
+_SWEEPS = 100  # at the end of a fit; within it one sweep a step is enough
+_MARGIN = 1e-3  # of logits, by which a forgotten class stays below
+
+
+class Guard:
+    """Keeps a filter's decoder from writing towards forgotten classes.
+
+    A bottleneck's output is Σ h_k·D_k with h ≥ 0 (D_k the columns of the decoder), rectified where features cannot be
+    negative. Let u point along w_f − mean(w_j over retained j); for a tail that is not linear, along the mean gradient
+    of that difference of logits. A column with
+
+        Σ_{u_i>0} u_i·max(D_ik, 0) + Σ_{u_i<0} u_i·D_ik ≤ 0        (not rectified: u·D_k ≤ 0)
+
+    can only lower the forgotten logit against the mean retained one. What is left is the lead that the forgotten class
+    has when nothing passes, by its bias. Where it has one, the filter adds a constant c to its output, with u·c at
+    least so far below 0 (c ≥ 0 where the output is rectified, which keeps the bound). So with a linear tail *no input
+    at all* lifts the forgotten logit above that mean. Training longer cannot undo this, as it undoes losses on sample
+    points, because the columns are projected back after every step.
+    """
+
+    def __init__(self, directions: Tensor, *, nonnegative: bool, slopes: Tensor, leads: Tensor) -> None:
+        self._directions = directions  # (F, D) unit vectors
+        self._nonnegative = nonnegative
+        self._slopes = slopes  # (F, D) what a constant output adds to each lead
+        self._leads = leads  # (F,) of the forgotten logits over the mean retained one, when nothing passes
+
+    @classmethod
+    def against(
+        cls,
+        forgotten: Sequence[int],
+        *,
+        tail: Callable[[Tensor], Tensor],
+        vectors: Tensor,
+        rows: Tensor,
+        nonnegative: bool,
+        seed: int,
+        shape: tuple[int, ...] = (),
+    ) -> "Guard":
+        """A guard against these classes, from the frozen tail and retained centroids alone.
+
+        A filter that acts on each position of a row of that `shape` is held to the bound at every position.
+        """
+        order = torch.randperm(len(rows), generator=generator(seed, "guard"))[:_CENTROIDS].to(rows.device)
+        with torch.enable_grad():
+            inputs = vectors.index_select(0, rows[order]).detach().requires_grad_()  # (C, D)
+            leads = _leads(tail(inputs), forgotten)  # (C, F)
+            slopes = torch.stack(
+                [torch.autograd.grad(lead.sum(), inputs, retain_graph=True)[0].mean(0) for lead in leads.T]
+            )  # (F, D)
+        directions, constant = slopes, slopes
+        if shape:
+            by_position = to_positions(slopes.reshape(-1, *shape))  # (F, P, C)
+            directions, constant = by_position.flatten(0, 1), by_position.sum(1)
+        with torch.no_grad():
+            at_zero = _leads(tail(torch.zeros_like(inputs[:1])), forgotten)[0]
+        return cls(
+            directions / directions.norm(dim=1, keepdim=True).clamp(min=1e-12),
+            nonnegative=nonnegative,
+            slopes=constant,
+            leads=at_zero,
+        )
+
+    @torch.no_grad()
+    def constant(self) -> Tensor | None:
+        """What the filter adds to its output, so that no forgotten class leads by its bias; None where none does."""
+        beyond = self._leads + _MARGIN * (1 + self._leads.abs())
+        if not bool((beyond > 0).any()):
+            return None
+        added = best = torch.zeros_like(self._slopes[0])
+        for _ in range(_SWEEPS):
+            for slope, lead in zip(self._slopes, beyond, strict=True):
+                missing = (slope @ added + lead).clamp(min=0)
+                way = torch.where((slope < 0) | (added > 0), slope, 0) if self._nonnegative else slope
+                added = added - way * missing / way.square().sum().clamp(min=1e-12)
+                added = added.clamp(min=0) if self._nonnegative else added
+            if self._lead(added) < self._lead(best):
+                best = added
+            if self._lead(best) < 0:
+                break
+        return best if self._lead(best) < self._lead(torch.zeros_like(best)) else None
+
+    def _lead(self, added: Tensor) -> float:
+        """The largest lead of a forgotten class when nothing but a constant passes."""
+        return float((self._slopes @ added + self._leads).max())
+
+    @torch.no_grad()
+    def excess(self, decoder: Tensor) -> Tensor:
+        """How far each column is beyond each bound: nowhere above 0 when the guard holds. (F, rank)"""
+        return torch.stack([(self._slope(u, decoder) * decoder).sum(0) for u in self._directions])
+
+    @torch.no_grad()
+    def enforce(self, decoder: Tensor) -> None:
+        """Move the columns towards the bounds, in place, by the shortest way for each forgotten class in turn."""
+        for u in self._directions:
+            slope = self._slope(u, decoder)
+            beyond = (slope * decoder).sum(0).clamp(min=0)
+            decoder.sub_(slope * (beyond / slope.square().sum(0).clamp(min=1e-12)))
+
+    def finish(self, decoder: Tensor) -> None:
+        """Enforce until every column holds to rounding."""
+        for _ in range(_SWEEPS):
+            self.enforce(decoder)
+            if float(self.excess(decoder).max()) <= 1e-6 * float(decoder.norm(dim=0).max()):
+                return
+
+    def _slope(self, u: Tensor, decoder: Tensor) -> Tensor:
+        """The bound's subgradient at each column. (D, rank)"""
+        slope = u[:, None].expand_as(decoder)
+        return torch.where((slope < 0) | (decoder > 0), slope, 0) if self._nonnegative else slope
+
+
+def _leads(logits: Tensor, forgotten: Sequence[int]) -> Tensor:
+    """How far each forgotten logit is above the mean retained one. (N, F)"""
+    retained = [label for label in range(logits.shape[1]) if label not in forgotten]
+    return logits[:, list(forgotten)] - logits[:, retained].mean(1, keepdim=True)

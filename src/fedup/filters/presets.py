@@ -1,0 +1,58 @@
+"""Settings that belong together: those that won our measurements, those of the paper, those of its authors' code."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from fedup.errors import SettingError
+from fedup.filters.bottleneck import FilterConfig
+from fedup.request import Forget, union
+
+PresetName = Literal["default", "paper", "authors"]
+_RATIOS = {"client": 0.8, "class": 0.1, "sample": 0.5}  # of the paper and of its authors' code
+_PAPER = FilterConfig(filter="bottleneck", class_policy="remap", guard=False, gentle=False)
+_PAPER_SIGMA = 0.001  # 0.01 on CIFAR-100
+_AUTHORS = FilterConfig(
+    filter="bottleneck",
+    class_policy="remap_client",
+    guard=False,
+    gentle=False,
+    alpha=0.5,
+    optimizer="sgd",
+    lr=0.005,  # 0.01 on CIFAR-100
+    batch_size=10,
+    epochs=50,
+)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How centroids are made and filters fitted, and whether centroids are collected ahead of requests."""
+
+    ratio: float
+    sigma: float
+    cache: bool
+    config: FilterConfig
+
+
+def preset(name: PresetName = "default", forget: Forget | Iterable[Forget] = ()) -> Preset:
+    """The settings of that name; those of the paper and of its authors depend on what is forgotten.
+
+    `default`: centroids of everything once, ρ = 0.8, no noise; the bottleneck with a guard for clients and classes, an
+    eraser for samples (docs/cuts_and_erasure.md has the figures that chose it). `paper`: one bottleneck
+    before the last layer for all kinds, centroids collected after each request with ρ = 0.8, 0.1 and 0.5, σ = 0.001,
+    forgotten classes relabelled. `authors`: the same as the public code of the paper's authors runs it (SGD in batches
+    of 10 for 50 epochs, one new label per client for a forgotten class, no noise); docs/fidelity.md lists it.
+
+    >>> preset("paper", Forget.classes([7])).ratio, preset("authors").config.epochs
+    (0.1, 50)
+    """
+    if name not in get_args(PresetName):
+        raise SettingError(f"preset is one of {', '.join(get_args(PresetName))}; found {name!r}.")
+    if name == "default":
+        return Preset(0.8, 0.0, True, FilterConfig())
+    kinds = union([forget] if isinstance(forget, Forget) else forget).kind.split("+")
+    ratio = max(_RATIOS.get(kind, 0.8) for kind in kinds)
+    if name == "authors":
+        return Preset(ratio, 0.0, False, _AUTHORS)
+    return Preset(ratio, _PAPER_SIGMA, False, _PAPER)

@@ -1,0 +1,139 @@
+"""Filters on disk, each bound to the base model it was fitted for."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedup.artifacts import load_tensors, save_tensors
+from fedup.errors import ArtifactError, FingerprintError, NotFittedError, RequestError
+from fedup.filters.bottleneck import Bottleneck, FilterConfig
+from fedup.filters.eraser import Eraser, Erasure, load_eraser
+from fedup.request import Forget
+from fedup.serving.plugged import ANSWERING, PluggedModel, Served
+
+_SETTINGS_GONE = ("by_class",)  # of files that older versions wrote; nothing that is served depends on them
+_ERASER = "eraser."  # before the names of an eraser's weights
+
+
+def save_filter(plugged: PluggedModel, path: str | Path) -> None:
+    """Write the active filter with its base's fingerprint, its cut, its settings and its requests."""
+    if plugged.served is None:
+        raise NotFittedError("There is no filter to save: call fedup.unlearn(plugged, …) first.")
+    plugged.check_base()
+    tensors, header = parts_of(plugged.served)
+    save_tensors(path, tensors, kind="filter", header=header)
+
+
+def parts_of(served: Served) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A fitted filter as tensors and plain data: what is stored, or sent."""
+    header = {
+        "base": served.base,
+        "cut": served.cut,
+        "config": asdict(served.config),
+        "nonnegative": served.filter.nonnegative if served.filter is not None else None,
+        "requests": sorted((request.to_json() for request in served.requests), key=str),
+        "derived_from_forgotten": served.derived_from_forgotten,
+        "erasure": _described(served.erasure),
+        "question": served.question,
+    }
+    tensors = dict(served.filter.state_dict()) if served.filter is not None else {}
+    if served.erasure is not None:
+        tensors |= {f"{_ERASER}{name}": tensor for name, tensor in served.erasure.filter.state_dict().items()}
+    return tensors, header
+
+
+def load_filter(plugged: PluggedModel, path: str | Path) -> None:
+    """Serve through a filter from a file; a file of another base, or a damaged one, changes nothing."""
+    tensors, header = load_tensors(path, kind="filter")
+    if (header.get("base"), header.get("cut")) != (plugged.base_fingerprint, plugged.cut):
+        raise FingerprintError(
+            f"The filter in {path} was made for base {str(header.get('base'))[:12]} at cut {header.get('cut')!r}; this "
+            f"model is {plugged.base_fingerprint[:12]} at cut {plugged.cut!r}. Use a filter of this model."
+        )
+    try:
+        served = served_from(tensors, header)
+    except ArtifactError as error:
+        raise ArtifactError(f"{path} {error}") from error
+    with ANSWERING:
+        dropped = plugged.requests - served.requests
+        if dropped:
+            raise RequestError(
+                f"The filter in {path} was not fitted for {', '.join(map(str, dropped))}, which is active here and "
+                "would come back. Take it back with restore() first, or load into a freshly plugged model."
+            )
+        plugged.serve(served)
+
+
+def served_from(tensors: dict[str, Tensor], header: dict[str, Any]) -> Served:
+    """The opposite of `parts_of`; raises where parts are missing or do not fit each other."""
+    try:
+        config = FilterConfig(**{name: value for name, value in header["config"].items() if name not in _SETTINGS_GONE})
+        erasure = _erasure(tensors, header.get("erasure"))
+        if header.get("derived_from_forgotten", False) != (erasure is not None):
+            raise ValueError("it does not say truly whether it was derived from forgotten rows")
+        fitted = _bottleneck({n: t for n, t in tensors.items() if not n.startswith(_ERASER)}, header, config)
+        requests = frozenset(map(Forget.from_json, header["requests"]))
+        served = Served(fitted, requests, config, header["base"], header["cut"], erasure, header.get("question"))
+    except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+        raise ArtifactError(f"lacks a part of a filter ({error}). Take a good copy of it.") from error
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+        raise ArtifactError("holds a filter with NaN or infinite weights: it is damaged.")
+    return served
+
+
+def _bottleneck(tensors: dict[str, Tensor], header: dict[str, Any], config: FilterConfig) -> Bottleneck | None:
+    if not tensors and header["nonnegative"] is None:  # an eraser alone
+        return None
+    rank, width = tensors["encoder"].shape
+    fitted = Bottleneck(width, rank, nonnegative=header["nonnegative"], per_position=config.per_position)
+    if "constant" in tensors:
+        fitted.constant = torch.zeros(width)
+    fitted.load_state_dict(tensors)
+    return fitted.eval().requires_grad_(False)
+
+
+def _described(erasure: Erasure | None) -> dict[str, Any] | None:
+    """What is stored of an eraser besides its weights."""
+    if erasure is None:
+        return None
+    return {
+        "cut": erasure.cut,
+        "over": erasure.filter.over,
+        "channels": erasure.filter.concept.shape[1],
+        "about": dict(erasure.about),
+    }
+
+
+def _erasure(tensors: dict[str, Tensor], described: dict[str, Any] | None) -> Erasure | None:
+    if described is None:
+        if any(name.startswith(_ERASER) for name in tensors):
+            raise ValueError("it has the weights of an eraser and does not say where that sits")
+        return None
+    weights = {name.removeprefix(_ERASER): tensor for name, tensor in tensors.items() if name.startswith(_ERASER)}
+    eraser = load_eraser(weights, described["over"])
+    _check_fits(eraser, described)
+    return Erasure(described["cut"], eraser, described["about"])
+
+
+def _check_fits(eraser: Eraser, described: dict[str, Any]) -> None:
+    """Raise unless the weights fit each other and the cut that they were made for."""
+    places, channels, rank = eraser.concept.shape
+    shapes = {
+        "concept": (places, described["channels"], rank),
+        "reader": (places, channels, rank),
+        "offset": (places, rank),
+        "positions": (places,),
+        **({"mean": (channels,), "limit": (rank,)} if described["over"] == "tokens" else {}),
+    }
+    if any(tuple(getattr(eraser, name).shape) != shape for name, shape in shapes.items()):
+        raise ValueError("the weights of its eraser do not fit each other")
+    positions = eraser.positions
+    if (
+        positions.dtype != torch.long
+        or int(positions.min()) < 0
+        or int(positions.max()) >= described["about"]["place"]["of"]
+    ):
+        raise ValueError("its eraser acts on positions that the cut does not have")

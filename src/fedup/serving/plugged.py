@@ -1,0 +1,317 @@
+"""Phase 4, serving and restoring: a filter plugged into a model that is never touched."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from fedup.errors import FingerprintError, NotFittedError, PlugError, StaleFilterError
+from fedup.filters.bottleneck import Bottleneck, FilterConfig
+from fedup.filters.eraser import Erasure
+from fedup.models.cut import find_cut
+from fedup.models.views import fingerprint, shared_view, tensors
+from fedup.request import Forget
+
+# One request at a time changes what is served and what the server stores; serving itself never waits.
+ANSWERING = threading.RLock()
+# The blocks of restored() that this thread or task is in, or inherited from the one that started it.
+_BLOCKS: ContextVar[tuple["_RestoredBlock", ...]] = ContextVar("restored", default=())
+
+
+@dataclass(frozen=True)
+class Served:
+    """Fitted filters and what they were fitted for: a bottleneck at the cut, an eraser at the same cut or at another,
+    or both."""
+
+    filter: Bottleneck | None
+    requests: frozenset[Forget]
+    config: FilterConfig
+    base: str  # fingerprint
+    cut: str
+    erasure: Erasure | None = None
+    question: str | None = None  # digest of what clients were asked for an eraser: not asked twice
+
+    @property
+    def placed(self) -> list[tuple[str, nn.Module]]:
+        """The filters and their cuts, in the order in which they act where these are the same."""
+        found: list[tuple[str, nn.Module]] = [(self.erasure.cut, self.erasure.filter)] if self.erasure else []
+        return [*found, (self.cut, self.filter)] if self.filter is not None else found
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the filters' weights."""
+        erased = self.erasure.filter.size_bytes if self.erasure else 0
+        return erased + (self.filter.size_bytes if self.filter is not None else 0)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings as they were used, plain: the rank is the bottleneck's own where there is one."""
+        return asdict(self.config) | ({} if self.filter is None else {"rank": self.filter.rank})
+
+    @property
+    def derived_from_forgotten(self) -> bool:
+        """Whether statistics of forgotten rows are in it, as in every eraser."""
+        return self.erasure is not None
+
+
+_WALKS = ("parameters", "buffers", "named_parameters", "named_buffers", "named_modules", "modules")
+
+
+class _AtCut:
+    """The hook that filters what enters the cut; a method of its owner, so that copies keep their own filter."""
+
+    def __init__(self, fitted: nn.Module) -> None:
+        self.filter = fitted
+
+    def before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self.filter(args[0]), *args[1:])
+
+
+def filtered_view(model: nn.Module, served: Served | None) -> nn.Module:
+    """A view of a model with these filters at their cuts; with none it answers as the model does."""
+    view = shared_view(model, frozen=True)
+    if served is not None and not served.placed:
+        raise PlugError("There is no filter in it: nothing would be forgotten.")
+    for cut, fitted in served.placed if served is not None else ():
+        place = view.get_submodule(find_cut(view, cut))
+        place.register_forward_pre_hook(_AtCut(fitted.to(_device(model))).before)
+    return view
+
+
+class _RestoredBlock:
+    """One block of `restored()`. Contexts are copied, this is not: its end is the end in every context it reached."""
+
+    def __init__(self, plugged: "PluggedModel") -> None:
+        self._plugged: PluggedModel | None = plugged
+        self._process = os.getpid()  # a forked process never hears of the end
+
+    def end(self) -> None:
+        """From now on nobody is inside; a call under way may finish."""
+        self._plugged = None
+
+    @property
+    def plugged(self) -> "PluggedModel | None":
+        """The model that answers unfiltered inside; None once the block has ended."""
+        return self._plugged if self._process == os.getpid() else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # what is copied inside ends with the block, too
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ended_block, ()
+
+
+def _ended_block() -> _RestoredBlock:
+    """What is left of a block in a file or in another process, which its end could not reach."""
+    block = _RestoredBlock.__new__(_RestoredBlock)
+    block._plugged, block._process = None, 0
+    return block
+
+
+def plug(model: nn.Module, cut: str | None = None) -> "PluggedModel":
+    """A model with a place for a filter at the cut: found (before the last linear layer), or named.
+
+    >>> plugged = plug(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    >>> plugged.cut
+    '2'
+    """
+    if isinstance(model, PluggedModel):
+        raise PlugError("This model is plugged already: unplug() it first, or plug its base a second time.")
+    return PluggedModel(model, find_cut(model, cut))
+
+
+class _Front(nn.Module):
+    """A module that has no weights and answers through another, chosen and checked anew at each call."""
+
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A compiled model skips this frame and compiles the view behind it, which is chosen anew at each call."""
+        return self.forward(*args, **kwargs)
+
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._answering()(*args, **kwargs)
+
+    def _answering(self) -> nn.Module:
+        """The view that answers this call; raises where there is none, or none that can be trusted."""
+        raise NotImplementedError
+
+    def train(self, mode: bool = True) -> Self:
+        """Stays in eval mode whatever is asked: training would move the base's BatchNorm statistics."""
+        return super().train(False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        raise PlugError("A plugged model does not move or change its type: move the base model, then plug it again.")
+
+
+class _RestoredModel(_Front):
+    """What `restored()` gives: the original model's answers, in any thread, until the end of the block."""
+
+    def __init__(self, block: _RestoredBlock) -> None:
+        super().__init__()
+        self._block = block
+        self.eval()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _answering(self) -> nn.Module:
+        plugged = self._block.plugged
+        if plugged is None:
+            raise PlugError(
+                "The block of restored() that gave this model has ended, and its unfiltered answers with it. Call it "
+                "inside the block, or open another one: `with plugged.restored() as original:`."
+            )
+        return plugged._original_view()
+
+
+class PluggedModel(_Front):
+    """A base model seen through a filter, always in eval mode.
+
+    Calls fail while no filter is fitted: the unfiltered answer is given inside `restored()` only. Each filter has a
+    view of the base of its own, so swapping filters and serving from many threads never mix. The base's weights are not
+    this module's parameters: an optimizer, `.to()` or `state_dict()` on it cannot reach them.
+
+    `torch.compile(plugged)` compiles what is behind it: checks stay, and a new filter costs no new graph.
+    """
+
+    def __init__(self, base: nn.Module, cut: str) -> None:
+        super().__init__()
+        # Plain attributes instead of submodules: the base is not ours to train, move or save.
+        self.__dict__["_base"] = base
+        self.__dict__["_original"] = shared_view(base, frozen=True)
+        self.__dict__["_view"] = None
+        self.cut = cut
+        self.base_fingerprint = fingerprint(base)
+        self._served: Served | None = None
+        self._state = _state(base)
+        self.eval()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _answering(self) -> nn.Module:
+        if any(block.plugged is self for block in _BLOCKS.get()):
+            return self._original_view()
+        return self._filtered_view()
+
+    def _original_view(self) -> nn.Module:
+        self._check_base_unchanged()
+        original: nn.Module = self.__dict__["_original"]
+        return original
+
+    def _filtered_view(self) -> nn.Module:
+        self._check_base_unchanged()
+        view: nn.Module | None = self.__dict__["_view"]
+        if view is None:
+            raise NotFittedError(
+                "No filter is fitted: call fedup.unlearn(plugged, …) or load_filter(plugged, …) first. "
+                "The original model answers inside `with plugged.restored():`."
+            )
+        return view
+
+    @property
+    def base(self) -> nn.Module:
+        """The model as it was brought, untouched."""
+        base = self.__dict__["_base"]
+        if base is None:
+            raise PlugError("This model was unplugged: plug the base again.")
+        return base
+
+    @property
+    def served(self) -> Served | None:
+        """The active filter and what it was fitted for; None when there is none."""
+        return self._served
+
+    @property
+    def requests(self) -> frozenset[Forget]:
+        """The active requests."""
+        return self._served.requests if self._served else frozenset()
+
+    def view(self) -> nn.Module:
+        """The module with the filter at its cut, inside `restored()` as well: to export or trace. A snapshot: later
+        requests make another. Of the original, export `base`."""
+        return self._filtered_view()
+
+    def serve(self, served: Served | None) -> None:
+        """Swap the filter in one assignment: a call sees the old one or the new one, never a mixture."""
+        self.check_base()
+        if served is None:
+            self.__dict__["_view"], self._served = None, None
+            return
+        if served.base != self.base_fingerprint or served.cut != self.cut:
+            raise FingerprintError(
+                f"The filter was made for base {served.base[:12]} at cut {served.cut!r}; this is base "
+                f"{self.base_fingerprint[:12]} at cut {self.cut!r}. Use the filter of this model."
+            )
+        self.__dict__["_view"], self._served = filtered_view(self.base, served), served
+
+    @contextmanager
+    def restored(self) -> Iterator[nn.Module]:
+        """Inside, the model answers as the original does, bit for bit; so does what the block gives.
+
+        Tasks and threads with a copied context (`asyncio.to_thread`) that were started inside are inside, too; all
+        others stay filtered. The end of the block ends it for everyone, whatever was kept or still runs. A generator
+        has no context of its own: one that yields inside the block leaves its caller inside until it goes on.
+        """
+        self.check_base()
+        block = _RestoredBlock(self)
+        try:
+            _BLOCKS.set((*_BLOCKS.get(), block))
+            yield _RestoredModel(block)
+        finally:
+            block.end()
+            # Not reset(): a generator may be closed in another context, and blocks may end in any order.
+            _BLOCKS.set(tuple(other for other in _BLOCKS.get() if other.plugged is not None))
+
+    def unplug(self) -> nn.Module:
+        """The base model; this plugged model answers no more."""
+        base = self.base
+        self.__dict__.update(_base=None, _original=None, _view=None, _served=None)
+        return base
+
+    def check_base(self) -> None:
+        """Raise if the base's weights are not those it was plugged with."""
+        if fingerprint(self.base) != self.base_fingerprint:
+            raise StaleFilterError(
+                "The base model's weights changed after it was plugged, so no filter made before fits it. "
+                "Plug the new model, collect centroids from it and unlearn again."
+            )
+        self._state = _state(self.base)
+
+    def _check_base_unchanged(self) -> None:
+        """Cheap at each call: hashes only when a tensor was replaced or written to since the last look."""
+        if _state(self.base) != self._state:
+            self.check_base()
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(tensors(model)).device
+
+
+def _state(model: nn.Module) -> list[int]:
+    """Which tensors a model has, where they lie, and PyTorch's own count of in-place writes to each.
+
+    Plain numbers in one list, made at each call: nothing that Python's garbage collector would have to go through.
+    """
+    found: list[int] = []
+    for tensor in _all_tensors(model):
+        found += id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+    return found
+
+
+def _all_tensors(model: nn.Module) -> Iterator[Tensor]:
+    """The model's tensors, walked at each call: nn.Module's own walk takes more than twice as long."""
+    if any(getattr(type(model), name) is not getattr(nn.Module, name) for name in _WALKS):
+        yield from tensors(model)  # it has a way of its own
+        return
+    left, met = [model], {id(model)}
+    while left:
+        module = left.pop()
+        for child in module._modules.values():
+            if child is not None and id(child) not in met:
+                met.add(id(child))
+                left.append(child)
+        yield from (t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)

@@ -1,0 +1,236 @@
+"""What clients tell so that an eraser can be made, as pure functions of their own rows.
+
+Forgotten rows are compared with rows that look like them anywhere in the federation. Three questions: a *sketch* of the
+class means at the earliest cut, from which the server finds the mixture of retained cells (client × class) nearest to
+the forgotten rows; means and variances at every cut, of the forgotten rows and of that mixture; second moments at the
+cut that was chosen.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedup.federation import Client, named_rows
+from fedup.models.layout import Over, to_positions
+from fedup.models.taps import Taps
+from fedup.request import Forget
+from fedup.rng import generator
+from fedup.statistics.moments import LEAST_ROWS, Moments, Sums
+
+SKETCH_GROUPS = 64  # of neighbouring positions
+SKETCH_SIZE = 512  # numbers that a mean is told in, or a few more
+LEAST_REFERENCE_ROWS = 5  # retained rows of one class at one client that a mean is told of
+MOST_REFERENCE_ROWS = 256  # of one class at one client: more would not make a mean any surer
+EVERY_CLASS = -1  # the label of a cell that holds all retained rows, where no class has enough by itself
+Weights = Mapping[str, Mapping[int, float]]  # of a client's cells in each request's mixture: {request: {label: weight}}
+
+
+@dataclass(frozen=True)
+class RowGroups:
+    """Whose rows an eraser is made of: requests to erase one by one, and all that is forgotten besides."""
+
+    requests: Mapping[str, Forget]  # by name
+    gone: Forget  # all active requests together
+
+    def to(self, client: int) -> "RowGroups":
+        """The part of it that a client needs to know."""
+        return RowGroups({name: request.at(client) for name, request in self.requests.items()}, self.gone.at(client))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        requests = {name: request.to_json() for name, request in self.requests.items()}
+        return {"requests": requests, "gone": self.gone.to_json()}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "RowGroups":
+        """The opposite of `to_json`."""
+        return cls(
+            {name: Forget.from_json(one) for name, one in told["requests"].items()}, Forget.from_json(told["gone"])
+        )
+
+    def with_places(self, places: Callable[[Forget], Forget]) -> "RowGroups":
+        """The same with samples by their place among a node's rows."""
+        return RowGroups({name: places(request) for name, request in self.requests.items()}, places(self.gone))
+
+    def forgotten(self, client: Client, y: Tensor) -> dict[str, Tensor]:
+        """By request its training rows at the client; too few to tell of are none."""
+        found = {
+            name: named_rows(client, request, client.train, y)[0].unique() for name, request in self.requests.items()
+        }
+        return {name: rows for name, rows in found.items() if len(rows) >= LEAST_ROWS}
+
+    def retained(self, client: Client, y: Tensor) -> dict[int, Tensor]:
+        """By class the client's retained training rows, at most so many; classes with too few rows are left out."""
+        kept = named_rows(client, self.gone, client.train, y)[1]
+        cells = {label: kept[y[kept] == label] for label in y[kept].unique().tolist()}
+        enough = {label: rows for label, rows in cells.items() if len(rows) >= LEAST_REFERENCE_ROWS}
+        if not enough and len(kept) >= LEAST_REFERENCE_ROWS:
+            enough = {EVERY_CLASS: kept}
+        return {label: _some(rows, client.id, label) for label, rows in enough.items()}
+
+
+@dataclass(frozen=True)
+class Sketches:
+    """A client's means at the earliest cut, shortened to a few hundred numbers that keep distances."""
+
+    forgotten: Mapping[str, Sums]  # by request (G, S)
+    retained: Mapping[int, Sums]  # by class (G, S)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and variance at each position and channel of a cut, each times a weight that adds up over clients."""
+
+    weight: float  # rows, or the share of a mixture
+    mean: Tensor  # (P, C)
+    variance: Tensor  # (P, C)
+
+    def __add__(self, other: "Spread") -> "Spread":
+        return Spread(self.weight + other.weight, self.mean + other.mean, self.variance + other.variance)
+
+    @property
+    def average(self) -> "Spread":
+        """The same with weight 1."""
+        weight = max(self.weight, 1e-30)
+        return Spread(1.0, self.mean / weight, self.variance / weight)
+
+
+@dataclass(frozen=True)
+class GroupSpreads:
+    """A client's forgotten rows, and its part of the mixture they are compared with, by request and cut."""
+
+    forgotten: Mapping[str, Mapping[str, Spread]]
+    reference: Mapping[str, Mapping[str, Spread]]
+
+
+def sketch_groups(
+    model: nn.Module, cut: str, x: Tensor, y: Tensor, client: Client, groups: RowGroups, *, over: Over
+) -> Sketches:
+    """Sketches of a client's forgotten rows, request by request, and of its retained ones, class by class."""
+    taps = Taps(model, [cut])
+
+    def sketch(rows: Tensor) -> Sums:
+        means = _diagonals(taps, {cut: over}, x, rows)[cut].mean
+        return Sums(len(rows), (len(rows) * shortened(means)).float().cpu())
+
+    forgotten, retained = groups.forgotten(client, y), groups.retained(client, y)
+    return Sketches(
+        {name: sketch(rows) for name, rows in forgotten.items()},
+        {label: sketch(rows) for label, rows in retained.items()},
+    )
+
+
+def shortened(mean: Tensor) -> Tensor:
+    """A mean (P, C) in some hundred numbers: those of neighbouring positions go into a few buckets with random signs,
+    which keeps distances on average (count sketch, Charikar et al. 2002), and keeps apart what lies apart. (G, S)"""
+    positions, channels = mean.shape
+    groups = min(positions, SKETCH_GROUPS)
+    group = torch.arange(positions) * groups // positions
+    size = min(SKETCH_SIZE // groups, -(-positions // groups) * channels)
+    if positions == groups and channels <= size:
+        return mean  # it is short enough as it is
+    source = generator(0, "sketch", positions, channels)
+    bucket = torch.randint(size, (positions, channels), generator=source) + size * group[:, None]
+    sign = 2.0 * torch.randint(2, (positions, channels), generator=source) - 1
+    flat = mean.new_zeros(groups * size)
+    flat.index_add_(0, bucket.flatten().to(mean.device), (sign.to(mean) * mean).flatten())
+    return flat.view(groups, size)
+
+
+def measure_groups(
+    model: nn.Module,
+    cuts: Mapping[str, Over],
+    x: Tensor,
+    y: Tensor,
+    client: Client,
+    groups: RowGroups,
+    weights: Weights,
+) -> GroupSpreads:
+    """Means and variances of a client's forgotten rows, and of its share of the mixture, at each cut."""
+    taps = Taps(model, list(cuts))
+    retained = groups.retained(client, y)
+    wanted = {label for shares in weights.values() for label, share in shares.items() if share and label in retained}
+    cells = {label: _diagonals(taps, cuts, x, retained[label]) for label in sorted(wanted)}
+    reference = {}
+    for name, shares in weights.items():
+        own = {label: share for label, share in shares.items() if share and label in cells}
+        if own:
+            reference[name] = {
+                cut: _added([_spread(cells[label][cut], share) for label, share in own.items()]) for cut in cuts
+            }
+    forgotten = {
+        name: {cut: _spread(moments, len(rows)) for cut, moments in _diagonals(taps, cuts, x, rows).items()}
+        for name, rows in groups.forgotten(client, y).items()
+    }
+    return GroupSpreads(forgotten, reference)
+
+
+def second_moments(
+    model: nn.Module,
+    cut: str,
+    x: Tensor,
+    y: Tensor,
+    client: Client,
+    groups: RowGroups,
+    *,
+    over: Over,
+    positions: Sequence[int],
+) -> Moments | None:
+    """Second moments of a client's forgotten and retained rows at some positions of a cut; None where it has too few.
+
+    For tokens of retained rows alone, where there are any: there an eraser asks which tokens are unusual among them.
+    """
+    chosen = torch.tensor(positions, device=x.device)
+    kept = named_rows(client, groups.gone, client.train, y)[1]
+    parts = [kept] if len(kept) >= LEAST_ROWS else []
+    if over != "tokens" or not parts:
+        parts += groups.forgotten(client, y).values()
+    if not parts:
+        return None
+    added: Moments | None = None
+    for batch in Taps(model, [cut]).read(x, torch.cat(parts).unique()):
+        part = Moments.of(to_positions(batch[cut], over).index_select(1, chosen))
+        added = part if added is None else added + part
+    return added
+
+
+def _diagonals(taps: Taps, cuts: Mapping[str, Over], x: Tensor, rows: Tensor) -> dict[str, Moments]:
+    found: dict[str, Moments] = {}
+    for batch in taps.read(x, rows):
+        for cut, features in batch.items():
+            spread = to_positions(features, cuts[cut])
+            if cuts[cut] == "tokens":  # those of one text are alike: a text counts once
+                spread = spread.unflatten(0, (len(features), -1)).mean(1)
+            part = Moments.of(spread, diagonal=True)
+            found[cut] = found[cut] + part if cut in found else part
+    return found
+
+
+def _spread(moments: Moments, weight: float) -> Spread:
+    return Spread(weight, (weight * moments.mean).float().cpu(), (weight * moments.variance).float().cpu())
+
+
+def _added(spreads: Sequence[Spread]) -> Spread:
+    return sum(spreads[1:], start=spreads[0])
+
+
+def sum_by_cut(parts: Iterator[Mapping[str, Spread]] | Sequence[Mapping[str, Spread]]) -> dict[str, Spread]:
+    """What several clients tell together, in double precision."""
+    total: dict[str, Spread] = {}
+    for part in parts:
+        for cut, one in part.items():
+            exact = Spread(one.weight, one.mean.double(), one.variance.double())
+            total[cut] = total[cut] + exact if cut in total else exact
+    return total
+
+
+def _some(rows: Tensor, client: int, label: int) -> Tensor:
+    """All rows, or as many as are read of a cell, chosen by the cell's own seed; in order."""
+    if len(rows) <= MOST_REFERENCE_ROWS:
+        return rows
+    source = generator(0, "reference", client, label)
+    chosen = torch.randperm(len(rows), generator=source)[:MOST_REFERENCE_ROWS].to(rows.device)
+    return rows[chosen].sort().values

@@ -1,0 +1,163 @@
+"""An eraser from statistics under differential privacy: one noisy release of each client that holds the samples.
+
+Exact statistics choose among all cuts and positions at the clients. Here a client releases, at one cut that is fixed
+beforehand, sums of its forgotten rows, of its retained rows class by class, and squares of all, at every position; what
+to compare with, and where the two stand apart by more than noise, is found at the server.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedup.errors import DataError
+from fedup.federation import Client, named_rows
+from fedup.models.cut import find_cut
+from fedup.models.layout import Over, to_positions
+from fedup.models.taps import Taps
+from fedup.privacy.dp import clipped, release
+from fedup.privacy.guarantee import DP
+from fedup.request import union
+from fedup.rng import generator
+from fedup.statistics.eraser_statistics import RowGroups
+from fedup.statistics.mixture import mixed, mixture
+from fedup.statistics.moments import LEAST_ROWS, Contrast, Moments, Shift, Sums
+from fedup.statistics.private_features import read_privately
+
+_NOISE_INPUTS = 128
+_LARGEST_MESSAGE = 250_000  # numbers, 1 MB
+_FLOOR = 2.0  # deviations of a variance's own noise: no channel counts as quieter than that
+_CLEAR = 6.0  # deviations by which a position's distance must exceed that of noise alone
+
+
+@dataclass(frozen=True)
+class NoisyStatistics:
+    """A client's message."""
+
+    sums: Tensor  # (2 + G, P, C) of forgotten rows, of retained ones in G groups, and of squares of all
+    counts: Tensor  # (1 + G,) of forgotten and of retained rows, in units of the guarantee's weight
+    clip: float  # the norm of a row, which sums are measured in
+
+
+class PlannedStatistics:
+    """A question for noisy statistics at every position of a cut, checked against all that is public: no row is read
+    for it.
+
+    A row's features there, all together, are clipped to one norm. One record more or less is in one of the sums and in
+    the squares, and so moves the whole by at most `dp.sensitivity`. Retained rows are told class by class, held or not,
+    where that stays below the largest message, and all together otherwise.
+    """
+
+    def __init__(self, model: nn.Module, blank: Tensor, *, cut: str, dp: DP, num_classes: int) -> None:
+        self.dp, self.cut, self.num_classes = dp, find_cut(model, cut), num_classes
+        self._taps = Taps(model, [self.cut])
+        self.spread = to_positions(self._taps.at_once(blank)[self.cut]).shape[1:]  # (P, C)
+        self.numbers = math.prod(self.spread)
+        self.groups = num_classes if (num_classes + 2) * self.numbers <= _LARGEST_MESSAGE else 1
+        self.clip = dp.erase_clip or _public_norm(self._taps, self.cut, blank)
+
+    def answer(self, x: Tensor, y: Tensor, client: Client, groups: RowGroups) -> NoisyStatistics:
+        """The release, of a client's rows."""
+        rows, labels = client.train, y[client.train].long()
+        forgotten = torch.isin(rows, named_rows(client, union(groups.requests.values()), rows, y)[0])
+        named = union([groups.gone, *groups.requests.values()])  # whatever is asked, no row is in two sums
+        kept = torch.isin(rows, named_rows(client, named, rows, y)[1]) & (labels >= 0) & (labels < self.num_classes)
+        group = 1 + labels if self.groups > 1 else torch.ones_like(labels)
+        wanted = forgotten | kept
+        places = torch.where(forgotten, 0, group)[wanted].cpu()  # the sum that each belongs to
+        exact = torch.zeros((2 + self.groups) * self.numbers + 1 + self.groups, dtype=torch.float64)
+        sums, counts = exact[: -(1 + self.groups)].view(2 + self.groups, -1), exact[-(1 + self.groups) :]  # views of it
+        counts += self.dp.count_weight * places.bincount(minlength=len(counts))
+        done = 0
+        for _, features in read_privately(self._features, x, rows, wanted=wanted, width=self.numbers):
+            points = clipped(features, self.clip)
+            sums.index_add_(0, places[done : done + len(points)], points)
+            sums[-1] += self.dp.spread_weight * points.square().sum(0)
+            done += len(points)
+        noisy = release(self.dp, exact, name=("eraser", client.id, self.cut))
+        return NoisyStatistics(noisy[: -len(counts)].view(-1, *self.spread), noisy[-len(counts) :], self.clip)
+
+    def _features(self, batch: Tensor) -> Tensor:
+        return to_positions(self._taps.at_once(batch)[self.cut]).flatten(1)
+
+
+def _public_norm(taps: Taps, cut: str, blank: Tensor) -> float:
+    """The median norm of the model's features of standard normal inputs: about that of normalised data at an early cut,
+    and made without any."""
+    if not blank.is_floating_point():
+        raise DataError("Inputs are no numbers: there is no public norm for their features. Pass erase_clip.")
+    inputs = torch.randn(_NOISE_INPUTS, *blank.shape[1:], generator=generator(0, "public norm")).to(blank)
+    (features,) = taps.read(inputs, torch.arange(len(inputs), device=blank.device))
+    return max(float(features[cut].flatten(1).double().norm(dim=1).median()), 1e-6)
+
+
+@dataclass(frozen=True)
+class NoisyContrast:
+    """What the releases of some clients say together."""
+
+    forgotten: Sums  # (P, C)
+    reference: Sums
+    variance: Tensor  # (P, C) within the two
+    noise: float  # variance of each number of the difference of means that is the mechanism's alone
+
+    @classmethod
+    def of(cls, dp: DP, releases: Sequence[NoisyStatistics]) -> "NoisyContrast | None":
+        """None where there are too few rows for an eraser, by their noisy counts."""
+        added = torch.stack([one.clip * one.sums.double().cpu() for one in releases]).sum(0)
+        spread = sum((one.clip**2 * one.sums[-1].double().cpu() for one in releases), torch.zeros_like(added[-1]))
+        counts = torch.stack([one.counts.double().cpu() for one in releases]).sum(0) / dp.count_weight
+        least = least_rows(dp, len(releases))
+        groups = [group for group in range(1, len(counts)) if counts[group] >= least]
+        if counts[0] < least or not groups:
+            return None
+        means = [added[group] / counts[group] for group in (0, *groups)]
+        weights = mixture(means[0], means[1:])
+        total = float(counts[0] + counts[groups].sum())
+        mean = (added[0] + added[groups].sum(0)) / total
+        variance = spread / dp.spread_weight / float(counts.clamp(min=0).sum()) - mean.square()
+        unsure = dp.sigma * sum(one.clip**4 for one in releases) ** 0.5 / dp.spread_weight / total
+        floor = max(0.01 * float(variance.mean()), _FLOOR * unsure, 1e-12)
+        shares = 1 / counts[0] ** 2 + (weights / counts[groups]).square().sum()
+        many = round(float(counts[0]))
+        return cls(
+            Sums(many, many * means[0]),
+            Sums(many, many * mixed(means[1:], weights)),
+            variance=variance.clamp(min=floor),
+            noise=float(sum((one.clip * dp.sigma) ** 2 for one in releases) * shares),
+        )
+
+    def shift(self) -> Shift:
+        """For the choice of positions: nothing where the two stand apart by no more than noise."""
+        difference = self.forgotten.mean - self.reference.mean
+        chance = self.variance * (1 / self.forgotten.count + 1 / self.reference.count) + self.noise
+        expected, deviation = chance.sum(1), (2 * chance.square().sum(1)).sqrt()
+        distance = difference.square().sum(1)
+        clear = distance > expected + _CLEAR * deviation
+        told = (
+            torch.where(clear, distance, 0),
+            torch.where(clear, expected, 0),
+            torch.where(clear, (difference.square() / self.variance).sum(1), 0),
+            self.variance.sum(1),
+        )
+        return Shift(self.forgotten.count, *((self.forgotten.count * one).float() for one in told))
+
+    def contrast(self, positions: Sequence[int]) -> Contrast:
+        """At some positions, with the channels' variances for a covariance."""
+        at = torch.tensor(positions)
+        forgotten, reference = (Sums(one.count, one.sums[at]) for one in (self.forgotten, self.reference))
+        count, mean = forgotten.count + reference.count, (forgotten + reference).mean
+        second = torch.diag_embed(self.variance[at]) + mean[:, :, None] * mean[:, None, :]
+        return Contrast({"samples": forgotten}, {"samples": reference}, Moments(count, count * mean, count * second))
+
+
+def least_rows(dp: DP, clients: int) -> float:
+    """Forgotten rows that stand out of the noise of so many clients' counts."""
+    return max(LEAST_ROWS, _CLEAR * clients**0.5 * dp.sigma / dp.count_weight)
+
+
+def fixed_place(offered: dict[str, Over], named: str) -> tuple[str, Over]:
+    """The cut of an eraser under DP: the one named, or the earliest; no look at data chooses it."""
+    cut = next(iter(offered)) if named == "auto" else named
+    return cut, offered[cut]

@@ -1,0 +1,92 @@
+"""Data sets, one file each: a function `load()` that returns a `Dataset`, how raw inputs become rows (`INPUT`), and
+optionally the settings that suit it (`DEFAULTS`) and the hub's files that it needs (`FILES`)."""
+
+from pathlib import Path
+from typing import Protocol
+
+from fedup.errors import MissingDataError
+from fedup.registry import find, names
+from fedup.tasks.datasets._dataset import Dataset, Defaults
+from fedup.tasks.datasets._hub import HubFile, missing
+from fedup.tasks.datasets._inputs import Images, Texts, inputs_from
+from fedup.tasks.datasets._own import own_parquet
+from fedup.tasks.datasets._parquet import data_root
+
+__all__ = [
+    "Dataset",
+    "Defaults",
+    "Images",
+    "Texts",
+    "check_there",
+    "defaults_of",
+    "files_of",
+    "input_of",
+    "inputs_from",
+    "load_dataset",
+]
+
+
+class Source(Protocol):
+    """What a data set's file defines."""
+
+    @property
+    def INPUT(self) -> Images | Texts:  # noqa: N802 (a module's constant)
+        """How raw inputs become rows."""
+
+    def load(self) -> Dataset:
+        """Rows, labels and the official test set."""
+
+
+def load_dataset(name: str) -> Dataset:
+    """The data set of that name.
+
+    >>> load_dataset("digits").x.shape
+    torch.Size([1437, 1, 28, 28])
+    """
+    check_there(name)
+    return _find(name).load()
+
+
+def defaults_of(name: str) -> Defaults:
+    """The settings that suit the data set, which need not be there."""
+    found: Defaults = getattr(_find(name), "DEFAULTS", Defaults())
+    return found
+
+
+def input_of(name: str) -> Images | Texts:
+    """How raw images or texts become rows of the data set, which need not be there."""
+    found: Images | Texts = _find(name).INPUT
+    return found
+
+
+def files_of(name: str) -> tuple[HubFile, ...]:
+    """The hub's files that the data set needs; none where it is built in or the user's own."""
+    found: tuple[HubFile, ...] = getattr(_find(name), "FILES", ())
+    return found
+
+
+def check_there(name: str) -> None:
+    """Raise unless all files of the data set are here; reads none of them."""
+    files, root = files_of(name), data_root()
+    if files and root is None:
+        raise MissingDataError(
+            f"The data set {name!r} is not here: the variable FEDUP_DATA is not set. Set it to a folder for data sets; "
+            f"then `fedup data fetch {name}` gets it from the Hugging Face hub, where there is internet. The built-in "
+            "data set 'digits' needs no download."
+        )
+    lacking = missing(files, root or Path())
+    if lacking:
+        raise MissingDataError(
+            f"The data set {name!r} is not here, or half: {', '.join(file.place for file in lacking)} "
+            f"{'is' if len(lacking) == 1 else 'are'} missing below {root} (FEDUP_DATA). `fedup data fetch {name}` gets "
+            "what is missing, where there is internet."
+        )
+
+
+def _find(name: str) -> Source:
+    """A file of that name here, a .py file, or Parquet files of the user's own."""
+    if name not in names(__name__) and not name.endswith(".py"):
+        own = own_parquet(name)
+        if own is not None:
+            return own
+    return find(__name__, name, needs=("load", "INPUT"))

@@ -1,0 +1,163 @@
+"""Data sets in the parquet layout of the Hugging Face hub."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedup.errors import DataError, MissingDataError
+from fedup.tasks.datasets._cache import cached
+from fedup.tasks.datasets._dataset import Dataset
+from fedup.tasks.datasets._inputs import Images, open_image
+
+
+def data_root() -> Path | None:
+    """The folder that `FEDUP_DATA` names."""
+    root = os.environ.get("FEDUP_DATA")
+    return Path(root) if root else None
+
+
+def data_folder(name: str) -> Path:
+    """The folder of a data set below `FEDUP_DATA`."""
+    root = data_root()
+    found = root / name if root else None
+    if found is None or not found.is_dir():
+        where = f"{found} does not exist" if found else "the variable FEDUP_DATA is not set"
+        raise MissingDataError(
+            f"{name!r} is not here: {where}. Set FEDUP_DATA to a folder for data sets, with the Hugging Face hub's "
+            f"files in {name}/ below it."
+        )
+    return found
+
+
+def load_images(name: str, how: Images, *, image_column: str, label_column: str) -> Dataset:
+    """An image data set with the class names that its files carry."""
+    folder = data_folder(name)
+    paths = [folder / f"{split}-00000-of-00001.parquet" for split in ("train", "test")]
+    (x, y), (test_x, test_y) = (
+        read_images(path, image_column=image_column, label_column=label_column) for path in paths
+    )
+    names = class_names(paths[0], label_column) or tuple(map(str, range(int(y.max()) + 1)))
+    return Dataset(name, how.scale(x), y, how.scale(test_x), test_y, names)
+
+
+def class_names(path: Path, label_column: str) -> tuple[str, ...]:
+    """The names that the hub's schema gives to the labels; none where it gives none."""
+    import pyarrow.parquet as pq
+
+    try:
+        features = json.loads((pq.read_schema(path).metadata or {})[b"huggingface"])["info"]["features"]
+        return tuple(map(str, features[label_column]["names"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+
+
+def read_images(path: Path, *, image_column: str, label_column: str = "label") -> tuple[Tensor, Tensor]:
+    """Images (N, C, H, W) as uint8, and labels; decoded once, then from the cache."""
+    check_there(path)
+    labels = read_labels(path, label_column)  # cheap, and first: a wrong column is told before a long decoding
+    arrays = cached(path, image_column, lambda: {"images": _decode_images(path, image_column)})
+    return torch.from_numpy(arrays["images"]), labels
+
+
+def read_texts(path: Path, *, text_column: str = "text", label_column: str = "label") -> tuple[list[str], Tensor]:
+    """Texts and labels."""
+    check_there(path)
+    labels = read_labels(path, label_column)
+    values = _read_columns(path, [text_column]).column(text_column).to_pylist()
+    odd = next((row for row, text in enumerate(values) if not isinstance(text, str)), None)
+    if odd is not None:
+        raise DataError(f"Row {odd} of {path} holds no text. Fetch the file again.")
+    return values, labels
+
+
+def read_labels(path: Path, column: str) -> Tensor:
+    """The labels of all rows."""
+    labels = _read_columns(path, [column]).column(column).to_numpy()
+    if len(labels) == 0 or not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(
+            f"{path} has {len(labels)} rows with labels of type {labels.dtype} in {column!r}; labels are whole "
+            "numbers. Fetch it again."
+        )
+    return torch.from_numpy(labels.astype(np.int64))
+
+
+def read_column(source: Any, column: str, name: str) -> Iterator[list[Any]]:
+    """The values of one column of a path or an open file, a few thousand at a time: bytes of images, or texts."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(source)
+        if column not in file.schema_arrow.names:
+            raise DataError(f"{name} has no column {column!r}; it has {', '.join(file.schema_arrow.names)}.")
+        for batch in file.iter_batches(batch_size=4096, columns=[column]):
+            values = batch.column(0)
+            yield (values.field("bytes") if pa.types.is_struct(values.type) else values).to_pylist()
+    except (OSError, ValueError, KeyError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{name} is damaged or no Parquet file ({error}). Fetch it again.") from error
+
+
+def check_there(path: Path) -> None:
+    """Raise unless the file exists."""
+    if not path.is_file():
+        raise MissingDataError(f"{path} is missing: fetch the data set's parquet files again.")
+
+
+def _read_columns(path: Path, columns: list[str]) -> Any:
+    """These columns of a file as a table."""
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+        there = file.schema_arrow.names
+        missing = [column for column in columns if column not in there]
+        if missing:
+            raise DataError(f"{path} has no column {missing[0]!r}; it has {', '.join(there)}.")
+        return file.read(columns)
+    except (OSError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} is damaged or no Parquet file ({error}). Fetch it again.") from error
+
+
+def _decode_images(path: Path, image_column: str) -> np.ndarray:
+    """All images of a column, (N, C, H, W), uint8."""
+    values = _read_columns(path, [image_column]).column(image_column).combine_chunks()
+    try:
+        encoded = values.field("bytes").to_pylist()
+    except (AttributeError, KeyError) as error:
+        raise DataError(f"The column {image_column!r} of {path} holds no images ({error}). Fetch it again.") from error
+    if not encoded:
+        raise DataError(f"{path} has no rows. Fetch it again.")
+    first = _decode(encoded[0], 0, path)
+    images = np.empty((len(encoded), *first.shape), np.uint8)
+    for row, data in enumerate(encoded):
+        pixels = _decode(data, row, path)
+        if pixels.shape != first.shape:
+            raise DataError(
+                f"Row {row} of {path} is an image of {_size(pixels)}, the first of {_size(first)}: a data set needs "
+                "images of one size and colour mode."
+            )
+        images[row] = pixels
+    return images
+
+
+def _decode(data: bytes, row: int, path: Path) -> np.ndarray:
+    try:
+        pixels = np.asarray(open_image(data))
+    except DataError as error:
+        raise DataError(f"Row {row} of {path}: {error} Fetch the file again.") from error
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _size(pixels: np.ndarray) -> str:
+    channels, height, width = pixels.shape
+    return f"{width}×{height} with {channels} channel{'s' if channels > 1 else ''}"

@@ -1,0 +1,14 @@
+"""CIFAR-100 with its twenty superclasses as labels."""
+
+from fedup.tasks.datasets._dataset import Dataset, Defaults
+from fedup.tasks.datasets._parquet import load_images
+from fedup.tasks.datasets.cifar100 import FILES, INPUT
+
+__all__ = ["DEFAULTS", "FILES", "INPUT", "load"]
+DEFAULTS = Defaults(model="resnet34", rounds=30, batch_size=64)
+
+
+def load() -> Dataset:
+    """The official train and test split with the twenty coarse labels."""
+    loaded = load_images("cifar100", INPUT, image_column="img", label_column="coarse_label")
+    return Dataset("cifar100_coarse", loaded.x, loaded.y, loaded.test_x, loaded.test_y, loaded.class_names)

@@ -1,0 +1,98 @@
+"""Accuracies of a plugged model before and after its filter, and restored, on the data of a federation."""
+
+import hashlib
+import json
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedup.federation import Federation, Part
+from fedup.models.views import shared_view
+from fedup.request import Forget, union
+from fedup.serving.plugged import PluggedModel
+from fedup.tasks.accuracy import predict
+
+_PARTS: tuple[Part, ...] = ("validation", "heldout")
+
+
+class FederationJudge:
+    """Measures on validation and held-out rows, and on the training rows that are to be forgotten."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+
+    def __call__(self, plugged: PluggedModel, requests: Collection[Forget]) -> dict[str, Any]:
+        """Accuracies by state, part and side for all requests together, and by request on what it names alone.
+
+        `per_class` is on held-out rows; None stands where there is no row.
+        """
+        rows = self._rows(requests)
+        x = self._federation.x
+        before = predict(shared_view(plugged.base), x, rows)
+        logits = {"original": before, "forgotten": predict(plugged, x, rows)}
+        with plugged.restored():
+            logits["restored"] = predict(plugged, x, rows)
+        figures: dict[str, Any] = {
+            state: self._accuracies(rows, values.argmax(1), union(requests)) for state, values in logits.items()
+        }
+        figures["by_request"] = {
+            request.digest: {state: self._forgotten(rows, v.argmax(1), request) for state, v in logits.items()}
+            for request in requests
+        }
+        return figures | {"restored_bit_identical": torch.equal(before, logits["restored"])}
+
+    def alone(self, model: nn.Module, requests: Collection[Forget]) -> dict[str, Any]:
+        """The same for one model, such as Retrain's, without states."""
+        rows = self._rows(requests)
+        predicted = predict(model, self._federation.x, rows).argmax(1)
+        return self._accuracies(rows, predicted, union(requests)) | {
+            "by_request": {request.digest: self._forgotten(rows, predicted, request) for request in requests}
+        }
+
+    def _rows(self, requests: Collection[Forget]) -> Tensor:
+        """Validation and held-out rows of all clients, then the training rows that are to be forgotten."""
+        parts = [self._federation.rows(part) for part in _PARTS]
+        return torch.cat([*parts, self._federation.forgotten(union(requests), "train")])
+
+    def _accuracies(self, rows: Tensor, predicted: Tensor, gone: Forget) -> dict[str, Any]:
+        federation = self._federation
+        right = predicted == federation.y[rows]
+        accuracies: dict[str, Any] = {}
+        start = 0
+        for part in _PARTS:
+            here = slice(start, start + len(federation.rows(part)))
+            start = here.stop
+            named = torch.isin(rows[here], federation.forgotten(gone, part))
+            accuracies[part] = {"retain": _share(right[here][~named]), "forget": _share(right[here][named])}
+            if part == "heldout":
+                labels = federation.y[rows[here]]
+                accuracies["per_class"] = [
+                    _share(right[here][labels == label]) for label in range(federation.num_classes)
+                ]
+        accuracies["train"] = {"forget": _share(right[start:])}
+        return accuracies
+
+    def _forgotten(self, rows: Tensor, predicted: Tensor, request: Forget) -> dict[str, float | None]:
+        """Accuracy on the rows that one request names, by part."""
+        right = predicted == self._federation.y[rows]
+        parts: tuple[Part, ...] = ("heldout", "train")
+        return {part: _share(right[torch.isin(rows, self._federation.forgotten(request, part))]) for part in parts}
+
+
+def describe_rows(federation: Federation, request: Forget) -> dict[str, Any]:
+    """How many training rows a request names, by client, and the sha256 of their ids: the hash of the forget set."""
+    named = federation.forgotten(request)
+    ids_of = {client.id: client.train[torch.isin(client.train, named)].tolist() for client in federation.clients}
+    by_client = {client: ids for client, ids in ids_of.items() if ids}
+    text = json.dumps([[client, ids] for client, ids in sorted(by_client.items())])
+    return {
+        "count": sum(map(len, by_client.values())),
+        "clients": {str(client): len(ids) for client, ids in by_client.items()},
+        "sha256": hashlib.sha256(text.encode()).hexdigest(),
+    }
+
+
+def _share(right: Tensor) -> float | None:
+    return float(right.float().mean()) if len(right) else None

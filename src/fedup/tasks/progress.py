@@ -1,0 +1,47 @@
+"""Work that tells how far it is."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from torch import nn
+
+from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.in_process import InProcess
+from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.clients.question import Question
+from fedup.federation import Federation
+from fedup.privacy.ledger import Ledger
+from fedup.training.fedavg import Observer
+
+A = TypeVar("A")
+Progress = Callable[[str, int, int], None]  # what is going on, steps done, steps in all
+
+
+class RoundsShown(Observer):
+    """Rounds of a training: how many, or which."""
+
+    def __init__(self, show: Progress, what: str, rounds: int | Sequence[int]) -> None:
+        self._show, self._what = show, what
+        self._rounds = range(rounds) if isinstance(rounds, int) else rounds
+        show(what, 0, len(self._rounds))
+
+    def on_round(self, round_index: int, model: nn.Module) -> None:
+        self._show(self._what, self._rounds.index(round_index) + 1, len(self._rounds))
+
+
+class ClientsShown(InProcess):
+    """Clients in this process, counted as they answer."""
+
+    def __init__(
+        self, federation: Federation, model: nn.Module, show: Progress, what: str, *, ledger: Ledger | None = None
+    ) -> None:
+        super().__init__(federation, model, one_reader=True, ledger=ledger)
+        self._show, self._what, self._answered = show, what, 0
+        show(what, 0, len(self.clients))
+
+    def _answer(self, client: int, question: Question[A]) -> A:
+        answer = super()._answer(client, question)
+        if isinstance(question, CentroidsQuestion | PrivateCentroidsQuestion):
+            self._answered += 1
+            self._show(self._what, self._answered, len(self.clients))
+        return answer

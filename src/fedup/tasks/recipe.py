@@ -1,0 +1,213 @@
+"""What a run folder is about: which data, split how, which model, trained how. Enough to make all of it again."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedup.errors import ArtifactError, DataError, SettingError
+from fedup.federation import Federation
+from fedup.partition import dirichlet, iid, pathological
+from fedup.rng import generator
+from fedup.tasks.datasets import Dataset, defaults_of, input_of, load_dataset
+from fedup.tasks.initial_weights import take_weights
+from fedup.tasks.models import build_model, training_of
+from fedup.training.averaging import RunningAverage
+from fedup.training.engines import EngineName
+from fedup.training.fedavg import Averaging, Observer, Trained, federate
+from fedup.training.local import LocalTraining
+
+
+def _no_value(value: str) -> dict[str, int]:
+    if value:
+        raise ValueError("takes no value")
+    return {}
+
+
+# Each takes labels, the number of clients, what stands behind the colon, and the seed.
+PARTITIONS: dict[str, Callable[[Tensor, int, str, int], Sequence[Tensor]]] = {
+    "iid": lambda y, clients, value, seed: iid(y, clients, seed=seed, **_no_value(value)),
+    "dirichlet": lambda y, clients, value, seed: dirichlet(y, clients, concentration=float(value or 0.5), seed=seed),
+    "pathological": lambda y, clients, value, seed: pathological(
+        y, clients, classes_per_client=int(value or 2), seed=seed
+    ),
+}
+
+_LATER: dict[str, Any] = {"precision": "float32", "weight_decay": 0.0}  # settings that came later, as it was before
+
+# What the public code of the paper's authors does (docs/fidelity.md). Each of the 50 rounds that it counts is two of
+# FedAvg. It leaves the number of clients to whoever runs it.
+RECIPE_PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "authors": {
+        "rounds": 100,
+        "partition": "dirichlet:1.0",
+        "epochs": 5,
+        "batch_size": 64,
+        "optimizer": "sgd",
+        "lr": 0.005,  # 0.01 on CIFAR-100
+        "momentum": 0.9,
+        "weight_decay": 5e-4,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All settings of a federation; the same recipe and seed give the same federation and the same model."""
+
+    data: str
+    model: str
+    rounds: int
+    clients: int = 10
+    partition: str = "dirichlet:0.5"
+    rows: int | None = None  # a random subset of the data set
+    epochs: int = 1
+    batch_size: int = 64
+    lr: float = 0.05
+    momentum: float = 0.9
+    optimizer: str = "sgd"
+    precision: str = "float32"
+    weight_decay: float = 0.0
+    clients_per_round: int | None = None
+    cut: str | None = None
+    weights: str | None = None  # file or folder of first weights; a run folder knows their fingerprint instead
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not -(2**63) <= self.seed < 2**63:
+            raise SettingError(f"seed must fit into 64 bits; found {self.seed}.")
+        if self.rounds < 0 or self.clients < 1:
+            raise SettingError(f"rounds must be 0 or more, clients 1 or more; found {self.rounds} and {self.clients}.")
+        if self.clients_per_round is not None and not 1 <= self.clients_per_round <= self.clients:
+            raise SettingError(
+                f"clients_per_round must lie in 1 … {self.clients} (all clients); found {self.clients_per_round}."
+            )
+        _ = self.local  # checks the rest
+
+    @classmethod
+    def suited_to(cls, data: str, *, preset: str = "default", **chosen: Any) -> "Recipe":
+        """The data set's and the model's own defaults, or those of a preset, with what was chosen instead (None chooses
+        nothing)."""
+        if preset not in RECIPE_PRESETS:
+            raise SettingError(f"preset is one of {', '.join(RECIPE_PRESETS)}; found {preset!r}.")
+        given = {name: value for name, value in chosen.items() if value is not None}
+        of_data = asdict(defaults_of(data))
+        of_model = training_of(given.get("model", of_data["model"]))
+        return cls(data=data, **{**of_data, **of_model, **RECIPE_PRESETS[preset], **given})
+
+    def about(self, dataset: Dataset) -> dict[str, Any]:
+        """For the journal: the settings, and what predictions need to know of the data set."""
+        return {
+            **{name: value for name, value in self.settings().items() if name != "weights"},
+            "class_names": list(dataset.class_names),
+            "input_shape": list(dataset.x.shape[1:]),
+            "input": input_of(self.data).identity(),
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """All settings as plain data; those that came later only where they are not as before there was a choice:
+        folders and results of then stay valid."""
+        return {name: value for name, value in asdict(self).items() if name not in _LATER or value != _LATER[name]}
+
+    @classmethod
+    def from_about(cls, about: Mapping[str, Any]) -> "Recipe":
+        """The recipe that `about` was made from."""
+        known = [one.name for one in fields(cls) if one.name not in ("weights", *_LATER)]
+        try:
+            return cls(
+                **{name: about[name] for name in known},
+                **{name: about.get(name, value) for name, value in _LATER.items()},
+            )
+        except KeyError as error:
+            raise ArtifactError(
+                f"The run folder does not say how its federation was made ({error} is missing): it was not made by "
+                "`fedup train`, and commands that need its data cannot make it again."
+            ) from error
+
+    @property
+    def local(self) -> LocalTraining:
+        """How clients train."""
+        return LocalTraining(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            optimizer=cast(Any, self.optimizer),  # checked there
+            precision=cast(Any, self.precision),
+        )
+
+    def train(
+        self,
+        start: nn.Module,
+        federation: Federation,
+        *,
+        rounds: int | Sequence[int] | None = None,
+        local: LocalTraining | None = None,
+        device: torch.device | str | None = None,
+        observers: Sequence[Observer] = (),
+        checkpoint: Path | None = None,
+        engine: EngineName = "auto",
+        averaging: Averaging = RunningAverage,
+        threads: int | None = None,
+    ) -> Trained:
+        """FedAvg as the recipe says, from these first weights; other rounds, local training or averages on demand."""
+        return federate(
+            start,
+            federation,
+            rounds=self.rounds if rounds is None else rounds,
+            local=local or self.local,
+            clients_per_round=self.clients_per_round,
+            seed=self.seed,
+            device=device,
+            observers=observers,
+            checkpoint=checkpoint,
+            engine=engine,
+            averaging=averaging,
+            threads=threads,
+        )
+
+    def load(self) -> Dataset:
+        """The data set, or the chosen number of its rows."""
+        dataset = load_dataset(self.data)
+        if self.rows is None or self.rows == len(dataset.y):
+            return dataset
+        if not 1 <= self.rows <= len(dataset.y):
+            raise DataError(f"rows must lie in 1 … {len(dataset.y)}, all there are; found {self.rows}.")
+        chosen = torch.randperm(len(dataset.y), generator=generator(self.seed, "rows"))[: self.rows].sort().values
+        return Dataset(
+            dataset.name,
+            dataset.x[chosen],
+            dataset.y[chosen],
+            dataset.test_x,
+            dataset.test_y,
+            dataset.class_names,
+        )
+
+    def federation(self, dataset: Dataset) -> Federation:
+        """The data set, split over clients."""
+        name, _, value = self.partition.partition(":")
+        if name not in PARTITIONS:
+            raise SettingError(
+                f"partition is one of {', '.join(PARTITIONS)}, as in dirichlet:0.5; found {self.partition!r}."
+            )
+        try:
+            parts = PARTITIONS[name](dataset.y, self.clients, value, self.seed)
+        except ValueError as error:
+            if isinstance(error, SettingError | DataError):
+                raise
+            raise SettingError(f"partition is given as in dirichlet:0.5; found {self.partition!r}.") from error
+        return Federation.split(dataset.x, dataset.y, parts, seed=self.seed, num_classes=dataset.num_classes)
+
+    def blank_model(self, shape: Sequence[int], num_classes: int) -> nn.Module:
+        """The model with its first weights."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            model = build_model(self.model, tuple(shape), num_classes)
+        if self.weights is not None:
+            take_weights(model, Path(self.weights))
+        return model

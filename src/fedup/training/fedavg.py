@@ -1,0 +1,239 @@
+"""Phase 1, learning: FedAvg in one process, on CPU or CUDA."""
+
+import copy
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedup.artifacts import load_tensors, save_tensors
+from fedup.errors import ArtifactError, DataError, FedUPWarning, SettingError
+from fedup.federation import Federation
+from fedup.models.views import fingerprint
+from fedup.rng import generator, seed_for
+from fedup.threads import asked_threads, threads_for_training, using_threads
+from fedup.training.averaging import RunningAverage, Weights, weights_of
+from fedup.training.engines import EngineName, make_engine
+from fedup.training.local import Job, LocalTraining
+
+Averaging = Callable[[Weights], RunningAverage]  # makes, of the first weights, what averages clients' weights
+
+
+class Observer:
+    """Watches a federation learn. The tensors are live: copy what you keep."""
+
+    def on_start(self, rounds_done: int, threads: int) -> None:
+        """Training begins, or goes on after so many rounds, with so many threads of torch's."""
+
+    def on_update(self, round_index: int, client: int, *, before: Weights, after: Weights, weight: float) -> None:
+        """A client has trained: the global weights it got, its own, and its share in the average.
+
+        Once for each client of a round, in the order in which they finish.
+        """
+
+    def on_round(self, round_index: int, model: nn.Module) -> None:
+        """A round is over: the model holds the new global weights."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A federation's model and what it took."""
+
+    model: nn.Module
+    rounds: int
+    time_s: float  # of all rounds, those before an interruption included
+    engine: str  # what it was trained by in the end
+    threads: int  # that torch computed with: the bits depend on it
+
+
+def federate(
+    model: nn.Module,
+    federation: Federation,
+    *,
+    rounds: int | Sequence[int],
+    local: LocalTraining | None = None,
+    clients_per_round: int | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    observers: Sequence[Observer] = (),
+    checkpoint: str | Path | None = None,
+    engine: EngineName = "auto",
+    averaging: Averaging = RunningAverage,
+    threads: int | None = None,
+) -> Trained:
+    """Train by FedAvg, weighted by client size; `model` itself is left as it is.
+
+    `rounds` is how many, or which: cohorts and batches are drawn by a round's number.
+
+    With `checkpoint` the global weights are written after each round, and a call with the same settings goes on from
+    there to the same bits (a client's optimizer starts anew each round, so there is nothing else to keep).
+    `engine="plain"` switches off what makes training fast on a GPU. `averaging` makes another average than FedAvg's.
+
+    `threads` is how many torch computes with; None: what FEDUP_THREADS says, else those that a checkpoint was written
+    with, else one for a small model and what torch has now for others (`fedup.threads`).
+    """
+    local = local or LocalTraining()
+    numbers = range(rounds) if isinstance(rounds, int) else rounds
+    _check(federation, rounds, clients_per_round, checkpoint)
+    started = time.perf_counter()
+    target = next(model.parameters()).device if device is None else torch.device(device)
+    trained = copy.deepcopy(model).to(target)
+    store = _Checkpoint(checkpoint, model, federation, local, clients_per_round, seed)
+    threads = _threads(threads, store.threads, trained, federation.x[:1].to(target), local)
+    with using_threads(threads), torch.cuda.device(target) if target.type == "cuda" else nullcontext():
+        work = make_engine(engine, trained, federation.x.to(target), federation.y.to(target), local)
+        average, live = averaging(work.weights), weights_of(trained)
+        rows = _training_rows(federation)
+        rounds_done = store.resume(average, len(numbers))
+        for observer in observers:
+            observer.on_start(rounds_done, threads)
+        for round_index in numbers[rounds_done:]:
+            # 1. who takes part
+            jobs = _draw_jobs(federation.ids, rows, local, clients_per_round, seed, round_index)
+            # 2. each client trains from the global weights, and 3. its weights join the running average
+            for job, weights in work.train(jobs, average.load):
+                for observer in observers:
+                    observer.on_update(round_index, job.client, before=average.current, after=weights, weight=job.share)
+                average.add(weights, job.share, round_index=round_index, client=job.client)
+            average.finish()
+            average.load(live)
+            trained.eval()
+            for observer in observers:
+                observer.on_round(round_index, trained)
+            store.save(average, round_index + 1, threads, store.time_s + time.perf_counter() - started)
+        average.load(live)
+    if not all(bool(tensor.isfinite().all()) for tensor in average.current.values()):
+        raise DataError("Training diverged: the averaged weights are not finite. Use a smaller lr, or check the data.")
+    return Trained(trained.eval(), len(numbers), store.time_s + time.perf_counter() - started, work.name, threads)
+
+
+def _threads(wanted: int | None, recorded: int | None, model: nn.Module, example: Tensor, local: LocalTraining) -> int:
+    """How many threads to train with: those asked for, else those of the rounds done so far, else what suits."""
+    if wanted is not None and wanted < 1:
+        raise SettingError(f"threads must be 1 or more; found {wanted}.")
+    asked = wanted or asked_threads()
+    if asked is None and recorded is not None:
+        chosen = min(recorded, torch.get_num_threads())
+    else:
+        chosen = asked or threads_for_training(model, example, local.batch_size)
+    if recorded is not None and chosen != recorded and example.device.type == "cpu":
+        warnings.warn(
+            f"The rounds done so far were trained with {recorded} threads, and the others will be with {chosen}: the "
+            f"last bits may differ from those of an uninterrupted training. For the same bits use threads={recorded}.",
+            FedUPWarning,
+            stacklevel=3,
+        )
+    return chosen
+
+
+def _check(
+    federation: Federation,
+    rounds: int | Sequence[int],
+    clients_per_round: int | None,
+    checkpoint: str | Path | None,
+) -> None:
+    if min([rounds] if isinstance(rounds, int) else rounds, default=0) < 0:
+        raise SettingError(f"rounds must be 0 or more; found {rounds}.")
+    if checkpoint is not None and not isinstance(rounds, int):
+        raise SettingError("A checkpoint counts rounds from 0: give the number of rounds, or no checkpoint.")
+    if clients_per_round is not None and not 1 <= clients_per_round <= len(federation.clients):
+        raise SettingError(
+            f"clients_per_round must lie in 1 … {len(federation.clients)} (all clients); found {clients_per_round}."
+        )
+    if not any(len(client.train) for client in federation.clients):
+        raise DataError("No client has a row to train on.")
+
+
+def _training_rows(federation: Federation) -> list[Tensor]:
+    """Each client's rows, on the CPU, where batches are drawn."""
+    rows = [client.train.long() for client in federation.clients]
+    return list(torch.cat(rows).cpu().split([len(each) for each in rows]))
+
+
+def _draw_jobs(
+    ids: Sequence[int],
+    rows: Sequence[Tensor],
+    local: LocalTraining,
+    size: int | None,
+    seed: int,
+    round_index: int,
+) -> list[Job]:
+    """The clients of a round; those without data drop out after the draw, so that Retrain sees the same cohorts."""
+    cohort = list(range(len(ids)))
+    if size is not None:
+        order = torch.randperm(len(ids), generator=generator(seed, "cohort", round_index))
+        cohort = sorted(order[:size].tolist())
+    total = sum(len(rows[i]) for i in cohort)
+    return [
+        Job(
+            client=ids[i],
+            rows=rows[i],
+            how=local,
+            seed=seed_for(seed, "round", round_index, "client", ids[i]),
+            share=len(rows[i]) / total,
+        )
+        for i in cohort
+        if len(rows[i])
+    ]
+
+
+class _Checkpoint:
+    """The state after a round, on disk; refuses one written under other settings."""
+
+    def __init__(
+        self,
+        path: str | Path | None,
+        model: nn.Module,
+        federation: Federation,
+        local: LocalTraining,
+        clients_per_round: int | None,
+        seed: int,
+    ) -> None:
+        self.path = None if path is None else Path(path)
+        self.threads: int | None = None  # that the rounds so far were trained with
+        self.time_s = 0.0  # that they took
+        self._rounds, self._weights = 0, dict[str, Tensor]()
+        if self.path is None:
+            return
+        self.settings = {
+            "initial": fingerprint(model),
+            "local": local.settings(),
+            "clients_per_round": clients_per_round,
+            "seed": seed,
+            "data": federation.digest(),
+        }
+        if self.path.exists():
+            self._read(self.path)
+
+    def _read(self, path: Path) -> None:
+        self._weights, header = load_tensors(path, kind="checkpoint")
+        if header["settings"] != self.settings:
+            changed = [key for key, value in self.settings.items() if header["settings"].get(key) != value]
+            raise ArtifactError(
+                f"The checkpoint {path} was written under other settings ({', '.join(changed)} differ). "
+                "Use the settings it was started with, or another file."
+            )
+        self._rounds, self.threads, self.time_s = int(header["rounds"]), header.get("threads"), header.get("time_s", 0)
+
+    def resume(self, average: RunningAverage, rounds: int) -> int:
+        """Rounds already done; their weights are loaded."""
+        if self._rounds > rounds:
+            raise ArtifactError(
+                f"The checkpoint {self.path} is {self._rounds} rounds old already, and {rounds} were asked for. "
+                "Ask for at least as many, or use another file."
+            )
+        if self._weights:
+            for name, tensor in average.current.items():
+                tensor.copy_(self._weights[name])
+        self._weights = {}  # as large as the model
+        return self._rounds
+
+    def save(self, average: RunningAverage, rounds: int, threads: int, time_s: float) -> None:
+        if self.path is not None:
+            header = {"rounds": rounds, "threads": threads, "time_s": time_s, "settings": self.settings}
+            save_tensors(self.path, average.current, kind="checkpoint", header=header)

@@ -1,0 +1,441 @@
+"""Where and what to erase: what forgotten rows have beyond rows that look like them anywhere in the federation."""
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedup.clients.private_eraser import PrivateEraserQuestion
+from fedup.clients.protocol import Contact
+from fedup.clients.second_moments import SecondMomentsQuestion
+from fedup.clients.sketches import SketchesQuestion
+from fedup.clients.spreads import SpreadsQuestion
+from fedup.errors import ContactError, RequestError
+from fedup.filters.bottleneck import FilterConfig
+from fedup.filters.eraser import Erasure, make_eraser
+from fedup.filters.eraser_site import Place, choose_place, judge_place
+from fedup.models.cut import find_cut, offered_cuts
+from fedup.models.layout import Over
+from fedup.privacy.guarantee import DP
+from fedup.request import Forget, union
+from fedup.statistics.eraser_statistics import GroupSpreads, RowGroups, Sketches, Spread, Weights, sum_by_cut
+from fedup.statistics.mixture import robust_mixture
+from fedup.statistics.moments import LEAST_ROWS, Contrast, Moments, Shift, Sums
+from fedup.statistics.private_erasure import NoisyContrast, fixed_place, least_rows
+from fedup.unlearning.report import Report
+
+LEAST_SIGNAL = 2.5  # shift over sampling noise below which there is nothing to erase
+MOST_CELLS = 512  # that a mixture is made of one by one; beyond, cells of clients without forgotten rows are joined
+
+
+class Erasing:
+    """Makes the eraser for a set of requests, and says of which of them nothing could be erased."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        cut: str,
+        config: FilterConfig,
+        contact: Contact | None,
+        report: Report,
+        *,
+        dp: DP | None = None,
+    ) -> None:
+        self._dp = dp
+        self._model, self._cut, self._config = model, cut, config
+        self._contact, self._report = contact, report
+        self.question: str | None = None  # digest of all that decides what the clients answer
+        self.complete = False  # whether all is erased that is to be
+
+    def erasure_for(
+        self, requests: Collection[Forget], gone: Forget, question: str | None, before: Erasure | None
+    ) -> Erasure | None:
+        """The eraser of the requests, asked of the clients; what there was `before` where the question is the same as
+        then."""
+        asking = question_for(requests, gone, self._config)
+        if asking is None or (self._dp is not None and not self._possible_under_dp(asking)):
+            return None
+        self.question = self._digest(asking)
+        if self.question == question:
+            erasure = before
+        else:
+            with self._report.stage("erase"):
+                erasure = (
+                    self._erasure(asking, requests)
+                    if self._dp is None
+                    else self._private_erasure(asking, requests, self._dp)
+                )
+        self._report.erasure = erasure.about if erasure else None
+        self.complete = erasure is not None and set(asking.requests) <= set(erasure.about["parts"])
+        return erasure
+
+    def clients_to_ask(self, requests: Collection[Forget], gone: Forget, question: str | None) -> list[int]:
+        """Those that would be asked; nobody is. Refuses what the answer itself would refuse before asking."""
+        self._candidates()
+        asking = question_for(requests, gone, self._config)
+        if asking is None or (self._dp is not None and not self._possible_under_dp(asking)):
+            return []
+        if self._digest(asking) == question:
+            return []
+        if self._dp is not None:
+            return sorted(_samples(asking))
+        return self._clients(asking) if self._holders(asking) else []
+
+    def _erasure(self, question: RowGroups, requests: Collection[Forget]) -> Erasure | None:
+        holders = self._holders(question)
+        question = replace(question, requests={name: question.requests[name] for name in holders})
+        if not holders:
+            return None
+        weights = self._mixtures(question)
+        found = self._spreads(question, weights)
+        forgotten, reference = (
+            {name: sum_by_cut([getattr(one, kind).get(name, {}) for one in found.values()]) for name in holders}
+            for kind in ("forgotten", "reference")
+        )
+        shifts = {
+            name: {
+                cut: _shift(forgotten[name][cut], reference[name][cut], weights[name].chance) for cut in forgotten[name]
+            }
+            for name in weights
+        }
+        told = [name for name in shifts if self._stands_out(shifts[name], question.requests[name])]
+        if not told:
+            return None
+        added = {cut: _summed([shifts[name][cut] for name in told]) for cut in shifts[told[0]]}
+        places = self._places(added)
+        place = choose_place(places, most_price=self._price)
+        if place.price > self._price:
+            self._report.note(
+                f"The eraser takes {place.price:.1%} of the variance at {place.cut} with it: nowhere is it less."
+            )
+        asked = sorted({client for name in told for client in holders[name]})
+        pooled = self._second_moments(question, asked, place)
+        if pooled is None:
+            self._leave(f"no client has {LEAST_ROWS} or more forgotten and retained rows, which an eraser needs")
+            return None
+        at, device = torch.tensor(place.positions), pooled.sums.device
+        contrast = Contrast(
+            {name: _sums(forgotten[name][place.cut], at, forgotten[name][place.cut].weight, device) for name in told},
+            {name: _sums(reference[name][place.cut], at, forgotten[name][place.cut].weight, device) for name in told},
+            pooled,
+        )
+        fitted = make_eraser(contrast, place.positions, over=place.over)
+        about = {
+            "place": place.to_json(),
+            "cuts": [one.to_json() for one in places],
+            "rank": fitted.rank,
+            "rows": sum(round(forgotten[name][place.cut].weight) for name in told),
+            "clients": asked,
+            "compared_with": sorted({client for name in told for client in weights[name].clients}),
+            "size_bytes": fitted.size_bytes,
+            "parts": told,
+            "requests": sorted(r.digest for r in requests if _part(r, question.gone, self._config).digest in told),
+        }
+        return Erasure(place.cut, fitted, about)
+
+    def _places(self, shifts: Mapping[str, Shift]) -> list[Place]:
+        """The positions that would be erased at each cut that may be taken."""
+        cuts = self._candidates()
+        return [judge_place(cut, over, shifts[cut], most_price=self._price) for cut, over in cuts.items()]
+
+    @property
+    def _price(self) -> float:
+        return self._config.most_price
+
+    # --- what clients are asked
+
+    def _mixtures(self, question: RowGroups) -> dict[str, "_Mixture"]:
+        """The first message, of all: by request the mixture of retained cells that looks most like its rows."""
+        contact, clients = self._reach(), self._clients(question)
+        cut, over = next(iter(offered_cuts(self._model, self._cut).items()))
+        holders = {client for clients in self._holders(question, quiet=True).values() for client in clients}
+        questions = {client: SketchesQuestion(cut, over, question.to(client)) for client in clients}
+        told: dict[int, Sketches] = dict(contact.ask(questions, optional=questions.keys() - holders))
+        for client in clients:
+            self._report.note_contact(client)
+            if client not in told:
+                self._report.note(f"Client {client} is not compared with: {contact.silent[client]}")
+        mixtures: dict[str, _Mixture] = {}
+        for name in question.requests:
+            parts = [one.forgotten[name] for one in told.values() if name in one.forgotten]
+            rows = sum(part.count for part in parts)
+            cells = _cells(told, {client for client, one in told.items() if name in one.forgotten})
+            if not rows or not cells:
+                few = f"no client has {LEAST_ROWS} or more of the forgotten rows, which an eraser needs"
+                alone = "there are no retained rows to compare the forgotten ones with"
+                self._leave(alone if rows else few, question.requests[name])
+                continue
+            mean = sum((part.sums.double() for part in parts), torch.zeros(())) / rows
+            mixtures[name] = _Mixture.nearest(mean, cells)
+        return mixtures
+
+    def _spreads(self, question: RowGroups, mixtures: Mapping[str, "_Mixture"]) -> dict[int, GroupSpreads]:
+        """The second message, of those whose rows are forgotten or compared with: means and variances at each cut."""
+        contact, cuts = self._reach(), self._candidates()
+        weights: dict[int, Weights] = {
+            client: {name: mixture.of(client) for name, mixture in mixtures.items()}
+            for client in self._clients(question)
+        }
+        holders = {client for clients in self._holders(question, quiet=True).values() for client in clients}
+        asked = [client for client, of in weights.items() if client in holders or any(of.values())]
+        found = {}
+        questions = {client: SpreadsQuestion(cuts, question.to(client), weights[client]) for client in asked}
+        for client, spreads in contact.ask(questions):
+            found[client] = spreads
+            self._report.note_contact(client)
+        return found
+
+    def _second_moments(self, question: RowGroups, asked: Sequence[int], place: Place) -> Moments | None:
+        """The third message, of those whose rows are forgotten: second moments, at the chosen place alone."""
+        at = place.cut, place.over, tuple(place.positions)
+        added: Moments | None = None
+        questions = {client: SecondMomentsQuestion(*at, question.to(client)) for client in asked}
+        for client, found in self._reach().ask(questions):
+            self._report.note_contact(client)
+            if found is not None:
+                added = found if added is None else added + found
+        return added
+
+    def _clients(self, question: RowGroups) -> list[int]:
+        """All that may hold rows to forget or to compare with."""
+        erased = union(question.requests.values()).client_ids
+        return [
+            client for client in self._reach().clients if client in erased or client not in question.gone.client_ids
+        ]
+
+    def _possible_under_dp(self, question: RowGroups) -> bool:
+        """Whether an eraser can be had from releases under DP; says why where it cannot."""
+        assert self._dp is not None
+        offered = offered_cuts(self._model, self._cut)
+        if self._dp.unit != "record":
+            self._leave("statistics of an eraser protect records, and the guarantee is for subjects")
+        elif any(request.client_ids or request.class_ids for request in question.requests.values()):
+            self._leave("under differential privacy only samples are erased")
+        elif sum(len(ids) for ids in _samples(question).values()) < least_rows(self._dp, len(_samples(question))):
+            least = least_rows(self._dp, len(_samples(question)))
+            self._leave(f"under {self._dp} an eraser needs {math.ceil(least)} of the forgotten samples or more")
+        elif self._config.erase_at not in ("auto", *offered) or not offered:
+            self._leave("under differential privacy an eraser sits at a cut that the model offers by name")
+        elif fixed_place(offered, self._config.erase_at)[1] != "each":
+            self._leave("under differential privacy there is no eraser for tokens or whole rows")
+        else:
+            return True
+        return False
+
+    def _private_erasure(self, question: RowGroups, requests: Collection[Forget], dp: DP) -> Erasure | None:
+        cut, over = fixed_place(offered_cuts(self._model, self._cut), self._config.erase_at)
+        contact, asked = self._reach(), sorted(_samples(question))
+        sent = []
+        for client, statistics in contact.ask(
+            {client: PrivateEraserQuestion(cut, dp, question.to(client)) for client in asked}
+        ):
+            sent.append(statistics)
+            self._report.note_contact(client)
+        noisy = NoisyContrast.of(dp, sent)
+        place = None if noisy is None else judge_place(cut, over, noisy.shift(), most_price=self._config.most_price)
+        if noisy is None or place is None or not place.cover > 0:
+            self._leave(f"these samples differ from retained ones by no more than the noise of {dp}")
+            return None
+        fitted = make_eraser(noisy.contrast(place.positions), place.positions, over=over)
+        about = {
+            "place": place.to_json(),
+            "cuts": [place.to_json()],
+            "rank": fitted.rank,
+            "rows": sum(len(ids) for request in question.requests.values() for ids in request.sample_ids.values()),
+            "clients": asked,
+            "size_bytes": fitted.size_bytes,
+            "parts": sorted(question.requests),
+            "requests": sorted(r.digest for r in requests if r.sample_ids),
+            "mechanism": str(dp),
+        }
+        return Erasure(cut, fitted, about)
+
+    def _reach(self) -> Contact:
+        if self._contact is None:
+            raise ContactError(
+                "An eraser is made of statistics that the clients holding the forgotten rows must send, and there is "
+                "no way to reach them: pass clients=federation (on the command line, have the data set here), or use "
+                "filter='bottleneck'."
+            )
+        return self._contact
+
+    def _holders(self, question: RowGroups, *, quiet: bool = False) -> dict[str, list[int]]:
+        """By request the clients that hold enough of its rows."""
+        found = {}
+        for name, request in question.requests.items():
+            enough = {client for client, ids in request.sample_ids.items() if len(ids) >= LEAST_ROWS}
+            whole = set(self._reach().clients) if request.class_ids else set(request.client_ids)
+            clients = sorted(enough | whole)
+            few = sum(len(ids) for client, ids in request.sample_ids.items() if client not in clients)
+            if not clients:
+                self._leave(
+                    f"no client has {LEAST_ROWS} or more of the forgotten samples, which an eraser needs", request
+                )
+                continue
+            if few and not quiet:
+                self._report.note(
+                    f"The eraser is made without {few} samples of clients that have fewer than {LEAST_ROWS} each.",
+                    [request],
+                )
+            found[name] = clients
+        return found
+
+    def _digest(self, question: RowGroups) -> str:
+        """Of all that decides what clients answer: which rows are erased, and which are there to compare them with."""
+        told = {
+            "requests": sorted(question.requests),
+            "gone": question.gone.to_json() if self._dp is None else _held(question),  # a new release would cost
+            "config": [self._cut, self._config.erase_at, self._config.most_price],
+            "needs signal": self._config.filter == "auto",
+            **({"dp": asdict(self._dp)} if self._dp is not None else {}),
+        }
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+    def _stands_out(self, shifts: Mapping[str, Shift], request: Forget) -> bool:
+        """Whether a request's rows differ from those that look like them by more than chance; not asked where an eraser
+        is."""
+        if self._config.filter != "auto":
+            return True
+        signal = choose_place(self._places(shifts), most_price=self._price).signal
+        if signal < LEAST_SIGNAL:
+            self._leave(
+                "these samples differ from retained ones that look like them no more than by chance "
+                f"({signal:.1f} times)",
+                request,
+            )
+        return signal >= LEAST_SIGNAL
+
+    def _candidates(self) -> dict[str, Over]:
+        """The cuts that may be taken: the one named, or all that the model offers up to that of the bottleneck."""
+        offered, named = offered_cuts(self._model, self._cut), self._config.erase_at
+        if named != "auto":
+            return {find_cut(self._model, named): offered.get(named, "each")}
+        early = list(offered)[: list(offered).index(self._cut) + 1] if self._cut in offered else list(offered)
+        return {cut: offered.get(cut, "each") for cut in dict.fromkeys([*early, self._cut])}
+
+    def _leave(self, why: str, request: Forget | None = None) -> None:
+        """Nothing is erased of a request: a note where that was left to us, an error where an eraser was asked for."""
+        if self._config.filter != "auto":
+            raise RequestError(
+                f"There can be no eraser: {why}. Use filter='bottleneck', which reads nothing of forgotten rows."
+            )
+        which = f" to {request}" if request else ""
+        self._report.note(
+            f"No eraser was made{which}: {why}. The bottleneck alone answers; the verdict says what that did.",
+            [request] if request else [],
+        )
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """Retained rows of one class at one client, or at several that are joined: {client: share of it}."""
+
+    holders: Mapping[int, float]
+    label: int
+    sums: Sums
+
+    def __add__(self, other: "_Cell") -> "_Cell":
+        sums = self.sums + other.sums
+        mine, theirs = self.sums.count / sums.count, other.sums.count / sums.count
+        holders = {client: mine * share for client, share in self.holders.items()}
+        return _Cell(holders | {client: theirs * share for client, share in other.holders.items()}, self.label, sums)
+
+
+@dataclass(frozen=True)
+class _Mixture:
+    """Weights of cells that together look most like some forgotten rows."""
+
+    weights: Mapping[tuple[int, int], float]  # by client and class
+    chance: float  # Σ weight² / rows: the variance of its mean, in units of that of a row
+
+    @classmethod
+    def nearest(cls, mean: Tensor, cells: Sequence[_Cell]) -> "_Mixture":
+        """The mixture of the cells that comes closest to a mean."""
+        shares = robust_mixture(mean, [cell.sums.sums.double() / cell.sums.count for cell in cells]).tolist()
+        weights = {
+            (client, cell.label): share * part
+            for share, cell in zip(shares, cells, strict=True)
+            if share > 0
+            for client, part in cell.holders.items()
+        }
+        return cls(weights, sum(share**2 / cell.sums.count for share, cell in zip(shares, cells, strict=True)))
+
+    @property
+    def clients(self) -> set[int]:
+        """Those whose rows are in it."""
+        return {client for client, _ in self.weights}
+
+    def of(self, client: int) -> dict[int, float]:
+        """Its weights of one client's classes."""
+        return {label: weight for (holder, label), weight in self.weights.items() if holder == client}
+
+
+def _cells(told: Mapping[int, Sketches], touched: Collection[int]) -> list[_Cell]:
+    """All retained cells; where they are very many, those of clients without forgotten rows are joined by class."""
+    cells = [_Cell({client: 1.0}, label, sums) for client, one in told.items() for label, sums in one.retained.items()]
+    if len(cells) <= MOST_CELLS:
+        return cells
+    joined: dict[int, _Cell] = {}
+    own = []
+    for cell in cells:
+        if cell.holders.keys() <= set(touched):
+            own.append(cell)
+        else:
+            joined[cell.label] = joined[cell.label] + cell if cell.label in joined else cell
+    return [*own, *joined.values()]
+
+
+def _shift(forgotten: Spread, reference: Spread, chance: float) -> Shift:
+    """How far the means lie apart; `chance` is the variance of the reference's mean in units of that of a row."""
+    rows, there, like = round(forgotten.weight), forgotten.average, reference.average
+    distance = (there.mean - like.mean).square()  # (P, C)
+    both = rows + 1 / max(chance, 1e-12)
+    within = (rows * there.variance + like.variance / max(chance, 1e-12)) / both
+    floor = 0.01 * within.mean() + 1e-12  # a channel that never changes is not infinitely telling
+    noise = within * (1 / rows + chance)
+    told = distance, noise, distance / (within + floor), within
+    return Shift(rows, *((rows * one.sum(1)).float() for one in told))
+
+
+def _summed(shifts: Sequence[Shift]) -> Shift:
+    return sum(shifts[1:], start=shifts[0])
+
+
+def _sums(spread: Spread, positions: Tensor, rows: float, device: torch.device) -> Sums:
+    """A group's mean at some positions, as sums of so many rows."""
+    return Sums(round(rows), (rows * spread.average.mean[positions]).to(device))
+
+
+def _samples(question: RowGroups) -> Mapping[int, frozenset[int]]:
+    """All samples in question, by client; of clients with few of them, which tell nothing, none."""
+    named = union(question.requests.values()).sample_ids
+    return {client: ids for client, ids in named.items() if len(ids) >= LEAST_ROWS}
+
+
+def _held(question: RowGroups) -> dict[str, Any]:
+    """What is forgotten of the clients whose samples are erased."""
+    held = sorted({client for request in question.requests.values() for client in request.sample_ids})
+    samples = {str(client): sorted(ids) for client, ids in question.gone.sample_ids.items() if client in held}
+    return {"clients": sorted(question.gone.client_ids & set(held)), "samples": samples}
+
+
+def question_for(requests: Collection[Forget], gone: Forget, config: FilterConfig) -> RowGroups | None:
+    """What clients are asked about for an eraser; None where nothing is to be erased."""
+    if config.filter == "bottleneck":
+        return None
+    parts = [_part(request, gone, config) for request in requests]
+    named = {part.digest: part for part in sorted(parts, key=lambda part: part.digest) if part.kind}
+    return RowGroups(named, gone) if named else None
+
+
+def _part(request: Forget, gone: Forget, config: FilterConfig) -> Forget:
+    """What is to be erased of a request: samples by default, all of it where an eraser was asked for; not what a
+    request for the whole client covers."""
+    samples = {client: ids for client, ids in request.sample_ids.items() if client not in gone.client_ids}
+    whole = config.filter != "auto"
+    return Forget(request.client_ids if whole else frozenset(), request.class_ids if whole else frozenset(), samples)

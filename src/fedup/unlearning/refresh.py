@@ -1,0 +1,194 @@
+"""Cells brought to the state that requests ask for, by their clients where needed, and back if something fails."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.labels import LabelsQuestion
+from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.clients.protocol import Contact
+from fedup.errors import ContactError
+from fedup.privacy.guarantee import DP
+from fedup.request import Forget
+from fedup.statistics.centroids import Summary
+from fedup.statistics.store import Cell, Centroids, insert
+from fedup.unlearning.report import Report
+
+
+class Refresh:
+    """Brings the cells in use to the state that the requests ask for, and back if something fails."""
+
+    def __init__(self, centroids: Centroids, contact: Contact | None, report: Report, *, keep_sealed: bool) -> None:
+        self.centroids = centroids
+        self.contact = contact
+        self.report = report
+        self.keep_sealed = keep_sealed
+        self._undo: list[Callable[[], object]] = []
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """Whatever was changed is put back if the block fails."""
+        try:
+            yield
+        except BaseException:
+            self.undo()
+            raise
+
+    def undo(self) -> None:
+        """Put everything back as it was."""
+        while self._undo:
+            self._undo.pop()()
+
+    def leave_open(self, requests: frozenset[Forget]) -> None:
+        """Samples of these requests are left out whether or not a filter answers them."""
+        store, before = self.centroids, self.centroids.open
+        self._undo.append(lambda: setattr(store, "open", before))
+        store.open = before | requests
+
+    def bring_up_to_date(self, used: list[Cell], gone: Forget) -> None:
+        """Put sealed originals back where nothing is left out any more; ask the clients for the other touched cells."""
+        touched = self.touched(used, gone)
+        cells = {client: asked for client, asked, _ in touched if asked}
+        excluded = {client: gone.sample_ids.get(client, frozenset()) for client in cells}
+        questions = {client: self._question(client, cells[client], excluded[client]) for client in cells}
+        answers = self._reach().ask(questions) if questions else ()  # whoever does not answer: nothing has changed
+        for _, _, unsealed in touched:
+            for cell in unsealed:
+                self._unseal(cell)
+        for client, summary in answers:
+            self._replace(cells[client], excluded[client], summary)
+            self.report.note_contact(client)
+
+    def touched(self, used: list[Cell], gone: Forget, *, ask: bool = True) -> list[tuple[int, list[Cell], list[Cell]]]:
+        """By client: the cells that it must be asked for, and those whose sealed original will do. Clients tell of
+        which class samples are; without `ask` nobody is asked, and samples of unknown classes touch no cell.
+
+        Touched are cells in use that were purged or leave out other samples than they should, and sealed ones that
+        still hold samples to be left out.
+        """
+        if ask:
+            self._ask_for_labels(gone.sample_ids)
+        by_client: dict[int, list[Cell]] = {client: [] for client in gone.sample_ids}
+        for cell in used:
+            by_client.setdefault(cell.client, []).append(cell)
+        return [
+            (client, *self._touched_of(client, cells, gone.sample_ids.get(client, frozenset())))
+            for client, cells in by_client.items()
+        ]
+
+    def _touched_of(self, client: int, used: list[Cell], wanted: frozenset[int]) -> tuple[list[Cell], list[Cell]]:
+        store = self.centroids
+        if store.dp:
+            return self._touched_under_dp(client, used, wanted)
+        labels = store.sample_labels.get(client, {})
+        classes = {labels[i] for i in wanted if i in labels}
+        should = {(client, label): frozenset(i for i in wanted if labels.get(i) == label) for label in classes}
+        touched = [
+            cell
+            for cell in used
+            if cell.name in store.purged or self._left_out(cell) != should.get(cell.name, frozenset())
+        ]
+        for name, ids in should.items():
+            cell = store.cell(name)
+            if cell is not None and cell not in used and name not in store.purged and ids - self._left_out(cell):
+                touched.append(cell)
+        unsealed = [cell for cell in touched if not should.get(cell.name) and cell.name in store.sealed]
+        return [cell for cell in touched if cell not in unsealed], unsealed
+
+    def _touched_under_dp(self, client: int, used: list[Cell], wanted: frozenset[int]) -> tuple[list[Cell], list[Cell]]:
+        """All cells of the client or none: asking for some would tell of which classes the samples are. What was
+        purged and is not in use stays away; which cells these are is known from requests."""
+        store = self.centroids
+        own = store.cells_of(client)
+        live = [cell for cell in own if cell.name not in store.purged or cell in used]
+        if all(self._left_out(cell) == wanted and cell.name not in store.purged for cell in live):
+            return [], []
+        if not wanted and all(cell.name in store.sealed for cell in live):
+            return [], live
+        return live, []
+
+    def _left_out(self, cell: Cell) -> frozenset[int]:
+        return self.centroids.excluded.get(cell.name, frozenset())
+
+    def _ask_for_labels(self, samples: Mapping[int, frozenset[int]]) -> None:
+        """Of which classes samples are: asked once, then known. Under DP nobody is asked that."""
+        labels = self.centroids.sample_labels
+        unknown = {client: ids - labels.get(client, {}).keys() for client, ids in samples.items()}
+        questions = {client: LabelsQuestion(ids) for client, ids in unknown.items() if ids}
+        if not questions or self.centroids.dp:
+            return
+        for client, found in self._reach().ask(questions):
+            before = labels.get(client)
+            self._undo.append(partial(_put_back, labels, client, before))
+            labels[client] = {**(before or {}), **found}
+            self.report.note_contact(client)
+
+    def _unseal(self, cell: Cell) -> None:
+        """Put the sealed original back."""
+        store = self.centroids
+        self._remember(cell)
+        store.put(cell, *store.sealed.pop(cell.name))
+        store.excluded.pop(cell.name, None)
+
+    def _question(
+        self, client: int, cells: list[Cell], excluded: frozenset[int]
+    ) -> CentroidsQuestion | PrivateCentroidsQuestion:
+        store, labels = self.centroids, frozenset(cell.label for cell in cells)
+        if isinstance(store.how, DP):
+            return PrivateCentroidsQuestion(store.cut, store.how, labels, excluded=excluded)
+        known = store.sample_labels.get(client, {})
+        return CentroidsQuestion(store.cut, store.how, labels, excluded=excluded, sample_labels=known)
+
+    def _replace(self, cells: list[Cell], excluded: frozenset[int], summary: Summary) -> None:
+        store = self.centroids
+        for cell in cells:
+            self._remember(cell)
+            untouched = cell.name not in store.excluded and cell.name not in store.purged
+            if self.keep_sealed and untouched:
+                store.sealed[cell.name] = store.take(cell)
+            elif not self.keep_sealed and self._leaves_out(cell, excluded) - self._left_out(cell):
+                store.sealed.pop(cell.name, None)  # it holds samples that are left out from now on
+        insert(store, summary)
+
+    def _leaves_out(self, cell: Cell, excluded: frozenset[int]) -> frozenset[int]:
+        """Which of these samples may be in the cell."""
+        if self.centroids.dp:
+            return excluded
+        labels = self.centroids.sample_labels.get(cell.client, {})
+        return frozenset(i for i in excluded if labels[i] == cell.label)
+
+    def _remember(self, cell: Cell) -> None:
+        self.report.cells_replaced += 1
+        store, name = self.centroids, cell.name
+        content, excluded = store.take(cell), store.excluded.get(name)
+        purged, sealed = name in store.purged, store.sealed.get(name)
+
+        def put_back() -> None:
+            store.put(cell, *content)
+            store.excluded.pop(name, None)
+            store.sealed.pop(name, None)
+            store.purged.discard(name)
+            if excluded is not None:
+                store.excluded[name] = excluded
+            if sealed is not None:
+                store.sealed[name] = sealed
+            if purged:
+                store.purged.add(name)
+
+        self._undo.append(put_back)
+
+    def _reach(self) -> Contact:
+        if self.contact is None:
+            raise ContactError(
+                "This needs an answer from clients (samples to leave out, or cells that were replaced or purged), and "
+                "there is no way to reach them: pass clients=federation; on the command line, have the data set here."
+            )
+        return self.contact
+
+
+def _put_back(labels: dict[int, dict[int, int]], client: int, before: dict[int, int] | None) -> None:
+    if before is None:
+        labels.pop(client)
+    else:
+        labels[client] = before

@@ -1,0 +1,186 @@
+"""What a request did, measured alone: with it and without it, everything else equal."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from fedup.request import Forget
+from fedup.statistics.proportions import Estimate, Paired, weighted
+from fedup.statistics.tally import Tally
+
+Finding = Literal[
+    "not measured", "too few rows", "already like unseen", "forgotten", "farther than before", "partly", "unchanged"
+]
+CLOSE = 0.02  # an excess that counts as none
+CLOSE_CLASS = 0.01  # the same for a class, whose reference is 0
+WIDEST = 0.10  # of an interval that still says something
+
+_WORDS: Mapping[Finding, str] = {
+    "not measured": "It was not measured whether they are forgotten",
+    "too few rows": "Too few rows to tell whether they are forgotten",
+    "already like unseen": "They looked unseen before, and they still do",
+    "forgotten": "Forgotten",
+    "farther than before": "Not forgotten: the filter makes the model know them better than before",
+    "partly": "Forgotten in part",
+    "unchanged": "Not forgotten: nothing changed for them",
+}
+# From what is wanted to what is not: of several parts of one request the worst counts.
+_ORDER: tuple[Finding, ...] = (
+    "forgotten",
+    "already like unseen",
+    "partly",
+    "too few rows",
+    "not measured",
+    "unchanged",
+    "farther than before",
+)
+
+
+@dataclass(frozen=True)
+class Side:
+    """Rows of one kind under the model without the request and with it."""
+
+    rows: float  # counted, or what weighted ones are worth
+    before: float
+    after: float
+    both: float  # right under the one and the other
+
+    @property
+    def counts(self) -> Paired:
+        """The counts that the shares were made of."""
+        return Paired(self.rows, *(self.rows * share for share in (self.before, self.after, self.both)))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One request's effect: `statistic` on its rows, `reference` on rows that were never trained on, both on the same
+    model; `excess` is their difference, and `change` what the request made of it, in shares of 1."""
+
+    finding: Finding
+    measure: str  # what is counted, in words
+    statistic: Side | None = None
+    reference: Side | None = None  # None for a class, which is compared with 0
+    excess_before: Estimate | None = None
+    excess_after: Estimate | None = None
+    change: Estimate | None = None
+    why: str = ""  # where it could not be measured
+
+    @property
+    def is_good(self) -> bool:
+        """Whether what was asked for is the case."""
+        return self.finding in ("forgotten", "already like unseen")
+
+    @property
+    def words(self) -> str:
+        """One sentence for people."""
+        said = _WORDS[self.finding]
+        if self.why:
+            return f"{said}: {self.why}."
+        if self.statistic is None or self.excess_after is None:
+            return f"{said}."
+        beside = (
+            ""
+            if self.reference is None
+            else f", on unseen rows {self.reference.before:.3f} → {self.reference.after:.3f}"
+        )
+        return f"{said}. {self.measure}: {self.statistic.before:.3f} → {self.statistic.after:.3f}{beside}."
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self) | {"words": self.words, "good": self.is_good}
+
+
+def rows_part(request: Forget) -> str:
+    """The name under which a request's clients and samples are counted."""
+    return request.digest
+
+
+def class_part(request: Forget) -> str:
+    """The name under which its classes are."""
+    return f"{request.digest}:class"
+
+
+def judge(request: Forget, tallies: Mapping[int, Tally]) -> Verdict:
+    """The verdict on a request, from what clients counted with it and without it."""
+    verdicts = []
+    if request.client_ids or request.sample_ids:
+        of_rows = _judge_poison if request.reason == "poison" else _judge_withdrawal
+        verdicts.append(of_rows(rows_part(request), tallies))
+    if request.class_ids:
+        verdicts.append(_judge_class(class_part(request), tallies))
+    return max(verdicts, key=lambda one: _ORDER.index(one.finding))
+
+
+def not_measured(why: str) -> Verdict:
+    """Where nobody could count, and why."""
+    return Verdict("not measured", "", why=why)
+
+
+def _judge_class(name: str, tallies: Mapping[int, Tally]) -> Verdict:
+    counts = _added(one.forgotten.get(name, {}) for one in tallies.values())
+    measure = "Accuracy on held-out rows of the class"
+    if not counts.rows:
+        return not_measured("no client has held-out rows of the class")
+    before, after = counts.share_before, counts.share_after
+    finding = find(before, after, counts.change, close=CLOSE_CLASS)
+    return Verdict(finding, measure, _side(counts), None, before, after, counts.change)
+
+
+def _judge_withdrawal(name: str, tallies: Mapping[int, Tally]) -> Verdict:
+    """Against held-out rows of the same clients and labels, in the same proportions."""
+    strata = []
+    for tally in tallies.values():
+        unseen = tally.unseen.get(name, {})
+        strata += [(own, unseen.get(label, Paired())) for label, own in tally.forgotten.get(name, {}).items()]
+    if not strata:
+        return not_measured("no client that holds the rows could be asked")
+    matched = [(own, alike) for own, alike in strata if alike.rows]
+    if not matched:
+        return not_measured("there are no held-out rows of the same clients and labels")
+    own = sum((one for one, _ in matched), Paired())
+    return against(
+        own, weighted((one.rows, alike) for one, alike in matched), "Accuracy on the forgotten training rows"
+    )
+
+
+def _judge_poison(name: str, tallies: Mapping[int, Tally]) -> Verdict:
+    """Against how often the labels are answered to others' held-out rows."""
+    own = _added(one.forgotten.get(name, {}) for one in tallies.values())
+    if not own.rows:
+        return not_measured("no client that holds the rows could be asked")
+    others = [one for one in tallies.values() if name not in one.forgotten and name in one.unseen]
+    unseen = _added(one.unseen[name] for one in others or [one for one in tallies.values() if name in one.unseen])
+    if not unseen.rows:
+        return not_measured("there are no held-out rows of other clients")
+    return against(own, unseen, "Share of the poisoned rows answered with the label they carry")
+
+
+def against(own: Paired, unseen: Paired, measure: str) -> Verdict:
+    """The verdict on rows beside others, or beside the same rows under a model that never saw them."""
+    before, after = own.share_before - unseen.share_before, own.share_after - unseen.share_after
+    change = own.change - unseen.change
+    return Verdict(find(before, after, change), measure, _side(own), _side(unseen), before, after, change)
+
+
+def find(before: Estimate, after: Estimate, change: Estimate, *, close: float = CLOSE) -> Finding:
+    """The first finding that holds, by the excess without the request, with it, and the change."""
+    if after.width > WIDEST:
+        return "too few rows"
+    if before.value <= CLOSE and change.low <= 0 <= change.high:
+        return "already like unseen"
+    if after.value <= close:
+        return "forgotten"
+    if change.value > CLOSE and change.low > 0:
+        return "farther than before"
+    if change.high < 0:
+        return "partly"
+    return "unchanged"
+
+
+def _added(counts: Any) -> Paired:
+    return sum((one for by_label in counts for one in by_label.values()), Paired())
+
+
+def _side(counts: Paired) -> Side:
+    both = counts.both / counts.rows if counts.rows else 0.0
+    return Side(counts.rows, counts.share_before.value, counts.share_after.value, both)
