@@ -363,7 +363,7 @@ class Execution:
     # --- verdicts
 
     def _measures(self, new: Collection[Forget]) -> bool:
-        if self._contact is None or self._centroids.dp is not None or self._contact.ledger.budgets:
+        if self._contact is None or self._centroids.dp is not None or self._centroids.ledger.budgets:
             return False
         if self._terms.measure is not None:
             return self._terms.measure
@@ -394,7 +394,7 @@ class Execution:
     def _why_not_measured(self) -> str:
         if self._centroids.dp is not None:
             return "under differential privacy nobody counts answers"
-        if self._contact is not None and self._contact.ledger.budgets:
+        if self._contact is not None and self._centroids.ledger.budgets:
             return "clients have privacy budgets, and counts of answers are under no guarantee"
         if self._contact is None:
             return "no way to reach the clients' rows was given (clients=…)"
