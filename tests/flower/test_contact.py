@@ -1738,3 +1738,41 @@ def test_the_servers_ledger_is_charged_before_anything_can_fail(world):
 
     with pytest.raises(StorageError):
         collect(world.model, world.contact(world.grid(), ledger=Full()), privacy=REAL)
+
+
+# --- numbers that are somebody else's
+
+
+def test_what_a_stranger_says_to_have_spent_is_not_charged_to_the_client_it_names(world):
+    def claims(node, reply):
+        return changed(reply, {"client": 0, "spent": 1e12}) if node == FIRST + 2 else reply
+
+    contact = world.contact(world.grid(claims), least_fraction=0.5)
+    with pytest.raises(DataError, match="client 0"):
+        collect(world.model, contact, privacy=REAL)
+    assert contact.ledger.spent(0) <= 2 * REAL.mu**2 * (1 + 1e-9)  # its own release, and one in its name
+
+
+def test_a_node_that_takes_the_number_of_one_that_is_known_charges_it_nothing(world):
+    def claims(node, reply):
+        return changed(reply, {"client": 0, "spent": 1e12}) if node == FIRST + 3 else reply
+
+    grid = world.grid(claims)
+    late = grid.apps.pop(FIRST + 3)
+    contact = world.contact(grid, least_fraction=0.5)
+    assert list(contact.clients) == [0, 1, 2]
+    grid.apps[FIRST + 3] = late
+    with pytest.raises(DataError, match="client 0"):
+        collect(world.model, contact, privacy=REAL)
+    assert contact.ledger.spent(0) == pytest.approx(REAL.mu**2)
+
+
+def test_a_node_that_joins_late_is_held_to_its_clients_budget(world):
+    grid = world.grid()
+    late = grid.apps.pop(FIRST + 3)
+    contact = world.contact(grid, ledger=Ledger(budgets={3: Budget(1.0)}))
+    assert list(contact.clients) == [0, 1, 2]
+    grid.apps[FIRST + 3] = late
+    with pytest.raises(BudgetError, match="Client 3"):
+        collect(world.model, contact)
+    assert not grid.asked("summarize")

@@ -21,6 +21,7 @@ from fedup.errors import ContactError, DataError, RequestError, SettingError
 from fedup.flower.messaging import Messenger
 from fedup.flower.spool import Spool, is_collection
 from fedup.flower.wire import NONCE, ROW, Answer, Ask, row_of
+from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget, check_known
 from fedup.statistics.traffic import Meter, Traffic
@@ -28,6 +29,7 @@ from fedup.statistics.traffic import Meter, Traffic
 MOST_BYTES = 16_000_000  # of one answer
 _LARGEST_SPENT = 1e12  # μ²: of a client that has released everything a million times
 A = TypeVar("A")
+_Charge = tuple[DP, str, str]  # the guarantee, what is charged, the release's name
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,9 @@ class GridContact:
         self._spool = Spool(folder, self._messenger.base)
         self._nodes: dict[int, int] = {}  # by client
         self._clients: dict[int, int] = {}  # by node
-        self._unknown: Counter[int] = Counter()  # by node that has not said who it is: bytes that came from it
+        self._unknown: Counter[int] = Counter()  # by node that is not known to be a client: bytes that came from it
+        self._claimed: dict[int, float] = {}  # by such a node: what it says to have spent
+        self._uncharged: dict[int, list[_Charge]] = {}  # by such a node: releases in the name of somebody else's client
         self._collected = False  # whether all answers to a collection were taken, which may still be on disk
 
     @property
@@ -302,7 +306,11 @@ class GridContact:
         name = messages.identity_of(answer.arrays) if told and ask.is_release else ""
         client, reported = self._client_of(node, answer), _spent(answer) if size is None else None
         size = answer.size if size is None else size
+        if reported is not None and node not in self._clients:  # anybody can say a number: it waits until that is sure
+            self._claimed[node], reported = max(reported, self._claimed.get(node, 0.0)), None
         if client is None:
+            if told and isinstance(question, PrivateQuestion):
+                self._uncharged.setdefault(node, []).append((question.dp, question.charged_as, name))
             self._meter.came(None, size)
             self._unknown[node] += size
             return
@@ -317,10 +325,11 @@ class GridContact:
         self._meter.came(client, size, release)
 
     def _client_of(self, node: int, answer: Answer) -> int | None:
-        """Which client a node is: as is known, or else as it says now."""
+        """Which client a node is: as is known, or else as it says now, unless another node is that client."""
         if node not in self._clients:
             with suppress(DataError):
-                return client_number(answer.details)
+                claimed = client_number(answer.details)
+                return None if self._nodes.get(claimed, node) != node else claimed
         return self._clients.get(node)
 
     # --- who is asked
@@ -353,6 +362,10 @@ class GridContact:
                 )
             self._nodes[client], self._clients[node] = node, client
             self._meter.by_client[client] += self._unknown.pop(node, 0)
+            for dp, charged_as, name in self._uncharged.pop(node, ()):
+                self._ledger.came(client, dp, charged_as, name)
+            if node in self._claimed:
+                self._ledger.correct(client, self._claimed.pop(node), "releases that did not come")
 
     def _node_of(self, client: int) -> int:
         if client not in self.clients:
