@@ -256,3 +256,14 @@ def test_a_filter_is_fitted_by_as_many_threads_as_suit_its_width(width, threads)
 
 def test_the_tests_do_not_run_under_a_wish_of_the_environment():
     assert VARIABLE not in os.environ
+
+
+def test_blocks_that_end_in_another_order_than_they_began_leave_torch_as_it_was():
+    before = torch.get_num_threads()
+    first, second = using_threads(before + 1), using_threads(before + 2)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.get_num_threads() == before + 2
+    second.__exit__(None, None, None)
+    assert torch.get_num_threads() == before

@@ -7,9 +7,11 @@ small model trains a hundred times slower with two threads than with one.
 import copy
 import math
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -52,18 +54,38 @@ def asked_threads() -> int | None:
     return int(text)
 
 
+@dataclass(eq=False)
+class _Block:
+    """A block of `using_threads` that has not ended."""
+
+    before: int  # threads that torch is to have after it
+
+
+_BLOCKS: list[_Block] = []
+_LOCK = threading.Lock()
+
+
 @contextmanager
 def using_threads(count: int) -> Iterator[None]:
-    """So many threads inside the block; before and after it what torch had."""
-    given = torch.get_num_threads()
-    if count == given:  # a call would reset what a user set for single libraries
+    """So many threads inside the block; after it what torch had before, also where blocks of several Python threads
+    end in another order than they began."""
+    if count == torch.get_num_threads():  # a call would reset what a user set for single libraries
         yield
         return
-    torch.set_num_threads(count)
+    with _LOCK:
+        block = _Block(torch.get_num_threads())
+        _BLOCKS.append(block)
+        torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(given)
+        with _LOCK:
+            place = _BLOCKS.index(block)
+            if place + 1 < len(_BLOCKS):
+                _BLOCKS[place + 1].before = block.before
+            else:
+                torch.set_num_threads(block.before)
+            del _BLOCKS[place]
 
 
 @contextmanager
