@@ -10,7 +10,7 @@ from torch import Tensor
 from fedup.clients import checks
 from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
-from fedup.clients.question import Arrays, ClientData, Details, Message, Question
+from fedup.clients.question import Arrays, ClientData, Details, ExactQuestion, Message
 from fedup.errors import DataError
 from fedup.statistics.centroids import Summarizing, Summary, summarize
 from fedup.statistics.kmeans import centroid_count
@@ -20,7 +20,7 @@ _MOST_UNTOLD = 1000  # rows of a class that a client's own rules may keep back
 
 
 @dataclass(frozen=True)
-class CentroidsQuestion(Question[Summary]):
+class CentroidsQuestion(ExactQuestion[Summary]):
     """The centroids of the cells of some classes (None: of all that the client holds), without some samples."""
 
     kind: ClassVar[str] = "summarize"

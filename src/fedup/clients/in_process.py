@@ -8,7 +8,7 @@ from torch import nn
 
 from fedup.clients import messages
 from fedup.clients.protocol import check_budgets, release_of
-from fedup.clients.question import ClientData, PrivateQuestion, Question
+from fedup.clients.question import ClientData, ExactQuestion, PrivateQuestion, Question
 from fedup.errors import ContactError
 from fedup.federation import Federation
 from fedup.models.cut import FeatureReader
@@ -105,6 +105,7 @@ class InProcess:
             self._ledger.spend(client, question.dp, question.charged_as, name)
             answer = question.release(plan, data)
         else:
+            assert isinstance(question, ExactQuestion)  # there is no third kind
             answer = question.answer(data)
         self._count(client, question, answer, name)
         return answer

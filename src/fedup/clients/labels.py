@@ -7,12 +7,12 @@ import torch
 
 from fedup.clients.checks import client_number, pairs, require
 from fedup.clients.model_facts import ModelFacts
-from fedup.clients.question import Arrays, ClientData, Details, Message, Question
+from fedup.clients.question import Arrays, ClientData, Details, ExactQuestion, Message
 from fedup.federation import check_samples
 
 
 @dataclass(frozen=True)
-class WhoQuestion(Question[int]):
+class WhoQuestion(ExactQuestion[int]):
     """Which client are you?"""
 
     kind: ClassVar[str] = "who"
@@ -37,7 +37,7 @@ class WhoQuestion(Question[int]):
 
 
 @dataclass(frozen=True)
-class LabelsQuestion(Question[dict[int, int]]):
+class LabelsQuestion(ExactQuestion[dict[int, int]]):
     """The class of each of these samples; one that was not trained on is refused."""
 
     kind: ClassVar[str] = "labels"

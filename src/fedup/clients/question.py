@@ -68,10 +68,6 @@ class Question(ABC, Generic[A]):
         """The opposite, at the client."""
 
     @abstractmethod
-    def answer(self, data: ClientData) -> A:
-        """From a client's own rows: the same function in process and on a node."""
-
-    @abstractmethod
     def answer_message(self, answer: A) -> Message:
         """An answer as it is sent."""
 
@@ -103,6 +99,14 @@ class Question(ABC, Generic[A]):
         return 0
 
 
+class ExactQuestion(Question[A]):
+    """A question that is answered from a client's rows as they are, under no guarantee."""
+
+    @abstractmethod
+    def answer(self, data: ClientData) -> A:
+        """From a client's own rows: the same function in process and on a node."""
+
+
 class PrivateQuestion(Question[A], Generic[A, P]):
     """A question whose answer is a release under differential privacy, charged before any row is read.
 
@@ -130,6 +134,3 @@ class PrivateQuestion(Question[A], Generic[A, P]):
     @abstractmethod
     def release(self, plan: P, data: ClientData) -> A:
         """The answer, made of a client's rows after it was charged."""
-
-    def answer(self, data: ClientData) -> A:
-        raise NotImplementedError("A release is planned and charged before it is made.")

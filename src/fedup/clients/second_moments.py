@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedup.clients import checks
 from fedup.clients.model_facts import ModelFacts
-from fedup.clients.question import Arrays, ClientData, Details, Message, Question
+from fedup.clients.question import Arrays, ClientData, Details, ExactQuestion, Message
 from fedup.errors import DataError
 from fedup.models.layout import Over
 from fedup.request import Forget
@@ -18,7 +18,7 @@ from fedup.statistics.moments import Moments
 
 
 @dataclass(frozen=True)
-class SecondMomentsQuestion(Question[Moments | None]):
+class SecondMomentsQuestion(ExactQuestion[Moments | None]):
     """The third question for an eraser, at the place that was chosen; None where the client has too few rows."""
 
     kind: ClassVar[str] = "moments"

@@ -9,7 +9,7 @@ import torch
 from fedup.clients import checks
 from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
-from fedup.clients.question import Arrays, ClientData, Details, Message, Question
+from fedup.clients.question import Arrays, ClientData, Details, ExactQuestion, Message
 from fedup.models.layout import Over
 from fedup.request import Forget
 from fedup.statistics.eraser_statistics import (
@@ -24,7 +24,7 @@ from fedup.statistics.moments import Sums
 
 
 @dataclass(frozen=True)
-class SketchesQuestion(Question[Sketches]):
+class SketchesQuestion(ExactQuestion[Sketches]):
     """The first question for an eraser: which retained cells look like the forgotten rows is found from its answers."""
 
     kind: ClassVar[str] = "sketch"

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedup.clients import checks
 from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
-from fedup.clients.question import Arrays, ClientData, Details, Message, Question
+from fedup.clients.question import Arrays, ClientData, Details, ExactQuestion, Message
 from fedup.errors import DataError
 from fedup.federation import named_rows
 from fedup.models.layout import Over
@@ -18,7 +18,7 @@ from fedup.statistics.eraser_statistics import EVERY_CLASS, GroupSpreads, RowGro
 
 
 @dataclass(frozen=True)
-class SpreadsQuestion(Question[GroupSpreads]):
+class SpreadsQuestion(ExactQuestion[GroupSpreads]):
     """The second question for an eraser: where the forgotten rows stand apart is found from its answers."""
 
     kind: ClassVar[str] = "spreads"

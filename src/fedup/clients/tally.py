@@ -9,7 +9,7 @@ from torch import Tensor
 from fedup.clients import checks
 from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
-from fedup.clients.question import Arrays, ClientData, Details, Message, Question
+from fedup.clients.question import Arrays, ClientData, Details, ExactQuestion, Message
 from fedup.errors import DataError
 from fedup.request import Forget
 from fedup.serving.filter_file import parts_of, served_from
@@ -19,7 +19,7 @@ from fedup.statistics.tally import MOST_CLASS_ROWS, MOST_ROWS, RowsToCount, Tall
 
 
 @dataclass(frozen=True)
-class TallyQuestion(Question[Tally]):
+class TallyQuestion(ExactQuestion[Tally]):
     """Counts of right answers under the filter before a request and after it (None: the original), which are sent."""
 
     kind: ClassVar[str] = "tally"

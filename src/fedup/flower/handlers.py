@@ -8,7 +8,7 @@ import torch
 from flwr.app import Context
 from torch import nn
 
-from fedup.clients.question import ClientData, Question
+from fedup.clients.question import ClientData, ExactQuestion, Question
 from fedup.federation import Client
 from fedup.flower.holding import Holding, Source
 from fedup.flower.policy import Policy
@@ -37,7 +37,7 @@ class Work:
         """The node's own account."""
         return KeptLedger(self.context, self.policy)
 
-    def answer(self, question: Question[Any]) -> Answer:
+    def answer(self, question: ExactQuestion[Any]) -> Answer:
         """To a question that is under no guarantee."""
         question.check_model(self.base)
         model = self.make_model() if question.needs_model else nn.Module()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedup.clients.all_questions import QUESTIONS
 from fedup.clients.labels import WhoQuestion
-from fedup.clients.question import PrivateQuestion
+from fedup.clients.question import ExactQuestion, PrivateQuestion
 from fedup.errors import BudgetError, DataError, FedUPError
 from fedup.flower.account import with_spent
 from fedup.flower.handlers import Work
@@ -115,6 +115,7 @@ def _answer(
         work = Work(source, lambda: _model(ask, context, blank), context, policy, base, most_kept, classes)
         if isinstance(question, PrivateQuestion):
             return answer_privately(work, question, details)
+        assert isinstance(question, ExactQuestion)  # there is no third kind
         return work.answer(question)
     except _NeedsWeightsError:
         return Answer("needs weights", base)
