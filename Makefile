@@ -1,6 +1,7 @@
 # Each target sets up all it needs in .venv; a second run skips the set-up.
 PYTHON ?= python3
 VENV := .venv
+THREADS ?= 1
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt Makefile | cksum | cut -d' ' -f1)
 
@@ -31,13 +32,13 @@ demo: $(READY)
 	$(BIN)/fedup demo $(ARGS)
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not sweep" $(ARGS)
+	OMP_NUM_THREADS=$(THREADS) OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 -m "not sweep" $(ARGS)
 
 test-fast: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not sweep" $(ARGS)
+	OMP_NUM_THREADS=$(THREADS) OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 -m "not slow and not sweep" $(ARGS)
 
 test-slow: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+	OMP_NUM_THREADS=$(THREADS) OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 $(ARGS)
 
 figures: $(READY)
 	$(BIN)/fedup demo --out runs/demo

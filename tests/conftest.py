@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 from tests._digits import TrainedDigits
@@ -6,7 +8,8 @@ from torch import nn
 from fedup import Federation, dirichlet
 from fedup.tasks.datasets import load_dataset
 
-torch.set_num_threads(1)  # the tensors are small and tests run side by side: more threads only wait for each other
+# The tensors are small and tests run side by side: more threads only wait for each other. `make test THREADS=2`: more.
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
 
 
 @pytest.fixture(scope="session")
