@@ -18,9 +18,9 @@ EARLY, LATE = "2", "4"  # cuts of the model; the bottleneck sits at the late one
 FAST = {"rank": 4, "steps": 10, "batch_size": 32}
 AUTO = FilterConfig(**FAST)
 KINDS = {
-    "eraser alone": FilterConfig(**FAST, filter="erasure", erase_at=EARLY),
-    "both at one cut": FilterConfig(**FAST, filter="both", erase_at=LATE),
-    "both at two cuts": FilterConfig(**FAST, filter="both", erase_at=EARLY),
+    "eraser alone": FilterConfig(**FAST, filter="erasure", eraser_cut=EARLY),
+    "both at one cut": FilterConfig(**FAST, filter="both", eraser_cut=LATE),
+    "both at two cuts": FilterConfig(**FAST, filter="both", eraser_cut=EARLY),
 }
 
 

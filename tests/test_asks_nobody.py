@@ -147,7 +147,7 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_can_be_known_beforehand_is_refused_before_anybody_is_asked(reason, act):
     request, error = REFUSED[reason]
-    more = {"rank too wide": {"rank": 99}, "unknown cut": {"erase_at": "nowhere"}, "no eraser for so few": {}}
+    more = {"rank too wide": {"rank": 99}, "unknown cut": {"eraser_cut": "nowhere"}, "no eraser for so few": {}}
     settings = {**FAST, **({"filter": "both"} if reason == "no eraser for so few" else {}), **more.get(reason, {})}
     plugged, store = plug(MARKED.base), MARKED.store()
     options = {"clients": Silent(store), "config": FilterConfig(**settings)}

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedup.errors import DataError, RequestError, SettingError
-from fedup.statistics.centroids import Summarizing, Summary, summarize
+from fedup.statistics.centroids import CentroidConfig, Summary, summarize
 from fedup.statistics.kmeans import centroid_count
 
 few = settings(max_examples=15, deadline=None, derandomize=True)
@@ -34,7 +34,7 @@ def weights(model: nn.Module) -> list[torch.Tensor]:
 
 
 def ask(x: torch.Tensor = X, *, rows: torch.Tensor = ROWS, model: nn.Module = MODEL, cut: str = "4", **more) -> Summary:
-    how = more.pop("how", Summarizing(0.5, seed=3))
+    how = more.pop("how", CentroidConfig(0.5, seed=3))
     return summarize(model, x, Y, rows, client=7, cut=cut, how=how, **more)
 
 
@@ -69,7 +69,7 @@ def test_ratio_one_gives_the_features_of_the_frozen_model():
     model = make_model()
     with torch.no_grad():
         features = model.eval()[:4](X)
-    for label, (vectors, counts) in by_label(ask(how=Summarizing(1.0), model=model)).items():
+    for label, (vectors, counts) in by_label(ask(how=CentroidConfig(1.0), model=model)).items():
         torch.testing.assert_close(vectors, features[ROWS[Y[ROWS] == label]])
         assert set(counts.tolist()) == {1}
 
@@ -125,7 +125,7 @@ def test_centroids_stand_for_all_retained_rows_of_their_cell(excluded):
 
 def test_a_cell_of_a_large_client_has_the_same_bits_alone_and_among_others():
     x, y = make_data(9000)
-    rows, how = torch.arange(9000), Summarizing(0.1, 0.01)
+    rows, how = torch.arange(9000), CentroidConfig(0.1, 0.01)
     together = by_label(summarize(MODEL, x, y, rows, client=7, cut="4", how=how))
     for label in range(CLASSES):
         alone = summarize(MODEL, x, y, rows, client=7, cut="4", how=how, labels=frozenset([label]))
@@ -157,7 +157,7 @@ def test_a_client_without_rows_or_asked_for_no_cell_sends_none():
 def test_summarizing_leaves_model_and_data_as_they_were():
     model = make_model().train()
     before, x = weights(model), X.clone()
-    ask(model=model, how=Summarizing(0.5, 0.1))
+    ask(model=model, how=CentroidConfig(0.5, 0.1))
     assert model.training
     assert all(map(torch.equal, weights(model), before))
     assert not any(module._forward_pre_hooks for module in model.modules())
@@ -166,7 +166,7 @@ def test_summarizing_leaves_model_and_data_as_they_were():
 
 def test_noise_has_the_deviation_asked_for_and_follows_the_seed():
     wanted = ((0.0, 3), (0.1, 3), (0.1, 3), (0.1, 4))
-    clean, noisy, again, other = (ask(how=Summarizing(1.0, sigma, seed)).vectors for sigma, seed in wanted)
+    clean, noisy, again, other = (ask(how=CentroidConfig(1.0, sigma, seed)).vectors for sigma, seed in wanted)
     assert torch.equal(noisy, again)
     assert not torch.equal(noisy, other)
     noise = noisy - clean
@@ -175,7 +175,7 @@ def test_noise_has_the_deviation_asked_for_and_follows_the_seed():
 
 
 def test_no_two_cells_get_the_same_noise():
-    clean, noisy = (by_label(ask(how=Summarizing(1.0, sigma))) for sigma in (0.0, 0.1))
+    clean, noisy = (by_label(ask(how=CentroidConfig(1.0, sigma))) for sigma in (0.0, 0.1))
     first, second, third = ((noisy[label][0] - clean[label][0])[:50] for label in range(CLASSES))
     assert not torch.allclose(first, second, atol=0.01)
     assert not torch.allclose(first, third, atol=0.01)
@@ -183,7 +183,7 @@ def test_no_two_cells_get_the_same_noise():
 
 def test_nonnegative_is_read_off_the_model_not_off_the_values():
     assert not ask(cut="3").nonnegative  # before the ReLU
-    assert ask(cut="4", how=Summarizing(0.5, 5.0)).nonnegative  # whatever the noise does
+    assert ask(cut="4", how=CentroidConfig(0.5, 5.0)).nonnegative  # whatever the noise does
 
 
 def test_nan_inputs_are_named_and_refused():
@@ -214,4 +214,4 @@ def test_excluding_rows_the_client_does_not_hold_is_refused(ids):
 )
 def test_summarizing_settings_out_of_range_are_refused(bad):
     with pytest.raises(SettingError, match=next(iter(bad))):
-        Summarizing(**bad)
+        CentroidConfig(**bad)

@@ -25,11 +25,11 @@ from fedup.clients.tally import TallyQuestion
 from fedup.errors import BudgetError, ContactError, DataError, RequestError
 from fedup.models.cut import FeatureReader
 from fedup.privacy import DP, Budget, Ledger
-from fedup.statistics.centroids import Summarizing, Summary, summarize
+from fedup.statistics.centroids import CentroidConfig, Summary, summarize
 from fedup.statistics.eraser_statistics import RowGroups
 from fedup.statistics.tally import RowsToCount
 
-HOW = Summarizing(1.0)
+HOW = CentroidConfig(1.0)
 PRIVATE = DP(2.0, clip=4.0)
 CLASSES = frozenset(range(3))
 

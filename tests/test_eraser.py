@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedup.errors import DataError, SettingError
 from fedup.filters.eraser import STANDS_OUT, Eraser, TokenEraser, load_eraser, make_eraser
 from fedup.models.layout import positions_of, to_positions
-from fedup.statistics.moments import LEAST_ROWS, Contrast, Moments, Sums
+from fedup.statistics.moments import LEAST_ROWS, GroupStatistics, Moments, Sums
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 seeds = st.integers(0, 10**6)
@@ -26,7 +26,7 @@ def _contrast(groups, retained=None):
     """Of plain rows (N, P, C): forgotten ones by name with retained ones of their own, or the same for all."""
     references = {name: kept for name, (_, kept) in groups.items()} if retained is None else {"": retained}
     rows = torch.cat([*(gone for gone, _ in groups.values()), *references.values()])
-    return Contrast(
+    return GroupStatistics(
         {name: _sums(gone) for name, (gone, _) in groups.items()},
         {name: _sums(kept if retained is None else retained) for name, (_, kept) in groups.items()},
         Moments.of(rows.double()),
@@ -138,7 +138,7 @@ def test_a_thing_named_twice_is_erased_as_if_named_once(seed, concepts):
     groups, retained = _case(seed, concepts=concepts)
     once = _everywhere(_contrast(groups, retained))
     twice = _everywhere(
-        Contrast(
+        GroupStatistics(
             {f"{name}{i}": sums for name, sums in _contrast(groups, retained).forgotten.items() for i in "ab"},
             {f"{name}{i}": sums for name, sums in _contrast(groups, retained).reference.items() for i in "ab"},
             _contrast(groups, retained).pooled,
@@ -154,7 +154,7 @@ def test_a_thing_named_twice_is_erased_as_if_named_once(seed, concepts):
 @given(seeds, st.integers(1, 3))
 def test_rows_of_equal_means_are_left_bit_for_bit(seed, concepts):
     contrast = _contrast(*_case(seed, concepts=concepts))
-    same = Contrast(contrast.reference, contrast.reference, contrast.pooled)
+    same = GroupStatistics(contrast.reference, contrast.reference, contrast.pooled)
     features = torch.randn(9, 3, 6, generator=torch.Generator().manual_seed(seed))
     assert torch.equal(_everywhere(same)(features), features)
 
@@ -215,7 +215,7 @@ def test_statistics_of_clients_added_up_give_the_eraser_of_all_rows_together(see
     ]
     added = _contrast(clients[0])
     for client in map(_contrast, clients[1:]):
-        added = Contrast(
+        added = GroupStatistics(
             {name: sums + client.forgotten[name] for name, sums in added.forgotten.items()},
             {name: sums + client.reference[name] for name, sums in added.reference.items()},
             added.pooled + client.pooled,
@@ -250,7 +250,9 @@ def test_a_group_of_too_few_rows_is_left_out_of_the_eraser():
 def test_statistics_that_are_not_finite_give_no_eraser():
     groups, retained = _case(0)
     contrast = _contrast(groups, retained)
-    broken = Contrast(contrast.forgotten, contrast.reference, Moments(9, contrast.pooled.sums, contrast.pooled.squares))
+    broken = GroupStatistics(
+        contrast.forgotten, contrast.reference, Moments(9, contrast.pooled.sums, contrast.pooled.squares)
+    )
     broken.pooled.squares[0, 0, 0] = torch.inf
     with pytest.raises(DataError, match="not finite"):
         _everywhere(broken)

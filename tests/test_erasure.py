@@ -13,17 +13,17 @@ from fedup.clients.sketches import SketchesQuestion
 from fedup.clients.spreads import SpreadsQuestion
 from fedup.errors import ContactError, RequestError
 from fedup.federation import Client
-from fedup.filters.eraser_site import CLEAR, ENOUGH, Place, choose_place, judge_place
+from fedup.filters.eraser_site import CLEAR, ENOUGH, EraserSite, choose_site, judge_site
 from fedup.models.layout import to_positions
 from fedup.request import union
 from fedup.statistics.moments import LEAST_ROWS, Shift
-from fedup.unlearning.eraser_builder import LEAST_SIGNAL, Erasing, question_for
+from fedup.unlearning.eraser_builder import LEAST_SIGNAL, EraserBuilder, question_for
 from fedup.unlearning.report import Report
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
 CUT, CLASSES, EACH = "6", 3, 120
-PRICED = FilterConfig(most_price=0.2)  # a map of so few positions and channels has none that cost little
-ASKED_FOR = FilterConfig(filter="erasure", most_price=0.2)
+PRICED = FilterConfig(max_variance_loss=0.2)  # a map of so few positions and channels has none that cost little
+ASKED_FOR = FilterConfig(filter="erasure", max_variance_loss=0.2)
 
 
 # --- a place for it
@@ -47,9 +47,9 @@ def shifts(draw):
 
 @few
 @given(shifts(), st.floats(0.001, 1))
-def test_a_place_costs_no_more_than_may_be_paid_unless_one_position_does(shift, most_price):
-    place = judge_place("a", "each", shift, most_price=most_price)
-    assert place.price <= most_price + 1e-9 or len(place.positions) == 1
+def test_a_place_costs_no_more_than_may_be_paid_unless_one_position_does(shift, max_variance_loss):
+    place = judge_site("a", "each", shift, max_variance_loss=max_variance_loss)
+    assert place.price <= max_variance_loss + 1e-9 or len(place.positions) == 1
     assert list(place.positions) == sorted(set(place.positions))
     assert place.of == len(shift.distance)
     assert 0 <= place.cover <= 1 + 1e-9
@@ -57,8 +57,11 @@ def test_a_place_costs_no_more_than_may_be_paid_unless_one_position_does(shift, 
 
 @few
 @given(shifts(), st.floats(0.001, 0.5), st.floats(1, 2))
-def test_who_pays_more_gets_no_less(shift, most_price, times):
-    less, more = (judge_place("a", "each", shift, most_price=price) for price in (most_price, most_price * times))
+def test_who_pays_more_gets_no_less(shift, max_variance_loss, times):
+    less, more = (
+        judge_site("a", "each", shift, max_variance_loss=price)
+        for price in (max_variance_loss, max_variance_loss * times)
+    )
     assert set(less.positions) <= set(more.positions)
     assert less.cover <= more.cover + 1e-9
 
@@ -66,7 +69,7 @@ def test_who_pays_more_gets_no_less(shift, most_price, times):
 @few
 @given(shifts())
 def test_no_more_positions_are_taken_than_hold_nearly_all_of_the_shift(shift):
-    place = judge_place("a", "each", shift, most_price=1e9)
+    place = judge_site("a", "each", shift, max_variance_loss=1e9)
     excess = (shift.distance - shift.noise).clamp(min=0).double()
     clear = shift.distance > CLEAR * shift.noise  # the others are left alone
     if clear.any():
@@ -82,7 +85,7 @@ def test_no_more_positions_are_taken_than_hold_nearly_all_of_the_shift(shift):
 
 
 def test_a_shift_at_few_positions_is_had_from_these_alone_at_their_price():
-    place = judge_place("a", "each", _shift([0, 0, 5.0, 0, 3.0, 0, 0, 0, 0, 0]), most_price=0.5)
+    place = judge_site("a", "each", _shift([0, 0, 5.0, 0, 3.0, 0, 0, 0, 0, 0]), max_variance_loss=0.5)
     assert place.positions == (2, 4)
     assert place.cover == pytest.approx(1)
     assert place.price == pytest.approx(0.2)
@@ -90,14 +93,14 @@ def test_a_shift_at_few_positions_is_had_from_these_alone_at_their_price():
 
 
 def test_where_all_may_not_be_paid_for_the_most_telling_positions_come_first():
-    place = judge_place("a", "each", _shift([1.0, 4, 2, 3, 0, 0, 0, 0, 0, 0]), most_price=0.25)
+    place = judge_site("a", "each", _shift([1.0, 4, 2, 3, 0, 0, 0, 0, 0, 0]), max_variance_loss=0.25)
     assert place.positions == (1, 3)
     assert place.cover == pytest.approx(0.7)
     assert place.price == pytest.approx(0.2)
 
 
 def test_what_chance_would_give_does_not_count_as_covered_and_signal_is_how_many_times_it_that_is():
-    place = judge_place("a", "each", _shift([2.0, 4.0, 1.0, 1.0], noise=1.0), most_price=1.0)
+    place = judge_site("a", "each", _shift([2.0, 4.0, 1.0, 1.0], noise=1.0), max_variance_loss=1.0)
     assert place.positions == (0, 1)
     assert place.cover == pytest.approx(1)
     assert place.signal == pytest.approx(2)
@@ -109,37 +112,37 @@ def test_a_place_does_not_depend_on_how_many_clients_say_the_same(times):
     added = one
     for _ in range(times):
         added = added + one
-    places = [judge_place("a", "each", shift, most_price=0.5) for shift in (one, added)]
+    places = [judge_site("a", "each", shift, max_variance_loss=0.5) for shift in (one, added)]
     assert places[0].positions == places[1].positions
     for name in ("cover", "price", "signal"):
         assert getattr(places[0], name) == pytest.approx(getattr(places[1], name))
 
 
 def test_where_there_is_no_shift_at_all_nothing_breaks():
-    place = judge_place("a", "each", _shift([0.0] * 4, noise=0.1), most_price=0.02)
+    place = judge_site("a", "each", _shift([0.0] * 4, noise=0.1), max_variance_loss=0.02)
     assert place.signal == 0
     assert place.cover == 0
 
 
 def _place(cut, cover, price):
-    return Place(cut, "each", (0,), 1, cover=cover, price=price, signal=9.0)
+    return EraserSite(cut, "each", (0,), 1, cover=cover, price=price, signal=9.0)
 
 
 def test_the_earliest_cut_that_covers_most_within_the_price_is_chosen():
     places = [_place("a", 0.49, 0.01), _place("b", 0.9, 0.03), _place("c", 0.5, 0.02), _place("d", 1.0, 0.001)]
-    assert choose_place(places, most_price=0.02).cut == "c"
-    assert choose_place(places, most_price=0.03).cut == "b"
-    assert choose_place(places[3:], most_price=0.02).cut == "d"
+    assert choose_site(places, max_variance_loss=0.02).cut == "c"
+    assert choose_site(places, max_variance_loss=0.03).cut == "b"
+    assert choose_site(places[3:], max_variance_loss=0.02).cut == "d"
 
 
 def test_where_no_cut_does_the_one_that_covers_most_for_its_price_is_chosen():
-    assert choose_place([_place("a", 0.4, 0.01), _place("b", 0.45, 0.02)], most_price=0.02).cut == "b"
-    assert choose_place([_place("a", 0.9, 0.9), _place("b", 0.8, 0.1)], most_price=0.02).cut == "b"
-    assert choose_place([_place("a", 0.1, 0.001), _place("b", 0.3, 0.02)], most_price=0.02).cut == "b"
+    assert choose_site([_place("a", 0.4, 0.01), _place("b", 0.45, 0.02)], max_variance_loss=0.02).cut == "b"
+    assert choose_site([_place("a", 0.9, 0.9), _place("b", 0.8, 0.1)], max_variance_loss=0.02).cut == "b"
+    assert choose_site([_place("a", 0.1, 0.001), _place("b", 0.3, 0.02)], max_variance_loss=0.02).cut == "b"
 
 
 def test_a_place_says_how_many_positions_it_has_not_which():
-    told = Place("a", "each", (3, 4, 9), 16, cover=0.5, price=0.1, signal=3.0).to_json()
+    told = EraserSite("a", "each", (3, 4, 9), 16, cover=0.5, price=0.1, signal=3.0).to_json()
     assert told == {"cut": "a", "over": "each", "positions": 3, "of": 16, "cover": 0.5, "price": 0.1, "signal": 3.0}
 
 
@@ -242,7 +245,7 @@ QUESTIONS, KEPT = {}, []  # what was asked for an eraser
 
 def _erase(*requests, config=PRICED, before=None, contact=True, gone=None):
     listening, report = (Listening() if contact is True else contact), Report(frozenset(requests))
-    erasing = Erasing(MODEL, CUT, config, listening, report)
+    erasing = EraserBuilder(MODEL, CUT, config, listening, report)
     erasure = erasing.erasure_for(requests, gone or union(requests), QUESTIONS.get(id(before)), before)
     QUESTIONS[id(erasure)] = erasing.question
     KEPT.append(erasure)  # so that no other gets its id
@@ -258,7 +261,7 @@ def test_a_planted_shift_is_erased_early_and_where_it_is():
     erasure, report, _ = _erase(FIRST, gone=FIRST | SECOND)
     assert erasure.cut == "2", "the earliest place that the model offers"
     assert set(erasure.filter.positions.tolist()) == CORNER
-    assert erasure.about["place"]["price"] <= PRICED.most_price
+    assert erasure.about["place"]["price"] <= PRICED.max_variance_loss
     assert erasure.about["place"]["cover"] > 0.9
     assert erasure.about["place"]["signal"] > LEAST_SIGNAL
     assert [place["cut"] for place in erasure.about["cuts"]] == ["2", "4", "6"]
@@ -326,8 +329,8 @@ def test_the_same_question_gives_the_same_eraser_and_asks_nobody():
     [
         {"gone": FIRST | Forget.classes([1])},
         {"gone": FIRST | Forget.samples({0: [50]})},
-        {"config": FilterConfig(most_price=0.5)},
-        {"config": FilterConfig(erase_at="4", most_price=0.2)},
+        {"config": FilterConfig(max_variance_loss=0.5)},
+        {"config": FilterConfig(eraser_cut="4", max_variance_loss=0.2)},
         {"gone": FIRST | Forget.samples({3: [3 * EACH]})},
         {"gone": FIRST | Forget.clients([2])},
     ],
@@ -349,7 +352,7 @@ def test_another_question_is_asked_anew(change):
 def test_clients_to_ask_are_those_that_are_asked():
     def told(requests, config=PRICED, before=None):
         listening = Listening()
-        erasing = Erasing(MODEL, CUT, config, listening, Report(frozenset(requests)))
+        erasing = EraserBuilder(MODEL, CUT, config, listening, Report(frozenset(requests)))
         asked = erasing.clients_to_ask(requests, union(requests), before)
         assert not listening.heard, "nobody is asked yet"
         return asked
@@ -424,10 +427,10 @@ def test_a_class_or_client_is_erased_by_asking_all_clients(request_):
 
 
 def test_a_cut_that_is_named_is_taken():
-    erasure, _, _ = _erase(FIRST, config=FilterConfig(erase_at="4", most_price=0.2))
+    erasure, _, _ = _erase(FIRST, config=FilterConfig(eraser_cut="4", max_variance_loss=0.2))
     assert erasure.cut == "4"
     assert [place["cut"] for place in erasure.about["cuts"]] == ["4"]
-    early, _, _ = _erase(FIRST, config=FilterConfig(erase_at="2", most_price=0.001))
+    early, _, _ = _erase(FIRST, config=FilterConfig(eraser_cut="2", max_variance_loss=0.001))
     assert early.filter.positions.numel() == 1
 
 
@@ -444,7 +447,7 @@ def test_samples_that_are_all_rows_of_their_client_are_compared_with_those_of_ot
 
 def test_an_eraser_that_auto_would_not_make_is_not_taken_over_from_one_that_was_asked_for():
     ordinary = Forget.samples({3: range(3 * EACH, 3 * EACH + 40)})
-    asked_for, _, _ = _erase(ordinary, config=FilterConfig(filter="both", most_price=0.2))
+    asked_for, _, _ = _erase(ordinary, config=FilterConfig(filter="both", max_variance_loss=0.2))
     assert _erase(ordinary)[0] is None, "premise"
     assert _erase(ordinary, before=asked_for)[0] is None
 
@@ -454,8 +457,8 @@ def test_what_is_erased_for_one_client_does_not_depend_on_a_request_for_another(
         at = [erasure.filter.positions.tolist().index(position) for position in positions]
         return erasure.filter.concept[at]
 
-    alone, _, _ = _erase(FIRST, config=FilterConfig(erase_at="2", most_price=0.2), gone=FIRST | SECOND)
-    both, _, _ = _erase(FIRST, SECOND, config=FilterConfig(erase_at="2", most_price=0.2))
+    alone, _, _ = _erase(FIRST, config=FilterConfig(eraser_cut="2", max_variance_loss=0.2), gone=FIRST | SECOND)
+    both, _, _ = _erase(FIRST, SECOND, config=FilterConfig(eraser_cut="2", max_variance_loss=0.2))
     shared = sorted({*alone.filter.positions.tolist()} & {*both.filter.positions.tolist()})
     column = sorted([FIRST.digest, SECOND.digest]).index(FIRST.digest)
     assert shared, "premise"
@@ -479,14 +482,14 @@ def test_a_request_for_honest_rows_neither_undoes_an_eraser_nor_adds_noise_to_it
 def test_whether_all_is_erased_is_known():
     few = Forget.samples({2: [2 * EACH]})
     for requests, complete in (((FIRST,), True), ((FIRST, few), False), ((few,), False)):
-        erasing = Erasing(MODEL, CUT, PRICED, Listening(), Report(frozenset(requests)))
+        erasing = EraserBuilder(MODEL, CUT, PRICED, Listening(), Report(frozenset(requests)))
         erasing.erasure_for(requests, union(requests), None, None)
         assert erasing.complete is complete
 
 
 def test_that_there_is_no_eraser_is_not_asked_again():
     honest = Forget.samples({2: range(2 * EACH, 2 * EACH + 60)})
-    first = Erasing(MODEL, CUT, PRICED, Listening(), Report(frozenset([honest])))
+    first = EraserBuilder(MODEL, CUT, PRICED, Listening(), Report(frozenset([honest])))
     assert first.erasure_for([honest], honest, None, None) is None
-    again = Erasing(MODEL, CUT, PRICED, None, Report(frozenset([honest])))
+    again = EraserBuilder(MODEL, CUT, PRICED, None, Report(frozenset([honest])))
     assert again.erasure_for([honest], honest, first.question, None) is None

@@ -20,8 +20,8 @@ NAN, INF = float("nan"), float("inf")
         *({"lr": value} for value in (0.0, -1.0, NAN, INF)),
         {"class_policy": "keep"},
         *({"filter": value} for value in ("none", "", None)),
-        *({"most_price": value} for value in (0.0, -0.1, 1.1, NAN)),
-        *({"erase_at": value} for value in ("", None, 2)),
+        *({"max_variance_loss": value} for value in (0.0, -0.1, 1.1, NAN)),
+        *({"eraser_cut": value} for value in ("", None, 2)),
     ],
     ids=str,
 )

@@ -430,7 +430,7 @@ def test_a_file_of_before_there_were_erasers_is_read(setting):
     def older(header):
         for name in ("erasure", "derived_from_forgotten"):
             header.pop(name)
-        for name in ("filter", "erase_at", "most_price", "per_position"):
+        for name in ("filter", "eraser_cut", "max_variance_loss", "per_position"):
             header["config"].pop(name)
 
     _signed(setting.path, header=older)

@@ -270,7 +270,7 @@ def test_clients_that_do_not_count_hide_no_harm(kind):
                 raise ContactError("it does not count")
             return super()._answer(client, question)
 
-    config = FilterConfig(rank=1, steps=5, filter=kind, erase_at=EARLY, gentle=False)
+    config = FilterConfig(rank=1, steps=5, filter=kind, eraser_cut=EARLY, gentle=False)
     for contact in (InProcess, Silent):
         plugged, store = plug(MARKED.base), MARKED.store()
         with pytest.raises(HarmError):

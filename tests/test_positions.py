@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedup.errors import SettingError
-from fedup.models.layout import from_positions, known_over, positions_of, to_positions
+from fedup.models.layout import from_positions, known_granularity, positions_of, to_positions
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
 sizes = st.integers(1, 5)
@@ -76,7 +76,7 @@ def test_a_row_as_one_vector_is_the_row_as_the_bottleneck_sees_it():
 
 
 def test_what_a_filter_may_act_on_is_known_by_name():
-    assert [known_over(over) for over in ("each", "all", "tokens")] == ["each", "all", "tokens"]
+    assert [known_granularity(over) for over in ("each", "all", "tokens")] == ["each", "all", "tokens"]
     for wrong in ("", "token", "EACH", None, 1):
         with pytest.raises(SettingError, match="each, all, tokens"):
-            known_over(wrong)
+            known_granularity(wrong)

@@ -16,7 +16,7 @@ from fedup.errors import BudgetError, HarmError, RequestError
 from fedup.federation import Client
 from fedup.privacy import DP
 from fedup.statistics.eraser_statistics import RowGroups
-from fedup.statistics.private_erasure import NoisyContrast, PlannedStatistics
+from fedup.statistics.private_erasure import NoisyGroupStatistics, PlannedStatistics
 from fedup.statistics.private_features import blank_row
 
 TEST_NOISE = DP(50.0, clip="unit", replay_seed=1)
@@ -137,7 +137,7 @@ def test_messages_add_up_over_clients(poisoned):
     sharp = replace(TEST_NOISE, epsilon=1e5)
     planned = PlannedStatistics(model, blank_row(federation.x), cut="conv", dp=sharp, num_classes=4)
     said = [planned.answer(federation.x, federation.y, one, groups) for one in (client, *halves)]
-    whole, parts = NoisyContrast.of(sharp, said[:1]), NoisyContrast.of(sharp, said[1:])
+    whole, parts = NoisyGroupStatistics.of(sharp, said[:1]), NoisyGroupStatistics.of(sharp, said[1:])
     torch.testing.assert_close(parts.forgotten.mean, whole.forgotten.mean, atol=5e-3, rtol=5e-3)
     torch.testing.assert_close(parts.reference.mean, whole.reference.mean, atol=2e-2, rtol=2e-2)
 

@@ -11,7 +11,7 @@ from fedup.clients.in_process import InProcess
 from fedup.federation import Client
 from fedup.statistics.eraser_statistics import SKETCH_GROUPS, SKETCH_SIZE, shortened
 from fedup.statistics.mixture import mixture, robust_mixture
-from fedup.unlearning.eraser_builder import LEAST_SIGNAL, Erasing
+from fedup.unlearning.eraser_builder import LEAST_SIGNAL, EraserBuilder
 from fedup.unlearning.report import Report
 
 CLASSES, WIDTH, CUT = 4, 8, "2"
@@ -54,7 +54,7 @@ class Alone(InProcess):
 
 def _erasure(federation, request, *, contact=InProcess, kind="auto"):
     report = Report(frozenset([request]))
-    erasing = Erasing(MODEL, CUT, FilterConfig(filter=kind), contact(federation, MODEL), report)
+    erasing = EraserBuilder(MODEL, CUT, FilterConfig(filter=kind), contact(federation, MODEL), report)
     return erasing.erasure_for([request], request, None, None), report
 
 

@@ -469,7 +469,7 @@ def test_a_filter_for_each_position_is_refused(name):
     ("settings", "names"),
     [
         ({"filter": "erasure"}, ["sample", "class"]),
-        ({"filter": "both", "erase_at": "0"}, ["sample"]),
+        ({"filter": "both", "eraser_cut": "0"}, ["sample"]),
         ({"per_position": True}, ["sample"]),
         ({"rank": WIDTH + 1}, ["sample"]),
     ],

@@ -381,7 +381,7 @@ def test_centroids_collected_for_the_samples_are_enough_for_a_bottleneck_and_not
 
 @pytest.mark.parametrize("kind", ["auto", "both", "erasure"])
 def test_an_unknown_cut_for_the_eraser_is_an_error_that_changes_nothing(kind):
-    config = FilterConfig(**FAST, filter=kind, erase_at="nowhere")
+    config = FilterConfig(**FAST, filter=kind, eraser_cut="nowhere")
     for served in ((plug(MARKED.base), MARKED.store()), MARKED.serving("second", "class")):
         _unchanged(
             served,
@@ -482,7 +482,7 @@ def test_a_plan_knows_that_the_same_question_was_asked_before():
 
 @pytest.mark.parametrize(
     ("name", "settings", "error"),
-    [("few", {"filter": "both"}, RequestError), ("first", {"erase_at": "nowhere"}, CutError)],
+    [("few", {"filter": "both"}, RequestError), ("first", {"eraser_cut": "nowhere"}, CutError)],
 )
 def test_a_plan_refuses_what_the_answer_refuses(name, settings, error):
     config = FilterConfig(**FAST, **settings)

@@ -1,6 +1,6 @@
 """An experiment with made-up results: what a report makes of them is checked by hand."""
 
-from fedup.bench.experiment import Cell, Experiment, load_experiment
+from fedup.bench.experiment import BenchCell, Experiment, load_experiment
 from fedup.bench.metrics import timed_keys
 from fedup.bench.results import Results
 
@@ -38,7 +38,7 @@ class MadeUp:
             if clean and timed_keys() & figures.keys():
                 self.put_timing(cell, figures)
 
-    def put_timing(self, cell: Cell, figures: dict, **how) -> None:
+    def put_timing(self, cell: BenchCell, figures: dict, **how) -> None:
         """Times of three equal runs on a device that was alone; `how` says what was otherwise."""
         median = {key: figures.get(key) for key in timed_keys()}
         timing = {"machine": MACHINE, "device": "cpu", "code": {"commit": "abc1234", "changed": False}, "alone": True}

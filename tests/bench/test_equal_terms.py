@@ -15,11 +15,11 @@ from torch import Tensor, nn
 import fedup.training.engines.plain as plain
 import fedup.training.fedavg as fedavg
 from fedup import Federation, Forget, fingerprint
-from fedup.bench.experiment import Cell, Experiment, load_experiment
+from fedup.bench.experiment import BenchCell, Experiment, load_experiment
 from fedup.bench.history import History
 from fedup.bench.methods import method_class, needs_history
 from fedup.bench.results import Results
-from fedup.bench.runner import BudgetSpentError, Event, run_cells
+from fedup.bench.runner import BudgetSpentError, CellEvent, run_cells
 from fedup.bench.task import Task
 from fedup.registry import names
 from fedup.tasks.progress import RoundsShown
@@ -326,7 +326,7 @@ LEARNS = "the federation learns"
 ROUNDED = "the federation learns with weights rounded to 0.001"
 
 
-def run(cells: list[Cell], results: Results, told: Told | None = None, **how: Any) -> list[Event]:
+def run(cells: list[BenchCell], results: Results, told: Told | None = None, **how: Any) -> list[CellEvent]:
     return list(run_cells(cells, results, progress=told or Told(), **how))
 
 
@@ -354,7 +354,7 @@ def test_cells_are_the_same_with_and_without_a_history(read):
 
 
 def test_a_method_that_asks_for_no_history_gets_the_same_model_beside_one_that_does(read, results, tmp_path):
-    def figures(events: list[Event]) -> dict[str, Any]:
+    def figures(events: list[CellEvent]) -> dict[str, Any]:
         return {event.cell.method.name: event.result["metrics"]["r_a"] for event in events}
 
     alone = figures(run(read(ONE, "none").cells(), results))

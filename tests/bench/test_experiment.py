@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedup.bench.experiment import Cell, Experiment, Named, hash_of, load_experiment
+from fedup.bench.experiment import BenchCell, Experiment, Named, hash_of, load_experiment
 from fedup.bench.methods import method_class
 from fedup.bench.scenarios import scenario_class
 from fedup.errors import MissingDataError, SettingError
@@ -48,7 +48,7 @@ def read(tmp_path):
     return read
 
 
-def names(cells: list[Cell]) -> list[tuple[str, str, str, int]]:
+def names(cells: list[BenchCell]) -> list[tuple[str, str, str, int]]:
     return [(c.group.federation, c.group.scenario.name, c.method.name, c.group.recipe.seed) for c in cells]
 
 
@@ -353,8 +353,8 @@ CHANGES = [
             'filter = "bottleneck"',
             'filter = "erasure"',
             'filter = "both"',
-            'erase_at = "fc1"',
-            "most_price = 0.03",
+            'eraser_cut = "fc1"',
+            "max_variance_loss = 0.03",
             "gentle = false",
             "per_position = true",
         )
@@ -415,7 +415,7 @@ AS_BEFORE = ONE.replace("[scenarios.class]", "[scenarios.sample]") + 'filter = "
 
 
 def test_settings_that_were_added_later_are_not_told_while_results_from_before_are_as_with_them(read):
-    said = 'preset = "default"\nerase_at = "auto"\nmost_price = 0.02\ngentle = true\nper_position = false\n'
+    said = 'preset = "default"\neraser_cut = "auto"\nmax_variance_loss = 0.02\ngentle = true\nper_position = false\n'
     cell, same = read(AS_BEFORE).cells()[1], read(AS_BEFORE + said).cells()[1]
     assert added(cell.config()["method"], "fedup") == {}
     assert added(cell.config()["scenario"], "sample") == {}

@@ -10,8 +10,8 @@ import pytest
 from tests.bench._made_up import MACHINE, TOML, MadeUp
 
 from fedup.bench.experiment_report import write_report
+from fedup.bench.format import show_bytes, show_figure, show_value
 from fedup.bench.metrics import columns
-from fedup.bench.shown import show_bytes, show_figure, show_value
 from fedup.bench.summary import Figure, summarize
 
 COLUMNS = {column.key: column for column in columns()}

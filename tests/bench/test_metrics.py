@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedup import Federation, Forget
-from fedup.bench.case import Case, Ground, Outputs
+from fedup.bench.case import Case, EvaluationData, Outputs
 from fedup.bench.cost import Cost
 from fedup.bench.metrics import metric
 from fedup.bench.probe import figures_of, reached
@@ -86,11 +86,11 @@ def saying(said: dict[int, int]) -> Table:
     return Table(logits)
 
 
-def ground(request: Forget, *, target: int | None = None) -> Ground:
+def ground(request: Forget, *, target: int | None = None) -> EvaluationData:
     triggered = None
     if target is not None:
         triggered = Triggered(inputs(TRIGGERED), torch.tensor(list(TRIGGERED.values())), target)
-    return Ground(Situation(FEDERATION, request, "A story.", triggered), DATASET)
+    return EvaluationData(Situation(FEDERATION, request, "A story.", triggered), DATASET)
 
 
 def case_of(now: nn.Module, request=CLASS, *, retrained=None, original=None, target=None, cost=None, restore=None):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedup import Federation, Forget
-from fedup.bench.case import Case, Ground, Outputs
+from fedup.bench.case import Case, EvaluationData, Outputs
 from fedup.bench.cost import Cost
 from fedup.bench.metrics import metric
 from fedup.bench.metrics.mia import COLUMNS, _auc, _tpr
@@ -114,7 +114,7 @@ class World:
 
     def figures(self, request=None, original=None):
         dataset = Dataset("numbers", self.x, self.y, self.x[:3], self.y[:3], ("a", "b", "c"))
-        ground = Ground(Situation(self.federation, request or Forget.clients([0]), "A story."), dataset)
+        ground = EvaluationData(Situation(self.federation, request or Forget.clients([0]), "A story."), dataset)
         now = Table(self.logits)
         outputs = [Outputs(model, ground) for model in (now, original or now, original or now)]
         return metric("mia").measure(Case(Unlearned(now, Cost()), *outputs))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cli._in_process import contents
 
-from fedup.bench.experiment import Cell, load_experiment
+from fedup.bench.experiment import BenchCell, load_experiment
 from fedup.bench.results import FORMAT, Results
 from fedup.errors import ArtifactError, StorageError
 
@@ -31,7 +31,7 @@ rank = 4
 
 
 @pytest.fixture(scope="module")
-def cells(tmp_path_factory) -> list[Cell]:
+def cells(tmp_path_factory) -> list[BenchCell]:
     path = tmp_path_factory.mktemp("experiment") / "mine.toml"
     path.write_text(EXPERIMENT)
     return load_experiment(path).cells(seeds=[0, 1])

@@ -18,9 +18,9 @@ from tests.cli._in_process import contents
 
 import fedup
 from fedup.bench import runner
-from fedup.bench.experiment import Cell, Experiment, load_experiment
+from fedup.bench.experiment import BenchCell, Experiment, load_experiment
 from fedup.bench.results import Results
-from fedup.bench.runner import BudgetSpentError, Event, run_cells
+from fedup.bench.runner import BudgetSpentError, CellEvent, run_cells
 from fedup.errors import ArtifactError, StorageError
 from fedup.tasks.machine import describe_machine
 
@@ -100,7 +100,7 @@ class Watch:
         return [what for what, done, _ in self.told if done == 0]
 
 
-def run(cells: list[Cell], results: Results, watch: Watch | None = None, **how: Any) -> list[Event]:
+def run(cells: list[BenchCell], results: Results, watch: Watch | None = None, **how: Any) -> list[CellEvent]:
     return list(run_cells(cells, results, progress=watch or Watch(), **how))
 
 
@@ -128,7 +128,7 @@ def timeless(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def all_of(cells: list[Cell], results: Results) -> dict[str, Any]:
+def all_of(cells: list[BenchCell], results: Results) -> dict[str, Any]:
     return {str(cell): timeless(results.load(cell)) for cell in cells}
 
 

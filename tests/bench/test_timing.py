@@ -9,7 +9,7 @@ from tests.cli._in_process import contents
 
 from fedup.bench import timing
 from fedup.bench.alone import Alone
-from fedup.bench.experiment import Cell, load_experiment
+from fedup.bench.experiment import BenchCell, load_experiment
 from fedup.bench.experiment_report import write_report
 from fedup.bench.results import Results
 from fedup.bench.runner import BudgetSpentError, run_cells
@@ -59,7 +59,7 @@ def idle(monkeypatch) -> type[AlwaysAlone]:
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory) -> tuple[Path, list[Cell]]:
+def measured(tmp_path_factory) -> tuple[Path, list[BenchCell]]:
     """A folder with results of all cells, and a cache."""
     folder = tmp_path_factory.mktemp("measured")
     (folder / "mine.toml").write_text(SMALL)

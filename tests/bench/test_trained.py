@@ -12,7 +12,7 @@ from torch import nn
 
 from fedup import Federation, Forget, fingerprint
 from fedup.bench.history import History
-from fedup.bench.trained import keep, recorded, trained, use_histories
+from fedup.bench.training_cache import keep, recorded, trained, use_histories
 from fedup.errors import StorageError
 from fedup.federation import Client
 from fedup.tasks.datasets import load_dataset

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedup.bench.case import Ground, Outputs
+from fedup.bench.case import EvaluationData, Outputs
 from fedup.bench.experiment import load_experiment
 from fedup.bench.methods import method_class
 from fedup.bench.tuned import BUDGET
@@ -134,13 +134,15 @@ def test_held_out_and_test_rows_are_never_looked_at(world_of_rows):
 @pytest.fixture(params=["class", "client", "sample"])
 def world_of_rows(request, experiment):
     """Outputs of a model that cannot take NaN, over a federation whose held-out and test rows can be made so."""
-    from fedup.bench.floor import Floor
+    from fedup.bench.shared_setup import SharedSetup
 
     (cell, *_) = experiment.cells([0], [request.param])
-    floor = Floor(replace(cell.group, recorded=False), "cpu", lambda *_: None)
+    floor = SharedSetup(replace(cell.group, recorded=False), "cpu", lambda *_: None)
     situation, dataset = floor.situation, floor.dataset
     federation = replace(situation.federation, x=situation.federation.x.clone())
-    ground = Ground(replace(situation, federation=federation), replace(dataset, test_x=dataset.test_x * torch.nan))
+    ground = EvaluationData(
+        replace(situation, federation=federation), replace(dataset, test_x=dataset.test_x * torch.nan)
+    )
 
     def hide(part):
         federation.x[federation.rows(part)] = torch.nan

@@ -67,7 +67,7 @@ def test_settings_of_the_eraser_stay_until_others_are_chosen(run):
     assert ran.told.startswith("Error: There can be no eraser: no client has 20 or more")  # it stays asked for
     ok("unlearn", "--run", run, "--class", 5, "--force")  # of which a client has more
     config = _served(run).config
-    assert (config.filter, config.erase_at) == ("both", "fc1")
+    assert (config.filter, config.eraser_cut) == ("both", "fc1")
     assert _served(run).erasure.cut == "fc1"
     ok("unlearn", "--run", run, "--class", 3, "--filter", "bottleneck", "--force")
     assert _served(run).erasure is None

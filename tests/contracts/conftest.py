@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from fedup import Federation, Forget, fingerprint
-from fedup.bench.case import Case, Ground, Outputs
+from fedup.bench.case import Case, EvaluationData, Outputs
 from fedup.bench.experiment import Group, Named
-from fedup.bench.floor import Floor
 from fedup.bench.methods import Method, method_class
 from fedup.bench.probe import figures_of
 from fedup.bench.scenarios import Situation, scenario_class
+from fedup.bench.shared_setup import SharedSetup
 from fedup.bench.task import Task, Unlearned
 from fedup.registry import names
 from fedup.tasks.recipe import Recipe
@@ -54,7 +54,7 @@ class Place:
 
     name: str
     task: Task
-    ground: Ground
+    ground: EvaluationData
     original: Outputs
     retrained: Outputs
 
@@ -134,7 +134,7 @@ class World:
     def _of_scenario(self, name: str) -> Place:
         group = Group(RECIPE, Named(name, name, scenario_class(name)()), recorded=True)
         with self._in_own_cache():
-            floor = Floor(group, "cpu", lambda *_: None)
+            floor = SharedSetup(group, "cpu", lambda *_: None)
             floor.make(reference=True)
         return Place(name, floor.task, floor.ground, floor.original, floor.retrained)
 
@@ -148,7 +148,7 @@ class World:
         label = int(y[other.train[0]])
         samples = other.train[y[other.train] != label][:5]
         request = Forget.clients(gone) | Forget.classes([label]) | Forget.samples({other.id: samples.tolist()})
-        ground = Ground(Situation(federation, request, "A client, a class and samples."), self.dataset)
+        ground = EvaluationData(Situation(federation, request, "A client, a class and samples."), self.dataset)
         probe = partial(figures_of, ground=ground)
         task = dataclasses.replace(trained, request=request, probe=probe, _collected={}, _learned={})
         retrained = self.unlearn(method_class("retrain")(), task).model

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedup.training.engines.schedule import assign, stretches
+from fedup.training.engines.schedule import assign, segments
 from fedup.training.local import Job, LocalTraining
 
 many = settings(max_examples=150, deadline=None, derandomize=True)
@@ -69,7 +69,7 @@ def test_every_job_goes_to_one_lane(steps, lanes):
 @given(step_counts, lane_counts)
 def test_every_job_runs_once_for_as_long_as_it_has_steps(steps, lanes):
     jobs = make_jobs(steps)
-    ran = follow(stretches(assign(jobs, lanes)))
+    ran = follow(segments(assign(jobs, lanes)))
     assert sorted(each.job.client for each in ran) == list(range(len(jobs)))
     assert all(each.end - each.begin == each.job.steps for each in ran)
 
@@ -78,7 +78,7 @@ def test_every_job_runs_once_for_as_long_as_it_has_steps(steps, lanes):
 @given(step_counts, lane_counts)
 def test_a_lane_does_its_jobs_one_after_another_without_a_gap(steps, lanes):
     found = assign(make_jobs(steps), lanes)
-    ran = follow(stretches(found))
+    ran = follow(segments(found))
     for place, lane in enumerate(found):
         here = [each for each in ran if each.lane == place]
         assert [each.job for each in here] == lane
@@ -90,7 +90,7 @@ def test_a_lane_does_its_jobs_one_after_another_without_a_gap(steps, lanes):
 def test_a_round_lasts_as_long_as_its_longest_lane_which_is_the_first(steps, lanes):
     found = assign(make_jobs(steps), lanes)
     lengths = [length(lane) for lane in found]
-    assert sum(stretch.steps for stretch in stretches(found)) == max(lengths, default=0)
+    assert sum(stretch.steps for stretch in segments(found)) == max(lengths, default=0)
     assert lengths == sorted(lengths, reverse=True)
 
 
@@ -104,7 +104,7 @@ def test_no_lane_works_longer_than_its_share_and_one_job(steps, lanes):
 @many
 @given(step_counts, lane_counts)
 def test_a_job_waits_only_while_all_lanes_are_busy_with_longer_ones(steps, lanes):
-    ran = follow(stretches(assign(make_jobs(steps), lanes)))
+    ran = follow(segments(assign(make_jobs(steps), lanes)))
     free = {lane: max(each.end for each in ran if each.lane == lane) for lane in {each.lane for each in ran}}
     for each in ran:
         assert each.begin <= min(free.values())
@@ -125,7 +125,7 @@ def test_the_order_in_which_jobs_are_given_makes_no_difference(steps, lanes, ran
 def test_one_lane_does_all_jobs_in_turn(steps):
     (lane,) = assign(make_jobs(steps), 1) or [[]]
     assert [job.steps for job in lane] == sorted(steps, reverse=True)
-    course = list(stretches([lane]))
+    course = list(segments([lane]))
     assert [stretch.steps for stretch in course] == sorted(steps, reverse=True)
     assert all(stretch.begin == stretch.end == ((0, job),) for stretch, job in zip(course, lane, strict=True))
 
@@ -133,11 +133,11 @@ def test_one_lane_does_all_jobs_in_turn(steps):
 @pytest.mark.parametrize("lanes", [1, 8])
 def test_no_jobs_take_no_lane_and_no_time(lanes):
     assert assign([], lanes) == []
-    assert list(stretches([])) == []
+    assert list(segments([])) == []
 
 
 def test_as_many_lanes_as_jobs_begin_together_and_drop_out_one_by_one():
-    course = list(stretches(assign(make_jobs([3, 7, 5]), 8)))
+    course = list(segments(assign(make_jobs([3, 7, 5]), 8)))
     assert [stretch.lanes for stretch in course] == [3, 2, 1]
     assert [stretch.steps for stretch in course] == [3, 2, 2]
     assert [[job.client for _, job in stretch.begin] for stretch in course] == [[1, 2, 0], [], []]

@@ -18,10 +18,10 @@ from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.clients.question import Question
 from fedup.flower.wire import Answer, Ask, read_answer, write_ask
 from fedup.privacy import DP, Ledger
-from fedup.statistics.centroids import Summarizing
+from fedup.statistics.centroids import CentroidConfig
 
 A = TypeVar("A")
-HOW = Summarizing(0.5, 0.01, seed=3)
+HOW = CentroidConfig(0.5, 0.01, seed=3)
 CLIENT = 2  # holds 108 rows
 
 

@@ -9,7 +9,7 @@ from tests.flower._grid import FIRST, LocalGrid, World, digits, told
 from fedup import DP, FilterConfig, Forget, collect, plug
 from fedup.errors import ContactError
 from fedup.flower import Policy, RunMemory, messaging
-from fedup.run.answering import Limits
+from fedup.run.answer import Limits
 
 CLEAR = DP(100.0, clip=4.0)
 BOTH = FilterConfig(rank=8, steps=8, filter="both")

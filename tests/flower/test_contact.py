@@ -39,7 +39,7 @@ from fedup.flower import GridContact, Policy, messaging
 from fedup.flower.contact import MOST_BYTES
 from fedup.flower.wire import Answer, write_ask
 from fedup.privacy import DP, Budget, Ledger
-from fedup.statistics.centroids import Summarizing
+from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.eraser_statistics import RowGroups
 
 PRIVATE = DP(4.0, clip=4.0, replay_seed=5)
@@ -465,7 +465,7 @@ def test_a_client_that_never_answered_cannot_be_asked(world):
 @pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
 def test_an_answer_that_waits_is_given_to_no_other_question(world, tmp_path, on_disk):
     """A collection that was given up after its answers came; then a sample request."""
-    contact, how = world.contact(world.grid(), folder=tmp_path if on_disk else None), Summarizing()
+    contact, how = world.contact(world.grid(), folder=tmp_path if on_disk else None), CentroidConfig()
     contact.ask_everyone(CentroidsQuestion("head", how))
     excluded = samples(world, c2=30).sample_ids[2]
     held = frozenset(world.federation.y[world.rows(2)].tolist())
@@ -1562,7 +1562,7 @@ def test_an_answer_that_waits_is_not_taken_for_another_cut(world, tmp_path, on_d
     grid = LocalGrid({FIRST + i: app(i) for i in range(4)})
     folder = tmp_path if on_disk else None
     contact = GridContact(grid, model.eval(), example=world.example, num_classes=10, timeout=2.0, folder=folder)
-    how = Summarizing(0.5)
+    how = CentroidConfig(0.5)
     contact.ask_everyone(CentroidsQuestion("3", how))  # a collection that is given up
     for question in (CentroidsQuestion("5", how), CentroidsQuestion("5", how, frozenset([1]))):
         expected = ask_one(InProcess(world.federation, model), 1, question)

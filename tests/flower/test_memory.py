@@ -12,7 +12,7 @@ from tests.flower._grid import FIRST, LocalGrid, assert_ledgers_agree, spent_by_
 from fedup import DP, Budget, FilterConfig, Forget
 from fedup.errors import BudgetError, RequestError
 from fedup.flower import GridContact, Policy, RunMemory, mount
-from fedup.run.answering import Limits
+from fedup.run.answer import Limits
 from fedup.tasks.recipe import Recipe
 
 RECIPE = Recipe.suited_to("digits", rounds=1, clients=3, rows=300, batch_size=32, seed=1)
@@ -144,7 +144,7 @@ def test_a_server_killed_before_a_collection_is_stored_pays_once_and_leaves_no_a
     grid, memory = LocalGrid({FIRST + i: world.node(i, None) for i in range(3)}), world.memory()
     folder = tmp_path / "answers"
     with monkeypatch.context() as patch:
-        killed_at(patch, f"fedup.flower.memory.{where}")
+        killed_at(patch, f"fedup.flower.run_server.{where}")
         with pytest.raises(Killed):
             memory.collect(private_contact(world, grid, folder), privacy=REAL)
     kept = answers(folder)
@@ -178,7 +178,7 @@ def test_a_server_killed_before_a_request_is_stored_pays_once_and_leaves_no_answ
     request = Forget.samples({client: world.federation.clients[client].train[:30].tolist() for client in (0, 2)})
     config = FilterConfig(filter="bottleneck", rank=8, steps=5)
     with monkeypatch.context() as patch:
-        killed_at(patch, "fedup.run.answering.save_filter")
+        killed_at(patch, "fedup.run.answer.save_filter")
         with pytest.raises(Killed):
             memory.unlearn(request, private_contact(world, grid, folder), config=config)
     assert len(answers(folder)) == 2

@@ -25,7 +25,7 @@ from fedup.flower import Policy, mount
 from fedup.flower.state import KeptLedger
 from fedup.flower.wire import Answer, Ask, array_of, tensor_of
 from fedup.privacy import DP, Budget, Ledger
-from fedup.statistics.centroids import Summarizing
+from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.eraser_statistics import RowGroups
 from fedup.statistics.tally import RowsToCount
 
@@ -79,7 +79,9 @@ def exact_details(world: World) -> dict[str, dict]:
 
 
 @pytest.mark.parametrize("cut", ["conv2", "fc2", "head"])
-@pytest.mark.parametrize("how", [HOW, Summarizing(), Summarizing(1.0), Summarizing(0.3, 0.1, 5, True)], ids=str)
+@pytest.mark.parametrize(
+    "how", [HOW, CentroidConfig(), CentroidConfig(1.0), CentroidConfig(0.3, 0.1, 5, True)], ids=str
+)
 def test_centroids_are_those_of_the_client_in_process_to_the_bit(world, node, cut, how):
     answer = node.summarize(how, cut=cut)
     assert_summary(answer, ask_one(in_process(world), CLIENT, centroids(how, cut=cut)))

@@ -25,7 +25,7 @@ from fedup.flower.policy import Policy
 from fedup.flower.private import FAILED
 from fedup.flower.wire import Ask, read_answer, row_of, write_ask
 from fedup.privacy import DP, Budget
-from fedup.statistics.centroids import Summarizing
+from fedup.statistics.centroids import CentroidConfig
 
 NAN, INF = float("nan"), float("inf")
 WIDTH, CLASSES = 6, 4
@@ -116,7 +116,9 @@ def test_the_premise_holds_without_a_guarantee_the_same_weights_tell_the_pixel()
     low, high = -1.0, 2.0
     for _ in range(22):
         middle = (low + high) / 2
-        refused = node.ask("summarize", release(Summarizing(), excluded=others), overflowing(2, middle)).status != "ok"
+        refused = (
+            node.ask("summarize", release(CentroidConfig(), excluded=others), overflowing(2, middle)).status != "ok"
+        )
         low, high = (middle, high) if refused else (low, middle)
     assert abs((low + high) / 2 - float(x[0, 2])) < 1e-5
 
@@ -165,7 +167,7 @@ def questions(draw):
     ids = mostly([[], [0], [1, 2], [3, 39], [77], list(range(40))], [["1"], [2**63], [-2], None])
     private = [REAL, replace(REAL, clip=1e-300, cells=3), replace(REAL, projection="none", erase_clip=0.1)]
     weights = draw(st.sampled_from([made(), made(1), overflowing(0, 0.4), overflowing(1, -5.0)]))
-    how = mostly(private, [replace(REAL, unit="subject"), replace(REAL, replay_seed=3), Summarizing()])
+    how = mostly(private, [replace(REAL, unit="subject"), replace(REAL, replay_seed=3), CentroidConfig()])
     common = {
         "how": asdict(draw(how)),
         "cut": draw(mostly(["2", "4"], ["0", "", "nowhere", 3])),
@@ -380,7 +382,7 @@ def test_exact_questions_read_no_row_under_a_private_policy(kind):
     read = []
     for policy in (PRIVATE, Policy(budget=Budget(50.0))):
         node = Node(lambda context: read.append(1) or rows(), policy=policy)
-        assert node.ask(kind, release(Summarizing(), samples=[1]), made()).status == "refused"
+        assert node.ask(kind, release(CentroidConfig(), samples=[1]), made()).status == "refused"
     assert not read
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from fedup import fingerprint
 from fedup.flower.wire import array_of, tensor_of
 from fedup.privacy import DP
-from fedup.statistics.centroids import Summarizing
+from fedup.statistics.centroids import CentroidConfig
 
 EVERY = frozenset(range(10))
 PRIVATE = DP(2.0, clip=4.0, replay_seed=7)
@@ -63,7 +63,7 @@ def test_a_second_question_reads_no_row(world, node):
     assert first >= len(world.rows(CLIENT))
     again = Node(world, node.app)  # another process with the same state
     again.context = node.context
-    for how in (HOW, Summarizing(0.3), Summarizing(1.0, 0.2, 9)):
+    for how in (HOW, CentroidConfig(0.3), CentroidConfig(1.0, 0.2, 9)):
         assert rows_read(again, how=how) <= 4  # a look at how the model is made, with one row each
         assert_summary(again.summarize(how), expected(world, how=how))
 

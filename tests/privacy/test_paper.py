@@ -12,7 +12,7 @@ from fedup import Federation, collect, iid, load_centroids, save_centroids
 from fedup.errors import SettingError
 from fedup.privacy import paper
 from fedup.privacy.paper import paper_epsilon
-from fedup.statistics.centroids import Summarizing
+from fedup.statistics.centroids import CentroidConfig
 
 few = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -128,6 +128,6 @@ def test_epsilons_come_back_from_the_file(setting, tmp_path):
 
 
 def test_it_is_never_called_a_guarantee():
-    assert "not a DP guarantee" in Summarizing(sigma=0.001).mechanism
-    assert "not a DP guarantee" in Summarizing(sigma=0.001, paper_accounting=True).mechanism
-    assert Summarizing().mechanism == "none"
+    assert "not a DP guarantee" in CentroidConfig(sigma=0.001).mechanism
+    assert "not a DP guarantee" in CentroidConfig(sigma=0.001, paper_accounting=True).mechanism
+    assert CentroidConfig().mechanism == "none"

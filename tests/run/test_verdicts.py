@@ -12,7 +12,7 @@ from fedup.clients.in_process import InProcess
 from fedup.errors import FedUPError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.request import Forget
-from fedup.run import answering
+from fedup.run import answer
 from fedup.run.folder import Run
 from fedup.run.serving import load_store
 from fedup.run.verify import _check_centroids
@@ -389,14 +389,14 @@ def test_answers_are_let_go_once_the_folder_has_them_and_kept_where_it_declined(
     monkeypatch.setattr(InProcess, "settled", lambda contact, **_: calls.append(contact), raising=False)
     with Run(run).writing("test") as writer:
         plugged, store = session.plugged(writer.state), session.store(writer.state, writer)
-        answer = answering.unlearn(
+        outcome = answer.unlearn(
             writer,
             plugged,
             store,
-            [answering.Asked(Forget.clients([0]))],  # which costs two classes too many rows
+            [answer.NewRequest(Forget.clients([0]))],  # which costs two classes too many rows
             clients=InProcess(session.federation, plugged.base),
             config=FilterConfig(steps=5),
-            limits=answering.Limits(max_loss=None, force=force),
+            limits=answer.Limits(max_loss=None, force=force),
         )
-    assert (answer.declined is None) == force
+    assert (outcome.declined is None) == force
     assert len(calls) == let_go

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 
 import fedup
 from fedup.flower import GridContact, RunMemory
-from fedup.run.answering import Limits
+from fedup.run.answer import Limits
 from fedup.tasks.accuracy import predict
 from flowerapp import task
 

@@ -17,7 +17,7 @@ Rows = Literal["heldout", "validation", "forgotten", "retained", "test", "trigge
 
 
 @dataclass(frozen=True, eq=False)
-class Ground:
+class EvaluationData:
     """Where models are measured: the federation's own rows, the official test set, and test rows with a trigger."""
 
     situation: Situation
@@ -72,7 +72,7 @@ class Outputs:
     """A model's logits, computed in one pass over each set of rows and then kept for all metrics."""
 
     model: nn.Module
-    ground: Ground
+    ground: EvaluationData
     _logits: dict[Rows, Tensor] = field(default_factory=dict)
 
     def logits(self, rows: Rows) -> Tensor:
@@ -105,7 +105,7 @@ class Case:
     retrained: Outputs
 
     @property
-    def ground(self) -> Ground:
+    def ground(self) -> EvaluationData:
         return self.now.ground
 
 

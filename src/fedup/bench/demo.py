@@ -39,7 +39,7 @@ _SHOWN = 10  # triggered images in the report
 
 
 @dataclass(frozen=True)
-class Case:
+class DemoRequest:
     """A situation and the model that a request finds there."""
 
     situation: Situation
@@ -79,9 +79,9 @@ def run_demo(
     centroids = collect(model, honest, seed=seed)
     collect_time_s = time.perf_counter() - collect_started
     cases = [
-        Case(client, fooled, collect(fooled, client.federation, seed=seed)),
-        Case(absent, model, centroids),
-        Case(backdoor, trapped, collect(trapped, backdoor.federation, seed=seed)),
+        DemoRequest(client, fooled, collect(fooled, client.federation, seed=seed)),
+        DemoRequest(absent, model, centroids),
+        DemoRequest(backdoor, trapped, collect(trapped, backdoor.federation, seed=seed)),
     ]
     requests = []
     for case in cases:
@@ -113,7 +113,7 @@ def run_demo(
 
 
 def _answer(
-    case: Case, retrained: nn.Module, retrain_time_s: float, test_x: torch.Tensor, test_y: torch.Tensor
+    case: DemoRequest, retrained: nn.Module, retrain_time_s: float, test_x: torch.Tensor, test_y: torch.Tensor
 ) -> dict[str, Any]:
     """Serve the request, measure, take it back, measure again."""
     federation, request, model = case.situation.federation, case.situation.request, case.model

@@ -59,7 +59,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Cell:
+class BenchCell:
     """One method in one group: one result."""
 
     group: Group
@@ -101,10 +101,10 @@ class Experiment:
                 for scenario in self.scenarios[federation_name(recipe)]:
                     yield Group(Recipe(**{**asdict(recipe), "seed": seed}), scenario, recorded)
 
-    def cells(self, seeds: Sequence[int] | None = None, only: Sequence[str] = ()) -> list[Cell]:
+    def cells(self, seeds: Sequence[int] | None = None, only: Sequence[str] = ()) -> list[BenchCell]:
         """All cells, or those that bear the names in `only`: of federations, data sets, models, scenarios, methods."""
-        cells = [Cell(group, self._at(group, method)) for group in self.groups(seeds) for method in self.methods]
-        kinds: list[Callable[[Cell], set[str]]] = [
+        cells = [BenchCell(group, self._at(group, method)) for group in self.groups(seeds) for method in self.methods]
+        kinds: list[Callable[[BenchCell], set[str]]] = [
             lambda cell: {cell.group.federation, cell.group.recipe.data, cell.group.recipe.model},
             lambda cell: {cell.group.scenario.name},
             lambda cell: {cell.method.name},
@@ -270,4 +270,4 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-__all__ = ["REFERENCE", "Cell", "Experiment", "Group", "Method", "Named", "Scenario", "load_experiment"]
+__all__ = ["REFERENCE", "BenchCell", "Experiment", "Group", "Method", "Named", "Scenario", "load_experiment"]

@@ -12,10 +12,10 @@ from fedup.bench.figures import (
     methods_against_retrain,
     times_of_methods,
 )
+from fedup.bench.format import show_figure, show_value
 from fedup.bench.goals import judge_goals
 from fedup.bench.metrics import Column, columns, timed_keys
 from fedup.bench.privacy_report import BUDGET_ABOUT, BUDGET_TITLE, budget_table, curves
-from fedup.bench.shown import show_figure, show_value
 from fedup.bench.summary import FLOOR, Block, Figure, Row
 from fedup.bench.tables import GENERATED, markdown_table
 from fedup.bench.verdicts import CLOSE, OURS, verdicts

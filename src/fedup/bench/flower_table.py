@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedup.bench.shown import show_bytes
+from fedup.bench.format import show_bytes
 from fedup.tasks.machine import show_commit
 
 HEAD = ["step", "s", "messages", "up", "down", "R-A", "F-A", "by stage, s"]

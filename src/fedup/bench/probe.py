@@ -2,12 +2,12 @@
 
 from torch import nn
 
-from fedup.bench.case import Case, Ground, Outputs, Rows
+from fedup.bench.case import Case, EvaluationData, Outputs, Rows
 
 _NEAR = 0.01  # within one point of Retrain
 
 
-def figures_of(model: nn.Module, ground: Ground) -> dict[str, float]:
+def figures_of(model: nn.Module, ground: EvaluationData) -> dict[str, float]:
     """R-A and what is to go down: a backdoor's success, else F-A (of training rows, where samples are named)."""
     return _figures(Outputs(model, ground))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedup.bench.experiment import Cell, hash_of
+from fedup.bench.experiment import BenchCell, hash_of
 from fedup.errors import ArtifactError
 from fedup.files import write_text
 
@@ -20,27 +20,27 @@ class Results:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def path(self, cell: Cell) -> Path:
+    def path(self, cell: BenchCell) -> Path:
         """Where a cell's result lies: another configuration has another file, so nothing is ever overwritten by it."""
         group = self.folder / cell.group.federation / cell.group.scenario.name
         return group / f"{cell.method.name}-seed{cell.group.recipe.seed}-{cell.hash[:8]}.json"
 
-    def timing_path(self, cell: Cell) -> Path:
+    def timing_path(self, cell: BenchCell) -> Path:
         """Where a cell's clean times lie: beside its result, which they leave as it is."""
         return self.path(cell).with_suffix(".time.json")
 
-    def load(self, cell: Cell) -> dict[str, Any] | None:
+    def load(self, cell: BenchCell) -> dict[str, Any] | None:
         """A cell's result, or None where there is none yet."""
         found = _load(self.path(cell), cell)
         if found is not None and hash_of(found.get("config", {})) != cell.hash:
             raise _of_another(self.path(cell))
         return found
 
-    def load_timing(self, cell: Cell) -> dict[str, Any] | None:
+    def load_timing(self, cell: BenchCell) -> dict[str, Any] | None:
         """What `fedup bench time` took of a cell, or None where it did not."""
         return _load(self.timing_path(cell), cell)
 
-    def save_timing(self, cell: Cell, taken: Mapping[str, Any]) -> None:
+    def save_timing(self, cell: BenchCell, taken: Mapping[str, Any]) -> None:
         """Write a cell's times beside its result."""
         about = {"format": FORMAT, "hash": cell.hash, "seed": cell.group.recipe.seed}
         write_text(self.timing_path(cell), json.dumps({**about, **taken}, indent=1) + "\n")
@@ -50,23 +50,23 @@ class Results:
         found = (re.search(r"-seed(-?\d+)-[0-9a-f]{8}\.json$", path.name) for path in self.folder.glob("*/*/*.json"))
         return sorted({int(one[1]) for one in found if one})
 
-    def is_done(self, cell: Cell) -> bool:
+    def is_done(self, cell: BenchCell) -> bool:
         """Whether there is a result; a failure is none."""
         found = self.load(cell)
         return found is not None and "failed" not in found
 
-    def save(self, cell: Cell, found: Mapping[str, Any]) -> None:
+    def save(self, cell: BenchCell, found: Mapping[str, Any]) -> None:
         """Write a cell's result."""
         about = {"format": FORMAT, "hash": cell.hash, "seed": cell.group.recipe.seed, "config": cell.config()}
         write_text(self.path(cell), json.dumps({**about, **found}, indent=1, sort_keys=False) + "\n")
 
-    def check(self, cells: Iterable[Cell]) -> None:
+    def check(self, cells: Iterable[BenchCell]) -> None:
         """Raise before any work if what is there cannot be read."""
         for cell in cells:
             self.load(cell)
 
 
-def _load(path: Path, cell: Cell) -> dict[str, Any] | None:
+def _load(path: Path, cell: BenchCell) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import fedup
 from fedup.bench.alone import AloneCheck
 from fedup.bench.case import Case
-from fedup.bench.experiment import REFERENCE, Cell
-from fedup.bench.floor import Floor
+from fedup.bench.experiment import REFERENCE, BenchCell
 from fedup.bench.methods import Method, method_class, needs_history
 from fedup.bench.metrics import metric
 from fedup.bench.results import Results
+from fedup.bench.shared_setup import SharedSetup
 from fedup.errors import StorageError
 from fedup.registry import names
 from fedup.tasks.datasets import Dataset
@@ -31,10 +31,10 @@ Outcome = Literal["done", "failed", "not supported"]
 
 
 @dataclass(frozen=True)
-class Event:
+class CellEvent:
     """A cell is over."""
 
-    cell: Cell
+    cell: BenchCell
     outcome: Outcome
     result: dict[str, Any]
     done: int
@@ -47,7 +47,7 @@ class BudgetSpentError(Exception):
 
 
 def run_cells(
-    cells: Sequence[Cell],
+    cells: Sequence[BenchCell],
     results: Results,
     *,
     device: str = "cpu",
@@ -55,7 +55,7 @@ def run_cells(
     budget_s: float | None = None,
     force: bool = False,
     note: str | None = None,
-) -> Iterator[Event]:
+) -> Iterator[CellEvent]:
     """Measure what is missing: one event for each cell that is over.
 
     A cell that fails is recorded with its error, and the others go on.
@@ -72,24 +72,24 @@ def run_cells(
     for group, members in groupby(missing, key=lambda cell: cell.group):
         left = list(members)
         needed = any(needs_history(cell.method.settings) for cell in left)
-        floor = Floor(group, device, watched, loaded, with_history=needed)
+        setup = SharedSetup(group, device, watched, loaded, with_history=needed)
         for cell in left:
             if not force and results.is_done(cell):  # by another process, meanwhile
                 clock.note(cell, 0.0, 0.0)
                 done += 1
                 continue
             check = AloneCheck(device)
-            outcome, result = _measure(cell, floor)
+            outcome, result = _measure(cell, setup)
             results.save(cell, {**origin, **check.finish().to_json(), **result})
-            clock.note(cell, result["wall_s"], floor.made_in_s())
+            clock.note(cell, result["wall_s"], setup.made_in_s())
             done += 1
-            yield Event(cell, outcome, result, done, len(cells), clock.left_s())
+            yield CellEvent(cell, outcome, result, done, len(cells), clock.left_s())
             if done < len(cells):
                 watched("", 1, 1)  # a moment to stop at
-        floor.clear()
+        setup.clear()
 
 
-def _measure(cell: Cell, floor: Floor) -> tuple[Outcome, dict[str, Any]]:
+def _measure(cell: BenchCell, setup: SharedSetup) -> tuple[Outcome, dict[str, Any]]:
     """Outcome and result of a cell."""
     method: Method = cell.method.settings
     about: dict[str, Any] = {
@@ -97,18 +97,18 @@ def _measure(cell: Cell, floor: Floor) -> tuple[Outcome, dict[str, Any]]:
         "wall_s": 0.0,
     }
     try:
-        floor.make(reference=not isinstance(method, method_class(REFERENCE)))
+        setup.make(reference=not isinstance(method, method_class(REFERENCE)))
         started = time.perf_counter()
-        if not method.supports(floor.situation.request):
-            return "not supported", {**about, "story": floor.situation.story, "not_supported": True}
-        unlearned, outputs = floor.answer(method)
-        case = Case(unlearned, outputs, original=floor.original, retrained=floor.retrained)
+        if not method.supports(setup.situation.request):
+            return "not supported", {**about, "story": setup.situation.story, "not_supported": True}
+        unlearned, outputs = setup.answer(method)
+        case = Case(unlearned, outputs, original=setup.original, retrained=setup.retrained)
         figures: dict[str, Any] = {}
         for name in names("fedup.bench.metrics"):
             figures |= metric(name).measure(case)
         about["wall_s"] = time.perf_counter() - started
         measured = {
-            "story": floor.situation.story,
+            "story": setup.situation.story,
             "reversible": unlearned.reversible,
             "metrics": figures,
             "cost": unlearned.cost.to_json(),
@@ -133,13 +133,13 @@ def _traceback() -> str:
 class _Clock:
     """How long the rest will take, from how long cells took: in this run, or in those whose results are there."""
 
-    def __init__(self, missing: Sequence[Cell], results: Results, cells: Sequence[Cell]) -> None:
+    def __init__(self, missing: Sequence[BenchCell], results: Results, cells: Sequence[BenchCell]) -> None:
         self._left = list(missing)
         self._seen: dict[tuple[str, ...], list[float]] = {}
         for cell in set(cells) - set(missing):
             self._add(_kinds(cell), (results.load(cell) or {}).get("wall_s", 0.0))
 
-    def note(self, cell: Cell, seconds: float, shared_s: float) -> None:
+    def note(self, cell: BenchCell, seconds: float, shared_s: float) -> None:
         """A cell took so many seconds, and what its group shares so many more."""
         self._add(_kinds(cell), seconds)
         self._left.remove(cell)
@@ -160,7 +160,7 @@ class _Clock:
         return next((statistics.fmean(self._seen[kind]) for kind in kinds if kind in self._seen), 0.0)
 
 
-def _kinds(cell: Cell) -> list[tuple[str, ...]]:
+def _kinds(cell: BenchCell) -> list[tuple[str, ...]]:
     """What may take as long as this cell, from like to unlike."""
     return [(cell.group.federation, cell.method.name), ("any", cell.method.name)]
 

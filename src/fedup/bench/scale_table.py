@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedup.bench.shown import show_bytes
+from fedup.bench.format import show_bytes
 from fedup.tasks.machine import show_commit
 
 FAR = (10**5, 10**7)  # clients

@@ -9,6 +9,10 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from fedup.errors import FedUPError, SettingError
 
 T = TypeVar("T")
+_FORMER_NAMES = {
+    "eraser_cut": "erase_at",
+    "max_variance_loss": "most_price",
+}  # in results on disk, and so in their hashes
 
 
 def later(default: Any, *, before: Any = MISSING) -> Any:
@@ -20,7 +24,11 @@ def later(default: Any, *, before: Any = MISSING) -> Any:
 def config_of(settings: Any) -> dict[str, Any]:
     """A dataclass as plain data that says what was measured."""
     before = {one.name: one.metadata["before"] for one in fields(settings) if "before" in one.metadata}
-    return {name: value for name, value in asdict(settings).items() if name not in before or value != before[name]}
+    return {
+        _FORMER_NAMES.get(name, name): value
+        for name, value in asdict(settings).items()
+        if name not in before or value != before[name]
+    }
 
 
 def build(cls: type[T], table: object, where: str, *, also: Mapping[str, Any] | None = None) -> T:

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedup.bench.experiment import REFERENCE, Cell, Experiment, Named
+from fedup.bench.experiment import REFERENCE, BenchCell, Experiment, Named
 from fedup.bench.metrics import Column, columns, timed_keys
 from fedup.bench.results import Results
 from fedup.bench.timing import is_clean, place_of
@@ -167,7 +167,7 @@ def _check_parts(result: Mapping[str, Any], path: Path) -> None:
 class _Found:
     """What there is of a cell."""
 
-    cell: Cell
+    cell: BenchCell
     result: Mapping[str, Any]
     timing: Mapping[str, Any] | None  # clean
 
@@ -176,7 +176,7 @@ class _Found:
         return self.cell.group.recipe.seed
 
 
-def _clean(results: Results, cell: Cell) -> Mapping[str, Any] | None:
+def _clean(results: Results, cell: BenchCell) -> Mapping[str, Any] | None:
     timing = results.load_timing(cell)
     if not is_clean(timing):
         return None
@@ -204,7 +204,7 @@ def _figure(found: Mapping[int, Any], seeds: Collection[int] | None = None) -> F
     return Figure(values) if values else None
 
 
-def printed(cell: Cell) -> dict[str, float]:
+def printed(cell: BenchCell) -> dict[str, float]:
     """What the paper printed for such a cell; nothing where it has none, or where a part is the user's own."""
     recipe, known = cell.group.recipe, names("fedup.tasks.datasets") + names("fedup.tasks.models")
     if recipe.data not in known or recipe.model not in known or not _is_of_the_paper(cell.method):

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedup.bench.cost import Cost, Meter, Probe
 from fedup.bench.history import History
-from fedup.bench.trained import recorded
+from fedup.bench.training_cache import recorded
 from fedup.clients.collect import collect
 from fedup.errors import DataError
 from fedup.federation import Federation

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedup.bench.experiment import REFERENCE, Experiment
+from fedup.bench.format import show_value
 from fedup.bench.metrics import Column, columns
-from fedup.bench.shown import show_value
 from fedup.bench.summary import Block, Row
 from fedup.bench.tables import GENERATED, markdown_table
 from fedup.bench.verdicts import OURS

@@ -17,12 +17,12 @@ from torch import nn
 
 from fedup.bench.alone import AloneCheck
 from fedup.bench.cost import Cost
-from fedup.bench.experiment import REFERENCE, Cell
-from fedup.bench.floor import Floor
+from fedup.bench.experiment import REFERENCE, BenchCell
 from fedup.bench.methods import needs_history
 from fedup.bench.metrics.inference_overhead import serving_overhead
 from fedup.bench.results import Results
 from fedup.bench.runner import BudgetSpentError, within
+from fedup.bench.shared_setup import SharedSetup
 from fedup.bench.task import Task
 from fedup.errors import StorageError
 from fedup.tasks.datasets import Dataset
@@ -39,7 +39,7 @@ _FIRST_METHODS = (REFERENCE, "fedup")  # a ratio needs both
 class TimedEvent:
     """A cell is over: its times, or why there are none."""
 
-    cell: Cell
+    cell: BenchCell
     timing: Mapping[str, Any]
     error: str
     done: int
@@ -51,7 +51,7 @@ def is_clean(timing: Mapping[str, Any] | None) -> bool:
     return timing is not None and timing.get("alone") is True and len(timing.get("runs", ())) >= REPEATS
 
 
-def in_order(cells: Sequence[Cell]) -> list[Cell]:
+def in_order(cells: Sequence[BenchCell]) -> list[BenchCell]:
     """Federation by federation as the experiment has them; clients, classes, then the rest; Retrain and FedUP first."""
     federations = list(dict.fromkeys(cell.group.federation for cell in cells))
     return sorted(
@@ -70,12 +70,12 @@ def _rank(name: str, first: Sequence[str]) -> int:
     return first.index(name) if name in first else len(first)
 
 
-def finished(cells: Sequence[Cell], results: Results) -> list[Cell]:
+def finished(cells: Sequence[BenchCell], results: Results) -> list[BenchCell]:
     """Cells with figures, in the order in which they are timed."""
     return in_order([cell for cell in cells if "metrics" in (results.load(cell) or {})])
 
 
-def to_time(cells: Sequence[Cell], results: Results, *, device: str, force: bool = False) -> list[Cell]:
+def to_time(cells: Sequence[BenchCell], results: Results, *, device: str, force: bool = False) -> list[BenchCell]:
     """Finished cells that have no clean times on such a device yet."""
     here = place_of({"machine": describe_machine(), "device": device})
     return [
@@ -93,7 +93,7 @@ def place_of(result: Mapping[str, Any]) -> str:
 
 
 def time_cells(
-    cells: Sequence[Cell],
+    cells: Sequence[BenchCell],
     results: Results,
     *,
     device: str = "cpu",
@@ -113,50 +113,52 @@ def time_cells(
     done = 0
     for group, members in groupby(cells, key=lambda cell: cell.group):
         left = list(members)
-        floor = Floor(
+        setup = SharedSetup(
             group, device, watched, loaded, with_history=any(needs_history(cell.method.settings) for cell in left)
         )
         for cell in left:
             watched("", 1, 1)  # a moment to stop at
             until = None if budget_s is None else started + budget_s
-            timing, error = _attempt(cell, floor, results.load(cell) or {}, repeats, until)
+            timing, error = _attempt(cell, setup, results.load(cell) or {}, repeats, until)
             if timing:
                 timing = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **origin, **timing}
                 if is_clean(timing) or not is_clean(results.load_timing(cell)):  # a clean time stays
                     results.save_timing(cell, timing)
             done += 1
             yield TimedEvent(cell, timing, error, done, len(cells))
-        floor.clear()
+        setup.clear()
 
 
 def _attempt(
-    cell: Cell, floor: Floor, result: Mapping[str, Any], repeats: int, until: float | None
+    cell: BenchCell, setup: SharedSetup, result: Mapping[str, Any], repeats: int, until: float | None
 ) -> tuple[dict[str, Any], str]:
     """Times, or what went wrong: the other cells go on."""
     try:
-        return _take(cell, floor, result, repeats, until), ""
+        return _take(cell, setup, result, repeats, until), ""
     except (StorageError, BudgetSpentError):
         raise
     except Exception as error:
         return {}, f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _take(cell: Cell, floor: Floor, result: Mapping[str, Any], repeats: int, until: float | None) -> dict[str, Any]:
-    task = floor.task  # trained now, or before: no part of what is timed
+def _take(
+    cell: BenchCell, setup: SharedSetup, result: Mapping[str, Any], repeats: int, until: float | None
+) -> dict[str, Any]:
+    task = setup.task  # trained now, or before: no part of what is timed
     started = time.perf_counter()
     warm_up, model = _answer(cell, task)  # with its progress, and so with a way to stop
     took = time.perf_counter() - started
     if until is not None and time.perf_counter() + repeats * took > until:
         raise BudgetSpentError
     quiet = replace(task, progress=lambda what, done, total: None)
-    check = AloneCheck(floor.device)
+    check = AloneCheck(setup.device)
     runs = []
     for _ in range(repeats):
         del model
         gc.collect()  # not while it is timed
         cost, model = _answer(cell, quiet)
         runs.append(_figures(cost, effect_moment(result)))
-    overhead = serving_overhead(task.model, model, floor.dataset.test_x)
+    overhead = serving_overhead(task.model, model, setup.dataset.test_x)
     median = {key: _median([run[key] for run in runs]) for key in ("time", "time_to_effect", "ahead_time")}
     return {
         **check.finish(idle=True).to_json(),
@@ -166,7 +168,7 @@ def _take(cell: Cell, floor: Floor, result: Mapping[str, Any], repeats: int, unt
     }
 
 
-def _answer(cell: Cell, task: Task) -> tuple[Cost, nn.Module]:
+def _answer(cell: BenchCell, task: Task) -> tuple[Cost, nn.Module]:
     """One answer as the benchmark asks for it; probes only note the moment, and what is sent ahead is sent anew."""
     unlearned = cell.method.settings.unlearn(replace(task, probe=lambda model: {}, _collected={}))
     return unlearned.cost, unlearned.model

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedup.bench.case import Outputs, Rows
 from fedup.bench.experiment import Experiment
-from fedup.bench.floor import Floor
+from fedup.bench.shared_setup import SharedSetup
 from fedup.bench.tuned import BUDGET, Trial, Tuned
 from fedup.errors import DataError, SettingError
 from fedup.registry import find
@@ -66,18 +66,18 @@ def tune_places(
     about = _origin(seed, device)
     for group, members in groupby(cells, key=lambda cell: cell.group):
         place = group.federation, group.scenario.name
-        floor = Floor(group, device, progress)
+        setup = SharedSetup(group, device, progress)
         for use in [cell.method.name for cell in members if cell.method.name in uses]:
-            if (*place, use) in leave_out or not bases[use].supports(floor.situation.request):
+            if (*place, use) in leave_out or not bases[use].supports(setup.situation.request):
                 continue
-            goal = accuracies(floor.retrained)
+            goal = accuracies(setup.retrained)
             tried = []
             for settings in grids[use]:
-                tried.append(_try(replace(bases[use], **settings), settings, floor, goal))
+                tried.append(_try(replace(bases[use], **settings), settings, setup, goal))
                 progress(f"{use}: {place[0]}, {place[1]}", len(tried), len(grids[use]))
             best = max(tried, key=lambda trial: trial.score)
             yield use, Tuned(*place, best.settings, dict(zip(("r_a", "f_a"), goal, strict=True)), tried, about)
-        floor.clear()
+        setup.clear()
 
 
 def _origin(seed: int, device: str) -> dict[str, Any]:
@@ -90,14 +90,14 @@ def _origin(seed: int, device: str) -> dict[str, Any]:
     }
 
 
-def _try(method: Any, settings: Mapping[str, Any], floor: Floor, goal: tuple[float, float]) -> Trial:
+def _try(method: Any, settings: Mapping[str, Any], setup: SharedSetup, goal: tuple[float, float]) -> Trial:
     started = time.perf_counter()
     try:
-        found = accuracies(floor.answer(method)[1])
+        found = accuracies(setup.answer(method)[1])
     except DataError as error:  # settings under which training diverges are no good, and the others go on
         return Trial(settings, 0.0, 0.0, 0.0, time.perf_counter() - started, failed=str(error))
     finally:
-        floor.task.forget_learned()  # nobody else learns in that way
+        setup.task.forget_learned()  # nobody else learns in that way
     return Trial(settings, score(found, goal), *found, time_s=time.perf_counter() - started)
 
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from fedup.bench.experiment import REFERENCE
+from fedup.bench.format import show_value
 from fedup.bench.metrics import Column, columns
-from fedup.bench.shown import show_value
 from fedup.bench.summary import FLOOR, ORIGINAL, Block, Row
 
 OURS = "fedup"

@@ -91,7 +91,7 @@ SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Case:
+class Withdrawal:
     """One withdrawal."""
 
     kind: str
@@ -102,7 +102,7 @@ class Case:
         return f"client {self.client}, {KINDS[self.kind]}"
 
 
-def make_cases(federation: Federation, setting: Setting, seed: int) -> tuple[Federation, list[Case]]:
+def make_cases(federation: Federation, setting: Setting, seed: int) -> tuple[Federation, list[Withdrawal]]:
     """The federation with its persons, sources and wrong labels, and what is withdrawn from it."""
     if setting.heldout is not None:
         federation = _split_again(federation, setting.heldout, seed)
@@ -123,7 +123,8 @@ def make_cases(federation: Federation, setting: Setting, seed: int) -> tuple[Fed
                 raise DataError(f"Client {client.id} has no training row of {KINDS[kind]}. Take another seed.")
             withdrawn[kind, client.id] = rows
     cases = [
-        Case(kind, client, Forget.samples({client: withdrawn[kind, client].tolist()})) for kind, client in setting.cases
+        Withdrawal(kind, client, Forget.samples({client: withdrawn[kind, client].tolist()}))
+        for kind, client in setting.cases
     ]
     return replace(federation, x=x), cases
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import fedup
-from fedup.bench.trained import trained
-from fedup.bench.withdrawal_cases import Case, Setting, make_cases
+from fedup.bench.training_cache import trained
+from fedup.bench.withdrawal_cases import Setting, Withdrawal, make_cases
 from fedup.errors import DataError, HarmError
 from fedup.federation import Federation
 from fedup.serving.plugged import PluggedModel, Served
@@ -102,7 +102,7 @@ class _Measuring:
         self._model, self._store, self._federation, self._dataset = model, store, federation, dataset
         self._before = self._test_accuracy(model)
 
-    def answer(self, case: Case) -> Callable[[nn.Module], dict[str, Any]]:
+    def answer(self, case: Withdrawal) -> Callable[[nn.Module], dict[str, Any]]:
         """Answer a withdrawal; what is returned takes Retrain's model and gives all figures."""
         plugged, store = fedup.plug(self._model), self._store.to(self._store.vectors.device)
         report, refusal = None, ""
@@ -113,7 +113,7 @@ class _Measuring:
         return lambda retrained: self._figures(case, plugged, report, refusal, retrained)
 
     def _figures(
-        self, case: Case, plugged: PluggedModel, report: Report | None, refusal: str, retrained: nn.Module
+        self, case: Withdrawal, plugged: PluggedModel, report: Report | None, refusal: str, retrained: nn.Module
     ) -> dict[str, Any]:
         verdict = None if report is None else report.verdicts[case.request.digest]
         by_retrain = self._hits_by_retrain(case, retrained)
@@ -147,7 +147,7 @@ class _Measuring:
         data = self._dataset
         return accuracy_per_class(model, data.test_x, data.test_y, data.num_classes)
 
-    def _hits_by_retrain(self, case: Case, retrained: nn.Module) -> Paired:
+    def _hits_by_retrain(self, case: Withdrawal, retrained: nn.Module) -> Paired:
         """Retrain's answers to the rows that the verdict counts: those of labels that the client holds out, too."""
         client, data = self._federation.client(case.client), self._federation
         question = RowsToCount({"rows": case.request}, case.request, classes=False)
@@ -155,7 +155,7 @@ class _Measuring:
         unseen = counted.unseen.get("rows", {})
         return sum((one for label, one in counted.forgotten.get("rows", {}).items() if label in unseen), Paired())
 
-    def _held_out(self, case: Case) -> int:
+    def _held_out(self, case: Withdrawal) -> int:
         """Held-out rows of the same client and labels."""
         client, y = self._federation.client(case.client), self._federation.y
         labels = y[self._federation.forgotten(case.request)].unique()

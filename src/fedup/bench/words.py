@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from fedup.bench.experiment import REFERENCE, Experiment
+from fedup.bench.format import show_value
 from fedup.bench.metrics import Column, columns
-from fedup.bench.shown import show_value
 from fedup.bench.summary import Block, Row
 from fedup.bench.tuning import grid_of
 from fedup.bench.verdicts import CLOSE, JUDGED, OURS, PRIVACY, beats

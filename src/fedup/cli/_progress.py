@@ -17,7 +17,7 @@ from rich.progress import (
 )
 
 if TYPE_CHECKING:
-    from fedup.bench.runner import Event
+    from fedup.bench.runner import CellEvent
 
 Show = Callable[[str, int, int], None]  # what, steps done, steps in all
 
@@ -71,7 +71,7 @@ def _lines(console: Console, step: str | None) -> Show:
 
 
 @contextmanager
-def cell_progress(console: Console, total: int) -> Iterator[tuple[Show, Callable[["Event"], None]]]:
+def cell_progress(console: Console, total: int) -> Iterator[tuple[Show, Callable[["CellEvent"], None]]]:
     """For an experiment: what is going on now, and how many cells are over, with the time left for the others."""
     if not console.is_terminal:
         yield _say_nothing, lambda event: console.print(_line(event), highlight=False, markup=False, soft_wrap=True)
@@ -84,7 +84,7 @@ def cell_progress(console: Console, total: int) -> Iterator[tuple[Show, Callable
         def show(what: str, done: int, total: int) -> None:
             bars.update(now, description=what, completed=done, total=total, visible=bool(what))
 
-        def note(event: "Event") -> None:
+        def note(event: "CellEvent") -> None:
             console.print(_line(event), highlight=False, markup=False, soft_wrap=True)
             bars.update(cells, completed=event.done, description=f"cells, about {_duration(event.left_s)} left")
 
@@ -95,7 +95,7 @@ def _say_nothing(what: str, done: int, total: int) -> None:
     pass
 
 
-def _line(event: "Event") -> str:
+def _line(event: "CellEvent") -> str:
     """One finished cell in one line."""
     figures = event.result.get("metrics", {})
     told = [f"{name} {figures[key]:.3f}" for key, name in _TOLD.items() if figures.get(key) is not None]

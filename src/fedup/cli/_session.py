@@ -26,7 +26,7 @@ from fedup.tasks.machine import describe_machine
 from fedup.tasks.recipe import Recipe
 
 if TYPE_CHECKING:
-    from fedup.run.answering import Judge
+    from fedup.run.answer import Judge
 
 
 class Session:

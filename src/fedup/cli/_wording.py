@@ -18,7 +18,7 @@ _OPTIONS = "|".join(
         "batch_size",
         "class_policy",
         "clients_per_round",
-        "erase_at",
+        "eraser_cut",
         "keep_sealed",
         "max_class_loss",
         "max_loss",

@@ -56,13 +56,13 @@ def collect(
     from fedup.errors import SettingError
     from fedup.privacy.guarantee import DP
     from fedup.privacy.paper import DISCLAIMER
-    from fedup.statistics.centroids import Summarizing
+    from fedup.statistics.centroids import CentroidConfig
 
-    how: Summarizing | DP
+    how: CentroidConfig | DP
     if epsilon is None:
         if clip is not None or delta is not None or allow_delta:
             raise SettingError("--clip, --delta and --allow-delta belong to a guarantee: pass --epsilon as well.")
-        how = Summarizing(0.8 if ratio is None else ratio, sigma, seed, paper_accounting)
+        how = CentroidConfig(0.8 if ratio is None else ratio, sigma, seed, paper_accounting)
     elif ratio is not None:
         raise SettingError("Under --epsilon there are no centroids, and so no --ratio of them: leave it out.")
     elif sigma or paper_accounting:
@@ -124,8 +124,8 @@ def _collect(session: Any, writer: Any, how: Any) -> dict[str, Any]:
     from fedup.clients.collect import collect as ask_clients
     from fedup.errors import RequestError
     from fedup.privacy.guarantee import DP
-    from fedup.run.keeping import keep_centroids
     from fedup.run.ledger import RunLedger
+    from fedup.run.record import keep_centroids
     from fedup.run.serving import load_base
     from fedup.tasks.progress import ClientsShown
 

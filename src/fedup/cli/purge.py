@@ -24,7 +24,7 @@ def purge(
 
     from fedup.cli._session import Session
     from fedup.cli._text import count
-    from fedup.run import answering
+    from fedup.run import answer
     from fedup.unlearning.unlearn import sealed_cells
 
     if not yes and not sys.stdin.isatty():
@@ -37,7 +37,7 @@ def purge(
         store = session.store(writer.state, writer)
         cells = sealed_cells(store, writer.state.forgets)
         if cells:
-            answering.purge(writer, session.plugged(writer.state), store)
+            answer.purge(writer, session.plugged(writer.state), store)
     if as_json:
         typer.echo(json.dumps({"cells": [list(cell) for cell in cells]}))
     elif not cells:

@@ -61,7 +61,7 @@ def restore(
 def _restore(
     session: "Session", names: list[str], max_losses: tuple[float, float], force: bool, wait_s: float
 ) -> dict[str, Any]:
-    from fedup.run import answering
+    from fedup.run import answer
 
     with session.writing("restore", wait_s) as writer:
         state = writer.state
@@ -78,26 +78,26 @@ def _restore(
         taken = {request.id for request in back}
         remaining = [request for request in state.active if request.id not in taken]
         last = not remaining and not any(request.is_open for request in back)
-        answer = answering.restore(
+        outcome = answer.restore(
             writer,
             session.plugged(state),
             None if last else session.store(state, writer),  # the last one needs neither centroids nor clients
             back,
             clients=None if last else session.federation_if_here,
             judge=None if last else session.judge(),
-            limits=answering.Limits(max_losses[0], force, max_losses[1]),
+            limits=answer.Limits(max_losses[0], force, max_losses[1]),
             facts=session.facts,
         )
         return result | {
             "remaining": [request.id for request in writer.state.active],
-            "declined": answer.declined,
-            "charged": any(release.name for release in answer.report.releases),
-            "filter": answer.filter.id if answer.filter else None,
+            "declined": outcome.declined,
+            "charged": any(release.name for release in outcome.report.releases),
+            "filter": outcome.filter.id if outcome.filter else None,
             "base": writer.state.base,
-            "clients_contacted": sorted(answer.report.clients_contacted),
-            "bytes_up": answer.report.bytes_up,
-            "time_s": answer.report.time_s,
-            "figures": answer.figures,
+            "clients_contacted": sorted(outcome.report.clients_contacted),
+            "bytes_up": outcome.report.bytes_up,
+            "time_s": outcome.report.time_s,
+            "figures": outcome.figures,
         }
 
 

@@ -14,7 +14,7 @@ def status(run: RunOption = DEFAULT_RUN, as_json: JsonOption = False) -> None:
     Example: [bold]fedup status --run runs/mnist[/]
     """
     from fedup.run.folder import Run
-    from fedup.run.overview import overview, request_releases
+    from fedup.run.status import overview, request_releases
 
     folder = Run(run)
     state = folder.read()

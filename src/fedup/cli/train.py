@@ -125,7 +125,7 @@ def _train(
     from fedup.cli._session import Session
     from fedup.models.cut import find_cut
     from fedup.models.views import fingerprint
-    from fedup.run.keeping import keep_model
+    from fedup.run.record import keep_model
     from fedup.tasks.accuracy import accuracy
     from fedup.tasks.progress import RoundsShown
 

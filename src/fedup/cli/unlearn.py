@@ -22,7 +22,7 @@ from fedup.cli._options import (
 if TYPE_CHECKING:
     from fedup.cli._session import Session
     from fedup.filters.bottleneck import FilterConfig
-    from fedup.run.answering import Asked
+    from fedup.run.answer import NewRequest
 
 
 def unlearn(
@@ -68,7 +68,7 @@ def unlearn(
             "--filter", help="auto (default: an eraser for samples, else a bottleneck), bottleneck, erasure or both."
         ),
     ] = None,
-    erase_at: Annotated[
+    eraser_cut: Annotated[
         str | None, typer.Option(help="Cut of the eraser (auto); `fedup list cuts MODEL` names them.")
     ] = None,
     preset: Annotated[
@@ -104,7 +104,7 @@ def unlearn(
         "class_policy": class_policy,
         "seed": seed,
         "filter": filter_,
-        "erase_at": erase_at,
+        "eraser_cut": eraser_cut,
     }
     given = {**_preset(preset), **{name: value for name, value in chosen.items() if value is not None}}
     session = Session(run, device=device)
@@ -120,9 +120,9 @@ def unlearn(
         raise typer.Exit(1)
 
 
-def _new(session: "Session", state: Any, wanted: list[Any]) -> tuple[list[dict[str, Any]], "list[Asked]"]:
+def _new(session: "Session", state: Any, wanted: list[Any]) -> tuple[list[dict[str, Any]], "list[NewRequest]"]:
     """Requests in force already, and those to be answered, each checked."""
-    from fedup.run.answering import Asked
+    from fedup.run.answer import NewRequest
     from fedup.tasks.judge import describe_rows
 
     in_force = {request.forget: request for request in state.active}
@@ -138,7 +138,7 @@ def _new(session: "Session", state: Any, wanted: list[Any]) -> tuple[list[dict[s
                 _check(federation, forget, reference)
             told = forget.kind == "sample" or state.guarantee is None  # else counts are what DP hides
             rows = describe_rows(federation, forget) if federation is not None and told else {}
-            new[forget] = Asked(forget, reference, rows)
+            new[forget] = NewRequest(forget, reference, rows)
     return known, list(new.values())
 
 
@@ -182,7 +182,7 @@ def _answer(
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from fedup.run import answering
+    from fedup.run import answer
     from fedup.unlearning.unlearn import classes_left_without_holder
 
     with session.writing("unlearn", wait_s) as writer:
@@ -190,7 +190,7 @@ def _answer(
         if not new:
             return {"requests": [], "already": known, "filter": _filter_id(writer.state.filter)}
         plugged, store = session.plugged(writer.state), session.store(writer.state, writer)
-        answer = answering.unlearn(
+        outcome = answer.unlearn(
             writer,
             plugged,
             store,
@@ -199,7 +199,7 @@ def _answer(
             config=_config(plugged, chosen),
             keep_sealed=keep_sealed,
             judge=session.judge(),
-            limits=answering.Limits(max_losses[0], force, max_losses[1]),
+            limits=answer.Limits(max_losses[0], force, max_losses[1]),
             facts=session.facts,
         )
         return {
@@ -210,28 +210,28 @@ def _answer(
                     "what": str(one.forget),
                     "reason": one.forget.reason,
                     "rows": one.rows.get("count"),
-                    "verdict": _verdict(answer.report, one.forget),
+                    "verdict": _verdict(outcome.report, one.forget),
                 }
-                for name, one in zip(answer.requests, new, strict=True)
+                for name, one in zip(outcome.requests, new, strict=True)
             ],
             "already": known,
-            "declined": answer.declined,
-            "withheld": list(answer.withheld),
-            "forced": answer.report.forced,
-            "worst_class": _worst_class(answer.report),
-            "class_recall": {str(label): asdict(recall) for label, recall in answer.report.class_recall.items()},
-            "charged": bool(answer.report.releases) and store.dp is not None,
-            "classes_left_without_holder": classes_left_without_holder(store, answer.report.requests),
-            "filter": _filter_id(answer.filter),
-            "filter_sha256": answer.filter.sha256 if answer.filter else None,
-            "centroids_used": answer.report.centroids_used,
-            "erasure": answer.report.erasure,
-            "notes": answer.report.notes,
-            "clients_contacted": sorted(answer.report.clients_contacted),
-            "clients_counting": sorted(set(answer.report.clients_counting)),
-            "bytes_up": answer.report.bytes_up,
-            "time_s": answer.report.time_s,
-            "figures": answer.figures,
+            "declined": outcome.declined,
+            "withheld": list(outcome.withheld),
+            "forced": outcome.report.forced,
+            "worst_class": _worst_class(outcome.report),
+            "class_recall": {str(label): asdict(recall) for label, recall in outcome.report.class_recall.items()},
+            "charged": bool(outcome.report.releases) and store.dp is not None,
+            "classes_left_without_holder": classes_left_without_holder(store, outcome.report.requests),
+            "filter": _filter_id(outcome.filter),
+            "filter_sha256": outcome.filter.sha256 if outcome.filter else None,
+            "centroids_used": outcome.report.centroids_used,
+            "erasure": outcome.report.erasure,
+            "notes": outcome.report.notes,
+            "clients_contacted": sorted(outcome.report.clients_contacted),
+            "clients_counting": sorted(set(outcome.report.clients_counting)),
+            "bytes_up": outcome.report.bytes_up,
+            "time_s": outcome.report.time_s,
+            "figures": outcome.figures,
         }
 
 

@@ -12,7 +12,7 @@ from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, ExactQuestion, Message
 from fedup.errors import DataError
-from fedup.statistics.centroids import Summarizing, Summary, summarize
+from fedup.statistics.centroids import CentroidConfig, Summary, summarize
 from fedup.statistics.kmeans import centroid_count
 
 _LARGEST = 1e30  # ε of the paper's noise
@@ -27,7 +27,7 @@ class CentroidsQuestion(ExactQuestion[Summary]):
     reported_as: ClassVar[str] = "centroids"
 
     cut: str
-    how: Summarizing
+    how: CentroidConfig
     labels: frozenset[int] | None = None
     without: frozenset[int] = frozenset()  # classes
     excluded: frozenset[int] = frozenset()  # samples
@@ -35,7 +35,7 @@ class CentroidsQuestion(ExactQuestion[Summary]):
     sample_labels: Mapping[int, int] = field(default_factory=dict, compare=False)  # as the server knows them; not sent
 
     @property
-    def protection(self) -> Summarizing:
+    def protection(self) -> CentroidConfig:
         return self.how
 
     def to_message(self) -> Message:
@@ -54,7 +54,7 @@ class CentroidsQuestion(ExactQuestion[Summary]):
         without, excluded = (frozenset(map(int, details[name])) for name in ("without", "excluded"))
         if "epsilon" in details["how"]:
             raise DataError("Centroids are asked for without a guarantee; under one ask to 'summarize privately'.")
-        how = Summarizing(**details["how"])
+        how = CentroidConfig(**details["how"])
         return cls(details["cut"], how, labels, without, excluded, bool(details.get("half")))
 
     def leaves_out(self) -> tuple[frozenset[int], frozenset[int]]:

@@ -25,7 +25,7 @@ from fedup.privacy import paper
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget, union
-from fedup.statistics.centroids import Summarizing, Summary
+from fedup.statistics.centroids import CentroidConfig, Summary
 from fedup.statistics.kmeans import centroid_count
 from fedup.statistics.store import Cell, Centroids
 
@@ -63,7 +63,7 @@ def collect(
         raise StorageError(f"There is no folder {folder} to write to. Make it first.")
     requests = frozenset(forget)
     usual = settings_of(preset, requests)
-    how = _how(privacy, ratio, sigma, seed, Summarizing(usual.ratio, usual.sigma))
+    how = _how(privacy, ratio, sigma, seed, CentroidConfig(usual.ratio, usual.sigma))
     if ledger is not None and not isinstance(federation, Federation):
         raise SettingError("A way to reach clients has a ledger of its own: pass ledger= where that is made.")
     if isinstance(how, DP) and how.unit == "subject" and isinstance(federation, Federation):
@@ -82,7 +82,9 @@ def collect(
         )
 
 
-def _how(privacy: object, ratio: float | None, sigma: float | None, seed: int, usual: Summarizing) -> Summarizing | DP:
+def _how(
+    privacy: object, ratio: float | None, sigma: float | None, seed: int, usual: CentroidConfig
+) -> CentroidConfig | DP:
     if isinstance(privacy, DP):
         if sigma or ratio is not None:
             raise SettingError("Under DP there are no centroids of a ratio and no noise of a given sigma: pass neither")
@@ -90,7 +92,7 @@ def _how(privacy: object, ratio: float | None, sigma: float | None, seed: int, u
     if privacy is not None and privacy != "paper":
         raise SettingError(f'privacy is a DP(epsilon, delta, clip), "paper" or None; found {privacy!r}.')
     noise = usual.sigma or (paper.SIGMA if privacy else 0.0)
-    return Summarizing(
+    return CentroidConfig(
         usual.ratio if ratio is None else ratio,
         noise if sigma is None else sigma,
         seed,
@@ -101,7 +103,7 @@ def _how(privacy: object, ratio: float | None, sigma: float | None, seed: int, u
 def _collect(
     model: nn.Module,
     contact: Contact,
-    how: Summarizing | DP,
+    how: CentroidConfig | DP,
     place: str,
     requests: frozenset[Forget],
     keep_forgotten_classes: bool,
@@ -153,7 +155,7 @@ def _leaving_out(
 class _Building:
     """A store that grows with each client's answer; one answer at a time is in memory."""
 
-    def __init__(self, how: Summarizing | DP, folder: Path | None) -> None:
+    def __init__(self, how: CentroidConfig | DP, folder: Path | None) -> None:
         self.clients: list[int] = []
         self._how, self._vectors, self._counts = how, _Growing(folder), list[Tensor]()
         self._cells: list[Cell] = []

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedup.models.cut import Features, read_features
-from fedup.models.layout import Over, to_positions
+from fedup.models.layout import Granularity, to_positions
 from fedup.models.taps import Taps
 from fedup.privacy.dp import Layout
 from fedup.privacy.guarantee import DP
@@ -37,7 +37,7 @@ class ModelFacts:
             self._widths[cut, dp] = Layout.of(dp, basis.shape[1], self.num_classes).size
         return self._widths[cut, dp]
 
-    def layouts(self, cuts: Mapping[str, Over]) -> dict[str, tuple[int, int]]:
+    def layouts(self, cuts: Mapping[str, Granularity]) -> dict[str, tuple[int, int]]:
         """Positions and channels at each cut."""
         wanted = tuple(cuts.items())
         if wanted not in self._layouts:
@@ -55,7 +55,7 @@ class ModelFacts:
         return {}
 
     @cached_property
-    def _layouts(self) -> dict[tuple[tuple[str, Over], ...], dict[str, tuple[int, int]]]:
+    def _layouts(self) -> dict[tuple[tuple[str, Granularity], ...], dict[str, tuple[int, int]]]:
         return {}
 
     @cached_property

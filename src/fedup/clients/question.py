@@ -12,7 +12,7 @@ from fedup.federation import Client
 from fedup.models.cut import FeatureReader
 from fedup.privacy.guarantee import DP
 from fedup.request import Forget
-from fedup.statistics.centroids import Summarizing
+from fedup.statistics.centroids import CentroidConfig
 
 Details = Mapping[str, Any]  # plain data, as JSON
 Arrays = Mapping[str, Tensor]
@@ -79,7 +79,7 @@ class Question(ABC, Generic[A]):
     # --- what most questions have no need of
 
     @property
-    def protection(self) -> "Summarizing | DP | None":
+    def protection(self) -> "CentroidConfig | DP | None":
         """What protects the answer; None for exact ones."""
         return None
 

@@ -11,7 +11,7 @@ from fedup.clients import checks
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, ExactQuestion, Message
 from fedup.errors import DataError
-from fedup.models.layout import Over
+from fedup.models.layout import Granularity
 from fedup.request import Forget
 from fedup.statistics.eraser_statistics import RowGroups, second_moments
 from fedup.statistics.moments import Moments
@@ -25,7 +25,7 @@ class SecondMomentsQuestion(ExactQuestion[Moments | None]):
     reported_as: ClassVar[str] = "second moments"
 
     cut: str
-    over: Over
+    over: Granularity
     positions: tuple[int, ...]
     groups: RowGroups
 

@@ -10,7 +10,7 @@ from fedup.clients import checks
 from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, ExactQuestion, Message
-from fedup.models.layout import Over
+from fedup.models.layout import Granularity
 from fedup.request import Forget
 from fedup.statistics.eraser_statistics import (
     EVERY_CLASS,
@@ -31,7 +31,7 @@ class SketchesQuestion(ExactQuestion[Sketches]):
     reported_as: ClassVar[str] = "sketches of means"
 
     cut: str
-    over: Over
+    over: Granularity
     groups: RowGroups
 
     def to_message(self) -> Message:

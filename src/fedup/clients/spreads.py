@@ -12,7 +12,7 @@ from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, ExactQuestion, Message
 from fedup.errors import DataError
 from fedup.federation import named_rows
-from fedup.models.layout import Over
+from fedup.models.layout import Granularity
 from fedup.request import Forget
 from fedup.statistics.eraser_statistics import EVERY_CLASS, GroupSpreads, RowGroups, Spread, Weights, measure_groups
 
@@ -24,7 +24,7 @@ class SpreadsQuestion(ExactQuestion[GroupSpreads]):
     kind: ClassVar[str] = "spreads"
     reported_as: ClassVar[str] = "means and variances"
 
-    cuts: Mapping[str, Over]
+    cuts: Mapping[str, Granularity]
     groups: RowGroups
     weights: Weights  # of the client's cells in each request's mixture
 
@@ -78,7 +78,7 @@ class SpreadsQuestion(ExactQuestion[GroupSpreads]):
         return GroupSpreads(found["forgotten"], found["reference"])
 
 
-def _are_of(weights: object, cuts: Mapping[str, Over]) -> bool:
+def _are_of(weights: object, cuts: Mapping[str, Granularity]) -> bool:
     return isinstance(weights, dict) and set(weights) == set(cuts)
 
 

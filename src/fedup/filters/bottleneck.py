@@ -31,9 +31,9 @@ class FilterConfig:
     per client.
 
     `filter` says which filters there are: the bottleneck, an eraser (`fedup.filters.eraser`) or both; `auto` takes an
-    eraser for samples, and the bottleneck for clients, classes and samples that nothing can be erased of. `erase_at`
-    names the eraser's cut, or leaves the choice to a criterion; `most_price` is the share of the variance that may go
-    with what is erased. With `per_position` one bottleneck acts on each position of a map, or on each token. A
+    eraser for samples, and the bottleneck for clients, classes and samples that nothing can be erased of. `eraser_cut`
+    names the eraser's cut, or leaves the choice to a criterion; `max_variance_loss` is the share of the variance that
+    may go with what is erased. With `per_position` one bottleneck acts on each position of a map, or on each token. A
     `gentle` bottleneck is fitted again where it would cost a class its recall.
     """
 
@@ -47,8 +47,8 @@ class FilterConfig:
     weighted: bool = False
     seed: int = 0
     filter: FilterKind = "auto"
-    erase_at: str = "auto"
-    most_price: float = 0.02
+    eraser_cut: str = "auto"
+    max_variance_loss: float = 0.02
     per_position: bool = False
     gentle: bool = True
     optimizer: OptimizerName = "adam"
@@ -57,10 +57,12 @@ class FilterConfig:
     def __post_init__(self) -> None:
         if self.filter not in get_args(FilterKind):
             raise SettingError(f"filter is one of {', '.join(get_args(FilterKind))}; found {self.filter!r}.")
-        if not 0 < self.most_price <= 1:
-            raise SettingError(f"most_price is a share of the variance, in (0, 1]; found {self.most_price}.")
-        if not self.erase_at or not isinstance(self.erase_at, str):
-            raise SettingError(f"erase_at is 'auto' or the name of a cut; found {self.erase_at!r}.")
+        if not 0 < self.max_variance_loss <= 1:
+            raise SettingError(
+                f"max_variance_loss is a share of the variance, in (0, 1]; found {self.max_variance_loss}."
+            )
+        if not self.eraser_cut or not isinstance(self.eraser_cut, str):
+            raise SettingError(f"eraser_cut is 'auto' or the name of a cut; found {self.eraser_cut!r}.")
         if not 0 <= self.alpha <= 1:
             raise SettingError(f"alpha weighs cross-entropy against reconstruction, in [0, 1]; found {self.alpha}.")
         rank = DEFAULT_RANK if self.rank is None else self.rank

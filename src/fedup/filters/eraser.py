@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fedup.errors import DataError
-from fedup.models.layout import Over, from_positions, known_over, to_positions
-from fedup.statistics.moments import LEAST_ROWS, Contrast
+from fedup.models.layout import Granularity, from_positions, known_granularity, to_positions
+from fedup.statistics.moments import LEAST_ROWS, GroupStatistics
 
 SHRINKAGE = 1e-3  # of the mean variance, at least; more where rows are few beside channels
 STANDS_OUT = 3.5  # deviations beyond which a token carries what is to be erased
@@ -25,9 +25,11 @@ class Eraser(nn.Module):
     (LEACE itself keeps the mean of all rows).
     """
 
-    def __init__(self, concept: Tensor, reader: Tensor, offset: Tensor, positions: Tensor, *, over: Over) -> None:
+    def __init__(
+        self, concept: Tensor, reader: Tensor, offset: Tensor, positions: Tensor, *, over: Granularity
+    ) -> None:
         super().__init__()
-        self.over: Over = over
+        self.over: Granularity = over
         self.register_buffer("concept", concept)  # C of each position (K, C, r)
         self.register_buffer("reader", reader)  # W of each position (K, C, r)
         self.register_buffer("offset", offset)  # Wᵀμ (K, r)
@@ -59,7 +61,7 @@ class Eraser(nn.Module):
 
 
 @dataclass(frozen=True)
-class Erasure:
+class PlacedEraser:
     """An eraser, its cut, and why it sits there."""
 
     cut: str
@@ -91,7 +93,9 @@ class TokenEraser(Eraser):
         return from_positions(passed[:, None], tuple(features.shape[1:]))
 
 
-def make_eraser(contrast: Contrast, positions: Sequence[int], *, over: Over, shrinkage: float = SHRINKAGE) -> Eraser:
+def make_eraser(
+    contrast: GroupStatistics, positions: Sequence[int], *, over: Granularity, shrinkage: float = SHRINKAGE
+) -> Eraser:
     """The eraser of all groups of the contrast together, in closed form.
 
     The covariance is drawn towards a multiple of the identity, the more the fewer rows there are for each channel:
@@ -126,7 +130,7 @@ def make_eraser(contrast: Contrast, positions: Sequence[int], *, over: Over, shr
 
 def load_eraser(weights: Mapping[str, Tensor], over: str) -> Eraser:
     """An eraser from its stored weights."""
-    if known_over(over) == "tokens":
+    if known_granularity(over) == "tokens":
         return TokenEraser(*(weights[name] for name in ("concept", "reader", "offset", "mean", "limit"))).eval()
     named = (weights[name] for name in ("concept", "reader", "offset", "positions"))
-    return Eraser(*named, over=known_over(over)).eval()
+    return Eraser(*named, over=known_granularity(over)).eval()

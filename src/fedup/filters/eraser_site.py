@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedup.models.layout import Over
+from fedup.models.layout import Granularity
 from fedup.statistics.moments import Shift
 
 ENOUGH = 0.99  # of the shift: more positions would be erased for nothing
@@ -16,7 +16,7 @@ LEAST_COVER = 0.5  # of the shift that must be within the price for a cut to be 
 
 
 @dataclass(frozen=True)
-class Place:
+class EraserSite:
     """A cut and the positions of it that would be erased.
 
     `cover` is the share of the shift between forgotten and retained rows that lies at these positions, `price` the
@@ -25,7 +25,7 @@ class Place:
     """
 
     cut: str
-    over: Over
+    over: Granularity
     positions: tuple[int, ...]
     of: int  # positions that the cut has
     cover: float
@@ -45,7 +45,7 @@ class Place:
         }
 
 
-def judge_place(cut: str, over: Over, shift: Shift, *, most_price: float) -> Place:
+def judge_site(cut: str, over: Granularity, shift: Shift, *, max_variance_loss: float) -> EraserSite:
     """The most telling positions of a cut: until they hold nearly all of the shift, or would cost too much."""
     clear = shift.distance > CLEAR * shift.noise
     clear = clear if bool(clear.any()) else torch.ones_like(clear)  # where an eraser was asked for all the same
@@ -55,9 +55,9 @@ def judge_place(cut: str, over: Over, shift: Shift, *, most_price: float) -> Pla
     covers = excess[order].double().cumsum(0) / excess.double().sum().clamp(min=1e-30)
     prices = (shift.rows * price[order].double()).cumsum(0) / shift.variance.double().sum().clamp(min=1e-30)
     enough = int((covers < ENOUGH).sum()) + 1
-    affordable = max(1, int((prices <= most_price).sum()))
+    affordable = max(1, int((prices <= max_variance_loss).sum()))
     many = min(enough, affordable, int(clear.sum()))
-    return Place(
+    return EraserSite(
         cut,
         over,
         tuple(sorted(order[:many].tolist())),
@@ -68,12 +68,12 @@ def judge_place(cut: str, over: Over, shift: Shift, *, most_price: float) -> Pla
     )
 
 
-def choose_place(places: Sequence[Place], *, most_price: float) -> Place:
+def choose_site(places: Sequence[EraserSite], *, max_variance_loss: float) -> EraserSite:
     """The earliest cut at which most of the shift can be had within the price; else where most of it can be had.
 
     The earlier the cut, the less the network has made of the shift: what is erased there cannot grow behind it.
     """
     for place in places:
-        if place.cover >= LEAST_COVER and place.price <= most_price:
+        if place.cover >= LEAST_COVER and place.price <= max_variance_loss:
             return place
-    return max(places, key=lambda place: (place.cover / max(place.price, most_price), place.cover))
+    return max(places, key=lambda place: (place.cover / max(place.price, max_variance_loss), place.cover))

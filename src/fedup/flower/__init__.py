@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedup.flower.collecting import collect, load_arrays
     from fedup.flower.contact import GridContact
-    from fedup.flower.memory import RunMemory
     from fedup.flower.node import mount
     from fedup.flower.policy import Policy
+    from fedup.flower.run_server import RunMemory
 
 __all__ = ["GridContact", "Policy", "RunMemory", "collect", "load_arrays", "mount"]
 _WHERE = {

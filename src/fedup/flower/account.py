@@ -7,7 +7,7 @@ from flwr.app import RecordDict
 
 from fedup.clients.messages import NONCE, SPENT
 from fedup.errors import FedUPError
-from fedup.flower.holding import OwnError, Source
+from fedup.flower.node_data import OwnError, Source
 from fedup.flower.policy import Policy
 from fedup.flower.state import KeptLedger
 from fedup.flower.wire import Answer, text_of

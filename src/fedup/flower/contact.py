@@ -18,8 +18,8 @@ from fedup.clients.model_facts import ModelFacts
 from fedup.clients.protocol import check_budgets, release_of
 from fedup.clients.question import PrivateQuestion, Question
 from fedup.errors import ContactError, DataError, RequestError, SettingError
+from fedup.flower.answer_cache import Spool, is_collection
 from fedup.flower.messaging import Messenger
-from fedup.flower.spool import Spool, is_collection
 from fedup.flower.wire import NONCE, ROW, Answer, Ask, row_of
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger

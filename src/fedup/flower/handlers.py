@@ -10,7 +10,7 @@ from torch import nn
 
 from fedup.clients.question import ClientData, ExactQuestion, Question
 from fedup.federation import Client
-from fedup.flower.holding import Holding, Source
+from fedup.flower.node_data import Holding, Source
 from fedup.flower.policy import Policy
 from fedup.flower.state import KeptLedger, KeptReader, drop_features
 from fedup.flower.wire import Answer

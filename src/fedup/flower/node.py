@@ -13,7 +13,7 @@ from fedup.clients.question import ExactQuestion, PrivateQuestion
 from fedup.errors import BudgetError, DataError, FedUPError
 from fedup.flower.account import with_spent
 from fedup.flower.handlers import Work
-from fedup.flower.holding import OwnError, Source, own
+from fedup.flower.node_data import OwnError, Source, own
 from fedup.flower.policy import Policy, RefusedError
 from fedup.flower.private import answer_privately, num_classes_of
 from fedup.flower.rows import Rows

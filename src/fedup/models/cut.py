@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedup.errors import CutError, DataError
-from fedup.models.layout import Over, known_over
+from fedup.models.layout import Granularity, known_granularity
 from fedup.models.views import shared_view
 
 FEATURE_BATCH = 256  # features differ in the last bit between batch sizes: one size for every client
@@ -46,7 +46,7 @@ def find_cut(model: nn.Module, name: str | None = None) -> str:
     return linear[-1]
 
 
-def offered_cuts(model: nn.Module, cut: str | None = None) -> dict[str, Over]:
+def offered_cuts(model: nn.Module, cut: str | None = None) -> dict[str, Granularity]:
     """The places for a filter that a model offers, from early to late, and what an eraser acts on there.
 
     A model says so in an attribute `cuts`: names, or names with `each` (every position of a map by itself, the usual
@@ -58,7 +58,7 @@ def offered_cuts(model: nn.Module, cut: str | None = None) -> dict[str, Over]:
     """
     own = getattr(model, "cuts", None)
     if isinstance(own, Mapping) and own:
-        return {find_cut(model, name): known_over(over) for name, over in own.items()}
+        return {find_cut(model, name): known_granularity(over) for name, over in own.items()}
     if isinstance(own, tuple | list) and own:
         return {find_cut(model, name): "each" for name in own}
     if isinstance(model, nn.Sequential):

@@ -8,10 +8,10 @@ from torch import Tensor
 from fedup.errors import SettingError
 
 # What one filter acts on: each position by itself, the row as one vector, or any token wherever it stands.
-Over = Literal["each", "all", "tokens"]
+Granularity = Literal["each", "all", "tokens"]
 
 
-def positions_of(shape: tuple[int, ...], over: Over = "each") -> tuple[int, int]:
+def positions_of(shape: tuple[int, ...], over: Granularity = "each") -> tuple[int, int]:
     """Number of positions and of channels of a row's features.
 
     (C, H, W) is a map with its channels first, (T, C) are tokens, (C,) is a single vector.
@@ -26,7 +26,7 @@ def positions_of(shape: tuple[int, ...], over: Over = "each") -> tuple[int, int]
     return (1, channels) if over == "tokens" else (whole // channels, channels)
 
 
-def to_positions(features: Tensor, over: Over = "each") -> Tensor:
+def to_positions(features: Tensor, over: Granularity = "each") -> Tensor:
     """(N, *shape) as (N, positions, channels); with one filter for all tokens each token is a row."""
     if over == "all" or features.ndim < 3:
         return features.flatten(1)[:, None]
@@ -42,8 +42,8 @@ def from_positions(spread: Tensor, shape: tuple[int, ...]) -> Tensor:
     return spread.reshape(-1, math.prod(shape[1:]), channels).transpose(1, 2).reshape(-1, *shape)
 
 
-def known_over(over: str) -> Over:
+def known_granularity(over: str) -> Granularity:
     """The same, if it is one of them."""
-    if over not in get_args(Over):
-        raise SettingError(f"A filter acts on {', '.join(get_args(Over))}; found {over!r}.")
+    if over not in get_args(Granularity):
+        raise SettingError(f"A filter acts on {', '.join(get_args(Granularity))}; found {over!r}.")
     return over  # type: ignore[return-value]

@@ -10,11 +10,13 @@ from torch import Tensor
 from fedup.artifacts import load_tensors, save_tensors
 from fedup.errors import ArtifactError, FingerprintError, NotFittedError, RequestError
 from fedup.filters.bottleneck import Bottleneck, FilterConfig
-from fedup.filters.eraser import Eraser, Erasure, load_eraser
+from fedup.filters.eraser import Eraser, PlacedEraser, load_eraser
 from fedup.request import Forget
-from fedup.serving.plugged import ANSWERING, PluggedModel, Served
+from fedup.serving.plugged import REQUEST_LOCK, PluggedModel, Served
 
-_SETTINGS_GONE = ("by_class",)  # of files that older versions wrote; nothing that is served depends on them
+# Settings of files that older versions wrote: nothing that is served depends on these,
+_SETTINGS_GONE = ("by_class",)
+_FORMER_NAMES = {"erase_at": "eraser_cut", "most_price": "max_variance_loss"}  # and these have other names now
 _ERASER = "eraser."  # before the names of an eraser's weights
 
 
@@ -57,7 +59,7 @@ def load_filter(plugged: PluggedModel, path: str | Path) -> None:
         served = served_from(tensors, header)
     except ArtifactError as error:
         raise ArtifactError(f"{path} {error}") from error
-    with ANSWERING:
+    with REQUEST_LOCK:
         dropped = plugged.requests - served.requests
         if dropped:
             raise RequestError(
@@ -70,7 +72,8 @@ def load_filter(plugged: PluggedModel, path: str | Path) -> None:
 def served_from(tensors: dict[str, Tensor], header: dict[str, Any]) -> Served:
     """The opposite of `parts_of`; raises where parts are missing or do not fit each other."""
     try:
-        config = FilterConfig(**{name: value for name, value in header["config"].items() if name not in _SETTINGS_GONE})
+        settings = {_FORMER_NAMES.get(name, name): value for name, value in header["config"].items()}
+        config = FilterConfig(**{name: value for name, value in settings.items() if name not in _SETTINGS_GONE})
         erasure = _erasure(tensors, header.get("erasure"))
         if header.get("derived_from_forgotten", False) != (erasure is not None):
             raise ValueError("it does not say truly whether it was derived from forgotten rows")
@@ -95,7 +98,7 @@ def _bottleneck(tensors: dict[str, Tensor], header: dict[str, Any], config: Filt
     return fitted.eval().requires_grad_(False)
 
 
-def _described(erasure: Erasure | None) -> dict[str, Any] | None:
+def _described(erasure: PlacedEraser | None) -> dict[str, Any] | None:
     """What is stored of an eraser besides its weights."""
     if erasure is None:
         return None
@@ -107,7 +110,7 @@ def _described(erasure: Erasure | None) -> dict[str, Any] | None:
     }
 
 
-def _erasure(tensors: dict[str, Tensor], described: dict[str, Any] | None) -> Erasure | None:
+def _erasure(tensors: dict[str, Tensor], described: dict[str, Any] | None) -> PlacedEraser | None:
     if described is None:
         if any(name.startswith(_ERASER) for name in tensors):
             raise ValueError("it has the weights of an eraser and does not say where that sits")
@@ -115,7 +118,7 @@ def _erasure(tensors: dict[str, Tensor], described: dict[str, Any] | None) -> Er
     weights = {name.removeprefix(_ERASER): tensor for name, tensor in tensors.items() if name.startswith(_ERASER)}
     eraser = load_eraser(weights, described["over"])
     _check_fits(eraser, described)
-    return Erasure(described["cut"], eraser, described["about"])
+    return PlacedEraser(described["cut"], eraser, described["about"])
 
 
 def _check_fits(eraser: Eraser, described: dict[str, Any]) -> None:

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from fedup.errors import FingerprintError, NotFittedError, PlugError, StaleFilterError
 from fedup.filters.bottleneck import Bottleneck, FilterConfig
-from fedup.filters.eraser import Erasure
+from fedup.filters.eraser import PlacedEraser
 from fedup.models.cut import find_cut
 from fedup.models.views import fingerprint, shared_view, tensors
 from fedup.request import Forget
 
 # One request at a time changes what is served and what the server stores; serving itself never waits.
-ANSWERING = threading.RLock()
+REQUEST_LOCK = threading.RLock()
 # The blocks of restored() that this thread or task is in, or inherited from the one that started it.
 _BLOCKS: ContextVar[tuple["_RestoredBlock", ...]] = ContextVar("restored", default=())
 
@@ -34,7 +34,7 @@ class Served:
     config: FilterConfig
     base: str  # fingerprint
     cut: str
-    erasure: Erasure | None = None
+    erasure: PlacedEraser | None = None
     question: str | None = None  # digest of what clients were asked for an eraser: not asked twice
 
     @property

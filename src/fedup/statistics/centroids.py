@@ -36,7 +36,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Summarizing:
+class CentroidConfig:
     """How features become centroids: ratio ρ, noise σ, the run's seed; whether the paper's ε is counted."""
 
     ratio: float = 0.8
@@ -66,7 +66,7 @@ def summarize(
     *,
     client: int,
     cut: str,
-    how: Summarizing,
+    how: CentroidConfig,
     labels: frozenset[int] | None = None,
     excluded: frozenset[int] = frozenset(),
     ids: Tensor | None = None,
@@ -101,7 +101,7 @@ def _summarize_cells(
     held: list[int],
     *,
     client: int,
-    how: Summarizing,
+    how: CentroidConfig,
     out: Tensor | None,
 ) -> Summary:
     retained = [(~left_out & (classes == label)) for label in held]  # a mask over rows for each cell

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedup.federation import Client, named_rows
-from fedup.models.layout import Over, to_positions
+from fedup.models.layout import Granularity, to_positions
 from fedup.models.taps import Taps
 from fedup.request import Forget
 from fedup.rng import generator
@@ -107,7 +107,7 @@ class GroupSpreads:
 
 
 def sketch_groups(
-    model: nn.Module, cut: str, x: Tensor, y: Tensor, client: Client, groups: RowGroups, *, over: Over
+    model: nn.Module, cut: str, x: Tensor, y: Tensor, client: Client, groups: RowGroups, *, over: Granularity
 ) -> Sketches:
     """Sketches of a client's forgotten rows, request by request, and of its retained ones, class by class."""
     taps = Taps(model, [cut])
@@ -142,7 +142,7 @@ def shortened(mean: Tensor) -> Tensor:
 
 def measure_groups(
     model: nn.Module,
-    cuts: Mapping[str, Over],
+    cuts: Mapping[str, Granularity],
     x: Tensor,
     y: Tensor,
     client: Client,
@@ -176,7 +176,7 @@ def second_moments(
     client: Client,
     groups: RowGroups,
     *,
-    over: Over,
+    over: Granularity,
     positions: Sequence[int],
 ) -> Moments | None:
     """Second moments of a client's forgotten and retained rows at some positions of a cut; None where it has too few.
@@ -197,7 +197,7 @@ def second_moments(
     return added
 
 
-def _diagonals(taps: Taps, cuts: Mapping[str, Over], x: Tensor, rows: Tensor) -> dict[str, Moments]:
+def _diagonals(taps: Taps, cuts: Mapping[str, Granularity], x: Tensor, rows: Tensor) -> dict[str, Moments]:
     found: dict[str, Moments] = {}
     for batch in taps.read(x, rows):
         for cut, features in batch.items():

@@ -85,7 +85,7 @@ class Shift:
 
 
 @dataclass(frozen=True)
-class Contrast:
+class GroupStatistics:
     """What an eraser is made of: for each thing to erase the sums of its forgotten rows and of what they are compared
     with (counts are weights there), and second moments of rows of both kinds together."""
 

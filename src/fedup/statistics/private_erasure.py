@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedup.errors import DataError
 from fedup.federation import Client, named_rows
 from fedup.models.cut import find_cut
-from fedup.models.layout import Over, to_positions
+from fedup.models.layout import Granularity, to_positions
 from fedup.models.taps import Taps
 from fedup.privacy.dp import clipped, release
 from fedup.privacy.guarantee import DP
@@ -23,7 +23,7 @@ from fedup.request import union
 from fedup.rng import generator
 from fedup.statistics.eraser_statistics import RowGroups
 from fedup.statistics.mixture import mixed, mixture
-from fedup.statistics.moments import LEAST_ROWS, Contrast, Moments, Shift, Sums
+from fedup.statistics.moments import LEAST_ROWS, GroupStatistics, Moments, Shift, Sums
 from fedup.statistics.private_features import read_privately
 
 _NOISE_INPUTS = 128
@@ -94,7 +94,7 @@ def _public_norm(taps: Taps, cut: str, blank: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class NoisyContrast:
+class NoisyGroupStatistics:
     """What the releases of some clients say together."""
 
     forgotten: Sums  # (P, C)
@@ -103,7 +103,7 @@ class NoisyContrast:
     noise: float  # variance of each number of the difference of means that is the mechanism's alone
 
     @classmethod
-    def of(cls, dp: DP, releases: Sequence[NoisyStatistics]) -> "NoisyContrast | None":
+    def of(cls, dp: DP, releases: Sequence[NoisyStatistics]) -> "NoisyGroupStatistics | None":
         """None where there are too few rows for an eraser, by their noisy counts."""
         added = torch.stack([one.clip * one.sums.double().cpu() for one in releases]).sum(0)
         spread = sum((one.clip**2 * one.sums[-1].double().cpu() for one in releases), torch.zeros_like(added[-1]))
@@ -143,13 +143,15 @@ class NoisyContrast:
         )
         return Shift(self.forgotten.count, *((self.forgotten.count * one).float() for one in told))
 
-    def contrast(self, positions: Sequence[int]) -> Contrast:
+    def contrast(self, positions: Sequence[int]) -> GroupStatistics:
         """At some positions, with the channels' variances for a covariance."""
         at = torch.tensor(positions)
         forgotten, reference = (Sums(one.count, one.sums[at]) for one in (self.forgotten, self.reference))
         count, mean = forgotten.count + reference.count, (forgotten + reference).mean
         second = torch.diag_embed(self.variance[at]) + mean[:, :, None] * mean[:, None, :]
-        return Contrast({"samples": forgotten}, {"samples": reference}, Moments(count, count * mean, count * second))
+        return GroupStatistics(
+            {"samples": forgotten}, {"samples": reference}, Moments(count, count * mean, count * second)
+        )
 
 
 def least_rows(dp: DP, clients: int) -> float:
@@ -157,7 +159,7 @@ def least_rows(dp: DP, clients: int) -> float:
     return max(LEAST_ROWS, _CLEAR * clients**0.5 * dp.sigma / dp.count_weight)
 
 
-def fixed_place(offered: dict[str, Over], named: str) -> tuple[str, Over]:
+def fixed_site(offered: dict[str, Granularity], named: str) -> tuple[str, Granularity]:
     """The cut of an eraser under DP: the one named, or the earliest; no look at data chooses it."""
     cut = next(iter(offered)) if named == "auto" else named
     return cut, offered[cut]

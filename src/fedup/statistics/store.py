@@ -13,7 +13,7 @@ from fedup.errors import ArtifactError, DataError
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget
-from fedup.statistics.centroids import Summarizing, Summary
+from fedup.statistics.centroids import CentroidConfig, Summary
 from fedup.statistics.traffic import Traffic
 
 CellName = tuple[int, int]  # (client, class)
@@ -52,7 +52,7 @@ class Centroids:
     cells: tuple[Cell, ...]  # sorted by (client, class)
     clients: tuple[int, ...]
     num_classes: int
-    how: Summarizing | DP
+    how: CentroidConfig | DP
     cut: str
     base: str  # fingerprint of the model that made the features
     nonnegative: bool
@@ -229,9 +229,9 @@ def load_centroids(path: str | Path) -> Centroids:
     return store
 
 
-def how_from(told: dict[str, Any]) -> Summarizing | DP:
+def how_from(told: dict[str, Any]) -> CentroidConfig | DP:
     """How clients summarized, from plain data."""
-    return DP(**told) if "epsilon" in told else Summarizing(**told)
+    return DP(**told) if "epsilon" in told else CentroidConfig(**told)
 
 
 def _by_client(triples: list[list[int]]) -> dict[int, dict[int, int]]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedup.filters.bottleneck import Bottleneck, FilterConfig
-from fedup.filters.eraser import Erasure
+from fedup.filters.eraser import PlacedEraser
 from fedup.filters.fit import Examples, Trace, fit_filter
 from fedup.models.cut import flat_tail
 from fedup.models.views import shared_view
@@ -34,7 +34,7 @@ def fit_bottleneck(
     config: FilterConfig,
     *,
     trace: Trace | None = None,
-    erasure: Erasure | None = None,
+    erasure: PlacedEraser | None = None,
     notes: list[str] | None = None,
     emphasis: Mapping[int, float] | None = None,
 ) -> tuple[Bottleneck, int]:

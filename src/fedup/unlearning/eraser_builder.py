@@ -17,23 +17,23 @@ from fedup.clients.sketches import SketchesQuestion
 from fedup.clients.spreads import SpreadsQuestion
 from fedup.errors import ContactError, RequestError
 from fedup.filters.bottleneck import FilterConfig
-from fedup.filters.eraser import Erasure, make_eraser
-from fedup.filters.eraser_site import Place, choose_place, judge_place
+from fedup.filters.eraser import PlacedEraser, make_eraser
+from fedup.filters.eraser_site import EraserSite, choose_site, judge_site
 from fedup.models.cut import find_cut, offered_cuts
-from fedup.models.layout import Over
+from fedup.models.layout import Granularity
 from fedup.privacy.guarantee import DP
 from fedup.request import Forget, union
 from fedup.statistics.eraser_statistics import GroupSpreads, RowGroups, Sketches, Spread, Weights, sum_by_cut
 from fedup.statistics.mixture import robust_mixture
-from fedup.statistics.moments import LEAST_ROWS, Contrast, Moments, Shift, Sums
-from fedup.statistics.private_erasure import NoisyContrast, fixed_place, least_rows
+from fedup.statistics.moments import LEAST_ROWS, GroupStatistics, Moments, Shift, Sums
+from fedup.statistics.private_erasure import NoisyGroupStatistics, fixed_site, least_rows
 from fedup.unlearning.report import Report
 
 LEAST_SIGNAL = 2.5  # shift over sampling noise below which there is nothing to erase
 MOST_CELLS = 512  # that a mixture is made of one by one; beyond, cells of clients without forgotten rows are joined
 
 
-class Erasing:
+class EraserBuilder:
     """Makes the eraser for a set of requests, and says of which of them nothing could be erased."""
 
     def __init__(
@@ -53,8 +53,8 @@ class Erasing:
         self.complete = False  # whether all is erased that is to be
 
     def erasure_for(
-        self, requests: Collection[Forget], gone: Forget, question: str | None, before: Erasure | None
-    ) -> Erasure | None:
+        self, requests: Collection[Forget], gone: Forget, question: str | None, before: PlacedEraser | None
+    ) -> PlacedEraser | None:
         """The eraser of the requests, asked of the clients; what there was `before` where the question is the same as
         then."""
         asking = question_for(requests, gone, self._config)
@@ -86,7 +86,7 @@ class Erasing:
             return sorted(_samples(asking))
         return self._clients(asking) if self._holders(asking) else []
 
-    def _erasure(self, question: RowGroups, requests: Collection[Forget]) -> Erasure | None:
+    def _erasure(self, question: RowGroups, requests: Collection[Forget]) -> PlacedEraser | None:
         holders = self._holders(question)
         question = replace(question, requests={name: question.requests[name] for name in holders})
         if not holders:
@@ -108,7 +108,7 @@ class Erasing:
             return None
         added = {cut: _summed([shifts[name][cut] for name in told]) for cut in shifts[told[0]]}
         places = self._places(added)
-        place = choose_place(places, most_price=self._price)
+        place = choose_site(places, max_variance_loss=self._price)
         if place.price > self._price:
             self._report.note(
                 f"The eraser takes {place.price:.1%} of the variance at {place.cut} with it: nowhere is it less."
@@ -119,7 +119,7 @@ class Erasing:
             self._leave(f"no client has {LEAST_ROWS} or more forgotten and retained rows, which an eraser needs")
             return None
         at, device = torch.tensor(place.positions), pooled.sums.device
-        contrast = Contrast(
+        contrast = GroupStatistics(
             {name: _sums(forgotten[name][place.cut], at, forgotten[name][place.cut].weight, device) for name in told},
             {name: _sums(reference[name][place.cut], at, forgotten[name][place.cut].weight, device) for name in told},
             pooled,
@@ -136,16 +136,16 @@ class Erasing:
             "parts": told,
             "requests": sorted(r.digest for r in requests if _part(r, question.gone, self._config).digest in told),
         }
-        return Erasure(place.cut, fitted, about)
+        return PlacedEraser(place.cut, fitted, about)
 
-    def _places(self, shifts: Mapping[str, Shift]) -> list[Place]:
+    def _places(self, shifts: Mapping[str, Shift]) -> list[EraserSite]:
         """The positions that would be erased at each cut that may be taken."""
         cuts = self._candidates()
-        return [judge_place(cut, over, shifts[cut], most_price=self._price) for cut, over in cuts.items()]
+        return [judge_site(cut, over, shifts[cut], max_variance_loss=self._price) for cut, over in cuts.items()]
 
     @property
     def _price(self) -> float:
-        return self._config.most_price
+        return self._config.max_variance_loss
 
     # --- what clients are asked
 
@@ -190,7 +190,7 @@ class Erasing:
             self._report.note_contact(client)
         return found
 
-    def _second_moments(self, question: RowGroups, asked: Sequence[int], place: Place) -> Moments | None:
+    def _second_moments(self, question: RowGroups, asked: Sequence[int], place: EraserSite) -> Moments | None:
         """The third message, of those whose rows are forgotten: second moments, at the chosen place alone."""
         at = place.cut, place.over, tuple(place.positions)
         added: Moments | None = None
@@ -219,16 +219,16 @@ class Erasing:
         elif sum(len(ids) for ids in _samples(question).values()) < least_rows(self._dp, len(_samples(question))):
             least = least_rows(self._dp, len(_samples(question)))
             self._leave(f"under {self._dp} an eraser needs {math.ceil(least)} of the forgotten samples or more")
-        elif self._config.erase_at not in ("auto", *offered) or not offered:
+        elif self._config.eraser_cut not in ("auto", *offered) or not offered:
             self._leave("under differential privacy an eraser sits at a cut that the model offers by name")
-        elif fixed_place(offered, self._config.erase_at)[1] != "each":
+        elif fixed_site(offered, self._config.eraser_cut)[1] != "each":
             self._leave("under differential privacy there is no eraser for tokens or whole rows")
         else:
             return True
         return False
 
-    def _private_erasure(self, question: RowGroups, requests: Collection[Forget], dp: DP) -> Erasure | None:
-        cut, over = fixed_place(offered_cuts(self._model, self._cut), self._config.erase_at)
+    def _private_erasure(self, question: RowGroups, requests: Collection[Forget], dp: DP) -> PlacedEraser | None:
+        cut, over = fixed_site(offered_cuts(self._model, self._cut), self._config.eraser_cut)
         contact, asked = self._reach(), sorted(_samples(question))
         sent = []
         for client, statistics in contact.ask(
@@ -236,8 +236,12 @@ class Erasing:
         ):
             sent.append(statistics)
             self._report.note_contact(client)
-        noisy = NoisyContrast.of(dp, sent)
-        place = None if noisy is None else judge_place(cut, over, noisy.shift(), most_price=self._config.most_price)
+        noisy = NoisyGroupStatistics.of(dp, sent)
+        place = (
+            None
+            if noisy is None
+            else judge_site(cut, over, noisy.shift(), max_variance_loss=self._config.max_variance_loss)
+        )
         if noisy is None or place is None or not place.cover > 0:
             self._leave(f"these samples differ from retained ones by no more than the noise of {dp}")
             return None
@@ -253,7 +257,7 @@ class Erasing:
             "requests": sorted(r.digest for r in requests if r.sample_ids),
             "mechanism": str(dp),
         }
-        return Erasure(cut, fitted, about)
+        return PlacedEraser(cut, fitted, about)
 
     def _reach(self) -> Contact:
         if self._contact is None:
@@ -290,7 +294,7 @@ class Erasing:
         told = {
             "requests": sorted(question.requests),
             "gone": question.gone.to_json() if self._dp is None else _held(question),  # a new release would cost
-            "config": [self._cut, self._config.erase_at, self._config.most_price],
+            "config": [self._cut, self._config.eraser_cut, self._config.max_variance_loss],
             "needs signal": self._config.filter == "auto",
             **({"dp": asdict(self._dp)} if self._dp is not None else {}),
         }
@@ -301,7 +305,7 @@ class Erasing:
         is."""
         if self._config.filter != "auto":
             return True
-        signal = choose_place(self._places(shifts), most_price=self._price).signal
+        signal = choose_site(self._places(shifts), max_variance_loss=self._price).signal
         if signal < LEAST_SIGNAL:
             self._leave(
                 "these samples differ from retained ones that look like them no more than by chance "
@@ -310,9 +314,9 @@ class Erasing:
             )
         return signal >= LEAST_SIGNAL
 
-    def _candidates(self) -> dict[str, Over]:
+    def _candidates(self) -> dict[str, Granularity]:
         """The cuts that may be taken: the one named, or all that the model offers up to that of the bottleneck."""
-        offered, named = offered_cuts(self._model, self._cut), self._config.erase_at
+        offered, named = offered_cuts(self._model, self._cut), self._config.eraser_cut
         if named != "auto":
             return {find_cut(self._model, named): offered.get(named, "each")}
         early = list(offered)[: list(offered).index(self._cut) + 1] if self._cut in offered else list(offered)

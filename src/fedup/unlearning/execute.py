@@ -13,7 +13,7 @@ from fedup.clients.protocol import Contact
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import HarmError, RequestError, SettingError
 from fedup.filters.bottleneck import DEFAULT_RANK, FilterConfig
-from fedup.filters.eraser import Erasure
+from fedup.filters.eraser import PlacedEraser
 from fedup.filters.fit import Trace
 from fedup.models.cut import flat_tail
 from fedup.models.layout import positions_of
@@ -30,7 +30,7 @@ from fedup.unlearning.class_recall import (
     recall_from_tallies,
     recall_on_vectors,
 )
-from fedup.unlearning.eraser_builder import Erasing
+from fedup.unlearning.eraser_builder import EraserBuilder
 from fedup.unlearning.refresh import Refresh
 from fedup.unlearning.report import Report
 from fedup.unlearning.verdict import Verdict, class_part, judge, not_measured, rows_part
@@ -148,7 +148,7 @@ class Execution:
                 self._check_classes_left(left_out, checked_against)
                 refresh.bring_up_to_date(used, left_out)
                 self._check_classes_left(left_out, checked_against)  # cells that were purged are known now
-        erasing = Erasing(self._plugged.base, self._plugged.cut, config, self._contact, report, dp=store.dp)
+        erasing = EraserBuilder(self._plugged.base, self._plugged.cut, config, self._contact, report, dp=store.dp)
         served = self._plugged.served
         erasure = erasing.erasure_for(
             requests, left_out, served.question if served else None, served.erasure if served else None
@@ -167,7 +167,12 @@ class Execution:
         return chosen.served
 
     def _tried(
-        self, requests: frozenset[Forget], used: list[Cell], gone: Forget, erasing: Erasing, erasure: Erasure | None
+        self,
+        requests: frozenset[Forget],
+        used: list[Cell],
+        gone: Forget,
+        erasing: EraserBuilder,
+        erasure: PlacedEraser | None,
     ) -> list[_Tried]:
         """Filters of every kind that may answer, until one costs no class much; where all come close to what is
         allowed, the last kind again with a wider bottleneck: rows held out may show a loss that centroids of rows
@@ -205,7 +210,7 @@ class Execution:
         config = self._config
         return config.rank is None and config.gentle and self._measures(requests - self._plugged.requests)
 
-    def _kinds(self, gone: Forget, erasure: Erasure | None, *, complete: bool) -> list[tuple[bool, bool]]:
+    def _kinds(self, gone: Forget, erasure: PlacedEraser | None, *, complete: bool) -> list[tuple[bool, bool]]:
         """(eraser, bottleneck) in the order in which they are tried: by default an eraser for samples, with a
         bottleneck where the request names more, or where the eraser alone harms a class; without the eraser where it
         harms and the samples are merely withdrawn (docs/cuts_and_erasure.md has the figures)."""
@@ -221,7 +226,7 @@ class Execution:
         requests: frozenset[Forget],
         used: list[Cell],
         gone: Forget,
-        erasure: Erasure | None,
+        erasure: PlacedEraser | None,
         times: int,
     ) -> Served:
         """With a bottleneck of so many times the usual rank; 0: none."""

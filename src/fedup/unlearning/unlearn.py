@@ -17,12 +17,12 @@ from fedup.filters.presets import preset as settings_of
 from fedup.models.cut import find_cut
 from fedup.models.layout import positions_of
 from fedup.request import Forget, check_known, union
-from fedup.serving.plugged import ANSWERING, PluggedModel
+from fedup.serving.plugged import REQUEST_LOCK, PluggedModel
 from fedup.statistics.store import Cell, CellName, Centroids
 from fedup.statistics.traffic import Traffic
 from fedup.unlearning.bottleneck_fit import fit_bottleneck, names_cell, used_cells
 from fedup.unlearning.class_recall import check_classes_left
-from fedup.unlearning.eraser_builder import Erasing
+from fedup.unlearning.eraser_builder import EraserBuilder
 from fedup.unlearning.execute import Execution, Terms, check_leaves_something
 from fedup.unlearning.refresh import Refresh
 from fedup.unlearning.report import Report
@@ -64,7 +64,7 @@ def unlearn(
     if centroids is None:
         raise RequestError("Unlearning needs the centroids that collect() returned; found None.")
     terms = Terms(force=force, max_class_loss=max_class_loss, measure=measure, keep_sealed=keep_sealed)
-    with ANSWERING:
+    with REQUEST_LOCK:
         _check_new(plugged, centroids, new)
         if config is not None and preset is not None:
             raise SettingError("Pass config= or preset=, not both: a preset is a config.")
@@ -101,13 +101,13 @@ def plan(
     Raises what the answer itself would raise before it asks anybody.
     """
     requests = _several(requests)
-    with ANSWERING:
+    with REQUEST_LOCK:
         report, config = Report(requests), config or FilterConfig()
         contact = _check(requests, plugged.requests, plugged, centroids, clients, config, Terms(force=force), report)
         gone, left_out = union(requests), union([*requests, *centroids.open])
         used = used_cells(centroids, gone, config)
         asked = [cell for _, cells, _ in _outlook(centroids, used, left_out) for cell in cells]
-        asks = Erasing(plugged.base, plugged.cut, config, contact, report, dp=centroids.dp)
+        asks = EraserBuilder(plugged.base, plugged.cut, config, contact, report, dp=centroids.dp)
         erasing = asks.clients_to_ask(requests, left_out, plugged.served.question if plugged.served else None)
         unknown = _unknown_samples(centroids, left_out)
         contacted = {*unknown, *(cell.client for cell in asked), *erasing}
@@ -148,7 +148,7 @@ def restore(
     """
     back = _several(request)
     _check_arguments(plugged, centroids, back)
-    with ANSWERING:
+    with REQUEST_LOCK:
         waiting = set(centroids.open) if centroids is not None else set()
         unknown = back - plugged.requests - waiting
         if unknown or not back:
@@ -178,7 +178,7 @@ def purge(plugged: PluggedModel, centroids: Centroids) -> list[CellName]:
 
     Restoring one of several requests then needs the clients again; taking the last one back always works.
     """
-    with ANSWERING:
+    with REQUEST_LOCK:
         if not plugged.requests and not centroids.open:
             raise RequestError("No request is active, so nothing is sealed and nothing to purge.")
         _check_belongs(plugged, centroids, plugged.requests)
@@ -254,8 +254,8 @@ def _check(
     gone = union(requests)
     check_known(gone, clients=centroids.clients, num_classes=centroids.num_classes)
     _check_shape(centroids, config)
-    if config.erase_at != "auto":
-        find_cut(plugged.base, config.erase_at)  # a wrong name is not kept for a later request
+    if config.eraser_cut != "auto":
+        find_cut(plugged.base, config.eraser_cut)  # a wrong name is not kept for a later request
     contact = _contact(clients, plugged, centroids)
     used = used_cells(centroids, gone, config)
     check_leaves_something(used, gone)
@@ -331,7 +331,7 @@ def _check_releases(
     if contact is None:
         return
     left_out = union([*requests, *centroids.open])
-    erasing = Erasing(plugged.base, plugged.cut, config, contact, Report(requests), dp=dp)
+    erasing = EraserBuilder(plugged.base, plugged.cut, config, contact, Report(requests), dp=dp)
     served = plugged.served
     of_eraser = erasing.clients_to_ask(requests, left_out, served.question if served else None)
     if dp is not None and of_eraser and not force:

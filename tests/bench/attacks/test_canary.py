@@ -5,7 +5,7 @@ import secrets
 import numpy as np
 import pytest
 
-from fedup.bench.attacks import Ground
+from fedup.bench.attacks import AttackData
 from fedup.bench.attacks.canary import (
     COUNTED,
     PROVED,
@@ -34,8 +34,8 @@ def gaussian(rates: Rates) -> float:
 
 
 @pytest.fixture(scope="module")
-def ground(small_model, digits_federation) -> Ground:
-    return Ground.of(small_model, digits_federation, "4")
+def ground(small_model, digits_federation) -> AttackData:
+    return AttackData.of(small_model, digits_federation, "4")
 
 
 @pytest.mark.parametrize("epsilon", [8.0, 1.0])

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from fedup.bench.attacks import Ground, interface
+from fedup.bench.attacks import AttackData, interface
 from fedup.bench.attacks.interface import DIFFERENT, LABELS, OPEN, PIXELS, PRIVATE, TIME, audit_interface
 
 
 @pytest.fixture(scope="module")
 def ground(small_model, digits_federation):
-    return Ground.of(small_model, digits_federation, "4")
+    return AttackData.of(small_model, digits_federation, "4")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedup.bench.attacks import CENTROIDS, Ground, guarantees
+from fedup.bench.attacks import CENTROIDS, AttackData, guarantees
 from fedup.bench.attacks import membership as module
 from fedup.bench.attacks.canary import QuarterNoise
 from fedup.bench.attacks.membership import CONTROL, INFORMED, NEAREST, auc_bound, membership, tpr_bound
@@ -16,8 +16,8 @@ def silent(what, done, total):
 
 
 @pytest.fixture(scope="module")
-def ground(small_model, digits_federation) -> Ground:
-    return Ground.of(small_model, digits_federation, "4")
+def ground(small_model, digits_federation) -> AttackData:
+    return AttackData.of(small_model, digits_federation, "4")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedup.bench.attacks import EPSILONS, Ground, guarantees
+from fedup.bench.attacks import EPSILONS, AttackData, guarantees
 from fedup.bench.attacks import reidentify as module
 from fedup.bench.attacks.canary import QuarterNoise
 from fedup.bench.attacks.reidentify import bound, likelihoods, reidentify
@@ -19,8 +19,8 @@ def silent(what, done, total):
 
 
 @pytest.fixture(scope="module")
-def ground(small_model, digits_federation) -> Ground:
-    return Ground.of(small_model, digits_federation, "4")
+def ground(small_model, digits_federation) -> AttackData:
+    return AttackData.of(small_model, digits_federation, "4")
 
 
 def simulated(candidates: torch.Tensor, sigma: float, trials: int = 40_000) -> float:

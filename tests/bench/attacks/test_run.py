@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fedup.bench.attacks import CENTROIDS, Ground, Result, guarantees
+from fedup.bench.attacks import CENTROIDS, AttackData, Result, guarantees
 from fedup.bench.attacks.run import HEAD, attack, cells, results_of, table, write_attack_table
 from fedup.errors import DataError
 
@@ -13,7 +13,7 @@ from fedup.errors import DataError
 @pytest.fixture(scope="module")
 def told(small_model, digits_federation):
     seen = []
-    ground = Ground.of(small_model, digits_federation, "4")
+    ground = AttackData.of(small_model, digits_federation, "4")
     results = attack(
         ground, trials=20, seed=0, candidates=20, progress=lambda what, done, total: seen.append((done, total))
     )

@@ -7,9 +7,9 @@ import torch
 
 from fedup import fingerprint
 from fedup.bench.experiment import Group, Named
-from fedup.bench.floor import Floor
 from fedup.bench.methods import method_class
 from fedup.bench.scenarios import scenario_class
+from fedup.bench.shared_setup import SharedSetup
 from fedup.errors import SettingError
 from fedup.tasks.recipe import Recipe
 
@@ -18,7 +18,7 @@ from fedup.tasks.recipe import Recipe
 def task(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDUP_CACHE", str(tmp_path))
     recipe = Recipe.suited_to("digits", rounds=2, clients=3, rows=200, batch_size=32)
-    return Floor(Group(recipe, Named("class", "class", scenario_class("class")())), "cpu", lambda *_: None).task
+    return SharedSetup(Group(recipe, Named("class", "class", scenario_class("class")())), "cpu", lambda *_: None).task
 
 
 def test_it_is_retrain_as_a_federation_of_the_other_seed_would_do_it(task):

@@ -21,7 +21,7 @@ from fedup.privacy.dp import joint_vector
 from fedup.privacy.paper import SIGMA
 from fedup.privacy.projection import basis_of
 from fedup.rng import seed_for
-from fedup.statistics.centroids import Summarizing
+from fedup.statistics.centroids import CentroidConfig
 
 RATIO = 0.8
 CENTROIDS = {"none": 0.0, f"paper, σ = {SIGMA:g}": SIGMA}  # σ of what is sent without a guarantee
@@ -65,7 +65,7 @@ def fresh(dp: DP, seed: int, *names: object) -> DP:
 
 
 @dataclass(frozen=True, eq=False)
-class Ground:
+class AttackData:
     """A federation whose inputs are features at the cut, and the layer after it as the model.
 
     So clients answer with their own code, thousands of times, and the network before the cut runs once.
@@ -75,7 +75,7 @@ class Ground:
     tail: nn.Module
 
     @classmethod
-    def of(cls, model: nn.Module, federation: Federation, cut: str) -> "Ground":
+    def of(cls, model: nn.Module, federation: Federation, cut: str) -> "AttackData":
         """What the frozen model makes of all rows."""
         features = FeatureReader(model, cut).read(federation.x, torch.arange(len(federation.x)))
         if len(features.shape) != 1:
@@ -101,7 +101,7 @@ class Ground:
 
     def centroids(self, client: int, label: int, *, sigma: float, seed: int) -> Tensor:
         """What a client sends of a class without a guarantee. (k, D)"""
-        how = Summarizing(RATIO, sigma, seed=seed)
+        how = CentroidConfig(RATIO, sigma, seed=seed)
         ((_, summary),) = self._contact.ask({client: CentroidsQuestion(_CUT, how, frozenset([label]))})
         return summary.vectors
 

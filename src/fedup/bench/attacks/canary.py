@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedup.bench.attacks import CENTROIDS, RATIO, Ground, Result, fresh, guarantees
+from fedup.bench.attacks import CENTROIDS, RATIO, AttackData, Result, fresh, guarantees
 from fedup.bench.attacks.intervals import NORMAL, Scores, clopper_pearson
 from fedup.errors import DataError
 from fedup.models.cut import FeatureReader
@@ -22,7 +22,7 @@ from fedup.privacy import DP, epsilon_of
 from fedup.privacy.dp import joint_vector, release
 from fedup.privacy.paper import SIGMA, paper_epsilon
 from fedup.rng import seed_for
-from fedup.statistics.centroids import Summarizing, summarize
+from fedup.statistics.centroids import CentroidConfig, summarize
 from fedup.statistics.kmeans import centroid_count
 from fedup.tasks.progress import Progress
 
@@ -106,7 +106,7 @@ def _wilson(rates: Scores, n: int, sign: int) -> Scores:
 # The guarantee
 
 
-def audit_guarantees(ground: Ground, *, trials: int, seed: int = 0, progress: Progress) -> list[Result]:
+def audit_guarantees(ground: AttackData, *, trials: int, seed: int = 0, progress: Progress) -> list[Result]:
     """Lower bounds on the ε of every guarantee, of one as deployed, and of a broken one, for comparison."""
     trials *= _MORE
     protections = guarantees()
@@ -125,7 +125,7 @@ def audit_guarantees(ground: Ground, *, trials: int, seed: int = 0, progress: Pr
     return results
 
 
-def guarded_worlds(ground: Ground, dp: DP, *, trials: int, seed: int | None) -> tuple[Scores, Scores]:
+def guarded_worlds(ground: AttackData, dp: DP, *, trials: int, seed: int | None) -> tuple[Scores, Scores]:
     """How far each world's messages go along what the canary adds, with it and without it: the likelihood ratio.
 
     The canary is the worst case: a vector of the clip's norm, in a class that the client does not have where there is
@@ -166,7 +166,7 @@ class _Replaced:
     widest: float  # how far any centroid without the record does: no mean goes further than its points
 
 
-def audit_paper(ground: Ground, *, trials: int, seed: int = 0, progress: Progress) -> list[Result]:
+def audit_paper(ground: AttackData, *, trials: int, seed: int = 0, progress: Progress) -> list[Result]:
     """The ε that the paper's formula claims for its noise, beside lower bounds counted in the same way.
 
     The formula's ε at σ = 0.001 is in the hundreds, more than counting can ever refute. So it is refuted in two ways:
@@ -195,18 +195,20 @@ def audit_paper(ground: Ground, *, trials: int, seed: int = 0, progress: Progres
     return results
 
 
-def paper_scores(ground: Ground, worlds: _Replaced, rows: Tensor, *, sigma: float, trials: int, seed: int) -> Scores:
+def paper_scores(
+    ground: AttackData, worlds: _Replaced, rows: Tensor, *, sigma: float, trials: int, seed: int
+) -> Scores:
     """How far the furthest uploaded vector goes along the record's direction: a message of its own in each trial."""
     x, y, reader = ground.federation.x, ground.federation.y, FeatureReader(ground.tail, "1")
     found = np.empty(trials)
     for trial in range(trials):
-        how = Summarizing(RATIO, sigma, seed=seed_for(seed, trial))
+        how = CentroidConfig(RATIO, sigma, seed=seed_for(seed, trial))
         summary = summarize(ground.tail, x, y, rows, client=worlds.client, cut="1", how=how, reader=reader)
         found[trial] = float((summary.vectors @ worlds.direction).max())
     return found
 
 
-def _replaced(ground: Ground) -> _Replaced:
+def _replaced(ground: AttackData) -> _Replaced:
     """The record that stands out most of a cell of middling size, and a held-out record of the same class instead."""
     x, y = ground.federation.x, ground.federation.y
     cells = []

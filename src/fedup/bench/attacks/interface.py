@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedup.bench.attacks import Ground, Result
+from fedup.bench.attacks import AttackData, Result
 from fedup.bench.attacks.intervals import NORMAL, clopper_pearson
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
@@ -26,7 +26,7 @@ from fedup.models.views import fingerprint
 from fedup.privacy import DP
 from fedup.request import Forget
 from fedup.rng import generator
-from fedup.statistics.centroids import Summarizing
+from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.tally import RowsToCount
 from fedup.tasks.progress import Progress
 
@@ -48,7 +48,7 @@ Visible = tuple[Any, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class Probe:
     """One question of the attacker: its kind, details, and the weights that it is about."""
 
     kind: str
@@ -94,7 +94,7 @@ class Node:
         )
         self._parts = reply, Context(0, 1, {"partition-id": 0}, RecordDict(), {})
 
-    def ask(self, asked: Asked) -> "RecordDict":
+    def ask(self, asked: Probe) -> "RecordDict":
         """The content of its reply."""
         from fedup.flower.wire import Ask, write_ask
 
@@ -105,7 +105,7 @@ class Node:
         )
         return content
 
-    def visible(self, asked: Asked) -> Visible:
+    def visible(self, asked: Probe) -> Visible:
         """All that a question brings but the numbers of a release: status, reason, details, size, names, shapes and
         types of arrays, and what is charged."""
         from fedup.flower.wire import read_answer
@@ -141,7 +141,7 @@ def overflowing(width: int, num_classes: int, *, pixel: int, above: float) -> nn
     return model
 
 
-def release(dp: DP | Summarizing = GUARANTEE, /, *, width: int, num_classes: int, **more: Any) -> dict[str, Any]:
+def release(dp: DP | CentroidConfig = GUARANTEE, /, *, width: int, num_classes: int, **more: Any) -> dict[str, Any]:
     """The details of a question for statistics of all classes."""
     row = {"shape": [width], "type": "float32"}
     usual: dict[str, Any] = {
@@ -155,39 +155,39 @@ def release(dp: DP | Summarizing = GUARANTEE, /, *, width: int, num_classes: int
     return {**usual, "row": row, **more}
 
 
-def battery(rows: Rows, target: int, num_classes: int) -> Iterator[Asked]:
+def battery(rows: Rows, target: int, num_classes: int) -> Iterator[Probe]:
     """Questions whose answers would turn on one record, if they turned on anything."""
     width, own, unknown = rows.x.shape[1], int(rows.ids[target]), int(rows.ids.max()) + 1000
     usual, public = model_of(width, num_classes), {"width": width, "num_classes": num_classes}
     others = [one for one in rows.ids.tolist() if one != own]
     for excluded in ([], [own], [unknown], [own, unknown], others, [*others, own]):
-        yield Asked(_RELEASE, release(**public, excluded=excluded), usual)
+        yield Probe(_RELEASE, release(**public, excluded=excluded), usual)
     for classes in range(1, num_classes + 2):  # fewer than there are labels
-        yield Asked(_RELEASE, release(width=width, num_classes=classes), usual)
-        yield Asked(_RELEASE, release(width=width, num_classes=classes, excluded=others, release="again"), usual)
+        yield Probe(_RELEASE, release(width=width, num_classes=classes), usual)
+        yield Probe(_RELEASE, release(width=width, num_classes=classes, excluded=others, release="again"), usual)
     for labels, without in (([], []), ([int(rows.y[target])], []), (None, [int(rows.y[target])]), ([num_classes], [])):
-        yield Asked(_RELEASE, release(**public, labels=labels, without=without), usual)
+        yield Probe(_RELEASE, release(**public, labels=labels, without=without), usual)
     values = rows.x[target]
     for pixel in range(min(width, 4)):
         for beside in (-1e-3, 1e-3):
             crafted = overflowing(width, num_classes, pixel=pixel, above=float(values[pixel]) + beside)
-            yield Asked(_RELEASE, release(**public), crafted)
-            yield Asked(_RELEASE, release(**public, excluded=others), crafted)
-            yield Asked("gather privately", _eraser([own], num_classes, width), crafted)
+            yield Probe(_RELEASE, release(**public), crafted)
+            yield Probe(_RELEASE, release(**public, excluded=others), crafted)
+            yield Probe("gather privately", _eraser([own], num_classes, width), crafted)
     for odd in ({"cut": "nowhere"}, {"cut": _EARLY}, {"row": None}, {"row": {"shape": [width + 1], "type": "float32"}}):
-        yield Asked(_RELEASE, release(**public) | odd, usual)
+        yield Probe(_RELEASE, release(**public) | odd, usual)
     for dp in (replace(GUARANTEE, unit="subject"), replace(GUARANTEE, replay_seed=1), replace(GUARANTEE, cells=3)):
-        yield Asked(_RELEASE, release(dp, **public), usual)
+        yield Probe(_RELEASE, release(dp, **public), usual)
     for samples in ([own], [unknown], others):
-        yield Asked("gather privately", _eraser(samples, num_classes, width), usual)
+        yield Probe("gather privately", _eraser(samples, num_classes, width), usual)
     broken = model_of(width, num_classes)
     next(broken.parameters())[0, 0] = math.nan
-    yield Asked(_RELEASE, release(**public), broken)
-    yield Asked("who", {}, usual)
-    yield Asked("labels", {"samples": [own], "num_classes": num_classes}, usual)
+    yield Probe(_RELEASE, release(**public), broken)
+    yield Probe("who", {}, usual)
+    yield Probe("labels", {"samples": [own], "num_classes": num_classes}, usual)
     for kind in (_CENTROIDS, _RELEASE):  # as it is meant, and with the other one's details
-        yield Asked(kind, release(Summarizing(), **public), usual)
-    yield Asked(_CENTROIDS, release(**public), usual)
+        yield Probe(kind, release(CentroidConfig(), **public), usual)
+    yield Probe(_CENTROIDS, release(**public), usual)
     question = _eraser([own], num_classes, width)["question"]
     exact: dict[str, dict[str, Any]] = {  # questions that are answered without noise, and so not at all
         "sketch": {"cut": _EARLY, "over": "each"},
@@ -198,7 +198,7 @@ def battery(rows: Rows, target: int, num_classes: int) -> Iterator[Asked]:
     counted = RowsToCount({"request": Forget.samples({0: [own]})}, Forget(), {}, True).to_json()
     for kind, details in exact.items():
         asked = counted if kind == "tally" else question
-        yield Asked(kind, {**details, "question": asked, "num_classes": num_classes}, usual)
+        yield Probe(kind, {**details, "question": asked, "num_classes": num_classes}, usual)
 
 
 def _eraser(samples: Sequence[int], num_classes: int, width: int) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def _eraser(samples: Sequence[int], num_classes: int, width: int) -> dict[str, A
     return {"cut": _EARLY, "how": how, "question": question, "num_classes": num_classes, "row": row}
 
 
-def audit_interface(ground: Ground, *, seed: int = 0, progress: Progress) -> list[Result]:
+def audit_interface(ground: AttackData, *, seed: int = 0, progress: Progress) -> list[Result]:
     """How many answers of a private node turn on a record, pixels and labels found by that, and how time differs; the
     same of a node without rules, which the audit must see through."""
     if find_spec("flwr") is None:
@@ -221,7 +221,10 @@ def audit_interface(ground: Ground, *, seed: int = 0, progress: Progress) -> lis
     chosen = torch.randperm(len(ids), generator=generator(seed, "interface"))[:_TARGETS].tolist()
     steps = 6
     results = []
-    cases: list[tuple[str, bool, DP | Summarizing]] = [(PRIVATE, True, GUARANTEE), (OPEN, False, Summarizing(1.0))]
+    cases: list[tuple[str, bool, DP | CentroidConfig]] = [
+        (PRIVATE, True, GUARANTEE),
+        (OPEN, False, CentroidConfig(1.0)),
+    ]
     for done, (name, private, how) in enumerate(cases):
         progress("Audit of a node's interface", 3 * done, steps)
         node = Node(rows, private, classes)
@@ -256,7 +259,7 @@ def _share(measure: str, name: str, found: int, n: int, bound: float | None, not
     return Result(NAME, measure, name, found / n, low, high, None, bound, f"{n}", note)
 
 
-def _finds_pixel(node: Node, rows: Rows, place: int, pixel: int, how: DP | Summarizing) -> bool:
+def _finds_pixel(node: Node, rows: Rows, place: int, pixel: int, how: DP | CentroidConfig) -> bool:
     """By halving, all other records left out: whether a threshold is passed shows where the answer is another than to
     one that no pixel passes."""
     width, others = rows.x.shape[1], rows.ids[rows.ids != rows.ids[place]].tolist()
@@ -266,7 +269,7 @@ def _finds_pixel(node: Node, rows: Rows, place: int, pixel: int, how: DP | Summa
     def ask(above: float) -> Visible:
         crafted = overflowing(width, node.num_classes, pixel=pixel, above=above)
         details = release(how, width=width, num_classes=node.num_classes, excluded=others)
-        return node.visible(Asked(_RELEASE if isinstance(how, DP) else _CENTROIDS, details, crafted))
+        return node.visible(Probe(_RELEASE if isinstance(how, DP) else _CENTROIDS, details, crafted))
 
     never = ask(high)
     for _ in range(_HALVINGS):
@@ -282,7 +285,7 @@ def _finds_label(node: Node, rows: Rows, place: int, classes: int) -> bool:
 
     def ask(many: int) -> Visible:
         details = release(width=rows.x.shape[1], num_classes=many, excluded=others)
-        status, reason, *_, charges = node.visible(Asked(_RELEASE, details, model))
+        status, reason, *_, charges = node.visible(Probe(_RELEASE, details, model))
         return status, reason, charges
 
     enough = ask(classes + 1)
@@ -294,7 +297,7 @@ def _times(rows: Rows, target: int, classes: int) -> Result:
     """How much longer a node with the record takes than one without, asked in turn with weights that single it out."""
     nodes = [Node(held, True, classes) for held in (rows, rows.without(target))]
     crafted = overflowing(rows.x.shape[1], classes, pixel=0, above=float(rows.x[target, 0]) - 1e-3)
-    asked = Asked(_RELEASE, release(width=rows.x.shape[1], num_classes=classes), crafted)
+    asked = Probe(_RELEASE, release(width=rows.x.shape[1], num_classes=classes), crafted)
     apart = np.empty(_TIMED)
     for pair in range(_TIMED):
         first = pair % 2  # whoever is asked first may find the machine in another mood
@@ -306,7 +309,7 @@ def _times(rows: Rows, target: int, classes: int) -> Result:
     return Result(NAME, TIME, PRIVATE, mean, mean - reach, mean + reach, 0.0, None, f"{_TIMED} pairs", note)
 
 
-def _clock(ask: Callable[[Asked], object], asked: Asked) -> float:
+def _clock(ask: Callable[[Probe], object], asked: Probe) -> float:
     start = time.perf_counter()
     ask(asked)
     return time.perf_counter() - start

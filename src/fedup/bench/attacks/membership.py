@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedup.bench.attacks import CENTROIDS, Ground, Result, fresh, guarantees
+from fedup.bench.attacks import CENTROIDS, AttackData, Result, fresh, guarantees
 from fedup.bench.attacks.intervals import NORMAL, Scores, auc, tpr_at_fpr
 from fedup.errors import DataError
 from fedup.privacy import DP
@@ -54,7 +54,7 @@ class _Asked:
         return ((self.clients == client) & (self.labels == label)).nonzero().flatten()
 
 
-def membership(ground: Ground, *, trials: int, seed: int = 0, progress: Progress) -> list[Result]:
+def membership(ground: AttackData, *, trials: int, seed: int = 0, progress: Progress) -> list[Result]:
     """AUC, and members found at 1 % false accusations, for each protection.
 
     `message only`: nearness to the closest centroid of the record's class, or to its released mean. `knowing all other
@@ -82,7 +82,7 @@ def membership(ground: Ground, *, trials: int, seed: int = 0, progress: Progress
     return only + knowing
 
 
-def _under_guarantee(ground: Ground, dp: DP, asked: _Asked, seed: int) -> tuple[Tensor, Tensor]:
+def _under_guarantee(ground: AttackData, dp: DP, asked: _Asked, seed: int) -> tuple[Tensor, Tensor]:
     """Scores of both attacks; a fresh message for each record, so that records are independent trials."""
     points = ground.points(dp)
     exact = ground.exact(dp, points)
@@ -103,7 +103,7 @@ def _under_guarantee(ground: Ground, dp: DP, asked: _Asked, seed: int) -> tuple[
     return nearest, informed
 
 
-def _near_strangers(ground: Ground, asked: _Asked, features: Tensor) -> Tensor:
+def _near_strangers(ground: AttackData, asked: _Asked, features: Tensor) -> Tensor:
     """Nearness to the mean of all other clients' training rows of the class: without any message of the client."""
     scores, y = torch.empty(len(asked.rows), dtype=torch.float64), ground.federation.y
     for client, label in asked.cells():
@@ -115,7 +115,7 @@ def _near_strangers(ground: Ground, asked: _Asked, features: Tensor) -> Tensor:
     return scores
 
 
-def _draw(ground: Ground, trials: int, seed: int) -> _Asked:
+def _draw(ground: AttackData, trials: int, seed: int) -> _Asked:
     """So many random training rows of all clients, and held-out rows of classes that their client sends; fewer where
     there are no more."""
     y, source = ground.federation.y, generator(seed, "membership")

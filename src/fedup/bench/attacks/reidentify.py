@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedup.bench.attacks import CENTROIDS, Ground, Result, fresh, guarantees
+from fedup.bench.attacks import CENTROIDS, AttackData, Result, fresh, guarantees
 from fedup.bench.attacks.intervals import NORMAL, clopper_pearson
 from fedup.errors import DataError
 from fedup.privacy import DP
@@ -47,7 +47,7 @@ class _Trial:
 
 
 def reidentify(
-    ground: Ground, *, trials: int, seed: int = 0, candidates: int = 100, progress: Progress
+    ground: AttackData, *, trials: int, seed: int = 0, candidates: int = 100, progress: Progress
 ) -> list[Result]:
     """How often the attack names the right candidate, for each protection; a fresh message in every trial.
 
@@ -92,7 +92,7 @@ def _nearness_to_mean(dp: DP, message: Tensor, contributions: Tensor, dims: int,
     return -(layout.split(contributions)[0].sum(1) - mean).norm(dim=1)
 
 
-def _nearness(ground: Ground, trial: _Trial, sigma: float, seed: int) -> Tensor:
+def _nearness(ground: AttackData, trial: _Trial, sigma: float, seed: int) -> Tensor:
     sent = ground.centroids(trial.client, trial.label, sigma=sigma, seed=seed)
     return -torch.cdist(ground.federation.x[trial.rows].double(), sent.double()).amin(1)
 
@@ -102,7 +102,7 @@ def _leads(scores: Tensor) -> bool:
     return bool(scores[0] > scores[1:].max())
 
 
-def _draw(ground: Ground, trials: int, candidates: int, seed: int) -> Iterator[_Trial]:
+def _draw(ground: AttackData, trials: int, candidates: int, seed: int) -> Iterator[_Trial]:
     """A random training row of a random client each time, among rows of its class that this client did not train on."""
     y, source = ground.federation.y, generator(seed, "reidentify")
     of_class = [(y == label).nonzero().flatten() for label in range(ground.num_classes)]

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedup.bench.attacks import Ground, Result
+from fedup.bench.attacks import AttackData, Result
 from fedup.bench.attacks.canary import audit_guarantees, audit_paper
 from fedup.bench.attacks.interface import audit_interface
 from fedup.bench.attacks.membership import membership
 from fedup.bench.attacks.reidentify import reidentify
 from fedup.bench.tables import GENERATED, markdown_table
-from fedup.bench.trained import trained
+from fedup.bench.training_cache import trained
 from fedup.errors import DataError
 from fedup.files import write_text
 from fedup.models.cut import find_cut
@@ -56,7 +56,7 @@ def run_attacks(
     federation = recipe.federation(dataset)
     start = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes)
     network = trained(start, federation, recipe, progress=progress)
-    ground = Ground.of(network, federation, find_cut(network, recipe.cut))
+    ground = AttackData.of(network, federation, find_cut(network, recipe.cut))
     results = attack(ground, trials=trials, seed=seed, candidates=candidates, progress=progress)
     return {
         "recipe": recipe.settings(),
@@ -68,7 +68,7 @@ def run_attacks(
     }
 
 
-def attack(ground: Ground, *, trials: int, seed: int, candidates: int, progress: Progress) -> list[Result]:
+def attack(ground: AttackData, *, trials: int, seed: int, candidates: int, progress: Progress) -> list[Result]:
     """All attacks, with that many trials each; ten times as many for the audit of a guarantee."""
     return [
         *reidentify(ground, trials=trials, seed=seed, candidates=candidates, progress=progress),

@@ -16,7 +16,7 @@ from fedup.filters.presets import PresetName, preset
 from fedup.privacy.guarantee import DP
 from fedup.request import Forget
 from fedup.serving.plugged import PluggedModel, plug
-from fedup.statistics.centroids import Summarizing
+from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.store import Centroids
 from fedup.unlearning.report import Report
 from fedup.unlearning.unlearn import unlearn
@@ -52,8 +52,8 @@ class Method:
     weighted: bool = False
     preset: PresetName = later("default")
     filter: FilterKind = later("auto", before="bottleneck")
-    erase_at: str = later("auto")
-    most_price: float = later(0.02)
+    eraser_cut: str = later("auto")
+    max_variance_loss: float = later(0.02)
     per_position: bool = later(False)
     gentle: bool = later(True)
     optimizer: OptimizerName = later("adam")
@@ -69,7 +69,7 @@ class Method:
         self.privacy(0)  # of the guarantee
         if self.epsilon and (self.sigma or self.paper_accounting):
             raise SettingError("epsilon is a guarantee with its own noise: leave sigma and paper_accounting out.")
-        Summarizing(self.ratio, self.sigma, paper_accounting=self.paper_accounting)  # those of the centroids
+        CentroidConfig(self.ratio, self.sigma, paper_accounting=self.paper_accounting)  # those of the centroids
         preset(self.preset)  # and the name
 
     def config(self, seed: int) -> FilterConfig:

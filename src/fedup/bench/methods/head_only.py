@@ -14,7 +14,7 @@ from fedup.models.cut import find_cut, flat_tail
 from fedup.models.views import shared_view
 from fedup.request import Forget
 from fedup.rng import generator, seed_for
-from fedup.statistics.centroids import Summarizing
+from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.store import Centroids
 from fedup.unlearning.refresh import Refresh
 from fedup.unlearning.report import Report
@@ -32,7 +32,7 @@ class Method:
     lr: float = 3e-3
 
     def __post_init__(self) -> None:
-        Summarizing(self.ratio)  # checks it
+        CentroidConfig(self.ratio)  # checks it
         if self.steps < 1 or self.batch_size < 1 or not 0 < self.lr < float("inf"):
             raise SettingError(
                 f"steps and batch_size must be 1 or more, lr above 0; found {self.steps}, {self.batch_size}, {self.lr}."

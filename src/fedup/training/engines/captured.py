@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from fedup.errors import SettingError
 from fedup.rng import seed_default
 from fedup.training.averaging import Load, Weights
-from fedup.training.engines.feed import Feed
-from fedup.training.engines.lane import Lane, drawing_from
+from fedup.training.engines.batch_feed import Feed
+from fedup.training.engines.client_slot import Lane, drawing_from
 from fedup.training.engines.plain import PlainEngine, train_step
-from fedup.training.engines.schedule import Stretch, assign, stretches
+from fedup.training.engines.schedule import Segment, assign, segments
 from fedup.training.local import Job, LocalTraining, restart
 
 _WIDTHS = (1, 2, 3, 4, 6, 8)  # lanes in a graph: on an H200 10 and 16 lanes were no faster than 8
@@ -59,7 +59,7 @@ class CapturedEngine:
                 yield from self._run(course, size, load)
         self._feed.end_round()
 
-    def _run(self, course: Sequence[Stretch], size: int, load: Load) -> Iterator[tuple[Job, Weights]]:
+    def _run(self, course: Sequence[Segment], size: int, load: Load) -> Iterator[tuple[Job, Weights]]:
         places: dict[int, int] = {}  # of the lanes at work, in the list of batches
         for stretch in course:
             if stretch.begin:
@@ -83,22 +83,22 @@ class CapturedEngine:
             lane.generator.manual_seed(job.dropout_seed)
         return dict(zip([lane.number for lane in lanes], starts, strict=True))
 
-    def _prepare(self, jobs: Sequence[Job], size: int, load: Load) -> list[Stretch] | None:
+    def _prepare(self, jobs: Sequence[Job], size: int, load: Load) -> list[Segment] | None:
         """How the jobs go over lanes, with all graphs for it captured; None where the plain engine is to do them."""
         while self._most_lanes and self._met[size] >= _WORTH_CAPTURING:
-            course = list(stretches(assign(jobs, self._most_lanes)))
+            course = list(segments(assign(jobs, self._most_lanes)))
             try:
                 for width in sorted({_width(stretch.lanes) for stretch in course}, reverse=True):
                     if (size, width) not in self._graphs:
                         self._graphs[size, width] = self._capture(size, width, load)
                 return course
             except torch.OutOfMemoryError as error:
-                self._let_go(self._most_lanes // 2, error)
+                self._fall_back(self._most_lanes // 2, error)
             except RuntimeError as error:
-                self._let_go(0, error)
+                self._fall_back(0, error)
         return None
 
-    def _let_go(self, lanes: int, error: Exception) -> None:
+    def _fall_back(self, lanes: int, error: Exception) -> None:
         """Go on with fewer lanes; with none, plainly."""
         self._most_lanes = lanes
         self._graphs.clear()

@@ -19,7 +19,7 @@ def assign(jobs: Sequence[Job], lanes: int) -> list[list[Job]]:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Segment:
     """Steps between two moments at which some lane takes or ends a job."""
 
     begin: tuple[tuple[int, Job], ...]  # lane and job
@@ -28,7 +28,7 @@ class Stretch:
     end: tuple[tuple[int, Job], ...]
 
 
-def stretches(lanes: Sequence[Sequence[Job]]) -> Iterator[Stretch]:
+def segments(lanes: Sequence[Sequence[Job]]) -> Iterator[Segment]:
     """The course of a round over lanes that are sorted as `assign` sorts them."""
     waiting = [list(reversed(jobs)) for jobs in lanes]
     running: dict[int, tuple[Job, int]] = {}  # by lane: the job and its steps to go
@@ -39,4 +39,4 @@ def stretches(lanes: Sequence[Sequence[Job]]) -> Iterator[Stretch]:
         end = tuple((lane, job) for lane, (job, left) in sorted(running.items()) if left == steps)
         width = 1 + max(running)
         running = {lane: (job, left - steps) for lane, (job, left) in running.items() if left > steps}
-        yield Stretch(begin, steps, width, end)
+        yield Segment(begin, steps, width, end)

@@ -28,7 +28,7 @@ Judge = Callable[[PluggedModel, Collection[Forget]], Figures]
 
 
 @dataclass(frozen=True)
-class Asked:
+class NewRequest:
     """A request as it comes in; the reference is the operator's own (a ticket, a letter)."""
 
     forget: Forget
@@ -44,7 +44,7 @@ class Asked:
 
 
 @dataclass
-class Answer:
+class Outcome:
     """What came of it; `declined` says why no filter was put in force, `withheld` which requests stay open."""
 
     requests: Sequence[str]
@@ -88,7 +88,7 @@ def unlearn(
     writer: Writer,
     plugged: PluggedModel,
     centroids: Centroids,
-    asked: Sequence[Asked],
+    asked: Sequence[NewRequest],
     *,
     clients: Federation | Contact | None = None,
     config: FilterConfig | None = None,
@@ -96,7 +96,7 @@ def unlearn(
     judge: Judge | None = None,
     limits: Limits = Limits(),  # noqa: B008 (frozen)
     facts: Mapping[str, Any] | None = None,
-) -> Answer:
+) -> Outcome:
     """Fit a filter for the requests in force and these, and put it in force unless it costs too much.
 
     `facts` go into the event as they are. After an answer was declined, load model and centroids anew.
@@ -139,14 +139,14 @@ def unlearn(
     return answer
 
 
-def _refused(writer: Writer, kind: str, body: Mapping[str, Any], plugged: PluggedModel, error: HarmError) -> Answer:
+def _refused(writer: Writer, kind: str, body: Mapping[str, Any], plugged: PluggedModel, error: HarmError) -> Outcome:
     """An answer that would harm those who did not ask: noted with what clients told; nothing else has changed."""
     ids = [one["id"] if isinstance(one, dict) else one for one in body["requests"]]
     report = error.report or Report(plugged.requests)
     declined = {**body, "requests": [], "declined": body["requests"], "step": kind, "why": str(error)}
     declined |= {"classes": error.classes, "time_s": dict(report.time_s), **_contact(report)}
     writer.commit("declined", declined)
-    return Answer(ids, writer.state.filter, report, None, declined=str(error))
+    return Outcome(ids, writer.state.filter, report, None, declined=str(error))
 
 
 def restore(
@@ -159,7 +159,7 @@ def restore(
     judge: Judge | None = None,
     limits: Limits = Limits(),  # noqa: B008 (frozen)
     facts: Mapping[str, Any] | None = None,
-) -> Answer:
+) -> Outcome:
     """Take requests back: a filter for the remaining ones, or none after the last."""
     body = {**(facts or {}), "requests": [request.id for request in requests]}
     try:
@@ -186,7 +186,7 @@ def purge(writer: Writer, plugged: PluggedModel, centroids: Centroids) -> list[C
     return gone
 
 
-def _let_answers_go(clients: Federation | Contact | None, answer: Answer) -> None:
+def _let_answers_go(clients: Federation | Contact | None, answer: Outcome) -> None:
     """Answers that came are in the folder now. Those of a request that was declined stay: it may be asked again, with
     force, and need not cost twice."""
     if clients is not None and not isinstance(clients, Federation) and answer.declined is None:
@@ -202,7 +202,7 @@ def _settle(
     report: Report,
     judge: Judge | None,
     limits: Limits,
-) -> Answer:
+) -> Outcome:
     """Measure what was fitted, store it and commit; or only note that it was declined."""
     ids = [r["id"] if isinstance(r, dict) else r for r in body["requests"]]
     withheld = [r["id"] for r in body["requests"] if isinstance(r, dict) and r["withheld"]]
@@ -224,7 +224,7 @@ def _settle(
     if refusal:
         declined = {**body, "requests": [], "declined": body["requests"], "step": kind, "why": refusal}
         writer.commit("declined", declined | {"time_s": dict(report.time_s)})
-        return Answer(ids, writer.state.filter, report, figures, declined=refusal)
+        return Outcome(ids, writer.state.filter, report, figures, declined=refusal)
     stored: FileRecord | None = None
     changed: FileRecord | None = None
     with report.stage("store"):
@@ -245,7 +245,7 @@ def _settle(
     if kind == "unlearned":
         body["active"] += [name for name in ids if name not in withheld]
     writer.commit(kind, body)
-    return Answer(ids, stored, report, figures, withheld=withheld)
+    return Outcome(ids, stored, report, figures, withheld=withheld)
 
 
 def _contact(report: Report) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedup.models.views import fingerprint
 from fedup.privacy.guarantee import guarantee_of
-from fedup.run.answering import describe_releases
+from fedup.run.answer import describe_releases
 from fedup.run.folder import Writer
 from fedup.serving.model_file import save_model
 from fedup.statistics.store import Centroids, save_centroids

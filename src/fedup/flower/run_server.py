@@ -14,10 +14,10 @@ from fedup.flower.contact import GridContact
 from fedup.models.cut import find_cut
 from fedup.models.views import fingerprint
 from fedup.request import Forget
-from fedup.run.answering import Answer, Asked, Judge, Limits, restore, unlearn
+from fedup.run.answer import Judge, Limits, NewRequest, Outcome, restore, unlearn
 from fedup.run.folder import Run, Writer
-from fedup.run.keeping import keep_centroids, keep_model
 from fedup.run.ledger import RunLedger
+from fedup.run.record import keep_centroids, keep_model
 from fedup.run.serving import load_base, load_plugged, load_store
 from fedup.run.state import State
 from fedup.run.verify import Check, verify
@@ -88,22 +88,22 @@ class RunMemory:
         config: FilterConfig | None = None,
         judge: Judge | None = None,
         limits: Limits | None = None,
-    ) -> Answer:
-        """Answer a request and put its filter in force; `judge` measures, and without one nothing limits the loss of
+    ) -> Outcome:
+        """Outcome a request and put its filter in force; `judge` measures, and without one nothing limits the loss of
         retained accuracy. What a class may lose is limited all the same, and a refusal is an answer, too."""
         with self.run.writing("unlearn") as writer:
             return unlearn(
                 writer,
                 load_plugged(self.run, writer.state, self._blank()),
                 self._store(writer, contact),
-                [Asked(request, reference)],
+                [NewRequest(request, reference)],
                 clients=contact,
                 config=config,
                 judge=judge,
                 limits=limits or Limits(max_loss=3.0 if judge else None),
             )
 
-    def restore(self, *requests: str, contact: GridContact | None = None, judge: Judge | None = None) -> Answer:
+    def restore(self, *requests: str, contact: GridContact | None = None, judge: Judge | None = None) -> Outcome:
         """Take requests back, by their ids."""
         with self.run.writing("restore") as writer:
             state = writer.state

@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fedup.bench.case import Ground, Outputs
+from fedup.bench.case import EvaluationData, Outputs
 from fedup.bench.experiment import REFERENCE, Group
 from fedup.bench.methods import Method, method_class
 from fedup.bench.probe import figures_of
 from fedup.bench.scenarios import Situation
 from fedup.bench.task import Task, Unlearned
-from fedup.bench.trained import keep, recorded, trained, use_histories
+from fedup.bench.training_cache import keep, recorded, trained, use_histories
 from fedup.errors import DataError
 from fedup.models.views import fingerprint
 from fedup.tasks.datasets import Dataset, input_of
@@ -20,7 +20,7 @@ from fedup.tasks.progress import Progress
 from fedup.tasks.recipe import Recipe
 
 
-class Floor:
+class SharedSetup:
     """What the cells of a group share, made when first needed."""
 
     def __init__(
@@ -75,8 +75,8 @@ class Floor:
         return self._once("task", self._task)
 
     @property
-    def ground(self) -> Ground:
-        return self._once("ground", lambda: Ground(self.situation, self.dataset))
+    def ground(self) -> EvaluationData:
+        return self._once("ground", lambda: EvaluationData(self.situation, self.dataset))
 
     @property
     def original(self) -> Outputs:
