@@ -39,7 +39,7 @@ def test_the_filters_are_those_asked_for_and_the_file_says_what_it_is(run, kind,
 
 
 def test_the_eraser_sits_where_it_was_asked_for_and_people_are_told(run):
-    told = ok("unlearn", "--run", run, *_samples(), "--filter", "erasure", "--erase-at", "fc2", "--force", *FAST)
+    told = ok("unlearn", "--run", run, *_samples(), "--filter", "erasure", "--eraser-cut", "fc2", "--force", *FAST)
     assert "Eraser at fc2, " in told.out
     assert "made of 30 forgotten rows" in " ".join(told.out.split())
     assert _served(run).erasure.cut == "fc2"
@@ -62,7 +62,7 @@ def test_too_few_samples_are_told_by_default_and_refused_where_an_eraser_was_ask
 
 
 def test_settings_of_the_eraser_stay_until_others_are_chosen(run):
-    ok("unlearn", "--run", run, *_samples(), "--filter", "both", "--erase-at", "fc1", "--force", *FAST)
+    ok("unlearn", "--run", run, *_samples(), "--filter", "both", "--eraser-cut", "fc1", "--force", *FAST)
     ran = fedup("unlearn", "--run", run, "--class", 7, "--force")
     assert ran.told.startswith("Error: There can be no eraser: no client has 20 or more")  # it stays asked for
     ok("unlearn", "--run", run, "--class", 5, "--force")  # of which a client has more
@@ -77,8 +77,8 @@ def test_settings_of_the_eraser_stay_until_others_are_chosen(run):
     ("options", "told"),
     [
         (("--filter", "none"), "auto, bottleneck, erasure, both"),
-        (("--filter", "both", "--erase-at", "nowhere"), "nowhere"),
-        (("--erase-at", ""), "--erase-at"),
+        (("--filter", "both", "--eraser-cut", "nowhere"), "nowhere"),
+        (("--eraser-cut", ""), "--eraser-cut"),
         (("--preset", "papers"), "default, paper, authors"),
     ],
     ids=str,
@@ -157,7 +157,7 @@ def test_the_cuts_of_a_model_are_listed_from_early_to_late(model, tmp_path):
 
 def test_each_cut_that_is_listed_can_be_erased_at(run):
     for number, cut in enumerate(ok("list", "cuts", "lenet5", "--json").json["cuts"], start=1):
-        ok("unlearn", "--run", run, *_samples(), "--filter", "erasure", "--erase-at", cut, "--force", *FAST)
+        ok("unlearn", "--run", run, *_samples(), "--filter", "erasure", "--eraser-cut", cut, "--force", *FAST)
         assert _served(run).erasure.cut == cut
         ok("restore", f"R{number}", "--run", run)
 

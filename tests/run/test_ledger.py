@@ -560,7 +560,7 @@ def test_a_request_of_two_releases_is_refused_or_answered_with_one_where_only_on
     [
         ("--class", 7, "--filter", "erasure"),
         ("--class", 7, "--filter", "both"),
-        ("--erase-at", "nowhere"),
+        ("--eraser-cut", "nowhere"),
         pytest.param(
             ("--rank", 9999),
         ),
