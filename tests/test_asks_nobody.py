@@ -10,6 +10,7 @@ from fedup.clients.in_process import InProcess
 from fedup.clients.protocol import Contact
 from fedup.errors import BudgetError, FedUPError, HarmError, RequestError
 from fedup.privacy import DP
+from fedup.unlearning.plan import Terms
 from fedup.unlearning.unlearn import plan
 
 MARKED = Marked()
@@ -86,7 +87,9 @@ def test_a_plan_and_the_answer_agree_on_whom_is_asked():
         plugged, store = plug(MARKED.base), MARKED.store()
         requests = [MARKED.requests[name] for name in names]
         told = plan(plugged, store, requests, clients=Silent(store), config=AUTO)
-        report = unlearn(plugged, store, requests, clients=MARKED.federation, config=AUTO, force=True, measure=False)
+        report = unlearn(
+            plugged, store, requests, clients=MARKED.federation, config=AUTO, force=True, terms=Terms(measure=False)
+        )
         sent = {release.client for release in report.releases}
         assert sent <= set(told.clients_contacted), names
         assert sent or not told.clients_contacted

@@ -15,6 +15,7 @@ from fedup.clients.tally import TallyQuestion
 from fedup.errors import ContactError, HarmError
 from fedup.request import union
 from fedup.unlearning.class_recall import LEAST_CLASS_ROWS
+from fedup.unlearning.plan import Terms
 from fedup.unlearning.unlearn import plan
 
 ALLOWED = 5.0 + 2.0  # points: as by default, and for a class's 26 to 47 test rows
@@ -98,11 +99,11 @@ def test_a_class_that_is_left_with_too_few_rows_is_named(trained_digits, left):
     plugged, store = plug(trained_digits.model), trained_digits.store()
     before = _everything(plugged, store)
     if held - many >= LEAST_CLASS_ROWS:  # not lost by count; what the filter does to it is measured
-        unlearn(plugged, store, request, clients=federation, max_class_loss=100)
+        unlearn(plugged, store, request, clients=federation, terms=Terms(max_class_loss=100))
         assert plugged.requests == {request}
         return
     with pytest.raises(HarmError, match=f"class {label} \\({held - many} rows stay\\)") as error:
-        unlearn(plugged, store, request, clients=federation, max_class_loss=100)
+        unlearn(plugged, store, request, clients=federation, terms=Terms(max_class_loss=100))
     assert error.value.classes == (label,) or list(error.value.classes) == [label]
     _same(before, _everything(plugged, store))
 
@@ -140,10 +141,10 @@ def _refusals(digits):
     }
     serving = plug(digits.model), digits.store()
     earlier = [Forget.classes([8]), Forget.samples({0: federation.client(0).train[:4]})]
-    unlearn(*serving, union(earlier), clients=federation, measure=False)
+    unlearn(*serving, union(earlier), clients=federation, terms=Terms(measure=False))
     for i, (reason, (request, options)) in enumerate(cases.items()):
         plugged, store = copy.deepcopy(serving)
-        told = {"clients": federation, "keep_sealed": bool(i % 2), **options}
+        told = {"clients": federation, "terms": Terms(keep_sealed=bool(i % 2)), **options}
         yield reason, plugged, store, partial(unlearn, plugged, store, request, **told)
 
 
@@ -185,7 +186,12 @@ def test_more_may_be_allowed_and_less(trained_digits):
     request = Forget.samples({1: trained_digits.frequent(1)[1]})
     plugged = plug(trained_digits.model)
     report = unlearn(
-        plugged, trained_digits.store(), request, clients=trained_digits.federation, config=CRUDE, max_class_loss=100
+        plugged,
+        trained_digits.store(),
+        request,
+        clients=trained_digits.federation,
+        config=CRUDE,
+        terms=Terms(max_class_loss=100),
     )
     assert not report.forced
     loss = report.worst_class[1].loss
@@ -194,7 +200,12 @@ def test_more_may_be_allowed_and_less(trained_digits):
         store, again = trained_digits.store(), plug(trained_digits.model)
         try:
             found = unlearn(
-                again, store, request, clients=trained_digits.federation, config=CRUDE, max_class_loss=allowed
+                again,
+                store,
+                request,
+                clients=trained_digits.federation,
+                config=CRUDE,
+                terms=Terms(max_class_loss=allowed),
             )
             assert found.worst_class[1].loss <= allowed
         except HarmError:
@@ -253,7 +264,7 @@ def test_a_purge_hides_no_class_that_a_later_request_would_lose(purged):
     base = trained(x, y)
     plugged, store = plug(base), collect(base, federation, ratio=0.5)
     config = FilterConfig(rank=4, steps=200, batch_size=32)
-    unlearn(plugged, store, Forget.clients([0]), clients=federation, config=config, max_class_loss=50)
+    unlearn(plugged, store, Forget.clients([0]), clients=federation, config=config, terms=Terms(max_class_loss=50))
     if purged:
         purge(plugged, store)
     before = _everything(plugged, store)

@@ -22,6 +22,7 @@ from fedup import (
     save_filter,
 )
 from fedup.errors import PlugError, RequestError
+from fedup.unlearning.plan import Terms
 
 CONFIG = FilterConfig(rank=8, steps=100, batch_size=32)
 
@@ -137,9 +138,9 @@ def test_a_sealed_original_goes_when_further_samples_of_it_are_withdrawn_unseale
     plugged, store = plug(setting.base), setting.centroids
     first, second = setting.of_class(0, 1, many=2)
     options = {"clients": setting.federation, "config": CONFIG}
-    unlearn(plugged, store, Forget.samples({0: [first]}), keep_sealed=True, **options)
+    unlearn(plugged, store, Forget.samples({0: [first]}), terms=Terms(keep_sealed=True), **options)
     assert (0, 1) in store.sealed
-    unlearn(plugged, store, Forget.samples({0: [second]}), keep_sealed=False, **options)
+    unlearn(plugged, store, Forget.samples({0: [second]}), terms=Terms(keep_sealed=False), **options)
     assert (0, 1) not in store.sealed
 
 

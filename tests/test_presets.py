@@ -9,6 +9,7 @@ from fedup import FilterConfig, Forget, collect, plug
 from fedup.errors import SettingError
 from fedup.filters.fit import Trace
 from fedup.filters.presets import preset
+from fedup.unlearning.plan import Terms
 
 MARKED = Marked()
 CLIENT, CLASS, SAMPLE = MARKED.requests["client"], MARKED.requests["class"], MARKED.requests["first"]
@@ -58,7 +59,7 @@ def test_a_request_is_answered_with_the_authors_preset(request_):
     assert centroids.how.sigma == 0.0
     plugged = plug(MARKED.base)
     trace = Trace(every=1)
-    unlearn(plugged, centroids, request_, clients=MARKED.federation, preset="authors", trace=trace)
+    unlearn(plugged, centroids, request_, clients=MARKED.federation, config="authors", terms=Terms(trace=trace))
     used = len(centroids.rows_of(centroids.cells))
     assert len(trace.steps) == 50 * max(1, used // 10)
     assert plugged.served.erasure is None
@@ -89,17 +90,8 @@ def test_an_unknown_preset_is_refused_wherever_one_is_named(name):
     if name is not None:  # which is how unlearn is told of none
         plugged = plug(MARKED.base)
         with pytest.raises(SettingError, match="default, paper, authors"):
-            unlearn(plugged, MARKED.store(), CLIENT, preset=name)
+            unlearn(plugged, MARKED.store(), CLIENT, config=name)
         assert plugged.served is None
-
-
-def test_a_config_and_a_preset_together_are_refused_and_change_nothing():
-    plugged, store = MARKED.serving("class")
-    served = plugged.served
-    for config in (FilterConfig(), served.config):
-        with pytest.raises(SettingError, match="not both"):
-            unlearn(plugged, store, CLIENT, config=config, preset="default")
-    assert plugged.served is served
 
 
 def _narrow(monkeypatch):
@@ -112,18 +104,18 @@ def _narrow(monkeypatch):
         found = real(name, forget)
         return replace(found, config=replace(found.config, rank=4, steps=10))
 
-    monkeypatch.setattr("fedup.unlearning.unlearn.settings_of", narrow)
+    monkeypatch.setattr("fedup.unlearning.unlearn.preset", narrow)
 
 
 def test_a_request_answered_with_the_papers_preset_has_its_settings_and_no_eraser(monkeypatch):
     _narrow(monkeypatch)
     plugged = plug(MARKED.base)
-    unlearn(plugged, MARKED.store(), SAMPLE, clients=MARKED.federation, preset="paper")
+    unlearn(plugged, MARKED.store(), SAMPLE, clients=MARKED.federation, config="paper")
     config = plugged.served.config
     assert (config.filter, config.class_policy, config.guard) == ("bottleneck", "remap", False)
     assert plugged.served.erasure is None
     usual = plug(MARKED.base)
-    unlearn(usual, MARKED.store(), SAMPLE, clients=MARKED.federation, preset="default")
+    unlearn(usual, MARKED.store(), SAMPLE, clients=MARKED.federation, config="default")
     assert usual.served.erasure is not None
     assert not same_bits(usual, plugged)
 
@@ -131,7 +123,7 @@ def test_a_request_answered_with_the_papers_preset_has_its_settings_and_no_erase
 def test_a_preset_replaces_the_settings_of_the_filter_that_is_served(monkeypatch):
     _narrow(monkeypatch)
     plugged, store = MARKED.serving("class", config=FilterConfig(rank=3, steps=5, class_policy="remap_client"))
-    unlearn(plugged, store, CLIENT, preset="default")
+    unlearn(plugged, store, CLIENT, config="default")
     assert (plugged.served.config.rank, plugged.served.config.class_policy) == (4, "drop")
 
 
@@ -145,7 +137,7 @@ def test_a_class_that_is_relabelled_is_in_the_fit(monkeypatch):
     _narrow(monkeypatch)
     centroids = collect(MARKED.base, MARKED.federation, forget=[CLASS], preset="paper", keep_forgotten_classes=True)
     plugged = plug(MARKED.base)
-    report = unlearn(plugged, centroids, CLASS, preset="paper")
+    report = unlearn(plugged, centroids, CLASS, config="paper")
     assert report.centroids_used == len(centroids.rows_of(centroids.cells))
     assert torch.equal(plugged.base(MARKED.x), MARKED.base(MARKED.x))
     assert plugged.requests == {Forget.classes([2])}

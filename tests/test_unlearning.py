@@ -3,7 +3,7 @@
 import copy
 import sys
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import combinations, permutations
 
 import pytest
@@ -32,6 +32,7 @@ from fedup.errors import ContactError, DataError, FedUPError, FingerprintError, 
 from fedup.request import union
 from fedup.statistics.traffic import Traffic
 from fedup.tasks.models import build_model
+from fedup.unlearning.plan import Terms
 
 CONFIG = FilterConfig(rank=4, steps=10, batch_size=32)
 REMAP = FilterConfig(rank=4, steps=10, batch_size=32, class_policy="remap")
@@ -186,7 +187,7 @@ def test_taking_a_request_back_gives_the_bits_of_the_other_alone(keep_sealed, de
                 SETTING.requests[name],
                 clients=SETTING.federation,
                 config=CONFIG,
-                keep_sealed=keep_sealed,
+                terms=Terms(keep_sealed=keep_sealed),
             )
         if destroy:
             purge(plugged, store)
@@ -214,7 +215,9 @@ def test_the_filter_depends_on_the_final_set_of_requests_alone(tmp_path_factory,
         if name in active:
             restore(plugged, store, request, clients=SETTING.federation)
         else:
-            unlearn(plugged, store, request, clients=SETTING.federation, config=CONFIG, keep_sealed=keep_sealed)
+            unlearn(
+                plugged, store, request, clients=SETTING.federation, config=CONFIG, terms=Terms(keep_sealed=keep_sealed)
+            )
         active ^= {name}
         if destroy and active:
             purge(plugged, store)
@@ -278,7 +281,7 @@ def test_dropped_data_changes_no_bit_of_the_filter_in_the_papers_protocol(name):
 def test_centroids_collected_for_requests_answer_them_without_further_contact(names):
     joined, plugged = union(SETTING.requests[name] for name in names), plug(SETTING.base)
     store = collect(SETTING.base, SETTING.federation, ratio=0.5, forget=[joined])
-    report = unlearn(plugged, store, joined, clients=Unreachable(), config=CONFIG, measure=False)
+    report = unlearn(plugged, store, joined, clients=Unreachable(), config=CONFIG, terms=Terms(measure=False))
     assert report.clients_contacted == []
 
 
@@ -373,7 +376,14 @@ def test_a_sample_request_asks_the_touched_clients_for_the_touched_cells_only():
 
 def test_sealed_originals_are_put_back_without_contact():
     plugged, store = plug(SETTING.base), SETTING.store()
-    unlearn(plugged, store, SETTING.requests["sample"], clients=SETTING.federation, config=CONFIG, keep_sealed=True)
+    unlearn(
+        plugged,
+        store,
+        SETTING.requests["sample"],
+        clients=SETTING.federation,
+        config=CONFIG,
+        terms=Terms(keep_sealed=True),
+    )
     unlearn(plugged, store, SETTING.requests["client"])
     assert set(store.sealed) == {(1, 0)}
     restore(plugged, store, SETTING.requests["sample"], clients=Unreachable())
@@ -383,7 +393,14 @@ def test_sealed_originals_are_put_back_without_contact():
 
 def test_purge_destroys_what_requests_seal_and_nothing_else():
     plugged, store = plug(SETTING.base), SETTING.store()
-    unlearn(plugged, store, SETTING.requests["sample"], clients=SETTING.federation, config=CONFIG, keep_sealed=True)
+    unlearn(
+        plugged,
+        store,
+        SETTING.requests["sample"],
+        clients=SETTING.federation,
+        config=CONFIG,
+        terms=Terms(keep_sealed=True),
+    )
     unlearn(plugged, store, SETTING.requests["class"])
     before, answer = store.vectors.clone(), plugged(SETTING.x)
     gone = purge(plugged, store)
@@ -438,7 +455,13 @@ def served():
     for name in ("sample", "class"):
         unlearn(plugged, store, SETTING.requests[name], clients=SETTING.federation, config=CONFIG)
     purge(plugged, store)
-    unlearn(plugged, store, SETTING.requests["samples of many cells"], clients=SETTING.federation, keep_sealed=True)
+    unlearn(
+        plugged,
+        store,
+        SETTING.requests["samples of many cells"],
+        clients=SETTING.federation,
+        terms=Terms(keep_sealed=True),
+    )
     assert store.excluded
     assert store.sealed
     assert store.purged
@@ -477,7 +500,7 @@ FAILURES = {
     "more centroids than rows": (lambda: {"clients": Spy(SETTING, change=_too_many)}, DataError),
     "the fit diverges": (lambda: {"config": FilterConfig(rank=4, steps=10, lr=1e20)}, DataError),
     "rank too wide": (lambda: {"config": FilterConfig(rank=17)}, FedUPError),
-    "interrupted in the fit": (lambda: {"trace": Trace(every=5, measure=_interrupt)}, KeyboardInterrupt),
+    "interrupted in the fit": (lambda: {"terms": Terms(trace=Trace(every=5, measure=_interrupt))}, KeyboardInterrupt),
 }
 
 
@@ -485,10 +508,9 @@ FAILURES = {
 @pytest.mark.parametrize(("failure", "error"), FAILURES.values(), ids=FAILURES.keys())
 def test_an_error_in_the_middle_changes_nothing(served, failure, error, keep_sealed):
     request = Forget.samples({0: SETTING.ids(0, 0)[:2], 1: SETTING.ids(1, 0)[4:5], 2: SETTING.ids(2, 1)[:2]})
-    options = {"clients": SETTING.federation, **failure()}
-    _unchanged(
-        served, lambda plugged, store: unlearn(plugged, store, request, keep_sealed=keep_sealed, **options), error
-    )
+    options = {"clients": SETTING.federation, "terms": Terms(), **failure()}
+    options["terms"] = replace(options["terms"], keep_sealed=keep_sealed)
+    _unchanged(served, lambda plugged, store: unlearn(plugged, store, request, **options), error)
 
 
 @pytest.mark.parametrize(

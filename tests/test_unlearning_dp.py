@@ -39,6 +39,7 @@ from fedup.statistics.eraser_statistics import RowGroups
 from fedup.statistics.private_erasure import PlannedStatistics
 from fedup.statistics.private_features import blank_row
 from fedup.statistics.traffic import Traffic
+from fedup.unlearning.plan import Terms
 
 CLASSES, CLIENTS, WIDTH, CUT = 4, 4, 16, "2"
 CONFIG = FilterConfig(rank=8, steps=120, batch_size=64, filter="bottleneck")
@@ -624,7 +625,7 @@ def test_taking_one_request_back_gives_the_bits_of_the_other_alone(back, stays):
 
 
 def test_sealed_originals_are_put_back_without_contact_or_charge():
-    plugged, store = SETTING.serving("sample", keep_sealed=True)
+    plugged, store = SETTING.serving("sample", terms=Terms(keep_sealed=True))
     assert set(store.sealed) == {(1, label) for label in range(CLASSES)}
     unlearn(plugged, store, SETTING.requests["class"])
     restore(plugged, store, SETTING.requests["sample"], clients=Unreachable(store))
@@ -635,7 +636,7 @@ def test_sealed_originals_are_put_back_without_contact_or_charge():
 
 
 def test_sealed_originals_go_where_more_is_left_out():
-    plugged, store = SETTING.serving("sample", keep_sealed=True)
+    plugged, store = SETTING.serving("sample", terms=Terms(keep_sealed=True))
     unlearn(plugged, store, SETTING.requests["other samples"], clients=SETTING.federation)
     assert store.sealed == {}  # they hold the other samples
     assert _payers(store) == [1, 1]
@@ -675,7 +676,7 @@ def test_what_was_purged_stays_away_when_samples_are_forgotten():
 
 
 def test_requests_go_on_after_a_store_was_saved_and_loaded(tmp_path):
-    plugged, store = SETTING.serving("sample", keep_sealed=True)
+    plugged, store = SETTING.serving("sample", terms=Terms(keep_sealed=True))
     save_centroids(store, tmp_path / "centroids")
     back = load_centroids(tmp_path / "centroids")
     assert {**_state(back), "traffic": None} == {**_state(store), "traffic": None}

@@ -15,6 +15,7 @@ import fedup
 from fedup import Federation, FilterConfig, Forget, collect, fingerprint, iid, plug
 from fedup.errors import ContactError, CutError, DataError, HarmError, RequestError
 from fedup.statistics.traffic import Traffic
+from fedup.unlearning.plan import Terms
 from fedup.unlearning.unlearn import plan
 
 MARKED = Marked()
@@ -406,7 +407,7 @@ def test_a_client_that_fails_while_statistics_are_gathered_changes_nothing(chang
         _unchanged(
             MARKED.serving("second", "class"),
             lambda p, s, keep=keep_sealed: unlearn(
-                p, s, MARKED.requests["first"], clients=Watched(MARKED, change), keep_sealed=keep
+                p, s, MARKED.requests["first"], clients=Watched(MARKED, change), terms=Terms(keep_sealed=keep)
             ),
             error,
         )

@@ -25,6 +25,7 @@ from fedup import (
 from fedup.statistics.proportions import Estimate, Paired, weighted, wilson
 from fedup.statistics.tally import Tally
 from fedup.unlearning import execute as execute_module
+from fedup.unlearning.plan import Terms
 from fedup.unlearning.verdict import CLOSE, CLOSE_CLASS, WIDEST, Verdict, find, judge, not_measured
 
 many = settings(max_examples=100, deadline=None, derandomize=True)
@@ -354,7 +355,7 @@ def test_a_backdoor_that_is_called_poison_is_forgotten_and_the_recount_agrees(po
 def test_each_class_of_a_batch_is_judged_with_and_without_itself(trained_digits):
     digits, requests = trained_digits, [Forget.classes([3]), Forget.classes([7])]
     plugged = plug(digits.model)
-    options = {"clients": digits.federation, "max_class_loss": 100.0}  # so that no fit is made twice
+    options = {"clients": digits.federation, "terms": Terms(100.0)}  # so that no fit is made twice
     report = unlearn(plugged, digits.store(), requests, **options)
     unseen = torch.cat([_unseen(client) for client in digits.federation.clients])
     for request, other, label in zip(requests, requests[::-1], (3, 7), strict=True):
@@ -371,7 +372,7 @@ def test_samples_in_a_batch_do_not_inherit_the_effect_of_a_class(trained_digits)
     digits = trained_digits
     label, rows = digits.frequent(2)
     samples, whole = Forget.samples({2: rows[: len(rows) // 2]}), Forget.classes([label])
-    options = {"clients": digits.federation, "max_class_loss": 100.0}
+    options = {"clients": digits.federation, "terms": Terms(100.0)}
     alone, plugged = plug(digits.model), plug(digits.model)
     unlearn(alone, digits.store(), whole, **options)
     report = unlearn(plugged, digits.store(), [samples, whole], **options)
@@ -402,7 +403,7 @@ def farther(monkeypatch):
 
 
 BOTTLENECK = FilterConfig(**FAST, filter="bottleneck")
-OPTIONS = {"clients": MARKED.federation, "config": BOTTLENECK, "max_class_loss": 100.0}  # tiny filters harm
+OPTIONS = {"clients": MARKED.federation, "config": BOTTLENECK, "terms": Terms(100.0)}  # tiny filters harm
 ROWS = MARKED.requests["first"].sample_ids[1]
 
 
@@ -451,7 +452,7 @@ def test_open_samples_stay_out_of_all_later_filters_and_files(farther, tmp_path)
         assert request not in report.requests
         assert loaded.open == {request}
         assert _left_out(loaded)
-    restore(plugged, loaded, MARKED.requests["second"], clients=MARKED.federation, max_class_loss=100.0)
+    restore(plugged, loaded, MARKED.requests["second"], clients=MARKED.federation, terms=Terms(max_class_loss=100.0))
     assert loaded.open == {request}
     assert _left_out(loaded)
     _as_if_never_there(loaded, without=[2])
@@ -491,7 +492,7 @@ def test_an_open_request_can_be_taken_back_and_its_rows_are_used_again(farther, 
     request = MARKED.requests["first"]
     farther.add(request)
     unlearn(plugged, store, request, **OPTIONS)
-    restore(plugged, store, request, clients=MARKED.federation, max_class_loss=100.0)
+    restore(plugged, store, request, clients=MARKED.federation, terms=Terms(max_class_loss=100.0))
     assert store.open == set()
     if not earlier:
         assert plugged.served is None
@@ -517,7 +518,7 @@ def test_only_withdrawn_samples_are_withheld(farther, kind):
 
 def test_what_is_not_measured_is_not_withheld_and_says_why():
     plugged, store = plug(MARKED.base), MARKED.store()
-    report = unlearn(plugged, store, MARKED.requests["first"], **OPTIONS, measure=False)
+    report = unlearn(plugged, store, MARKED.requests["first"], **(OPTIONS | {"terms": Terms(100.0, measure=False)}))
     (verdict,) = report.verdicts.values()
     assert verdict.finding == "not measured"
     assert "measure=True" in verdict.words

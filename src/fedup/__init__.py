@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from fedup.statistics.store import Centroids, load_centroids, save_centroids
     from fedup.training.fedavg import Observer, federate
     from fedup.training.local import LocalTraining
+    from fedup.unlearning.plan import RequestPlan, Terms
     from fedup.unlearning.report import Report
-    from fedup.unlearning.unlearn import Plan, plan, purge, restore, unlearn
+    from fedup.unlearning.unlearn import plan, purge, restore, unlearn
 
 __version__ = "0.1.0"
 
@@ -50,9 +51,10 @@ __all__ = [
     "Ledger",
     "LocalTraining",
     "Observer",
-    "Plan",
     "PluggedModel",
     "Report",
+    "RequestPlan",
+    "Terms",
     "Trace",
     "collect",
     "dirichlet",
@@ -84,8 +86,9 @@ _HOME = {
     "LocalTraining": "fedup.training.local",
     "Observer": "fedup.training.fedavg",
     "PluggedModel": "fedup.serving.plugged",
-    "Plan": "fedup.unlearning.unlearn",
     "Report": "fedup.unlearning.report",
+    "RequestPlan": "fedup.unlearning.plan",
+    "Terms": "fedup.unlearning.plan",
     "Trace": "fedup.filters.fit",
     "collect": "fedup.clients.collect",
     "dirichlet": "fedup.partition",

@@ -21,6 +21,7 @@ from fedup.flower.wire import Answer
 from fedup.serving.plugged import Served
 from fedup.statistics.eraser_statistics import RowGroups
 from fedup.statistics.tally import RowsToCount
+from fedup.unlearning.plan import Terms
 
 BOTH = FilterConfig(rank=8, steps=8, filter="both")
 ERASER = FilterConfig(filter="erasure")
@@ -152,7 +153,7 @@ HARMFUL = {
     "a client's class would be lost": (lambda world: Forget.clients([1]), AUTO, {}),
     "recall, eraser and bottleneck": (sparing, BOTH, {}),
     "recall, as a poisoning": (lambda world: sparing(world, "poison"), replace(BLUNT, filter="both"), {}),
-    "recall without a class": (lambda world: Forget.classes([3]), BLUNT, {"measure": True}),
+    "recall without a class": (lambda world: Forget.classes([3]), BLUNT, {"terms": Terms(measure=True)}),
 }
 
 

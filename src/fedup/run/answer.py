@@ -14,6 +14,7 @@ from fedup.run.state import FileRecord, Request
 from fedup.serving.filter_file import save_filter
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import CellName, Centroids, save_centroids
+from fedup.unlearning.plan import Terms
 from fedup.unlearning.report import Release, Report
 from fedup.unlearning.unlearn import purge as purge_cells
 from fedup.unlearning.unlearn import restore as take_back
@@ -124,9 +125,8 @@ def unlearn(
             [one.forget for one in asked],
             clients=clients,
             config=config,
-            keep_sealed=keep_sealed,
             force=limits.force,
-            max_class_loss=limits.max_class_loss,
+            terms=Terms(limits.max_class_loss, keep_sealed=keep_sealed),
         )
     except HarmError as error:
         return _refused(writer, "unlearned", body, plugged, error)
@@ -169,7 +169,7 @@ def restore(
             [request.forget for request in requests],
             clients=clients,
             force=limits.force,
-            max_class_loss=limits.max_class_loss,
+            terms=Terms(limits.max_class_loss),
         )
     except HarmError as error:
         return _refused(writer, "restored", body, plugged, error)

@@ -1,8 +1,8 @@
 """The bottleneck of a set of requests, fitted to what they leave of the centroids."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from fedup.filters.eraser import PlacedEraser
 from fedup.filters.fit import Examples, Trace, fit_filter
 from fedup.models.cut import flat_tail
 from fedup.models.views import shared_view
-from fedup.privacy.guarantee import DP
 from fedup.privacy.projection import basis_of
 from fedup.privacy.resample import resample
 from fedup.request import Forget
@@ -26,28 +25,36 @@ def names_cell(request: Forget, cell: Cell) -> bool:
     return cell.client in request.client_ids or cell.label in request.class_ids
 
 
+@dataclass(frozen=True)
+class FittedBottleneck:
+    """A filter, and what there is to say of its fit."""
+
+    filter: Bottleneck
+    centroids_used: int
+    notes: Sequence[str]  # for people
+
+
 def fit_bottleneck(
     plugged: PluggedModel,
     centroids: Centroids,
-    used: list[Cell],
-    gone: Forget,
+    forget_set: Forget,
     config: FilterConfig,
     *,
-    trace: Trace | None = None,
     erasure: PlacedEraser | None = None,
-    notes: list[str] | None = None,
     emphasis: Mapping[int, float] | None = None,
-) -> tuple[Bottleneck, int]:
-    """The filter and how many centroids it was fitted to; classes in `emphasis` are drawn so many times as often.
+    trace: Trace | None = None,
+) -> FittedBottleneck:
+    """A filter fitted to what is left of the centroids; classes in `emphasis` are drawn so many times as often.
 
     Behind an eraser at the same cut it is fitted to what that leaves of the centroids; with one at an earlier cut, to
     the centroids as they are: retained rows pass it nearly unchanged.
     """
     tail = flat_tail(shared_view(plugged.base, frozen=True), plugged.cut, centroids.shape)
+    used = used_cells(centroids, forget_set, config)
     if centroids.dp:
-        examples = _resampled(centroids.dp, plugged, centroids, used, gone, config, tail, notes)
+        examples, dropped = _resampled(plugged, centroids, used, forget_set, config, tail)
     else:
-        examples = _examples(centroids, used, gone, config)
+        examples, dropped = _examples(centroids, used, forget_set, config), ()
     if erasure is not None and erasure.cut == plugged.cut:
         rows = torch.arange(len(examples.rows), device=examples.rows.device)
         kept = examples.vectors[examples.rows].reshape(-1, *centroids.shape)
@@ -57,25 +64,28 @@ def fit_bottleneck(
         for label, times in emphasis.items():
             shares[examples.labels == label] = times
         examples = replace(examples, shares=shares)
-    return fit_filter(tail, examples, config, trace=trace), len(centroids.rows_of(used))
+    notes = [f"Class {', '.join(map(str, dropped))} does not stand out of the noise: the filter will not let it pass."]
+    return FittedBottleneck(
+        fit_filter(tail, examples, config, trace=trace), len(centroids.rows_of(used)), notes if dropped else ()
+    )
 
 
-def used_cells(centroids: Centroids, gone: Forget, config: FilterConfig) -> list[Cell]:
+def used_cells(centroids: Centroids, forget_set: Forget, config: FilterConfig) -> list[Cell]:
     """The cells that a filter for these requests is fitted to."""
     remapped = config.class_policy != "drop"
     return [
         cell
         for cell in centroids.cells
-        if cell.client not in gone.client_ids and (remapped or cell.label not in gone.class_ids)
+        if cell.client not in forget_set.client_ids and (remapped or cell.label not in forget_set.class_ids)
     ]
 
 
-def _examples(centroids: Centroids, used: list[Cell], gone: Forget, config: FilterConfig) -> Examples:
+def _examples(centroids: Centroids, used: list[Cell], forget_set: Forget, config: FilterConfig) -> Examples:
     rows = centroids.rows_of(used)
     labels = centroids.row_labels()
-    retained = torch.tensor([label for label in range(centroids.num_classes) if label not in gone.class_ids])
+    retained = torch.tensor([label for label in range(centroids.num_classes) if label not in forget_set.class_ids])
     for cell in used:
-        if cell.label in gone.class_ids:
+        if cell.label in forget_set.class_ids:
             labels[cell.slot] = _remapped(cell, retained, config).to(labels)
     return Examples(
         vectors=centroids.vectors,
@@ -83,23 +93,23 @@ def _examples(centroids: Centroids, used: list[Cell], gone: Forget, config: Filt
         labels=labels[rows],
         counts=centroids.counts[rows],
         nonnegative=centroids.nonnegative,
-        guarded=sorted(gone.class_ids) if config.class_policy == "drop" else (),
+        guarded=sorted(forget_set.class_ids) if config.class_policy == "drop" else (),
         shape=centroids.shape,
     )
 
 
 def _resampled(
-    dp: DP,
     plugged: PluggedModel,
     centroids: Centroids,
     used: list[Cell],
-    gone: Forget,
+    forget_set: Forget,
     config: FilterConfig,
     tail: Callable[[Tensor], Tensor],
-    notes: list[str] | None,
-) -> Examples:
-    """Under DP: features drawn from what clients released, as many whatever the number of clients."""
-    width, rows = math.prod(centroids.shape), centroids.rows_of(used)
+) -> tuple[Examples, Sequence[int]]:
+    """Under DP: features drawn from what clients released, as many whatever the number of clients; and the classes that
+    do not stand out of the noise."""
+    dp, width, rows = centroids.dp, math.prod(centroids.shape), centroids.rows_of(used)
+    assert dp is not None
     basis = basis_of(
         plugged.base, plugged.cut, width, how=dp.projection, dims=dp.dims, num_classes=centroids.num_classes
     ).to(centroids.vectors)
@@ -113,23 +123,21 @@ def _resampled(
         seed=config.seed,
     )
     labels = drawn.labels
-    if drawn.dropped and notes is not None:
-        named = ", ".join(map(str, drawn.dropped))
-        notes.append(f"Class {named} does not stand out of the noise: the filter will not let it pass.")
-    retained = torch.tensor([label for label in range(centroids.num_classes) if label not in gone.class_ids])
-    for label in sorted(gone.class_ids & set(labels.unique().tolist())):
+    retained = torch.tensor([label for label in range(centroids.num_classes) if label not in forget_set.class_ids])
+    for label in sorted(forget_set.class_ids & set(labels.unique().tolist())):
         relabelled = torch.randint(len(retained), labels.shape, generator=generator(config.seed, "remap", label))
         labels = torch.where(labels == label, retained[relabelled].to(labels), labels)
-    return Examples(
+    examples = Examples(
         vectors=drawn.vectors,
         rows=torch.arange(len(labels), device=labels.device),
         labels=labels,
         counts=torch.ones_like(labels),
         nonnegative=False,
-        guarded=sorted(gone.class_ids) if config.class_policy == "drop" else (),
+        guarded=sorted(forget_set.class_ids) if config.class_policy == "drop" else (),
         shape=centroids.shape,
         basis=None if basis.shape[0] == basis.shape[1] else basis,
     )
+    return examples, drawn.dropped
 
 
 def _remapped(cell: Cell, retained: Tensor, config: FilterConfig) -> Tensor:

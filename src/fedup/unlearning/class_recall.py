@@ -1,7 +1,7 @@
 """What a filter does to each class: a request must not cost those who did not ask."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from fedup.serving.plugged import PluggedModel, Served
 from fedup.statistics.proportions import Paired
 from fedup.statistics.store import Cell, Centroids
 from fedup.statistics.tally import Counts, Tally
+from fedup.unlearning.bottleneck_fit import names_cell
 
 LEAST_CLASS_ROWS = 20  # retained rows of a class below which it counts as lost
 _ENOUGH_HELD_OUT = 30  # rows of a class that clients hold out, for its recall on them to say more than on training rows
@@ -60,6 +61,16 @@ def recall_on_vectors(
         one, other = (float((weights * hit)[own].sum()) / rows for hit in (before, after))
         found[label] = Recall(one, other, round(rows))
     return found
+
+
+def recall_at_cut(plugged: PluggedModel, centroids: Centroids, served: Served, forget_set: Forget) -> dict[int, Recall]:
+    """By class, on retained centroids: what acts at their cut."""
+    if served.erasure is not None and served.erasure.cut != plugged.cut:
+        served = replace(served, erasure=None)
+    rows = centroids.rows_of([cell for cell in centroids.cells if not names_cell(forget_set, cell)])
+    return recall_on_vectors(
+        plugged, centroids, served, centroids.vectors[rows], centroids.row_labels()[rows], centroids.counts[rows]
+    )
 
 
 def recall_from_tallies(tallies: Collection[Tally]) -> dict[int, Recall]:

@@ -3,12 +3,14 @@
 import hashlib
 import json
 import math
+import operator
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import reduce
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedup.clients.private_eraser import PrivateEraserQuestion
 from fedup.clients.protocol import Contact
@@ -23,14 +25,13 @@ from fedup.models.cut import find_cut, offered_cuts
 from fedup.models.layout import Granularity
 from fedup.privacy.guarantee import DP
 from fedup.request import Forget, union
-from fedup.statistics.eraser_statistics import GroupSpreads, RowGroups, Sketches, Spread, Weights, sum_by_cut
-from fedup.statistics.mixture import robust_mixture
-from fedup.statistics.moments import LEAST_ROWS, GroupStatistics, Moments, Shift, Sums
+from fedup.statistics.eraser_statistics import GroupSpreads, RowGroups, Sketches, Weights, sum_by_cut
+from fedup.statistics.moments import LEAST_ROWS, GroupStatistics, Moments, Shift
 from fedup.statistics.private_erasure import NoisyGroupStatistics, fixed_site, least_rows
+from fedup.unlearning.lookalikes import Mixture, retained_cells, shift_between, sums_at
 from fedup.unlearning.report import Report
 
 LEAST_SIGNAL = 2.5  # shift over sampling noise below which there is nothing to erase
-MOST_CELLS = 512  # that a mixture is made of one by one; beyond, cells of clients without forgotten rows are joined
 
 
 class EraserBuilder:
@@ -92,53 +93,60 @@ class EraserBuilder:
         if not holders:
             return None
         weights = self._mixtures(question)
-        found = self._spreads(question, weights)
+        spreads = self._spreads(question, weights)
         forgotten, reference = (
-            {name: sum_by_cut([getattr(one, kind).get(name, {}) for one in found.values()]) for name in holders}
+            {name: sum_by_cut([getattr(sent, kind).get(name, {}) for sent in spreads.values()]) for name in holders}
             for kind in ("forgotten", "reference")
         )
         shifts = {
             name: {
-                cut: _shift(forgotten[name][cut], reference[name][cut], weights[name].chance) for cut in forgotten[name]
+                cut: shift_between(forgotten[name][cut], reference[name][cut], weights[name].chance)
+                for cut in forgotten[name]
             }
             for name in weights
         }
-        told = [name for name in shifts if self._stands_out(shifts[name], question.requests[name])]
-        if not told:
+        distinct = [name for name in shifts if self._stands_out(shifts[name], question.requests[name])]
+        if not distinct:
             return None
-        added = {cut: _summed([shifts[name][cut] for name in told]) for cut in shifts[told[0]]}
-        places = self._places(added)
-        place = choose_site(places, max_variance_loss=self._price)
-        if place.price > self._price:
+        added = {cut: reduce(operator.add, (shifts[name][cut] for name in distinct)) for cut in shifts[distinct[0]]}
+        sites = self._sites(added)
+        site = choose_site(sites, max_variance_loss=self._price)
+        if site.price > self._price:
             self._report.note(
-                f"The eraser takes {place.price:.1%} of the variance at {place.cut} with it: nowhere is it less."
+                f"The eraser takes {site.price:.1%} of the variance at {site.cut} with it: nowhere is it less."
             )
-        asked = sorted({client for name in told for client in holders[name]})
-        pooled = self._second_moments(question, asked, place)
+        senders = sorted({client for name in distinct for client in holders[name]})
+        pooled = self._second_moments(question, senders, site)
         if pooled is None:
             self._leave(f"no client has {LEAST_ROWS} or more forgotten and retained rows, which an eraser needs")
             return None
-        at, device = torch.tensor(place.positions), pooled.sums.device
-        contrast = GroupStatistics(
-            {name: _sums(forgotten[name][place.cut], at, forgotten[name][place.cut].weight, device) for name in told},
-            {name: _sums(reference[name][place.cut], at, forgotten[name][place.cut].weight, device) for name in told},
+        at, device = torch.tensor(site.positions), pooled.sums.device
+        groups = GroupStatistics(
+            {
+                name: sums_at(forgotten[name][site.cut], at, forgotten[name][site.cut].weight, device)
+                for name in distinct
+            },
+            {
+                name: sums_at(reference[name][site.cut], at, forgotten[name][site.cut].weight, device)
+                for name in distinct
+            },
             pooled,
         )
-        fitted = make_eraser(contrast, place.positions, over=place.over)
+        fitted = make_eraser(groups, site.positions, over=site.over)
         about = {
-            "place": place.to_json(),
-            "cuts": [one.to_json() for one in places],
+            "place": site.to_json(),
+            "cuts": [each.to_json() for each in sites],
             "rank": fitted.rank,
-            "rows": sum(round(forgotten[name][place.cut].weight) for name in told),
-            "clients": asked,
-            "compared_with": sorted({client for name in told for client in weights[name].clients}),
+            "rows": sum(round(forgotten[name][site.cut].weight) for name in distinct),
+            "clients": senders,
+            "compared_with": sorted({client for name in distinct for client in weights[name].clients}),
             "size_bytes": fitted.size_bytes,
-            "parts": told,
-            "requests": sorted(r.digest for r in requests if _part(r, question.gone, self._config).digest in told),
+            "parts": distinct,
+            "requests": sorted(r.digest for r in requests if _part(r, question.gone, self._config).digest in distinct),
         }
-        return PlacedEraser(place.cut, fitted, about)
+        return PlacedEraser(site.cut, fitted, about)
 
-    def _places(self, shifts: Mapping[str, Shift]) -> list[EraserSite]:
+    def _sites(self, shifts: Mapping[str, Shift]) -> list[EraserSite]:
         """The positions that would be erased at each cut that may be taken."""
         cuts = self._candidates()
         return [judge_site(cut, over, shifts[cut], max_variance_loss=self._price) for cut, over in cuts.items()]
@@ -149,32 +157,34 @@ class EraserBuilder:
 
     # --- what clients are asked
 
-    def _mixtures(self, question: RowGroups) -> dict[str, "_Mixture"]:
+    def _mixtures(self, question: RowGroups) -> dict[str, Mixture]:
         """The first message, of all: by request the mixture of retained cells that looks most like its rows."""
         contact, clients = self._reach(), self._clients(question)
         cut, over = next(iter(offered_cuts(self._model, self._cut).items()))
         holders = {client for clients in self._holders(question, quiet=True).values() for client in clients}
         questions = {client: SketchesQuestion(cut, over, question.to(client)) for client in clients}
-        told: dict[int, Sketches] = dict(contact.ask(questions, optional=questions.keys() - holders))
+        sketches: dict[int, Sketches] = dict(contact.ask(questions, optional=questions.keys() - holders))
         for client in clients:
             self._report.note_contact(client)
-            if client not in told:
+            if client not in sketches:
                 self._report.note(f"Client {client} is not compared with: {contact.silent[client]}")
-        mixtures: dict[str, _Mixture] = {}
+        mixtures: dict[str, Mixture] = {}
         for name in question.requests:
-            parts = [one.forgotten[name] for one in told.values() if name in one.forgotten]
+            parts = [sketch.forgotten[name] for sketch in sketches.values() if name in sketch.forgotten]
             rows = sum(part.count for part in parts)
-            cells = _cells(told, {client for client, one in told.items() if name in one.forgotten})
+            cells = retained_cells(
+                sketches, {client for client, sketch in sketches.items() if name in sketch.forgotten}
+            )
             if not rows or not cells:
                 few = f"no client has {LEAST_ROWS} or more of the forgotten rows, which an eraser needs"
                 alone = "there are no retained rows to compare the forgotten ones with"
                 self._leave(alone if rows else few, question.requests[name])
                 continue
             mean = sum((part.sums.double() for part in parts), torch.zeros(())) / rows
-            mixtures[name] = _Mixture.nearest(mean, cells)
+            mixtures[name] = Mixture.nearest(mean, cells)
         return mixtures
 
-    def _spreads(self, question: RowGroups, mixtures: Mapping[str, "_Mixture"]) -> dict[int, GroupSpreads]:
+    def _spreads(self, question: RowGroups, mixtures: Mapping[str, Mixture]) -> dict[int, GroupSpreads]:
         """The second message, of those whose rows are forgotten or compared with: means and variances at each cut."""
         contact, cuts = self._reach(), self._candidates()
         weights: dict[int, Weights] = {
@@ -182,23 +192,23 @@ class EraserBuilder:
             for client in self._clients(question)
         }
         holders = {client for clients in self._holders(question, quiet=True).values() for client in clients}
-        asked = [client for client, of in weights.items() if client in holders or any(of.values())]
-        found = {}
-        questions = {client: SpreadsQuestion(cuts, question.to(client), weights[client]) for client in asked}
+        senders = [client for client, of in weights.items() if client in holders or any(of.values())]
+        answers = {}
+        questions = {client: SpreadsQuestion(cuts, question.to(client), weights[client]) for client in senders}
         for client, spreads in contact.ask(questions):
-            found[client] = spreads
+            answers[client] = spreads
             self._report.note_contact(client)
-        return found
+        return answers
 
-    def _second_moments(self, question: RowGroups, asked: Sequence[int], place: EraserSite) -> Moments | None:
+    def _second_moments(self, question: RowGroups, senders: Sequence[int], site: EraserSite) -> Moments | None:
         """The third message, of those whose rows are forgotten: second moments, at the chosen place alone."""
-        at = place.cut, place.over, tuple(place.positions)
+        at = site.cut, site.over, tuple(site.positions)
         added: Moments | None = None
-        questions = {client: SecondMomentsQuestion(*at, question.to(client)) for client in asked}
-        for client, found in self._reach().ask(questions):
+        questions = {client: SecondMomentsQuestion(*at, question.to(client)) for client in senders}
+        for client, moments in self._reach().ask(questions):
             self._report.note_contact(client)
-            if found is not None:
-                added = found if added is None else added + found
+            if moments is not None:
+                added = moments if added is None else added + moments
         return added
 
     def _clients(self, question: RowGroups) -> list[int]:
@@ -229,29 +239,25 @@ class EraserBuilder:
 
     def _private_erasure(self, question: RowGroups, requests: Collection[Forget], dp: DP) -> PlacedEraser | None:
         cut, over = fixed_site(offered_cuts(self._model, self._cut), self._config.eraser_cut)
-        contact, asked = self._reach(), sorted(_samples(question))
+        contact, senders = self._reach(), sorted(_samples(question))
         sent = []
         for client, statistics in contact.ask(
-            {client: PrivateEraserQuestion(cut, dp, question.to(client)) for client in asked}
+            {client: PrivateEraserQuestion(cut, dp, question.to(client)) for client in senders}
         ):
             sent.append(statistics)
             self._report.note_contact(client)
         noisy = NoisyGroupStatistics.of(dp, sent)
-        place = (
-            None
-            if noisy is None
-            else judge_site(cut, over, noisy.shift(), max_variance_loss=self._config.max_variance_loss)
-        )
-        if noisy is None or place is None or not place.cover > 0:
+        site = None if noisy is None else judge_site(cut, over, noisy.shift(), max_variance_loss=self._price)
+        if noisy is None or site is None or not site.cover > 0:
             self._leave(f"these samples differ from retained ones by no more than the noise of {dp}")
             return None
-        fitted = make_eraser(noisy.contrast(place.positions), place.positions, over=over)
+        fitted = make_eraser(noisy.contrast(site.positions), site.positions, over=over)
         about = {
-            "place": place.to_json(),
-            "cuts": [place.to_json()],
+            "place": site.to_json(),
+            "cuts": [site.to_json()],
             "rank": fitted.rank,
             "rows": sum(len(ids) for request in question.requests.values() for ids in request.sample_ids.values()),
-            "clients": asked,
+            "clients": senders,
             "size_bytes": fitted.size_bytes,
             "parts": sorted(question.requests),
             "requests": sorted(r.digest for r in requests if r.sample_ids),
@@ -305,7 +311,7 @@ class EraserBuilder:
         is."""
         if self._config.filter != "auto":
             return True
-        signal = choose_site(self._places(shifts), max_variance_loss=self._price).signal
+        signal = choose_site(self._sites(shifts), max_variance_loss=self._price).signal
         if signal < LEAST_SIGNAL:
             self._leave(
                 "these samples differ from retained ones that look like them no more than by chance "
@@ -333,86 +339,6 @@ class EraserBuilder:
             f"No eraser was made{which}: {why}. The bottleneck alone answers; the verdict says what that did.",
             [request] if request else [],
         )
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """Retained rows of one class at one client, or at several that are joined: {client: share of it}."""
-
-    holders: Mapping[int, float]
-    label: int
-    sums: Sums
-
-    def __add__(self, other: "_Cell") -> "_Cell":
-        sums = self.sums + other.sums
-        mine, theirs = self.sums.count / sums.count, other.sums.count / sums.count
-        holders = {client: mine * share for client, share in self.holders.items()}
-        return _Cell(holders | {client: theirs * share for client, share in other.holders.items()}, self.label, sums)
-
-
-@dataclass(frozen=True)
-class _Mixture:
-    """Weights of cells that together look most like some forgotten rows."""
-
-    weights: Mapping[tuple[int, int], float]  # by client and class
-    chance: float  # Σ weight² / rows: the variance of its mean, in units of that of a row
-
-    @classmethod
-    def nearest(cls, mean: Tensor, cells: Sequence[_Cell]) -> "_Mixture":
-        """The mixture of the cells that comes closest to a mean."""
-        shares = robust_mixture(mean, [cell.sums.sums.double() / cell.sums.count for cell in cells]).tolist()
-        weights = {
-            (client, cell.label): share * part
-            for share, cell in zip(shares, cells, strict=True)
-            if share > 0
-            for client, part in cell.holders.items()
-        }
-        return cls(weights, sum(share**2 / cell.sums.count for share, cell in zip(shares, cells, strict=True)))
-
-    @property
-    def clients(self) -> set[int]:
-        """Those whose rows are in it."""
-        return {client for client, _ in self.weights}
-
-    def of(self, client: int) -> dict[int, float]:
-        """Its weights of one client's classes."""
-        return {label: weight for (holder, label), weight in self.weights.items() if holder == client}
-
-
-def _cells(told: Mapping[int, Sketches], touched: Collection[int]) -> list[_Cell]:
-    """All retained cells; where they are very many, those of clients without forgotten rows are joined by class."""
-    cells = [_Cell({client: 1.0}, label, sums) for client, one in told.items() for label, sums in one.retained.items()]
-    if len(cells) <= MOST_CELLS:
-        return cells
-    joined: dict[int, _Cell] = {}
-    own = []
-    for cell in cells:
-        if cell.holders.keys() <= set(touched):
-            own.append(cell)
-        else:
-            joined[cell.label] = joined[cell.label] + cell if cell.label in joined else cell
-    return [*own, *joined.values()]
-
-
-def _shift(forgotten: Spread, reference: Spread, chance: float) -> Shift:
-    """How far the means lie apart; `chance` is the variance of the reference's mean in units of that of a row."""
-    rows, there, like = round(forgotten.weight), forgotten.average, reference.average
-    distance = (there.mean - like.mean).square()  # (P, C)
-    both = rows + 1 / max(chance, 1e-12)
-    within = (rows * there.variance + like.variance / max(chance, 1e-12)) / both
-    floor = 0.01 * within.mean() + 1e-12  # a channel that never changes is not infinitely telling
-    noise = within * (1 / rows + chance)
-    told = distance, noise, distance / (within + floor), within
-    return Shift(rows, *((rows * one.sum(1)).float() for one in told))
-
-
-def _summed(shifts: Sequence[Shift]) -> Shift:
-    return sum(shifts[1:], start=shifts[0])
-
-
-def _sums(spread: Spread, positions: Tensor, rows: float, device: torch.device) -> Sums:
-    """A group's mean at some positions, as sums of so many rows."""
-    return Sums(round(rows), (rows * spread.average.mean[positions]).to(device))
 
 
 def _samples(question: RowGroups) -> Mapping[int, frozenset[int]]:

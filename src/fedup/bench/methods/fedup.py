@@ -18,6 +18,7 @@ from fedup.request import Forget
 from fedup.serving.plugged import PluggedModel, plug
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.store import Centroids
+from fedup.unlearning.plan import Terms
 from fedup.unlearning.report import Report
 from fedup.unlearning.unlearn import unlearn
 
@@ -119,7 +120,7 @@ class Method:
             clients=task.federation,
             config=self.config(task.recipe.seed),
             force=True,  # every filter is served, so that what it does can be measured; metrics are the benchmark's own
-            measure=False,
+            terms=Terms(measure=False),
         )
         for stage, seconds in report.time_s.items():
             cost.time_s[stage] = cost.time_s.get(stage, 0.0) + seconds

@@ -22,6 +22,7 @@ from fedup.rng import generator
 from fedup.serving.plugged import plug
 from fedup.statistics.store import Centroids
 from fedup.tasks.accuracy import accuracy, retain_and_forget
+from fedup.unlearning.plan import Terms
 from fedup.unlearning.unlearn import unlearn
 
 RATIO = 0.8
@@ -88,7 +89,7 @@ def _time_request(
     for _ in range(REPEATS + 1):
         plugged = plug(model)
         cache = copy.deepcopy(centroids) if request.sample_ids else centroids  # a sample request replaces cells
-        answer = partial(unlearn, plugged, cache, request, clients=federation, force=True, measure=False)
+        answer = partial(unlearn, plugged, cache, request, clients=federation, force=True, terms=Terms(measure=False))
         seconds.append(clocked(answer, federation.x.device))
     return statistics.median(seconds[1:]), retain_and_forget(plugged, federation, request)
 

@@ -1,0 +1,82 @@
+"""A bottleneck that costs no class much: fitted again, more gently or wider, where one would lose."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fedup.filters.bottleneck import DEFAULT_RANK
+from fedup.models.layout import positions_of
+from fedup.request import Forget
+from fedup.serving.plugged import Served
+from fedup.unlearning.bottleneck_fit import fit_bottleneck
+from fedup.unlearning.class_recall import recall_at_cut
+from fedup.unlearning.plan import RequestPlan
+from fedup.unlearning.report import Report
+
+_ALPHAS = (1.0, 1.0, 1.0, 0.3, 0.1)  # of the weight of labels, in each try of a fit
+_GENTLEST = (0.1, 0.03)  # where samples are withdrawn and nothing sets them apart: all is to stay as it is
+_MORE_STEPS = 3  # times as many, for features to stay as they are
+_WIDER = (2, 4)  # times the usual rank, where a bottleneck costs a class too much on rows held out
+
+
+def fit_gently(plan: RequestPlan, report: Report, without: Served, forget_set: Forget, *, widening: int = 1) -> Served:
+    """What is to be served, with a bottleneck of so many times the usual rank.
+
+    Where a class would lose by it, it is fitted again with that class drawn more often, then with less weight on labels
+    and more on the features as they are; the fit is taken that costs the worst class least.
+    """
+    emphasis: dict[int, float] = {}
+    best: tuple[float, Served] | None = None
+    rank = plan.config.rank if widening == 1 else _rank(plan, widening)
+    for share in _alphas(plan, without, forget_set):
+        longer, epochs = _MORE_STEPS if share < _ALPHAS[-1] + 1e-9 else 1, plan.config.epochs
+        config = replace(
+            plan.config,
+            alpha=share * plan.config.alpha,
+            steps=longer * plan.config.steps,
+            epochs=None if epochs is None else longer * epochs,
+            rank=rank,
+        )
+        fitted = fit_bottleneck(
+            plan.plugged,
+            plan.centroids,
+            forget_set,
+            config,
+            erasure=without.erasure,
+            emphasis=emphasis,
+            trace=plan.terms.trace,
+        )
+        report.centroids_used = fitted.centroids_used
+        report.notes += [note for note in fitted.notes if note not in report.notes]
+        served = replace(without, filter=fitted.filter)
+        recalls = {} if plan.centroids.dp else recall_at_cut(plan.plugged, plan.centroids, served, forget_set)
+        worst = max((recall.loss for recall in recalls.values()), default=0.0)
+        if best is None or worst < best[0]:
+            best = worst, served
+        if worst <= plan.terms.max_class_loss / 2:
+            break
+        for label, recall in recalls.items():
+            if recall.loss > plan.terms.max_class_loss / 4:
+                emphasis[label] = 2 * emphasis.get(label, 1.0)
+    assert best is not None  # there is at least one fit
+    return best[1]
+
+
+def widenings(plan: RequestPlan) -> list[int]:
+    """How many times the usual rank gives a wider bottleneck each time; none where somebody chose the rank."""
+    if plan.config.rank is not None or not plan.config.gentle:
+        return []
+    ranks = {_rank(plan, times): times for times in reversed(_WIDER)}
+    return sorted(times for rank, times in ranks.items() if rank > _rank(plan, 1))
+
+
+def _rank(plan: RequestPlan, times: int) -> int:
+    width = positions_of(plan.centroids.shape, "each" if plan.config.per_position else "all")[1]
+    return min(times * DEFAULT_RANK, width)
+
+
+def _alphas(plan: RequestPlan, without: Served, forget_set: Forget) -> Sequence[float]:
+    """How much labels count in each try."""
+    if not plan.config.gentle:
+        return (1.0,)
+    withdrawn = forget_set.kind == "sample" and forget_set.reason == "withdrawal" and plan.config.filter == "auto"
+    return _GENTLEST if withdrawn and without.erasure is None else _ALPHAS

@@ -1,0 +1,148 @@
+"""What a filter does, as clients count it: recall of every class, and a verdict on each request."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from fedup.clients.tally import TallyQuestion
+from fedup.errors import HarmError
+from fedup.request import Forget, union
+from fedup.serving.plugged import Served
+from fedup.statistics.tally import RowsToCount, Tally
+from fedup.unlearning.class_recall import Recall, recall_at_cut, recall_from_tallies
+from fedup.unlearning.plan import RequestPlan
+from fedup.unlearning.report import Report
+from fedup.unlearning.verdict import Verdict, class_part, judge, not_measured, rows_part
+
+Counted = tuple[Served, Mapping[int, Tally]]  # what clients counted, of one candidate
+
+
+class Measurement:
+    """Measures filters that may be served for a plan's requests."""
+
+    def __init__(self, plan: RequestPlan, report: Report) -> None:
+        self._plan, self._report = plan, report
+        self.counted: Counted | None = None  # of the candidate looked at last
+
+    def applies(self, new: Collection[Forget]) -> bool:
+        """Whether clients count answers for these new requests."""
+        plan = self._plan
+        if plan.contact is None or plan.centroids.dp is not None or plan.centroids.ledger.budgets:
+            return False
+        if plan.terms.measure is not None:
+            return plan.terms.measure
+        return plan.contact.measures_by_default or any(request.sample_ids for request in new)
+
+    def recall(self, candidate: Served, forget_set: Forget, new: frozenset[Forget]) -> dict[int, Recall]:
+        """By class, on retained rows: counted by clients where they are asked or an eraser sits at another cut, else on
+        centroids."""
+        plan = self._plan
+        behind = any(cut != plan.plugged.cut for cut, _ in candidate.placed)  # an eraser: centroids do not see it
+        if plan.centroids.dp is not None or (behind and plan.contact is None):
+            if candidate.erasure is not None:
+                plan.allow(self._refuse_unchecked, self._report)
+            return {}
+        counted: dict[int, Recall] = {}
+        if behind or self.applies(new):
+            measured = new if len(new) == 1 and self.applies(new) else frozenset()
+            counted = recall_from_tallies(list(self._tallies(candidate, measured).values()))
+        used = {cell.label for cell in plan.centroids.cells if cell.client not in forget_set.client_ids}
+        if not used - forget_set.class_ids - counted.keys():  # else holders of a class are silent
+            return counted
+        if behind:
+            plan.allow(self._refuse_unchecked, self._report)
+            return counted
+        return recall_at_cut(plan.plugged, plan.centroids, candidate, forget_set) | counted
+
+    def verdict(self, request: Forget, candidate: Served, before: Served | None, *, alone: bool) -> Verdict:
+        """How well the request is answered by the candidate, compared with what there was `before`; where it is the
+        only new one (`alone`) clients may have counted that already."""
+        if request.reason == "poison" and request.kind != "class" and not self._labels_carried(request):
+            return not_measured("the labels of the rows are not known any more: their cells were purged")
+        with self._report.stage("measure"):
+            if alone and self.counted is not None and self.counted[0] is candidate:
+                tallies = self.counted[1]
+            else:
+                tallies = self._tallies(candidate, frozenset([request]), before=before, classes=False)
+            return judge(request, tallies)
+
+    def no_verdict(self) -> Verdict:
+        """Why nothing is measured."""
+        plan = self._plan
+        if plan.centroids.dp is not None:
+            return not_measured("under differential privacy nobody counts answers")
+        if plan.contact is not None and plan.centroids.ledger.budgets:
+            return not_measured("clients have privacy budgets, and counts of answers are under no guarantee")
+        if plan.contact is None:
+            return not_measured("no way to reach the clients' rows was given (clients=…)")
+        return not_measured("measuring was left out (measure=True asks the clients)")
+
+    def _tallies(
+        self,
+        candidate: Served,
+        requests: frozenset[Forget],
+        *,
+        before: Served | None = None,
+        classes: bool = True,
+    ) -> Mapping[int, Tally]:
+        """What clients count under the candidate, and without these requests."""
+        contact, forget_set = self._plan.contact, union(candidate.requests)
+        assert contact is not None  # nothing is measured without
+        rows = RowsToCount(
+            {name: part for request in requests for name, part in _parts(request).items()},
+            forget_set,
+            {request.digest: self._labels_carried(request) for request in requests if request.reason == "poison"},
+            classes,
+        )
+        clients = self._who_counts(requests, forget_set, classes=classes)
+        self._report.clients_counting += clients
+        before = before if before is not None else self._plan.plugged.served
+        questions = {client: TallyQuestion(before, candidate, rows.to(client)) for client in clients}
+        tallies = dict(contact.ask(questions, optional=clients))
+        for client in clients:
+            if client not in tallies:
+                self._report.note(f"Client {client} counted no answers: {contact.silent[client]}")
+        if classes and len(requests) == 1:
+            self.counted = candidate, tallies
+        return tallies
+
+    def _who_counts(self, requests: Collection[Forget], forget_set: Forget, *, classes: bool) -> list[int]:
+        named = union(requests)
+        holders = {*named.client_ids, *named.sample_ids}
+        everyone = classes or named.class_ids or named.reason == "poison"
+        clients = self._plan.contact.clients if self._plan.contact is not None else ()
+        return [c for c in clients if c in holders or (everyone and c not in forget_set.client_ids)]
+
+    def _labels_carried(self, request: Forget) -> dict[int, float]:
+        """The share of each label among the rows of a request, as the store knows them."""
+        store, counts = self._plan.centroids, Counter[int]()
+        for cell in store.cells:
+            if cell.client in request.client_ids:
+                counts[cell.label] += int(store.counts[cell.slot].sum()) + len(store.excluded.get(cell.name, ()))
+        for client, ids in request.sample_ids.items():
+            if client not in request.client_ids:
+                counts.update(store.sample_labels.get(client, {})[i] for i in ids)
+        return {label: count / counts.total() for label, count in sorted(counts.items()) if count}
+
+    def _refuse_unchecked(self) -> None:
+        if self._plan.centroids.dp is not None:
+            raise HarmError(
+                "Under differential privacy nobody can be asked what an eraser does to each class, so it is not served "
+                "unless you say so with force=True. Nothing was changed."
+            )
+        if self._plan.contact is not None:
+            raise HarmError(
+                "Only clients can tell what an eraser does to each class, and none of them counted answers. Nothing "
+                "was changed. Ask again later, or serve it unchecked with force=True."
+            )
+        raise HarmError(
+            "Only clients can tell what an eraser does to each class, and there is no way to reach them. Nothing was "
+            "changed. Pass clients=federation (on the command line, have the data set here), or serve it unchecked "
+            "with force=True."
+        )
+
+
+def _parts(request: Forget) -> dict[str, Forget]:
+    """A request's rows, and its classes, which are measured in another way."""
+    parts = {rows_part(request): Forget(request.client_ids, frozenset(), request.sample_ids, request.reason)}
+    parts[class_part(request)] = Forget(class_ids=request.class_ids)
+    return {name: part for name, part in parts.items() if part.kind}

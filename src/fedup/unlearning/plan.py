@@ -1,0 +1,237 @@
+"""What answering requests takes: found and checked before anybody is asked and anything is changed."""
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+from fedup.clients.in_process import InProcess
+from fedup.clients.protocol import Contact
+from fedup.errors import FingerprintError, HarmError, RequestError, SettingError
+from fedup.federation import Federation
+from fedup.filters.bottleneck import FilterConfig
+from fedup.filters.fit import Trace
+from fedup.models.cut import find_cut
+from fedup.models.layout import positions_of
+from fedup.request import Forget, check_known, union
+from fedup.serving.plugged import PluggedModel
+from fedup.statistics.store import Cell, CellName, Centroids
+from fedup.unlearning.bottleneck_fit import names_cell, used_cells
+from fedup.unlearning.class_recall import check_classes_left
+from fedup.unlearning.eraser_builder import EraserBuilder
+from fedup.unlearning.refresh import Refresh
+from fedup.unlearning.report import Report
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On which terms a filter is made and may be served.
+
+    A class that nobody asked to forget may lose `max_class_loss` points of its recall on retained rows. `measure` says
+    whether clients count answers for a verdict; None: where they are in this process, and for samples. Cells that
+    clients cluster again are replaced; with `keep_sealed` the old ones are kept aside: restoring then asks nobody,
+    unless other samples stay erased. A `trace` records the steps of fits.
+    """
+
+    max_class_loss: float = 5.0
+    measure: bool | None = None
+    keep_sealed: bool = False
+    trace: Trace | None = None
+
+    def __post_init__(self) -> None:
+        if not self.max_class_loss >= 0:  # NaN would allow everything
+            raise SettingError(f"max_class_loss, in points of recall, must be 0 or more; found {self.max_class_loss}.")
+
+
+@dataclass(frozen=True, eq=False)
+class RequestPlan:
+    """What serving a set of requests takes, with all that can be refused beforehand refused: nobody was asked, and
+    nothing has changed.
+
+    `unlearn`, `restore`, dry runs, run folders and Flower make the same plan and execute it.
+    """
+
+    plugged: PluggedModel
+    centroids: Centroids
+    requests: frozenset[Forget]  # to be served
+    new: frozenset[Forget]  # those of them that no filter answers yet
+    contact: Contact | None
+    config: FilterConfig
+    terms: Terms
+    force: bool  # what harms is served all the same
+
+    @property
+    def forget_set(self) -> Forget:
+        """All that the requests name."""
+        return union(self.requests)
+
+    @property
+    def left_out(self) -> Forget:
+        """What centroids leave out: what the requests name, and those that stay open without a filter."""
+        return union([*self.requests, *self.centroids.open])
+
+    # --- statistics
+
+    @property
+    def cells_used(self) -> list[Cell]:
+        """The cells that the filter is fitted to."""
+        return used_cells(self.centroids, self.forget_set, self.config)
+
+    @property
+    def centroids_kept(self) -> int:
+        """Rows that the filter is fitted to, before clients replace any."""
+        return len(self.centroids.rows_of(self.cells_used))
+
+    @property
+    def cells_sealed(self) -> int:
+        """Cells that the requests leave out, used for nothing but restoration."""
+        return sum(names_cell(self.forget_set, cell) for cell in self.centroids.cells)
+
+    # --- questions
+
+    @cached_property
+    def cells_asked(self) -> list[CellName]:
+        """Cells that their clients cluster again, as far as it is known."""
+        outlook = Refresh(self.centroids, None, Report(frozenset()), keep_sealed=False)
+        touched = outlook.touched(self.cells_used, self.left_out, ask=False)
+        return [cell.name for _, cells, _ in touched for cell in cells]
+
+    @cached_property
+    def samples_asked(self) -> dict[int, frozenset[int]]:
+        """By client: samples of which the server does not know the class, and so the cell; under DP it never asks."""
+        if self.centroids.dp is not None:
+            return {}
+        known = self.centroids.sample_labels
+        unknown = {client: ids - known.get(client, {}).keys() for client, ids in self.left_out.sample_ids.items()}
+        return {client: ids for client, ids in unknown.items() if ids}
+
+    @property
+    def samples_unknown(self) -> int:
+        """How many these are."""
+        return sum(len(ids) for ids in self.samples_asked.values())
+
+    @property
+    def clients_of_eraser(self) -> list[int]:
+        """Clients asked for statistics of forgotten and retained rows."""
+        return self._eraser[0]
+
+    @cached_property
+    def _eraser(self) -> tuple[list[int], list[str]]:
+        report, served = Report(self.requests), self.plugged.served
+        builder = EraserBuilder(
+            self.plugged.base, self.plugged.cut, self.config, self.contact, report, dp=self.centroids.dp
+        )
+        clients = builder.clients_to_ask(self.requests, self.left_out, served.question if served else None)
+        return clients, report.notes
+
+    @property
+    def clients_contacted(self) -> list[int]:
+        """All clients that are asked something, but for counts of answers."""
+        return sorted({*self.samples_asked, *(client for client, _ in self.cells_asked), *self.clients_of_eraser})
+
+    @property
+    def charges(self) -> Counter[int]:
+        """How many answers each client gives that count against its privacy budget."""
+        cells = dict.fromkeys([*(client for client, _ in self.cells_asked), *self.samples_asked])
+        return Counter([*cells, *self.clients_of_eraser])
+
+    @property
+    def notes(self) -> list[str]:
+        """For people."""
+        return self._eraser[1]
+
+    # --- checks
+
+    def allow(self, check: Callable[[], None], report: Report) -> None:
+        """A check that force overrides, and the report tells."""
+        try:
+            check()
+        except HarmError as error:
+            if not self.force:
+                raise
+            report.forced.append(str(error).partition(" Nothing was changed")[0])
+
+    def check(self) -> None:
+        """Refuse all that can be refused before anybody is asked."""
+        plugged, store = self.plugged, self.centroids
+        check_belongs(plugged, store, self.requests)
+        check_known(self.forget_set, clients=store.clients, num_classes=store.num_classes)
+        self._check_bottleneck()
+        if self.config.eraser_cut != "auto":
+            find_cut(plugged.base, self.config.eraser_cut)  # a wrong name is not kept for a later request
+        self._check_ledger()
+        if not self.cells_used:
+            raise RequestError(
+                f"To {self.forget_set} leaves no centroid to keep. Take the model out of service instead."
+            )
+        if self.contact is not None:
+            self._check_charges(self.contact)
+        if not self.force:
+            check_classes_left(store, self.left_out, union([*plugged.requests, *store.open]))
+
+    def _check_bottleneck(self) -> None:
+        """One that does not fit is refused before any client is asked, and charged."""
+        config, dp = self.config, self.centroids.dp
+        if config.filter == "erasure":
+            return
+        if config.class_policy == "remap_client" and dp is not None:
+            raise SettingError("Under DP clients are added up before they are relabelled: use class_policy='remap'.")
+        if config.per_position and dp is not None:
+            raise SettingError("Under DP a filter acts on a row's features as one vector: per_position has to be off.")
+        config.rank_for(positions_of(self.centroids.shape, "each" if config.per_position else "all")[1])
+
+    def _check_ledger(self) -> None:
+        spent = Counter(self.centroids.ledger.charges)
+        if spent and self.contact is not None and spent - Counter(self.contact.ledger.charges):
+            raise SettingError(
+                "The way to reach clients has a ledger that does not know what these centroids cost: make it with "
+                "ledger=centroids.ledger."
+            )
+
+    def _check_charges(self, contact: Contact) -> None:
+        """Refuse an eraser that cannot be made or checked, and what the clients' budgets do not allow."""
+        dp = self.centroids.dp
+        if dp is not None and self.clients_of_eraser and not self.force:
+            raise HarmError(
+                "Under differential privacy nobody can be asked what an eraser does to each class, so it is made and "
+                "served with force=True only; filter='bottleneck' needs none. Nothing was changed or released."
+            )
+        if dp is not None:
+            contact.ledger.check(list(self.charges.elements()), dp)
+        elif self.centroids.ledger.budgets:
+            contact.ledger.check_exact(list(self.charges))
+
+
+def make_plan(
+    plugged: PluggedModel,
+    centroids: Centroids,
+    requests: Collection[Forget],
+    clients: Federation | Contact | None,
+    config: FilterConfig,
+    terms: Terms,
+    *,
+    force: bool,
+) -> RequestPlan:
+    """The plan for serving exactly these requests, checked."""
+    if isinstance(clients, Federation):
+        clients = InProcess(clients, plugged.base, one_reader=True, ledger=centroids.ledger)
+    served = frozenset(requests)
+    plan = RequestPlan(plugged, centroids, served, served - plugged.requests, clients, config, terms, force)
+    plan.check()
+    return plan
+
+
+def check_belongs(plugged: PluggedModel, centroids: Centroids, requests: frozenset[Forget]) -> None:
+    """Refuse centroids of another model or cut, or collected for other requests."""
+    plugged.check_base()
+    if centroids.base != plugged.base_fingerprint or centroids.cut != plugged.cut:
+        raise FingerprintError(
+            f"The centroids come from base {centroids.base[:12]} at cut {centroids.cut!r}; this model is "
+            f"{plugged.base_fingerprint[:12]} at cut {plugged.cut!r}. Collect centroids from this model at this cut."
+        )
+    missing = centroids.collected_for - requests
+    if missing:
+        raise RequestError(
+            f"These centroids were collected for {', '.join(map(str, missing))}, which is not among the requests to "
+            "serve: collect again for the requests that are, or join requests that come together with |."
+        )
