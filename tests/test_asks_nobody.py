@@ -1,5 +1,6 @@
 """Plans and refused requests ask nobody and change nothing."""
 
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -134,6 +135,16 @@ def test_a_budget_that_is_spent_refuses_before_anybody_is_asked(name, act):
         )
     if act == "plan":  # what needs no release is planned
         assert plan(plugged, store, [MARKED.requests["class"]], **options).clients_contacted == []
+
+
+@pytest.mark.parametrize("names", [["client"], ["first"], ["first", "bystander"]], ids=" ".join)
+def test_clients_are_charged_what_the_plan_says(names):
+    store = collect(MARKED.base, MARKED.federation, privacy=DP(2.0, clip=10.0))
+    plugged, requests = plug(MARKED.base), [MARKED.requests[name] for name in names]
+    charged = Counter(charge.client for charge in store.ledger.charges)
+    planned = plan(plugged, store, requests, clients=Silent(store), config=AUTO, force=True).charges
+    unlearn(plugged, store, requests, clients=MARKED.federation, config=AUTO, force=True)
+    assert Counter(charge.client for charge in store.ledger.charges) - charged == planned
 
 
 REFUSED = {

@@ -190,8 +190,8 @@ class RequestPlan:
 
     def _check_charges(self, contact: Contact) -> None:
         """Refuse an eraser that cannot be made or checked, and what the clients' budgets do not allow."""
-        dp = self.centroids.dp
-        if dp is not None and self.clients_of_eraser and not self.force:
+        dp, of_eraser = self.centroids.dp, self.clients_of_eraser  # raises where there can be no eraser
+        if dp is not None and of_eraser and not self.force:
             raise HarmError(
                 "Under differential privacy nobody can be asked what an eraser does to each class, so it is made and "
                 "served with force=True only; filter='bottleneck' needs none. Nothing was changed or released."
