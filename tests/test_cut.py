@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from fedup import fingerprint
 from fedup.errors import CutError, DataError
-from fedup.models.cut import FEATURE_BATCH, FeatureReader, find_cut, logits_of, read_features, tail_of
+from fedup.models.cut import find_cut, logits_of, tail_of
+from fedup.models.features import FEATURE_BATCH, FeatureReader
 from fedup.tasks.models import build_model
 
 IMAGES = (1, 28, 28)
@@ -42,7 +43,7 @@ def _net(body, before=lambda h: h, after=lambda logits: logits, shape=(8,)):
 
 
 def _read(model, cut, x, **options):
-    return read_features(model, cut, x, torch.arange(len(x)), **options)
+    return FeatureReader(model, cut).read(x, torch.arange(len(x)), **options)
 
 
 def _lenet():
@@ -303,7 +304,7 @@ def _hooked(model, cut, x, rows, batch_size=FEATURE_BATCH):
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 600])
 def test_features_have_the_bits_that_a_plain_hook_sees(cut, count):
     model, x, rows = _lenet(), torch.randn(300, *IMAGES), torch.randint(300, (count,))
-    assert torch.equal(read_features(model, cut, x, rows).values, _hooked(model, cut, x, rows))
+    assert torch.equal(FeatureReader(model, cut).read(x, rows).values, _hooked(model, cut, x, rows))
 
 
 def test_features_of_a_model_in_half_precision_are_its_own_in_single_precision():
@@ -347,7 +348,7 @@ def test_one_reader_for_several_clients_gives_the_bits_of_one_each():
         wanted = rows % 3 != 0
         for each in (None, wanted):
             assert torch.equal(
-                shared.read(x, rows, wanted=each).values, read_features(model, "fc1", x, rows, wanted=each).values
+                shared.read(x, rows, wanted=each).values, FeatureReader(model, "fc1").read(x, rows, wanted=each).values
             )
 
 
@@ -404,7 +405,7 @@ def test_a_model_that_fails_before_the_cut_fails_and_can_be_read_afterwards():
     with pytest.raises(ValueError, match="not finite"):
         reader.read(x, torch.arange(10))
     assert torch.equal(reader.read(x, torch.arange(9)).values, _hooked(net, "head", x, torch.arange(9)))
-    assert len(reader(x[:3])[1]) == 3  # whole passes are whole again
+    assert len(reader.check_tail(x[:3])) == 3  # whole passes are whole again
 
 
 def test_a_reader_follows_weights_written_in_place_and_leaves_no_hook_behind():
@@ -436,9 +437,9 @@ def test_any_rows_and_any_of_them_wanted_give_the_bits_of_whole_batches(wanted, 
     whole = _hooked(net, "head", x, rows, batch_size) if len(rows) else torch.empty(0, 6)
     poisoned = torch.full_like(x, torch.nan)
     poisoned[rows[mask]] = x[rows[mask]]
-    some = read_features(net, "head", poisoned, rows, wanted=mask, batch_size=batch_size).values
+    some = FeatureReader(net, "head").read(poisoned, rows, wanted=mask, batch_size=batch_size).values
     assert torch.equal(some, whole[mask])
-    assert torch.equal(read_features(net, "head", x, rows, batch_size=batch_size).values, whole)
+    assert torch.equal(FeatureReader(net, "head").read(x, rows, batch_size=batch_size).values, whole)
 
 
 class InPieces(nn.Module):

@@ -245,7 +245,7 @@ class EraserBuilder:
         if noisy is None or place is None or not place.cover > 0:
             self._leave(f"these samples differ from retained ones by no more than the noise of {dp}")
             return None
-        fitted = make_eraser(noisy.contrast(place.positions), place.positions, over=over)
+        fitted = make_eraser(noisy.at(place.positions), place.positions, over=over)
         about = {
             "place": place.to_json(),
             "cuts": [place.to_json()],
