@@ -64,7 +64,7 @@ def _trained_alone(model, federation, client, round_index, seed=0):
     """What a client makes of the global weights in a round."""
     own = copy.deepcopy(model)
     train_seed = seed_for(seed, "round", round_index, "client", client.id)
-    train_locally(own, federation.x, federation.y, client.train, how=LOCAL, seed=train_seed)
+    train_locally(own, federation.x, federation.y, client.train, local=LOCAL, seed=train_seed)
     return own.state_dict()
 
 

@@ -455,23 +455,11 @@ def test_where_subjects_are_protected_samples_get_a_bottleneck_and_a_note():
     assert _payers(store) == [1]
 
 
-@pytest.mark.parametrize("name", ["class", "sample"])
-def test_a_filter_for_each_position_is_refused(name):
-    store, plugged = SETTING.store(), plug(SETTING.base)
-    with pytest.raises(SettingError, match="per_position has to be off"):
-        unlearn(
-            plugged, store, SETTING.requests[name], clients=SETTING.federation, config=replace(FAST, per_position=True)
-        )
-    assert plugged.served is None
-    assert _uncharged(_state(store)) == _uncharged(_state(SETTING.collected))
-
-
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
         ({"filter": "erasure"}, ["sample", "class"]),
         ({"filter": "both", "eraser_cut": "0"}, ["sample"]),
-        ({"per_position": True}, ["sample"]),
         ({"rank": WIDTH + 1}, ["sample"]),
     ],
     ids=str,

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fedup.models.layout import to_positions
 from fedup.rng import generator
 
 _CENTROIDS = 512  # retained centroids at which the tail's slope is taken
@@ -45,12 +44,8 @@ class Guard:
         rows: Tensor,
         nonnegative: bool,
         seed: int,
-        shape: tuple[int, ...] = (),
     ) -> "Guard":
-        """A guard against these classes, from the frozen tail and retained centroids alone.
-
-        A filter that acts on each position of a row of that `shape` is held to the bound at every position.
-        """
+        """A guard against these classes, from the frozen tail and retained centroids alone."""
         order = torch.randperm(len(rows), generator=generator(seed, "guard"))[:_CENTROIDS].to(rows.device)
         with torch.enable_grad():
             inputs = vectors.index_select(0, rows[order]).detach().requires_grad_()  # (C, D)
@@ -58,16 +53,12 @@ class Guard:
             slopes = torch.stack(
                 [torch.autograd.grad(lead.sum(), inputs, retain_graph=True)[0].mean(0) for lead in leads.T]
             )  # (F, D)
-        directions, constant = slopes, slopes
-        if shape:
-            by_position = to_positions(slopes.reshape(-1, *shape))  # (F, P, C)
-            directions, constant = by_position.flatten(0, 1), by_position.sum(1)
         with torch.no_grad():
             at_zero = _leads(tail(torch.zeros_like(inputs[:1])), forgotten)[0]
         return cls(
-            directions / directions.norm(dim=1, keepdim=True).clamp(min=1e-12),
+            slopes / slopes.norm(dim=1, keepdim=True).clamp(min=1e-12),
             nonnegative=nonnegative,
-            slopes=constant,
+            slopes=slopes,
             leads=at_zero,
         )
 

@@ -117,19 +117,19 @@ class Job:
 
     client: int
     rows: Tensor  # its training rows, on the CPU
-    how: LocalTraining
+    local: LocalTraining
     seed: int
     share: float = 1.0  # in the average
 
     @cached_property
     def size(self) -> int:
         """Rows in each of its batches."""
-        return self.how.batch_of(len(self.rows))
+        return self.local.batch_of(len(self.rows))
 
     @cached_property
     def steps(self) -> int:
         """How many batches it trains on."""
-        return self.how.steps_of(len(self.rows))
+        return self.local.steps_of(len(self.rows))
 
     @cached_property
     def dropout_seed(self) -> int:
@@ -139,5 +139,5 @@ class Job:
     def batches(self) -> Tensor:
         """The rows of each batch. (steps, size)"""
         order = generator(self.seed, "batches")
-        epochs = [full_batches(len(self.rows), self.how.batch_size, order) for _ in range(self.how.epochs)]
+        epochs = [full_batches(len(self.rows), self.local.batch_size, order) for _ in range(self.local.epochs)]
         return self.rows[epochs[0] if len(epochs) == 1 else torch.cat(epochs)]

@@ -81,10 +81,8 @@ def _examples(centroids: Centroids, used: list[Cell], gone: Forget, config: Filt
         vectors=centroids.vectors,
         rows=rows,
         labels=labels[rows],
-        counts=centroids.counts[rows],
         nonnegative=centroids.nonnegative,
         guarded=sorted(gone.class_ids) if config.class_policy == "drop" else (),
-        shape=centroids.shape,
     )
 
 
@@ -124,10 +122,8 @@ def _resampled(
         vectors=drawn.vectors,
         rows=torch.arange(len(labels), device=labels.device),
         labels=labels,
-        counts=torch.ones_like(labels),
         nonnegative=False,
         guarded=sorted(gone.class_ids) if config.class_policy == "drop" else (),
-        shape=centroids.shape,
         basis=None if basis.shape[0] == basis.shape[1] else basis,
     )
 

@@ -124,7 +124,7 @@ class EraserBuilder:
             {name: _sums(reference[name][place.cut], at, forgotten[name][place.cut].weight, device) for name in told},
             pooled,
         )
-        fitted = make_eraser(contrast, place.positions, over=place.over)
+        fitted = make_eraser(contrast, place.positions, granularity=place.granularity)
         about = {
             "place": place.to_json(),
             "cuts": [one.to_json() for one in places],
@@ -192,7 +192,7 @@ class EraserBuilder:
 
     def _second_moments(self, question: RowGroups, asked: Sequence[int], place: EraserSite) -> Moments | None:
         """The third message, of those whose rows are forgotten: second moments, at the chosen place alone."""
-        at = place.cut, place.over, tuple(place.positions)
+        at = place.cut, place.granularity, tuple(place.positions)
         added: Moments | None = None
         questions = {client: SecondMomentsQuestion(*at, question.to(client)) for client in asked}
         for client, found in self._reach().ask(questions):
@@ -245,7 +245,7 @@ class EraserBuilder:
         if noisy is None or place is None or not place.cover > 0:
             self._leave(f"these samples differ from retained ones by no more than the noise of {dp}")
             return None
-        fitted = make_eraser(noisy.at(place.positions), place.positions, over=over)
+        fitted = make_eraser(noisy.at(place.positions), place.positions, granularity=over)
         about = {
             "place": place.to_json(),
             "cuts": [place.to_json()],

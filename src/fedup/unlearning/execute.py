@@ -1,6 +1,7 @@
 """An answer to requests, from centroids to a filter that is served: built, checked for harm, measured, and only then in
 force."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,7 +17,6 @@ from fedup.filters.bottleneck import DEFAULT_RANK, FilterConfig
 from fedup.filters.eraser import PlacedEraser
 from fedup.filters.fit import Trace
 from fedup.models.cut import flat_tail
-from fedup.models.layout import positions_of
 from fedup.models.views import shared_view
 from fedup.request import Forget, union
 from fedup.serving.plugged import PluggedModel, Served
@@ -202,8 +202,7 @@ class Execution:
         return sorted(times for rank, times in ranks.items() if rank > self._rank(1))
 
     def _rank(self, times: int) -> int:
-        width = positions_of(self._centroids.shape, "each" if self._config.per_position else "all")[1]
-        return min(times * DEFAULT_RANK, width)
+        return min(times * DEFAULT_RANK, math.prod(self._centroids.shape))
 
     def _widens(self, requests: frozenset[Forget]) -> bool:
         """Whether a wider bottleneck may be tried: nobody chose one, and clients count what it does."""

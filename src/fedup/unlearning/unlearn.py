@@ -1,5 +1,6 @@
 """Requests answered at the server: unlearn, restore, purge, and what they would take."""
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from fedup.filters.fit import Trace
 from fedup.filters.presets import PresetName
 from fedup.filters.presets import preset as settings_of
 from fedup.models.cut import find_cut
-from fedup.models.layout import positions_of
 from fedup.request import Forget, check_known, union
 from fedup.serving.plugged import REQUEST_LOCK, PluggedModel
 from fedup.statistics.store import Cell, CellName, Centroids
@@ -310,9 +310,7 @@ def _check_shape(centroids: Centroids, config: FilterConfig) -> None:
         return
     if config.class_policy == "remap_client" and dp is not None:
         raise SettingError("Under DP clients are added up before they are relabelled: use class_policy='remap'.")
-    if config.per_position and dp is not None:
-        raise SettingError("Under DP a filter acts on a row's features as one vector: per_position has to be off.")
-    config.rank_for(positions_of(centroids.shape, "each" if config.per_position else "all")[1])  # raises if too wide
+    config.rank_for(math.prod(centroids.shape))  # raises if too wide
 
 
 def _check_releases(

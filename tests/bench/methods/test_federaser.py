@@ -127,7 +127,7 @@ def by_hand(world: World, gone, *, every=2, ratio=0.5, norm="whole") -> dict[str
             own.load_state_dict(current)
             seed = seed_for(recipe.seed, "round", number, "client", client)
             rows = federation.client(client).train
-            train_locally(own, federation.x, federation.y, rows, how=local, seed=seed)
+            train_locally(own, federation.x, federation.y, rows, local=local, seed=seed)
             state = own.state_dict()
             fresh = {name: state[name].double() - current[name].double() for name in PARAMETERS}
             stored = {name: seen.uploads[number, client][name] - seen.before[number][name] for name in PARAMETERS}

@@ -35,16 +35,16 @@ class Engine(Protocol):
         """
 
 
-def make_engine(name: EngineName, model: nn.Module, x: Tensor, y: Tensor, how: LocalTraining) -> Engine:
+def make_engine(name: EngineName, model: nn.Module, x: Tensor, y: Tensor, local: LocalTraining) -> Engine:
     """The engine of that name; "auto" is what FEDUP_ENGINE says, else captured on a GPU and plain elsewhere.
 
     `model` may be trained in place.
     """
     name = known_engine(name, x.device)
     if name == "plain" or x.device.type != "cuda":
-        return PlainEngine(model, x, y, how)
+        return PlainEngine(model, x, y, local)
     with torch.cuda.device(x.device):
-        return CapturedEngine(model, x, y, how, else_plain=name == "auto")
+        return CapturedEngine(model, x, y, local, else_plain=name == "auto")
 
 
 def known_engine(name: str, device: torch.device) -> EngineName:
