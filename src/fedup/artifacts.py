@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +64,15 @@ def load_tensors(path: str | Path, *, kind: str) -> tuple[dict[str, Tensor], dic
 
 def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """sha256 of the header and of the tensors' names, types, shapes and bytes."""
-    digest = hashlib.sha256(json.dumps(dict(header), sort_keys=True).encode())
-    for name, tensor in sorted(tensors.items()):
+    return digest_of(json.dumps(dict(header), sort_keys=True), tensors.items())
+
+
+def digest_of(text: str, tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """sha256 of a text, and of tensors' names, types, shapes and bytes, sorted by name."""
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -34,15 +34,9 @@ class EraserSite:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, with the number of positions in place of all of them."""
-        return {
-            "cut": self.cut,
-            "over": self.granularity,
-            "positions": len(self.positions),
-            "of": self.of,
-            "cover": self.cover,
-            "price": self.price,
-            "signal": self.signal if math.isfinite(self.signal) else None,
-        }
+        signal = self.signal if math.isfinite(self.signal) else None
+        plain = {**asdict(self), "positions": len(self.positions), "signal": signal}
+        return {"over" if name == "granularity" else name: value for name, value in plain.items()}
 
 
 def judge_site(cut: str, granularity: Granularity, shift: Shift, *, max_variance_loss: float) -> EraserSite:

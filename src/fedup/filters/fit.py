@@ -48,9 +48,8 @@ class Trace:
         if step % self.every == 0:
             with torch.no_grad():
                 measured = self.measure(fitted) if self.measure else {}
-            self.steps.append(
-                {"step": step, **{name: float(loss.detach()) for name, loss in losses.items()}, **measured}
-            )
+            values = {name: float(loss.detach()) for name, loss in losses.items()}
+            self.steps.append({"step": step, **values, **measured})
 
 
 def fit_filter(
@@ -152,14 +151,25 @@ def _batches(examples: Examples, config: FilterConfig, source: torch.Generator) 
         pool = pool[size:]
 
 
-class _Adam:
-    """Adam (Kingma & Ba 2015). torch.optim loads the compiler on first use: a second, longer than a request takes."""
+class _SGD:
+    """Gradient descent without momentum. torch.optim loads the compiler on first use: a second, longer than a request
+    takes."""
 
     def __init__(self, weights: list[nn.Parameter], lr: float) -> None:
-        self.weights = weights
-        self._lr = lr
-        self._first = [torch.zeros_like(weight) for weight in weights]
-        self._second = [torch.zeros_like(weight) for weight in weights]
+        self.weights, self._lr = weights, lr
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        for weight, gradient in zip(self.weights, gradients, strict=True):
+            weight.sub_(gradient, alpha=self._lr)
+
+
+class _Adam(_SGD):
+    """Adam (Kingma & Ba 2015)."""
+
+    def __init__(self, weights: list[nn.Parameter], lr: float) -> None:
+        super().__init__(weights, lr)
+        self._first, self._second = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
         self._steps = 0
 
     @torch.no_grad()
@@ -173,16 +183,4 @@ class _Adam:
             weight.addcdiv_(first, scale, value=-size)
 
 
-class _SGD:
-    """Gradient descent without momentum."""
-
-    def __init__(self, weights: list[nn.Parameter], lr: float) -> None:
-        self.weights, self._lr = weights, lr
-
-    @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor]) -> None:
-        for weight, gradient in zip(self.weights, gradients, strict=True):
-            weight.sub_(gradient, alpha=self._lr)
-
-
-_OPTIMIZERS: dict[OptimizerName, type[_Adam] | type[_SGD]] = {"adam": _Adam, "sgd": _SGD}
+_OPTIMIZERS: dict[OptimizerName, type[_SGD]] = {"adam": _Adam, "sgd": _SGD}

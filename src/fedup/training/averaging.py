@@ -24,6 +24,7 @@ class RunningAverage:
         self._added = 0
         self._floats = [name for name, tensor in start.items() if tensor.is_floating_point()]
         self._counters = [name for name, tensor in start.items() if not tensor.is_floating_point()]
+        self._largest: dict[torch.dtype, Tensor] = {}  # all counters of a type in one row: they are many and tiny
 
     def load(self, *clients: Weights) -> None:
         """Write the global weights into those of each client."""
@@ -35,11 +36,8 @@ class RunningAverage:
     def add(self, weights: Weights, share: float, *, round_index: int = 0, client: int = 0) -> None:
         """Take a client's weights into the sum; whose they are matters to other ways of averaging."""
         torch._foreach_add_(_pick(self._sum, self._floats), _pick(weights, self._floats), alpha=share)
-        largest, counters = _pick(self._sum, self._counters), _pick(weights, self._counters)
-        if counters and self._added:  # BatchNorm's count of batches: the largest, never a mean
-            torch._foreach_maximum_(largest, counters)
-        elif counters:
-            torch._foreach_copy_(largest, counters)
+        for dtype, found in self._joined(weights).items():  # BatchNorm's count of batches: the largest, never a mean
+            self._largest[dtype] = torch.maximum(self._largest[dtype], found) if self._added else found
         self._added += 1
 
     def finish(self) -> None:
@@ -47,8 +45,19 @@ class RunningAverage:
         if not self._added:
             return
         self.current, self._sum = self._sum, self.current
+        for dtype, largest in self._largest.items():
+            counters = [self.current[name] for name in self._counters if self.current[name].dtype == dtype]
+            parts = largest.split([counter.numel() for counter in counters])
+            torch._foreach_copy_(counters, [part.view_as(it) for part, it in zip(parts, counters, strict=True)])
         torch._foreach_zero_(list(self._sum.values()))
         self._added = 0
+
+    def _joined(self, weights: Weights) -> dict[torch.dtype, Tensor]:
+        """Counters by type, one after another."""
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for name in self._counters:
+            by_type.setdefault(weights[name].dtype, []).append(weights[name].flatten())
+        return {dtype: torch.cat(counters) for dtype, counters in by_type.items()}
 
 
 def _pick(weights: Weights, names: list[str]) -> list[Tensor]:
