@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tests.engines._federations import train_locally
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -11,7 +12,6 @@ from fedup import Federation, Forget, LocalTraining, Observer, dirichlet, federa
 from fedup.errors import ArtifactError, DataError, SettingError
 from fedup.rng import generator, seed_for
 from fedup.training.averaging import RunningAverage
-from fedup.training.engines.plain import train_locally
 
 LOCAL = LocalTraining(batch_size=8)
 

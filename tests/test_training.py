@@ -4,13 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engines._federations import make_federation, make_model
+from tests.engines._federations import make_federation, make_model, train_locally
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedup import LocalTraining
 from fedup.errors import SettingError
-from fedup.training.engines.plain import train_locally
 from fedup.training.local import Job, full_batches
 
 few = settings(max_examples=30, deadline=None, derandomize=True)

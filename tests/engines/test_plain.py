@@ -9,7 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.engines._federations import KINDS, SIZES, federation_for, make_federation, make_model, without_rows
+from tests.engines._federations import (
+    KINDS,
+    SIZES,
+    federation_for,
+    make_federation,
+    make_model,
+    train_locally,
+    without_rows,
+)
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -17,7 +25,6 @@ from fedup import LocalTraining, Observer, federate, fingerprint
 from fedup.bench.textbook import eager_round
 from fedup.errors import SettingError
 from fedup.rng import generator, seed_for
-from fedup.training.engines.plain import train_locally
 from fedup.training.local import Job
 
 SGD = LocalTraining(batch_size=16, lr=0.05)

@@ -72,7 +72,7 @@ def _fit(tail: Callable[[Tensor], Tensor], examples: Examples, config: FilterCon
     width = examples.vectors.shape[1]
     fitted = Bottleneck(width, config.rank_for(width), nonnegative=examples.nonnegative, source=source)
     fitted.to(examples.vectors.device)
-    guard = _guard(tail, examples, config)
+    guard = _guard(tail, examples, config.seed) if examples.guarded and config.guard else None
     fitted.constant = guard.constant() if guard is not None else None
     optimizer = _OPTIMIZERS[config.optimizer](list(fitted.parameters()), lr=config.lr)
     with torch.enable_grad():
@@ -120,17 +120,9 @@ def _check(tail: Callable[[Tensor], Tensor], examples: Examples) -> None:
             raise DataError("Some retained centroids are NaN or infinite: collect them again.")
 
 
-def _guard(tail: Callable[[Tensor], Tensor], examples: Examples, config: FilterConfig) -> Guard | None:
-    if not examples.guarded or not config.guard:
-        return None
-    return Guard.against(
-        examples.guarded,
-        tail=tail,
-        vectors=examples.vectors,
-        rows=examples.rows,
-        nonnegative=examples.nonnegative,
-        seed=config.seed,
-    )
+def _guard(tail: Callable[[Tensor], Tensor], examples: Examples, seed: int) -> Guard:
+    vectors, rows, nonnegative = examples.vectors, examples.rows, examples.nonnegative
+    return Guard.against(examples.guarded, tail=tail, vectors=vectors, rows=rows, nonnegative=nonnegative, seed=seed)
 
 
 def _batches(examples: Examples, config: FilterConfig, source: torch.Generator) -> Iterator[Tensor]:

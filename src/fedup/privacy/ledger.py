@@ -49,10 +49,6 @@ class Charge:
             raise ValueError("a charge that does not say whether it protects, or whether it is a correction")
 
 
-def _many(releases: int) -> str:
-    return "A release" if releases == 1 else f"{releases} releases, each"
-
-
 class Ledger:
     """What each client has spent: for Gaussian releases μ² adds up.
 
@@ -123,9 +119,10 @@ class Ledger:
             after = self.spent(client) + releases * dp.mu**2
             if budget is None or self.affords(client, releases * dp.mu**2):
                 continue
+            wanted = "A release" if releases == 1 else f"{releases} releases, each"
             raise BudgetError(
                 f"Client {client} has spent ε = {self.epsilon(client, budget.delta):.4g} of its ε = {budget.epsilon:g} "
-                f"at δ = {budget.delta:g}. {_many(releases)} with {dp} would bring it to "
+                f"at δ = {budget.delta:g}. {wanted} with {dp} would bring it to "
                 f"{epsilon_of(math.sqrt(after), budget.delta):.4g}; one with ε = {self.left(client):.4g} at that δ is "
                 "left. Nothing was released."
             )

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
+from tests.engines._federations import train_locally
 from torch import nn
 from torch.nn.functional import cosine_similarity
 
@@ -23,7 +24,6 @@ from fedup.errors import DataError, SettingError
 from fedup.rng import seed_for
 from fedup.tasks.recipe import Recipe
 from fedup.training.averaging import RunningAverage
-from fedup.training.engines.plain import train_locally
 
 few = settings(max_examples=40, deadline=None, derandomize=True)
 SIZES = (30, 21, 40, 26)

@@ -77,10 +77,7 @@ class CapturedEngine:
         """Give slots their jobs: batches, weights, and everything else anew; where each slot starts."""
         slots = [self._slots[slot] for slot, _ in work]
         starts = self._feed.send([job for _, job in work])
-        load(*(slot.weights for slot in slots))
-        restart(*(slot.optimizer for slot in slots))
-        for slot, (_, job) in zip(slots, work, strict=True):
-            slot.generator.manual_seed(job.dropout_seed)
+        _restart(slots, [job.dropout_seed for _, job in work], load)
         return dict(zip([slot.number for slot in slots], starts, strict=True))
 
     def _prepare(self, jobs: Sequence[Job], size: int, load: Load) -> list[Segment] | None:
@@ -133,7 +130,8 @@ class CapturedEngine:
                         self._step(slot, size)
                 for slot in slots:
                     now.wait_stream(slot.stream)
-        self._restart(slots, load)
+        self._feed.cursors.zero_()
+        _restart(slots, [_TRIAL_SEED] * width, load)
         graph.replay()
         for slot in slots:
             _check_same(before, expected, slot.weights)
@@ -141,7 +139,8 @@ class CapturedEngine:
 
     def _try_out(self, slots: Sequence[ClientSlot], size: int, load: Load) -> tuple[Weights, Weights]:
         """The same plain step in each slot, which a capture needs anyway; weights before it, and after."""
-        self._restart(slots, load)
+        self._feed.cursors.zero_()
+        _restart(slots, [_TRIAL_SEED] * len(slots), load)
         before = {name: tensor.clone() for name, tensor in slots[0].weights.items()}
         for slot in slots:
             slot.stream.wait_stream(torch.cuda.current_stream())
@@ -151,15 +150,17 @@ class CapturedEngine:
             torch.cuda.current_stream().wait_stream(slot.stream)
         return before, {name: tensor.clone() for name, tensor in slots[0].weights.items()}
 
-    def _restart(self, slots: Sequence[ClientSlot], load: Load) -> None:
-        self._feed.cursors.zero_()
-        load(*(slot.weights for slot in slots))
-        for slot in slots:
-            slot.restart(_TRIAL_SEED)
-
     def _step(self, slot: ClientSlot, size: int) -> None:
         batch = self._feed.next_batch(slot.number, size)
         train_step(slot.model, slot.optimizer, self._x, self._y, batch, self._local)
+
+
+def _restart(slots: Sequence[ClientSlot], seeds: Sequence[int], load: Load) -> None:
+    """The first weights, a fresh optimizer and a stream of random numbers for each."""
+    load(*(slot.weights for slot in slots))
+    restart(*(slot.optimizer for slot in slots))
+    for slot, seed in zip(slots, seeds, strict=True):
+        slot.generator.manual_seed(seed)
 
 
 def _check_same(before: Weights, expected: Weights, found: Weights) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedup.training.averaging import weights_of
-from fedup.training.local import LocalTraining, restart
+from fedup.training.local import LocalTraining
 
 
 class ClientSlot:
@@ -20,11 +20,6 @@ class ClientSlot:
         self.optimizer = local.start(model)
         self.generator = torch.Generator(device)
         self.stream = torch.cuda.Stream(device)
-
-    def restart(self, seed: int) -> None:
-        """A fresh optimizer and stream of random numbers."""
-        restart(self.optimizer)
-        self.generator.manual_seed(seed)
 
 
 @contextmanager

@@ -63,8 +63,3 @@ def train_step(
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     optimizer.step()
-
-
-def train_locally(model: nn.Module, x: Tensor, y: Tensor, rows: Tensor, *, local: LocalTraining, seed: int) -> None:
-    """Train `model` in place on the rows: same seed, same bits, whatever ran before."""
-    PlainEngine(model, x, y, local).run(Job(0, rows.cpu(), local, seed))
