@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from fedup import fingerprint
 from fedup.errors import CutError, DataError
 from fedup.models.cut import find_cut, logits_of, tail_of
 from fedup.models.features import FEATURE_BATCH, FeatureReader
@@ -147,19 +146,6 @@ def test_a_module_that_does_not_run_exactly_once_is_refused(times):
         _read(Repeated(), "last", torch.randn(4, 8))
 
 
-def test_a_module_called_by_keyword_is_refused():
-    class ByKeyword(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(8, 3)
-
-        def forward(self, x):
-            return self.head(input=x)
-
-    with pytest.raises(CutError, match="no tensor as its first argument"):
-        _read(ByKeyword(), "head", torch.randn(4, 8))
-
-
 def test_logits_are_found_in_transformers_outputs_and_nothing_else():
     logits = torch.zeros(2, 3)
     assert logits_of(SimpleNamespace(logits=logits)) is logits
@@ -249,16 +235,6 @@ def test_when_no_row_is_wanted_no_row_of_the_right_width_comes_back():
     features = _read(net, "head", torch.full((5, 8), torch.nan), wanted=torch.zeros(5, dtype=torch.bool))
     assert features.values.shape == (0, 6)
     assert features.nonnegative
-
-
-def test_reading_uses_eval_mode_and_leaves_the_model_as_it_was():
-    net, x = _net(nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Dropout())).train(), torch.randn(10, 8)
-    before = fingerprint(net)
-    first, second = _read(net, "head", x).values, _read(net, "head", x).values
-    assert torch.equal(first, second)
-    assert fingerprint(net) == before
-    assert all(module.training and not module._forward_pre_hooks for module in net.modules())
-    assert all(weight.grad is None for weight in net.parameters())
 
 
 def test_a_row_with_nan_features_is_named():

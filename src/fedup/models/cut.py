@@ -42,10 +42,9 @@ def offered_cuts(model: nn.Module, cut: str | None = None) -> dict[str, Granular
     {'2': 'each'}
     """
     own = getattr(model, "cuts", None)
-    if isinstance(own, Mapping) and own:
-        return {find_cut(model, name): known_granularity(granularity) for name, granularity in own.items()}
-    if isinstance(own, tuple | list) and own:
-        return {find_cut(model, name): "each" for name in own}
+    if isinstance(own, Mapping | tuple | list) and own:
+        named = own if isinstance(own, Mapping) else dict.fromkeys(own, "each")
+        return {find_cut(model, name): known_granularity(granularity) for name, granularity in named.items()}
     if isinstance(model, nn.Sequential):
         layers = [name for name, child in model.named_children() if any(True for _ in child.parameters())]
         if layers[1:]:

@@ -49,7 +49,7 @@ class FeatureReader:
         self._head = _before(self._view, self.cut) if len(cuts) == 1 else None
         for cut in cuts:
             self._view.get_submodule(cut).register_forward_pre_hook(partial(self._note, cut))
-        self._passing = _Passing()
+        self._passing = threading.local()  # what a forward pass has met so far, by cut: each thread has its own
         self._known: tuple[bool, tuple[int, ...], torch.device] | None = None
 
     def read(
@@ -60,12 +60,12 @@ class FeatureReader:
         Batches are laid out over all `rows`, so that a feature has the same bits whichever rows are wanted; rows that
         are not wanted are never read.
         """
-        counts = _wanted_in_batches(wanted, len(rows), batch_size)
-        chosen = rows if wanted is None else rows[wanted]
+        wanted = torch.ones_like(rows, dtype=torch.bool) if wanted is None else wanted
+        masks, chosen = wanted.split(batch_size), rows[wanted]
+        counts = torch.stack([mask.sum() for mask in masks]).tolist()  # asked of the device once
         nonnegative, shape, device = self._probe(x, chosen)
-        values = torch.empty(sum(counts), math.prod(shape), device=device)
-        masks = [None] * len(counts) if wanted is None else wanted.split(batch_size)
-        for part, batch, mask in zip(values.split(counts), rows.split(batch_size), masks, strict=False):
+        values = torch.empty(len(chosen), math.prod(shape), device=device)
+        for part, batch, mask in zip(values.split(counts), rows.split(batch_size), masks, strict=True):
             if len(part):
                 part.copy_(self._read_batch(x, batch, None if len(part) == len(batch) else mask))
         _check_finite(values, chosen, self.cut)
@@ -129,7 +129,8 @@ class FeatureReader:
 
     def _pass(self, x: Tensor) -> tuple[dict[str, Tensor], Any]:
         """Features at each cut and the model's output."""
-        seen = self._passing.seen = {cut: [] for cut in self.cuts}
+        seen: dict[str, list[Tensor]] = {cut: [] for cut in self.cuts}
+        self._passing.seen = seen
         output = self._view(x)
         for cut, values in seen.items():
             if len(values) != 1:
@@ -161,13 +162,6 @@ class FeatureReader:
         return False
 
 
-class _Passing(threading.local):
-    """What a forward pass has met so far, by cut: each thread has its own."""
-
-    def __init__(self) -> None:
-        self.seen: dict[str, list[Tensor]] = {}
-
-
 def _before(model: nn.Module, cut: str) -> nn.Module | None:
     """What comes before the cut as a model of its own, so that nothing after it need run; None where only the whole
     model knows the way."""
@@ -179,14 +173,6 @@ def _before(model: nn.Module, cut: str) -> nn.Module | None:
     if model.get_submodule(cut)._forward_pre_hooks:  # what arrives there is not what was sent
         return None
     return nn.Sequential(*(module for _, module in children[: names.index(cut)] if module is not None)).eval()
-
-
-def _wanted_in_batches(wanted: Tensor | None, rows: int, batch_size: int) -> list[int]:
-    """How many rows of each batch are wanted; asked of the device once."""
-    starts = range(0, rows, batch_size)
-    if wanted is None:
-        return [min(batch_size, rows - start) for start in starts]
-    return torch.stack([part.sum() for part in wanted.split(batch_size)]).tolist() if rows else []
 
 
 def _check_finite(values: Tensor, rows: Tensor, cut: str) -> None:

@@ -202,15 +202,15 @@ class Ledger:
         }
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "Ledger":
+    def from_json(cls, plain: Mapping[str, Any]) -> "Ledger":
         """The opposite of `to_json`."""
         try:
-            charges = [Charge(**charge) for charge in told["charges"]]
-            ledger = Ledger(charges, {client: Budget(**budget) for client, budget in told["budgets"]})
+            charges = [Charge(**charge) for charge in plain["charges"]]
+            ledger = Ledger(charges, {client: Budget(**budget) for client, budget in plain["budgets"]})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(f"A ledger is damaged ({error!r}). Take a good copy of it.") from error
         named = [charge.client for charge in charges] + [client for client in ledger.budgets if client is not None]
-        if any(type(client) is not int for client in named) or len(ledger.budgets) != len(told["budgets"]):
+        if any(type(client) is not int for client in named) or len(ledger.budgets) != len(plain["budgets"]):
             raise ArtifactError("A ledger names something that is no client, or one twice: it was edited.")
         return ledger
 

@@ -45,14 +45,11 @@ class LocalTraining:
         if not trainable:
             raise SettingError(f"No parameter of {type(model).__name__} takes a gradient: there is nothing to train.")
         fused = fused and all(_can_be_fused(weight) for weight in trainable)
-        if self.optimizer == "adam":
-            on_gpu = any(weight.device.type == "cuda" for weight in trainable)  # the step count is kept there, too
-            return torch.optim.Adam(
-                trainable, lr=self.lr, weight_decay=self.weight_decay, fused=fused, capturable=on_gpu
-            )
-        return torch.optim.SGD(
-            trainable, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=fused
-        )
+        options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused}
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(trainable, momentum=self.momentum, **options)
+        on_gpu = any(weight.device.type == "cuda" for weight in trainable)  # the step count is kept there, too
+        return torch.optim.Adam(trainable, capturable=on_gpu, **options)
 
     def settings(self) -> dict[str, Any]:
         """Plain data; precision only where it is not single, as it always was before there was a choice."""

@@ -49,10 +49,10 @@ def make_engine(name: EngineName, model: nn.Module, x: Tensor, y: Tensor, local:
 
 def known_engine(name: str, device: torch.device) -> EngineName:
     """The engine that is meant; raises where there is none of that name, or none for that device."""
-    told = os.environ.get(VARIABLE) if name == "auto" else None
-    meant, asked = told or name, VARIABLE if told else "engine"
+    by_variable = os.environ.get(VARIABLE) if name == "auto" else None
+    meant, setting = by_variable or name, VARIABLE if by_variable else "engine"
     if meant not in get_args(EngineName):
-        raise SettingError(f"{asked} must be 'auto', 'plain' or 'captured'; found {meant!r}.")
+        raise SettingError(f"{setting} must be 'auto', 'plain' or 'captured'; found {meant!r}.")
     if meant == "captured" and device.type != "cuda":
-        raise SettingError(f"{asked} is 'captured', which needs a CUDA device, and this is {device}. Use 'auto'.")
+        raise SettingError(f"{setting} is 'captured', which needs a CUDA device, and this is {device}. Use 'auto'.")
     return cast(EngineName, meant)

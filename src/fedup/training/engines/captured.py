@@ -103,8 +103,8 @@ class CapturedEngine:
         torch.cuda.empty_cache()
         if slots:
             return
-        told = " ".join(str(error).split())[:300]
-        reason = f"{type(self._first).__name__} cannot be captured as a CUDA graph: {told}"
+        cause = " ".join(str(error).split())[:300]
+        reason = f"{type(self._first).__name__} cannot be captured as a CUDA graph: {cause}"
         if not self._else_plain:
             raise SettingError(f"{reason}. Use engine='plain', or 'auto'.") from error
         warnings.warn(f"{reason}. Training goes on step by step, and slower.", stacklevel=2)
@@ -163,10 +163,10 @@ def _restart(slots: Sequence[ClientSlot], seeds: Sequence[int], load: Load) -> N
         slot.generator.manual_seed(seed)
 
 
-def _check_same(before: Weights, expected: Weights, found: Weights) -> None:
+def _check_same(before: Weights, expected: Weights, captured: Weights) -> None:
     """Raise unless a captured step moves the weights as the plain one does."""
     names = [name for name, tensor in before.items() if tensor.is_floating_point()]
-    error = sum((found[name] - expected[name]).double().square().sum() for name in names)
+    error = sum((captured[name] - expected[name]).double().square().sum() for name in names)
     moved = sum((expected[name] - before[name]).double().square().sum() for name in names)
     if bool(error > _TOLERANCE**2 * moved):  # not where training has diverged: then both are NaN
         raise RuntimeError("the captured step moves the weights otherwise than the plain one")

@@ -9,13 +9,13 @@ from fedup.training.local import Job
 
 def assign(jobs: Sequence[Job], slots: int) -> list[list[Job]]:
     """Jobs for each slot, the slot with most steps first: longest jobs first, each to the slot that is free first."""
-    found: list[list[Job]] = [[] for _ in range(min(slots, len(jobs)))]
-    free = [(0, slot) for slot in range(len(found))]
+    by_slot: list[list[Job]] = [[] for _ in range(min(slots, len(jobs)))]
+    free = [(0, slot) for slot in range(len(by_slot))]
     for job in sorted(jobs, key=lambda job: (-job.steps, job.client)):
         at, slot = heapq.heappop(free)
-        found[slot].append(job)
+        by_slot[slot].append(job)
         heapq.heappush(free, (at + job.steps, slot))
-    return sorted(found, key=lambda slot: -sum(job.steps for job in slot))
+    return sorted(by_slot, key=lambda own: -sum(job.steps for job in own))
 
 
 @dataclass(frozen=True)
