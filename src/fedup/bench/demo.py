@@ -179,10 +179,8 @@ def _features_in_2d(plugged: PluggedModel, federation: Federation, request: Forg
     rows = federation.rows("heldout")
     rows = rows[torch.randperm(len(rows), generator=generator(0, "plot"))[:most]].sort().values
     before = FeatureReader(plugged.base, plugged.cut).read(federation.x, rows).values
-    (seen,) = FeatureReader(plugged.view(), plugged.cut).batches(
-        federation.x, rows, len(rows)
-    )  # what the last layer gets
-    after = seen[plugged.cut].flatten(1)
+    (seen,) = FeatureReader(plugged.view(), plugged.cut).batches(federation.x, rows, len(rows))
+    after = seen[plugged.cut].flatten(1)  # what the last layer gets
     mean = before.mean(0)
     axes = torch.linalg.svd(before - mean, full_matrices=False).Vh[:2].T  # (D, 2)
     named = torch.isin(rows, federation.forgotten(request, "heldout"))
