@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedup.errors import DataError, RequestError, SettingError
+from fedup.federation import Client
 from fedup.statistics.centroids import CentroidConfig, Summary, summarize
+from fedup.statistics.client_data import ClientData
 from fedup.statistics.kmeans import centroid_count
 
 few = settings(max_examples=15, deadline=None, derandomize=True)
@@ -33,9 +35,13 @@ def weights(model: nn.Module) -> list[torch.Tensor]:
     return [tensor.clone() for tensor in model.state_dict().values()]
 
 
+def held(x: torch.Tensor, y: torch.Tensor, rows: torch.Tensor, model: nn.Module = MODEL) -> ClientData:
+    return ClientData(model, x, y, Client(7, rows, rows[:0], rows[:0]), CLASSES)
+
+
 def ask(x: torch.Tensor = X, *, rows: torch.Tensor = ROWS, model: nn.Module = MODEL, cut: str = "4", **more) -> Summary:
     how = more.pop("how", CentroidConfig(0.5, seed=3))
-    return summarize(model, x, Y, rows, client=7, cut=cut, how=how, **more)
+    return summarize(held(x, Y, rows, model), cut, how, **more)
 
 
 def by_label(summary: Summary) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
@@ -126,9 +132,9 @@ def test_centroids_stand_for_all_retained_rows_of_their_cell(excluded):
 def test_a_cell_of_a_large_client_has_the_same_bits_alone_and_among_others():
     x, y = make_data(9000)
     rows, how = torch.arange(9000), CentroidConfig(0.1, 0.01)
-    together = by_label(summarize(MODEL, x, y, rows, client=7, cut="4", how=how))
+    together = by_label(summarize(held(x, y, rows), "4", how))
     for label in range(CLASSES):
-        alone = summarize(MODEL, x, y, rows, client=7, cut="4", how=how, labels=frozenset([label]))
+        alone = summarize(held(x, y, rows), "4", how, labels=frozenset([label]))
         assert alone.labels == (label,)
         assert_same_bits((alone.vectors, alone.counts), together[label])
 

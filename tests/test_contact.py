@@ -23,9 +23,10 @@ from fedup.clients.sketches import SketchesQuestion
 from fedup.clients.spreads import SpreadsQuestion
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import BudgetError, ContactError, DataError, RequestError
-from fedup.models.cut import FeatureReader
+from fedup.models.features import FeatureReader
 from fedup.privacy import DP, Budget, Ledger
 from fedup.statistics.centroids import CentroidConfig, Summary, summarize
+from fedup.statistics.client_data import ClientData
 from fedup.statistics.eraser_statistics import RowGroups
 from fedup.statistics.tally import RowsToCount
 
@@ -53,8 +54,8 @@ FEDERATION = make_federation()
 
 def alone(model: nn.Module, client: int, cut: str) -> Summary:
     """What the client answers without any reader of others."""
-    rows = FEDERATION.client(client).train
-    return summarize(model, FEDERATION.x, FEDERATION.y, rows, client=client, cut=cut, how=HOW)
+    own = FEDERATION.client(client)
+    return summarize(ClientData(model, FEDERATION.x, FEDERATION.y, own, FEDERATION.num_classes), cut, HOW)
 
 
 def ask(clients: InProcess, client: int, cut: str = "5", **more) -> Summary:

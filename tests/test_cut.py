@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from fedup import fingerprint
 from fedup.errors import CutError, DataError
-from fedup.models.cut import FEATURE_BATCH, FeatureReader, find_cut, logits_of, read_features, tail_of
+from fedup.models.cut import find_cut, logits_of, tail_of
+from fedup.models.features import FEATURE_BATCH, FeatureReader
 from fedup.tasks.models import build_model
 
 IMAGES = (1, 28, 28)
@@ -42,7 +42,7 @@ def _net(body, before=lambda h: h, after=lambda logits: logits, shape=(8,)):
 
 
 def _read(model, cut, x, **options):
-    return read_features(model, cut, x, torch.arange(len(x)), **options)
+    return FeatureReader(model, cut).read(x, torch.arange(len(x)), **options)
 
 
 def _lenet():
@@ -146,19 +146,6 @@ def test_a_module_that_does_not_run_exactly_once_is_refused(times):
         _read(Repeated(), "last", torch.randn(4, 8))
 
 
-def test_a_module_called_by_keyword_is_refused():
-    class ByKeyword(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(8, 3)
-
-        def forward(self, x):
-            return self.head(input=x)
-
-    with pytest.raises(CutError, match="no tensor as its first argument"):
-        _read(ByKeyword(), "head", torch.randn(4, 8))
-
-
 def test_logits_are_found_in_transformers_outputs_and_nothing_else():
     logits = torch.zeros(2, 3)
     assert logits_of(SimpleNamespace(logits=logits)) is logits
@@ -250,16 +237,6 @@ def test_when_no_row_is_wanted_no_row_of_the_right_width_comes_back():
     assert features.nonnegative
 
 
-def test_reading_uses_eval_mode_and_leaves_the_model_as_it_was():
-    net, x = _net(nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Dropout())).train(), torch.randn(10, 8)
-    before = fingerprint(net)
-    first, second = _read(net, "head", x).values, _read(net, "head", x).values
-    assert torch.equal(first, second)
-    assert fingerprint(net) == before
-    assert all(module.training and not module._forward_pre_hooks for module in net.modules())
-    assert all(weight.grad is None for weight in net.parameters())
-
-
 def test_a_row_with_nan_features_is_named():
     x = torch.randn(10, 8)
     x[7, 2] = torch.nan
@@ -303,7 +280,7 @@ def _hooked(model, cut, x, rows, batch_size=FEATURE_BATCH):
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 600])
 def test_features_have_the_bits_that_a_plain_hook_sees(cut, count):
     model, x, rows = _lenet(), torch.randn(300, *IMAGES), torch.randint(300, (count,))
-    assert torch.equal(read_features(model, cut, x, rows).values, _hooked(model, cut, x, rows))
+    assert torch.equal(FeatureReader(model, cut).read(x, rows).values, _hooked(model, cut, x, rows))
 
 
 def test_features_of_a_model_in_half_precision_are_its_own_in_single_precision():
@@ -347,7 +324,7 @@ def test_one_reader_for_several_clients_gives_the_bits_of_one_each():
         wanted = rows % 3 != 0
         for each in (None, wanted):
             assert torch.equal(
-                shared.read(x, rows, wanted=each).values, read_features(model, "fc1", x, rows, wanted=each).values
+                shared.read(x, rows, wanted=each).values, FeatureReader(model, "fc1").read(x, rows, wanted=each).values
             )
 
 
@@ -404,7 +381,7 @@ def test_a_model_that_fails_before_the_cut_fails_and_can_be_read_afterwards():
     with pytest.raises(ValueError, match="not finite"):
         reader.read(x, torch.arange(10))
     assert torch.equal(reader.read(x, torch.arange(9)).values, _hooked(net, "head", x, torch.arange(9)))
-    assert len(reader(x[:3])[1]) == 3  # whole passes are whole again
+    assert len(reader.check_tail(x[:3])) == 3  # whole passes are whole again
 
 
 def test_a_reader_follows_weights_written_in_place_and_leaves_no_hook_behind():
@@ -436,9 +413,9 @@ def test_any_rows_and_any_of_them_wanted_give_the_bits_of_whole_batches(wanted, 
     whole = _hooked(net, "head", x, rows, batch_size) if len(rows) else torch.empty(0, 6)
     poisoned = torch.full_like(x, torch.nan)
     poisoned[rows[mask]] = x[rows[mask]]
-    some = read_features(net, "head", poisoned, rows, wanted=mask, batch_size=batch_size).values
+    some = FeatureReader(net, "head").read(poisoned, rows, wanted=mask, batch_size=batch_size).values
     assert torch.equal(some, whole[mask])
-    assert torch.equal(read_features(net, "head", x, rows, batch_size=batch_size).values, whole)
+    assert torch.equal(FeatureReader(net, "head").read(x, rows, batch_size=batch_size).values, whole)
 
 
 class InPieces(nn.Module):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tests.engines._federations import train_locally
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -11,7 +12,6 @@ from fedup import Federation, Forget, LocalTraining, Observer, dirichlet, federa
 from fedup.errors import ArtifactError, DataError, SettingError
 from fedup.rng import generator, seed_for
 from fedup.training.averaging import RunningAverage
-from fedup.training.engines.plain import train_locally
 
 LOCAL = LocalTraining(batch_size=8)
 
@@ -64,7 +64,7 @@ def _trained_alone(model, federation, client, round_index, seed=0):
     """What a client makes of the global weights in a round."""
     own = copy.deepcopy(model)
     train_seed = seed_for(seed, "round", round_index, "client", client.id)
-    train_locally(own, federation.x, federation.y, client.train, how=LOCAL, seed=train_seed)
+    train_locally(own, federation.x, federation.y, client.train, local=LOCAL, seed=train_seed)
     return own.state_dict()
 
 

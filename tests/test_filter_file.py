@@ -419,8 +419,9 @@ def test_a_signed_file_that_is_unchanged_is_accepted(marked, erased):
     assert same_bits(other, plugged)
 
 
-def test_a_file_of_when_erasers_could_be_made_by_class_is_read(setting):
-    _signed(setting.path, header=lambda header: header["config"].update(by_class=False))
+@pytest.mark.parametrize("gone", [{"by_class": False}, {"per_position": False, "weighted": True}], ids=str)
+def test_a_file_with_settings_that_there_were_is_read(setting, gone):
+    _signed(setting.path, header=lambda header: header["config"].update(gone))
     other = plug(setting.base)
     load_filter(other, setting.path)
     assert torch.equal(other(setting.x), setting.plugged(setting.x))
@@ -430,7 +431,7 @@ def test_a_file_of_before_there_were_erasers_is_read(setting):
     def older(header):
         for name in ("erasure", "derived_from_forgotten"):
             header.pop(name)
-        for name in ("filter", "eraser_cut", "max_variance_loss", "per_position"):
+        for name in ("filter", "eraser_cut", "max_variance_loss"):
             header["config"].pop(name)
 
     _signed(setting.path, header=older)

@@ -32,8 +32,7 @@ def _examples(guarded=()):
     tail, labels = _tail(), torch.arange(60) % CLASSES
     vectors = torch.full((120, WIDTH), torch.nan)
     vectors[::2] = 3 * tail.weight.detach()[labels] / tail.weight.norm(dim=1)[labels, None] + torch.randn(60, WIDTH) / 4
-    counts = torch.ones(60, dtype=torch.int32)
-    return Examples(vectors, torch.arange(0, 120, 2), labels, counts, nonnegative=False, guarded=guarded)
+    return Examples(vectors, torch.arange(0, 120, 2), labels, nonnegative=False, guarded=guarded)
 
 
 def _losses(fitted, examples, tail):
@@ -102,29 +101,15 @@ def test_a_trace_every_zero_steps_is_refused():
         Trace(every=0)
 
 
-@pytest.mark.parametrize(("weighted", "answer"), [(False, 0), (True, 1)])
-def test_weighted_counts_points_and_unweighted_counts_centroids(weighted, answer):
-    """Many light centroids say class 0, few heavy ones class 1, all at the same place."""
-    tail, heavy = _tail(), torch.arange(40) >= 36
-    examples = Examples(
-        vectors=torch.ones(40, WIDTH),
-        rows=torch.arange(40),
-        labels=heavy.long(),
-        counts=torch.where(heavy, 100, 1).int(),
-        nonnegative=False,
-    )
-    fitted = fit_filter(tail, examples, replace(CONFIG, alpha=1.0, weighted=weighted))
-    assert int(tail(fitted(torch.ones(1, WIDTH))).argmax()) == answer
-
-
-@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, weighted=True)], ids=["once", "weighted"])
-def test_same_seed_same_bits_whatever_ran_before(config):
+@pytest.mark.parametrize("shares", [None, torch.rand(60)], ids=["once", "weighted"])
+def test_same_seed_same_bits_whatever_ran_before(shares):
+    examples, config = replace(_examples([1]), shares=shares), CONFIG
     torch.manual_seed(5)
-    first = fit_filter(_tail(), _examples([1]), config)
+    first = fit_filter(_tail(), examples, config)
     torch.rand(100)
-    second = fit_filter(_tail(), _examples([1]), config)
+    second = fit_filter(_tail(), examples, config)
     assert torch.equal(_bits(first), _bits(second))
-    assert not torch.equal(_bits(first), _bits(fit_filter(_tail(), _examples([1]), replace(config, seed=1))))
+    assert not torch.equal(_bits(first), _bits(fit_filter(_tail(), examples, replace(config, seed=1))))
 
 
 def test_the_global_random_state_is_left_alone():
@@ -173,7 +158,7 @@ def test_a_rank_wider_than_the_features_is_refused():
 def test_nothing_to_fit_to_is_refused():
     empty = torch.arange(0)
     with pytest.raises(DataError, match="No centroid"):
-        fit_filter(_tail(), replace(_examples(), rows=empty, labels=empty, counts=empty), CONFIG)
+        fit_filter(_tail(), replace(_examples(), rows=empty, labels=empty), CONFIG)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

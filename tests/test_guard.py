@@ -57,7 +57,7 @@ def test_with_a_linear_tail_no_input_lifts_a_forgotten_logit_above_the_mean_reta
     labels = kept[torch.arange(60) % len(kept)]
     highest = {}
     for guarded in ((), forgotten):
-        examples = Examples(vectors, torch.arange(60), labels, torch.ones(60), nonnegative, guarded)
+        examples = Examples(vectors, torch.arange(60), labels, nonnegative, guarded)
         fitted = fit_filter(tail, examples, FilterConfig(rank=RANK, steps=60))
         passed = fitted(_strongest_inputs(fitted, tail, forgotten))
         lead = _lead(tail(passed).detach(), forgotten)
@@ -66,10 +66,9 @@ def test_with_a_linear_tail_no_input_lifts_a_forgotten_logit_above_the_mean_reta
     assert highest[True] <= 1e-5
 
 
-@pytest.mark.parametrize("per_position", [False, True])
 @pytest.mark.parametrize("nonnegative", [False, True])
 @pytest.mark.parametrize("forgotten", [[1], [0, 2, 3]], ids=str)
-def test_a_forgotten_class_with_the_largest_bias_is_no_answer_to_any_input(nonnegative, forgotten, per_position):
+def test_a_forgotten_class_with_the_largest_bias_is_no_answer_to_any_input(nonnegative, forgotten):
     """Where nothing passes the filter, biases answer."""
     tail = nn.Linear(32, CLASSES)
     with torch.no_grad():
@@ -77,11 +76,11 @@ def test_a_forgotten_class_with_the_largest_bias_is_no_answer_to_any_input(nonne
     vectors = torch.randn(60, 32).relu() if nonnegative else torch.randn(60, 32)
     kept = torch.tensor([label for label in range(CLASSES) if label not in forgotten])
     labels = kept[torch.arange(60) % len(kept)]
-    examples = Examples(vectors, torch.arange(60), labels, torch.ones(60), nonnegative, forgotten, MAP)
+    examples = Examples(vectors, torch.arange(60), labels, nonnegative, forgotten)
     inputs = torch.cat([torch.zeros(1, *MAP), -1e6 * torch.rand(200, *MAP), 10 * torch.randn(2000, *MAP)])
     answers = {}
     for guard in (False, True):
-        config = FilterConfig(rank=RANK, steps=60, guard=guard, per_position=per_position)
+        config = FilterConfig(rank=RANK, steps=60, guard=guard)
         fitted = fit_filter(tail, examples, config)
         answers[guard] = set(tail(fitted(inputs).flatten(1)).argmax(1).tolist())
     assert answers[False] & set(forgotten), "premise"
@@ -165,68 +164,6 @@ def test_the_tail_gets_no_gradient_and_the_callers_mode_does_not_matter():
     with torch.no_grad():
         assert torch.equal(_guard(tail, [1], vectors=vectors).excess(decoder), excess)
     assert all(weight.grad is None for weight in tail.parameters())
-
-
-class Pooled(nn.Module):
-    """A linear tail behind a mean over positions, weighted ones on request."""
-
-    def __init__(self, weights):
-        super().__init__()
-        self.head = nn.Linear(MAP[0], CLASSES, bias=False)
-        self.register_buffer("weights", weights)
-
-    def forward(self, flat):
-        return self.head((flat.reshape(-1, *MAP) * self.weights).mean((2, 3)))
-
-
-class Spread(nn.Linear):
-    """A linear tail that treats each position in its own way."""
-
-    def __init__(self):
-        super().__init__(8 * 2 * 2, CLASSES, bias=False)
-
-
-TAILS = {
-    "mean of positions": lambda: Pooled(torch.ones(2, 2)),
-    "weighted mean": lambda: Pooled(torch.tensor([[3.0, 0.1], [1.0, 0.5]])),
-    "every position in its own way": Spread,
-}
-
-
-@pytest.mark.parametrize("nonnegative", [False, True])
-@pytest.mark.parametrize("make", TAILS.values(), ids=TAILS.keys())
-def test_per_position_no_input_lifts_a_forgotten_logit_at_any_position(make, nonnegative):
-    """Input that is strong anywhere, at all positions or at a single one."""
-    tail, vectors = make(), torch.randn(60, 32)
-    vectors = vectors.relu() if nonnegative else vectors
-    kept = torch.tensor([0, 2, 3, 4])
-    highest = {}
-    for guarded in ((), [1]):
-        examples = Examples(
-            vectors, torch.arange(60), kept[torch.arange(60) % 4], torch.ones(60), nonnegative, guarded, MAP
-        )
-        fitted = fit_filter(tail, examples, FilterConfig(rank=RANK, steps=60, per_position=True))
-        assert fitted.width == MAP[0]
-        alone = torch.eye(4).reshape(4, 1, 1, 2, 2) * 10 * torch.randn(4, 500, *MAP)  # at one position each
-        inputs = torch.cat([10 * torch.randn(2000, *MAP), alone.flatten(0, 1)])
-        passed = fitted(inputs).flatten(1)
-        lead = _lead(tail(passed).detach(), [1])
-        highest[bool(guarded)] = float((lead / passed.norm(dim=1).clamp(min=1e-6)).max())
-    assert highest[False] > 1e-3, "premise: without the guard some input does"
-    assert highest[True] <= 1e-5
-
-
-def test_per_position_the_bound_is_the_slope_at_each_position():
-    tail, decoder = Spread(), torch.randn(MAP[0], RANK)
-    guard = Guard.against(
-        [1], tail=tail, vectors=torch.randn(40, 32), rows=torch.arange(40), nonnegative=False, seed=0, shape=MAP
-    )
-    slope = (tail.weight[1] - tail.weight[[0, 2, 3, 4]].mean(0)).detach().reshape(MAP)
-    by_position = slope.flatten(1).T  # (P, C)
-    by_position = by_position / by_position.norm(dim=1, keepdim=True)
-    torch.testing.assert_close(guard.excess(decoder), by_position @ decoder)
-    guard.finish(decoder)
-    assert (by_position @ decoder).max() <= 1e-5
 
 
 @pytest.fixture(scope="module")

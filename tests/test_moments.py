@@ -12,7 +12,8 @@ from fedup.clients.second_moments import SecondMomentsQuestion
 from fedup.clients.sketches import SketchesQuestion
 from fedup.clients.spreads import SpreadsQuestion
 from fedup.federation import Client
-from fedup.models.cut import read_features
+from fedup.models.features import FeatureReader
+from fedup.statistics.client_data import ClientData
 from fedup.statistics.eraser_statistics import (
     EVERY_CLASS,
     LEAST_REFERENCE_ROWS,
@@ -56,16 +57,20 @@ def _client(rows, number=0):
     return Client(number, torch.as_tensor(rows, dtype=torch.long), NONE, NONE)
 
 
+def _held(x, y, client, model=MODEL):
+    return ClientData(model, x, y, client, CLASSES)
+
+
 def _sketch(x, y, client, question):
-    return sketch_groups(MODEL, "2", x, y, client, question, over="each")
+    return sketch_groups(_held(x, y, client), "2", question, "each")
 
 
 def _measure(x, y, client, question, weights=None):
-    return measure_groups(MODEL, CUTS, x, y, client, question, weights or {})
+    return measure_groups(_held(x, y, client), CUTS, question, weights or {})
 
 
 def _second(x, y, client, question, **options):
-    return second_moments(MODEL, "2", x, y, client, question, **{"over": "each", "positions": (0,), **options})
+    return second_moments(_held(x, y, client), "2", question, **{"granularity": "each", "positions": (0,), **options})
 
 
 def _all(x, y, client, question):
@@ -89,7 +94,7 @@ def _same(one, other):
 
 
 def _at(x, rows, cut="2"):
-    return read_features(MODEL, cut, x, torch.as_tensor(rows)).values.double()
+    return FeatureReader(MODEL, cut).read(x, torch.as_tensor(rows)).values.double()
 
 
 def _ask(*requests, gone=None):
@@ -374,25 +379,26 @@ def test_what_clients_tell_adds_up_to_what_one_with_all_rows_would_tell(seed, ma
 def test_only_the_positions_that_are_asked_for_are_told():
     model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(8, 3))
     x, y = torch.randn(60, 1, 4, 4, generator=_source(0)), torch.zeros(60, dtype=torch.long)
-    ask = {"groups": _ask(_samples(range(25))), "over": "each"}
-    some = second_moments(model, "2", x, y, _client(range(60)), positions=(2, 7), **ask)
-    whole = second_moments(model, "2", x, y, _client(range(60)), positions=range(16), **ask)
+    data, question = _held(x, y, _client(range(60)), model), _ask(_samples(range(25)))
+    some = second_moments(data, "2", question, granularity="each", positions=(2, 7))
+    whole = second_moments(data, "2", question, granularity="each", positions=range(16))
     assert some.squares.shape == (2, 3, 3)
     torch.testing.assert_close(some.sums, whole.sums[[2, 7]], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("over", ["each", "all", "tokens"])
+@pytest.mark.parametrize("over", ["each", "tokens"])
 def test_statistics_have_the_shape_of_what_the_filter_acts_on(over):
     model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(8, 3))
     x, y = torch.randn(60, 1, 4, 4, generator=_source(0)), torch.zeros(60, dtype=torch.long)
-    question, positions = _ask(_samples(range(25))), {"each": 16, "all": 1, "tokens": 1}[over]
-    found = second_moments(model, "2", x, y, _client(range(60)), question, over=over, positions=range(positions))
-    width = 48 if over == "all" else 3
+    question, positions = _ask(_samples(range(25))), {"each": 16, "tokens": 1}[over]
+    data = _held(x, y, _client(range(60)), model)
+    found = second_moments(data, "2", question, granularity=over, positions=range(positions))
+    width = 3
     assert found.squares.shape == (positions, width, width)
     assert found.count == (35 * 16 if over == "tokens" else 60)  # for tokens what they are compared with alone
-    spreads = measure_groups(model, {"2": over}, x, y, _client(range(60)), question, {"r0": {0: 1.0}})
+    spreads = measure_groups(data, {"2": over}, question, {"r0": {0: 1.0}})
     assert spreads.forgotten["r0"]["2"].mean.shape == spreads.reference["r0"]["2"].mean.shape == (positions, width)
-    sketches = sketch_groups(model, "2", x, y, _client(range(60)), question, over=over)
+    sketches = sketch_groups(data, "2", question, over)
     assert sketches.forgotten["r0"].sums.shape == shortened(torch.zeros(positions, width)).shape
 
 

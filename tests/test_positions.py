@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedup.errors import SettingError
-from fedup.models.layout import from_positions, known_granularity, positions_of, to_positions
+from fedup.models.layout import from_positions, known_granularity, to_positions
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
 sizes = st.integers(1, 5)
 shapes = st.tuples(sizes) | st.tuples(sizes, sizes) | st.tuples(sizes, sizes, sizes) | st.tuples(*[sizes] * 4)
-overs = st.sampled_from(["each", "all", "tokens"])
+overs = st.sampled_from(["each", "tokens"])
 
 
 def _rows(count, shape):
@@ -25,34 +25,19 @@ def test_from_positions_undoes_to_positions(count, shape, over):
     assert torch.equal(from_positions(to_positions(features, over), shape), features)
 
 
-@few
-@given(st.integers(1, 4), shapes, overs)
-def test_positions_of_tells_the_shape_of_what_to_positions_gives(count, shape, over):
-    features = _rows(count, shape)
-    spread = to_positions(features, over)
-    positions, channels = positions_of(shape, over)
-    assert spread.shape[1:] == (positions, channels)
-    assert spread.numel() == features.numel()
-    tokens = positions_of(shape)[0] if over == "tokens" else 1
-    assert len(spread) == count * tokens
-
-
 @pytest.mark.parametrize(
     ("shape", "over", "expected"),
     [
         ((6, 2, 5), "each", (10, 6)),
-        ((6, 2, 5), "all", (1, 60)),
         ((6, 2, 5), "tokens", (1, 6)),
         ((4, 7), "each", (4, 7)),
-        ((4, 7), "all", (1, 28)),
         ((4, 7), "tokens", (1, 7)),
         ((9,), "each", (1, 9)),
-        ((9,), "all", (1, 9)),
         ((9,), "tokens", (1, 9)),
     ],
 )
 def test_positions_and_channels_of_maps_tokens_and_vectors(shape, over, expected):
-    assert positions_of(shape, over) == expected
+    assert to_positions(_rows(3, shape), over).shape[1:] == expected
 
 
 def test_the_channels_of_a_map_come_first_and_positions_run_along_its_lines():
@@ -70,13 +55,8 @@ def test_the_channels_of_tokens_come_last_and_a_row_keeps_its_tokens_together():
     assert torch.equal(to_positions(features, "tokens")[:, 0], torch.cat(list(features)))
 
 
-def test_a_row_as_one_vector_is_the_row_as_the_bottleneck_sees_it():
-    features = torch.randn(3, 6, 2, 5)
-    assert torch.equal(to_positions(features, "all")[:, 0], features.flatten(1))
-
-
 def test_what_a_filter_may_act_on_is_known_by_name():
-    assert [known_granularity(over) for over in ("each", "all", "tokens")] == ["each", "all", "tokens"]
-    for wrong in ("", "token", "EACH", None, 1):
-        with pytest.raises(SettingError, match="each, all, tokens"):
+    assert [known_granularity(name) for name in ("each", "tokens")] == ["each", "tokens"]
+    for wrong in ("", "all", "token", "EACH", None, 1):
+        with pytest.raises(SettingError, match="each, tokens"):
             known_granularity(wrong)

@@ -15,6 +15,7 @@ from fedup import Budget, Federation, FilterConfig, Forget, Ledger, collect, iid
 from fedup.errors import BudgetError, HarmError, RequestError
 from fedup.federation import Client
 from fedup.privacy import DP
+from fedup.statistics.client_data import ClientData
 from fedup.statistics.eraser_statistics import RowGroups
 from fedup.statistics.private_erasure import NoisyGroupStatistics, PlannedStatistics
 from fedup.statistics.private_features import blank_row
@@ -79,7 +80,7 @@ def statistics_of(model, x, y, train, samples, dp):
     client = Client(0, train=train, validation=train[:0], heldout=train[:0])
     request = Forget.samples({0: samples}) if samples else Forget.samples({0: [int(train[0])]})
     planned = PlannedStatistics(model, blank_row(x), cut="conv", dp=dp, num_classes=4)
-    return planned.answer(x, y, client, RowGroups({"r": request}, request))
+    return planned.answer(ClientData(model, x, y, client, 4), RowGroups({"r": request}, request))
 
 
 def joined(message):
@@ -136,7 +137,7 @@ def test_messages_add_up_over_clients(poisoned):
     halves = [replace(client, train=client.train[i::2]) for i in (0, 1)]
     sharp = replace(TEST_NOISE, epsilon=1e5)
     planned = PlannedStatistics(model, blank_row(federation.x), cut="conv", dp=sharp, num_classes=4)
-    said = [planned.answer(federation.x, federation.y, one, groups) for one in (client, *halves)]
+    said = [planned.answer(ClientData(model, federation.x, federation.y, one, 4), groups) for one in (client, *halves)]
     whole, parts = NoisyGroupStatistics.of(sharp, said[:1]), NoisyGroupStatistics.of(sharp, said[1:])
     torch.testing.assert_close(parts.forgotten.mean, whole.forgotten.mean, atol=5e-3, rtol=5e-3)
     torch.testing.assert_close(parts.reference.mean, whole.reference.mean, atol=2e-2, rtol=2e-2)

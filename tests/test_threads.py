@@ -249,7 +249,7 @@ def test_a_filter_is_fitted_by_as_many_threads_as_suit_its_width(width, threads)
         return layer(features)
 
     vectors = torch.rand(30, width)
-    examples = Examples(vectors, torch.arange(30), torch.arange(30) % 3, torch.ones(30), nonnegative=True)
+    examples = Examples(vectors, torch.arange(30), torch.arange(30) % 3, nonnegative=True)
     fit_filter(tail, examples, FilterConfig(steps=2))
     assert seen == {threads} and torch.get_num_threads() == 3
 

@@ -4,13 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engines._federations import make_federation, make_model
+from tests.engines._federations import make_federation, make_model, train_locally
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedup import LocalTraining
 from fedup.errors import SettingError
-from fedup.training.engines.plain import train_locally
 from fedup.training.local import Job, full_batches
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
@@ -56,7 +55,7 @@ def test_epochs_are_shuffled_anew():
 def test_steps_and_sizes_foretold_are_those_of_the_batches(n, size, epochs):
     job = make_job(n, batch_size=size, epochs=epochs)
     assert job.batches().shape == (job.steps, job.size)
-    assert (job.steps, job.size) == (job.how.steps_of(n), job.how.batch_of(n))
+    assert (job.steps, job.size) == (job.local.steps_of(n), job.local.batch_of(n))
     assert job.size <= max(2, size)
 
 
@@ -121,7 +120,7 @@ def test_training_settings_out_of_range_are_refused(bad):
 
 def trained(model, how, *, x=DATA.x, y=DATA.y):
     """The model, after a client with all rows has trained it."""
-    train_locally(model, x, y, torch.arange(len(x)), how=how, seed=0)
+    train_locally(model, x, y, torch.arange(len(x)), local=how, seed=0)
     return model
 
 

@@ -35,6 +35,7 @@ from fedup.models.cut import tail_of
 from fedup.privacy import DP, Budget, Ledger
 from fedup.privacy.projection import basis_of
 from fedup.request import union
+from fedup.statistics.client_data import ClientData
 from fedup.statistics.eraser_statistics import RowGroups
 from fedup.statistics.private_erasure import PlannedStatistics
 from fedup.statistics.private_features import blank_row
@@ -455,23 +456,11 @@ def test_where_subjects_are_protected_samples_get_a_bottleneck_and_a_note():
     assert _payers(store) == [1]
 
 
-@pytest.mark.parametrize("name", ["class", "sample"])
-def test_a_filter_for_each_position_is_refused(name):
-    store, plugged = SETTING.store(), plug(SETTING.base)
-    with pytest.raises(SettingError, match="per_position has to be off"):
-        unlearn(
-            plugged, store, SETTING.requests[name], clients=SETTING.federation, config=replace(FAST, per_position=True)
-        )
-    assert plugged.served is None
-    assert _uncharged(_state(store)) == _uncharged(_state(SETTING.collected))
-
-
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
         ({"filter": "erasure"}, ["sample", "class"]),
         ({"filter": "both", "eraser_cut": "0"}, ["sample"]),
-        ({"per_position": True}, ["sample"]),
         ({"rank": WIDTH + 1}, ["sample"]),
     ],
     ids=str,
@@ -552,7 +541,7 @@ def test_one_record_moves_what_an_eraser_is_told_by_no_more_than_the_sensitivity
         gone = Forget.samples({1: named & set(train.tolist())})
         groups, client = RowGroups({"request": gone}, gone), Client(1, train, train[:0], train[:0])
         planned = PlannedStatistics(SETTING.base, blank_row(x), cut=CUT, dp=dp, num_classes=CLASSES)
-        found = planned.answer(x, SETTING.y, client, groups)
+        found = planned.answer(ClientData(SETTING.base, x, SETTING.y, client, CLASSES), groups)
         told.append(torch.cat([found.sums.flatten(), found.counts]).double())
     moved = float((told[0] - told[1]).norm())
     assert moved <= dp.sensitivity + 1e-3

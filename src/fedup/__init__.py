@@ -20,92 +20,61 @@ True
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedup.clients.collect import collect
-    from fedup.errors import FedUPError
-    from fedup.federation import Federation
-    from fedup.filters.bottleneck import FilterConfig
-    from fedup.filters.fit import Trace
-    from fedup.models.views import fingerprint
-    from fedup.partition import dirichlet, iid, pathological
-    from fedup.privacy import DP, Budget, Ledger
-    from fedup.request import Forget
-    from fedup.serving.filter_file import load_filter, save_filter
-    from fedup.serving.plugged import PluggedModel, plug
-    from fedup.statistics.store import Centroids, load_centroids, save_centroids
-    from fedup.training.fedavg import Observer, federate
-    from fedup.training.local import LocalTraining
-    from fedup.unlearning.plan import RequestPlan, Terms
-    from fedup.unlearning.report import Report
-    from fedup.unlearning.unlearn import plan, purge, restore, unlearn
+    from fedup.clients.collect import collect as collect
+    from fedup.errors import FedUPError as FedUPError
+    from fedup.federation import Federation as Federation
+    from fedup.filters.bottleneck import FilterConfig as FilterConfig
+    from fedup.filters.fit import Trace as Trace
+    from fedup.models.views import fingerprint as fingerprint
+    from fedup.partition import dirichlet as dirichlet
+    from fedup.partition import iid as iid
+    from fedup.partition import pathological as pathological
+    from fedup.privacy import DP as DP
+    from fedup.privacy import Budget as Budget
+    from fedup.privacy import Ledger as Ledger
+    from fedup.request import Forget as Forget
+    from fedup.serving.filter_file import load_filter as load_filter
+    from fedup.serving.filter_file import save_filter as save_filter
+    from fedup.serving.plugged import PluggedModel as PluggedModel
+    from fedup.serving.plugged import plug as plug
+    from fedup.statistics.store import Centroids as Centroids
+    from fedup.statistics.store import load_centroids as load_centroids
+    from fedup.statistics.store import save_centroids as save_centroids
+    from fedup.training.fedavg import Observer as Observer
+    from fedup.training.fedavg import federate as federate
+    from fedup.training.local import LocalTraining as LocalTraining
+    from fedup.unlearning.plan import RequestPlan as RequestPlan
+    from fedup.unlearning.plan import Terms as Terms
+    from fedup.unlearning.report import Report as Report
+    from fedup.unlearning.unlearn import plan as plan
+    from fedup.unlearning.unlearn import purge as purge
+    from fedup.unlearning.unlearn import restore as restore
+    from fedup.unlearning.unlearn import unlearn as unlearn
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "DP",
-    "Budget",
-    "Centroids",
-    "FedUPError",
-    "Federation",
-    "FilterConfig",
-    "Forget",
-    "Ledger",
-    "LocalTraining",
-    "Observer",
-    "PluggedModel",
-    "Report",
-    "RequestPlan",
-    "Terms",
-    "Trace",
-    "collect",
-    "dirichlet",
-    "federate",
-    "fingerprint",
-    "iid",
-    "load_centroids",
-    "load_filter",
-    "pathological",
-    "plan",
-    "plug",
-    "purge",
-    "restore",
-    "save_centroids",
-    "save_filter",
-    "unlearn",
-]
-
-# Where each name lives. Loaded on first use, so that a command that needs no torch starts at once.
-_HOME = {
-    "Budget": "fedup.privacy",
-    "DP": "fedup.privacy",
-    "Ledger": "fedup.privacy",
-    "Centroids": "fedup.statistics.store",
-    "FedUPError": "fedup.errors",
-    "Federation": "fedup.federation",
-    "FilterConfig": "fedup.filters.bottleneck",
-    "Forget": "fedup.request",
-    "LocalTraining": "fedup.training.local",
-    "Observer": "fedup.training.fedavg",
-    "PluggedModel": "fedup.serving.plugged",
-    "Report": "fedup.unlearning.report",
-    "RequestPlan": "fedup.unlearning.plan",
-    "Terms": "fedup.unlearning.plan",
-    "Trace": "fedup.filters.fit",
-    "collect": "fedup.clients.collect",
-    "dirichlet": "fedup.partition",
-    "federate": "fedup.training.fedavg",
-    "fingerprint": "fedup.models.views",
-    "iid": "fedup.partition",
-    "load_centroids": "fedup.statistics.store",
-    "load_filter": "fedup.serving.filter_file",
-    "pathological": "fedup.partition",
-    "plan": "fedup.unlearning.unlearn",
-    "plug": "fedup.serving.plugged",
-    "purge": "fedup.unlearning.unlearn",
-    "restore": "fedup.unlearning.unlearn",
-    "save_centroids": "fedup.statistics.store",
-    "save_filter": "fedup.serving.filter_file",
-    "unlearn": "fedup.unlearning.unlearn",
+# Where public names live. Loaded on first use, so that a command that needs no torch starts at once.
+_PUBLIC = {
+    "fedup.clients.collect": "collect",
+    "fedup.errors": "FedUPError",
+    "fedup.federation": "Federation",
+    "fedup.filters.bottleneck": "FilterConfig",
+    "fedup.filters.fit": "Trace",
+    "fedup.models.views": "fingerprint",
+    "fedup.partition": "dirichlet iid pathological",
+    "fedup.privacy": "DP Budget Ledger",
+    "fedup.request": "Forget",
+    "fedup.serving.filter_file": "load_filter save_filter",
+    "fedup.serving.plugged": "PluggedModel plug",
+    "fedup.statistics.store": "Centroids load_centroids save_centroids",
+    "fedup.training.fedavg": "Observer federate",
+    "fedup.training.local": "LocalTraining",
+    "fedup.unlearning.plan": "RequestPlan Terms",
+    "fedup.unlearning.report": "Report",
+    "fedup.unlearning.unlearn": "plan purge restore unlearn",
 }
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
@@ -113,8 +82,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'fedup' has no attribute {name!r}")
     from importlib import import_module
 
-    found = globals()[name] = getattr(import_module(_HOME[name]), name)
-    return found
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:

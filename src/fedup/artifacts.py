@@ -4,13 +4,13 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import Tensor
 
 from fedup.errors import ArtifactError
@@ -64,10 +64,15 @@ def load_tensors(path: str | Path, *, kind: str) -> tuple[dict[str, Tensor], dic
 
 def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """sha256 of the header and of the tensors' names, types, shapes and bytes."""
-    digest = hashlib.sha256(json.dumps(dict(header), sort_keys=True).encode())
-    for name, tensor in sorted(tensors.items()):
+    return digest_of(json.dumps(dict(header), sort_keys=True), tensors.items())
+
+
+def digest_of(text: str, tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """sha256 of a text, and of tensors' names, types, shapes and bytes, sorted by name."""
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -82,36 +87,8 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 def serialized_size(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> int:
-    """Bytes that these tensors and header take as one safetensors message, without building it.
-
-    >>> from safetensors.torch import save
-    >>> tensors = {"a": torch.zeros(3, 5), "b": torch.zeros(7, dtype=torch.int32)}
-    >>> serialized_size(tensors, {"x": 1}) == len(save(tensors, metadata={"fedup": json.dumps({"x": 1})}))
-    True
-    """
-    return SAFETENSORS_LENGTH_FIELD + _header_size(tensors, header) + sum(map(_data_size, tensors.values()))
-
-
-SAFETENSORS_LENGTH_FIELD = 8
-_DTYPE_NAMES = {  # in the order in which safetensors lays tensors out
-    torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.int32: "I32", torch.bfloat16: "BF16",
-    torch.float16: "F16", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
-
-
-def _header_size(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> int:
-    entries: dict[str, Any] = {"__metadata__": {"fedup": json.dumps(dict(header), sort_keys=True)}}
-    offset = 0
-    order = sorted(tensors.items(), key=lambda pair: (list(_DTYPE_NAMES).index(pair[1].dtype), pair[0]))
-    for name, tensor in order:
-        end = offset + _data_size(tensor)
-        entries[name] = {
-            "dtype": _DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]
-        }  # fmt: skip
-        offset = end
-    size = len(json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode())
-    return -(-size // 8) * 8  # padded to 8 bytes
-
-
-def _data_size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    """Bytes that these tensors and header take as one safetensors message."""
+    plain = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+    }
+    return len(save(plain, metadata={"fedup": json.dumps(dict(header), sort_keys=True)}))

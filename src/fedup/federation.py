@@ -118,16 +118,6 @@ class Federation:
         subjects = None if self.subjects is None else self.subjects.to(device)
         return replace(self, x=self.x.to(device), y=self.y.to(device), clients=clients, subjects=subjects)
 
-    def check_subjects(self) -> None:
-        """Raise unless every row that is trained on has a subject id."""
-        rows = self.rows("train")
-        unknown = len(rows) if self.subjects is None else int((self.subjects[rows] < 0).sum())
-        if unknown:
-            raise DataError(
-                f"{unknown} of {len(rows)} rows have no subject id: pass subjects=… to Federation.split, one for each "
-                "row, or protect records instead. Nothing was released."
-            )
-
     def digest(self) -> str:
         """sha256 of who trains on which rows with which labels."""
         digest = hashlib.sha256(str(tuple(self.x.shape)).encode())

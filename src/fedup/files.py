@@ -1,11 +1,21 @@
 """Files written whole or not at all: to a new file, synced, renamed, and the rename synced too."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedup.errors import FedUPError, StorageError
+
+_ADVICE = {
+    errno.ENOSPC: "Free some space and run the same command again; what was there before is untouched.",
+    errno.EDQUOT: "Free some of your quota and run the same command again; what was there before is untouched.",
+    errno.EFBIG: "The system limits the size of files here; what was there before is untouched.",
+    errno.EROFS: "It lies on a read-only disk: work on a copy elsewhere.",
+    errno.EACCES: "Ask for write permission there, or work on a copy elsewhere.",
+    errno.EPERM: "Ask for write permission there, or work on a copy elsewhere.",
+}
 
 
 @contextmanager
@@ -52,18 +62,5 @@ def explained(what: str) -> Iterator[None]:
     except FedUPError:
         raise
     except OSError as error:
-        raise StorageError(f"Could not {what}: {error.strerror or error}. {_advice(error)}") from error
-
-
-def _advice(error: OSError) -> str:
-    import errno
-
-    advice = {
-        errno.ENOSPC: "Free some space and run the same command again; what was there before is untouched.",
-        errno.EDQUOT: "Free some of your quota and run the same command again; what was there before is untouched.",
-        errno.EFBIG: "The system limits the size of files here; what was there before is untouched.",
-        errno.EROFS: "It lies on a read-only disk: work on a copy elsewhere.",
-        errno.EACCES: "Ask for write permission there, or work on a copy elsewhere.",
-        errno.EPERM: "Ask for write permission there, or work on a copy elsewhere.",
-    }
-    return advice.get(error.errno or 0, "Check the path and the disk; what was there before is untouched.")
+        advice = _ADVICE.get(error.errno or 0, "Check the path and the disk; what was there before is untouched.")
+        raise StorageError(f"Could not {what}: {error.strerror or error}. {advice}") from error

@@ -4,6 +4,8 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Any, Literal, get_args
 
 from fedup.errors import RequestError
@@ -114,10 +116,7 @@ class Forget:
 
 def union(requests: Iterable[Forget]) -> Forget:
     """The forget set of several requests together: the order cannot matter."""
-    joined = Forget()
-    for request in requests:
-        joined = joined | request
-    return joined
+    return reduce(or_, requests, Forget())
 
 
 def check_known(request: Forget, *, clients: Iterable[int], num_classes: int) -> None:
@@ -127,7 +126,8 @@ def check_known(request: Forget, *, clients: Iterable[int], num_classes: int) ->
         raise RequestError("The request forgets nothing: name at least one client, class or sample.")
     unknown = sorted((request.client_ids | set(request.sample_ids)) - known)
     if unknown:
-        raise RequestError(f"Unknown client {unknown}; this federation has clients {_brief(sorted(known))}.")
+        brief = sorted(known) if len(known) <= 20 else f"{min(known)} to {max(known)} ({len(known)} of them)"
+        raise RequestError(f"Unknown client {unknown}; this federation has clients {brief}.")
     unknown = sorted(request.class_ids - set(range(num_classes)))
     if unknown:
         raise RequestError(f"Unknown class {unknown}; this federation has classes 0 to {num_classes - 1}.")
@@ -135,20 +135,16 @@ def check_known(request: Forget, *, clients: Iterable[int], num_classes: int) ->
         raise RequestError(f"To {request} leaves nothing to keep. Take the model out of service instead.")
 
 
-def _ids(ids: Iterable[int], what: str) -> frozenset[int]:
+def _ids(ids: Iterable[int], kind: str) -> frozenset[int]:
     if isinstance(ids, (str, bytes)):
-        raise RequestError(f"{what} ids must be whole numbers; found the text {ids!r}.")
+        raise RequestError(f"{kind} ids must be whole numbers; found the text {ids!r}.")
     try:
-        found = [i.item() if hasattr(i, "item") else i for i in ids]
+        numbers = [i.item() if hasattr(i, "item") else i for i in ids]
     except (TypeError, ValueError, RuntimeError) as error:
-        raise RequestError(f"{what} ids must be a list of whole numbers; found {ids!r}.") from error
-    wrong = [i for i in found if isinstance(i, bool) or not isinstance(i, int) or i < 0]
+        raise RequestError(f"{kind} ids must be a list of whole numbers; found {ids!r}.") from error
+    wrong = [i for i in numbers if isinstance(i, bool) or not isinstance(i, int) or i < 0]
     if wrong:
-        raise RequestError(f"{what} ids must be whole numbers from 0; found {wrong[:5]}.")
-    if not found:
-        raise RequestError(f"The request forgets nothing: the list of {what} ids is empty.")
-    return frozenset(found)
-
-
-def _brief(ids: list[int]) -> str:
-    return str(ids) if len(ids) <= 20 else f"{ids[0]} to {ids[-1]} ({len(ids)} of them)"
+        raise RequestError(f"{kind} ids must be whole numbers from 0; found {wrong[:5]}.")
+    if not numbers:
+        raise RequestError(f"The request forgets nothing: the list of {kind} ids is empty.")
+    return frozenset(numbers)

@@ -20,6 +20,13 @@ def generator(seed: int, *names: object) -> torch.Generator:
     return torch.Generator().manual_seed(seed_for(seed, *names))
 
 
+def sample(rows: torch.Tensor, most: int, *names: object) -> torch.Tensor:
+    """All rows, or so many of them: always the same ones for the stream of these names."""
+    if len(rows) <= most:
+        return rows
+    return rows[torch.randperm(len(rows), generator=generator(0, *names))[:most].to(rows.device)]
+
+
 def seed_default(seed: int, device: torch.device) -> None:
     """Seed the streams that models draw from while they train (dropout), on the CPU and on the device."""
     if device.type not in ("cpu", "cuda"):

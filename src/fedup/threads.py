@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedup.errors import SettingError
 
@@ -101,21 +100,10 @@ def fixed_threads(count: int) -> Iterator[None]:
 
 def _work_of_a_row(model: nn.Module, example: Tensor) -> float:
     """Multiply-adds of a row's forward pass through linear and convolution layers, at least one for each weight."""
-    probe, done = copy.deepcopy(model).eval(), 0
-
-    def count(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        nonlocal done
-        if isinstance(module.weight, Tensor) and isinstance(output, Tensor):
-            # (out, in, …) for each output; transposed convolutions have (in, out, …) for each input
-            places = inputs[0] if isinstance(module, _ConvTransposeNd) else output
-            done += places.numel() * module.weight[0].numel()
-
-    for module in probe.modules():
-        if isinstance(module, nn.Linear | _ConvNd):
-            module.register_forward_hook(count)
+    probe = copy.deepcopy(model).eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
             probe(example[:1])
     except Exception:  # a user's model: training will say what is wrong with it
         return math.inf
-    return max(done, sum(weight.numel() for weight in probe.parameters() if weight.ndim > 1))
+    return max(counter.get_total_flops() / 2, sum(weight.numel() for weight in probe.parameters() if weight.ndim > 1))

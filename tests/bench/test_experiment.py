@@ -348,7 +348,6 @@ CHANGES = [
             "batch_size = 127",
             "lr = 0.002",
             "guard = false",
-            "weighted = true",
             'preset = "paper"',
             'filter = "bottleneck"',
             'filter = "erasure"',
@@ -356,7 +355,6 @@ CHANGES = [
             'eraser_cut = "fc1"',
             "max_variance_loss = 0.03",
             "gentle = false",
-            "per_position = true",
         )
     ],
     *[
@@ -415,7 +413,7 @@ AS_BEFORE = ONE.replace("[scenarios.class]", "[scenarios.sample]") + 'filter = "
 
 
 def test_settings_that_were_added_later_are_not_told_while_results_from_before_are_as_with_them(read):
-    said = 'preset = "default"\neraser_cut = "auto"\nmax_variance_loss = 0.02\ngentle = true\nper_position = false\n'
+    said = 'preset = "default"\neraser_cut = "auto"\nmax_variance_loss = 0.02\ngentle = true\n'
     cell, same = read(AS_BEFORE).cells()[1], read(AS_BEFORE + said).cells()[1]
     assert added(cell.config()["method"], "fedup") == {}
     assert added(cell.config()["scenario"], "sample") == {}

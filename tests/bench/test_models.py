@@ -3,7 +3,8 @@ import torch
 from torch import nn
 
 from fedup.errors import SettingError
-from fedup.models.cut import find_cut, read_features, tail_of
+from fedup.models.cut import find_cut, tail_of
+from fedup.models.features import FeatureReader
 from fedup.registry import find, names
 from fedup.tasks.models import build_model
 
@@ -60,7 +61,7 @@ def test_the_same_global_seed_builds_the_same_weights(name):
 def test_the_papers_features_are_512_wide_and_not_negative(name):
     model, x = build(name), inputs(name)
     assert find_cut(model) == "head"
-    features = read_features(model, "head", x, torch.arange(3))
+    features = FeatureReader(model, "head").read(x, torch.arange(3))
     assert features.values.shape == (3, 512)
     assert features.nonnegative
     assert float(features.values.min()) >= 0
@@ -79,7 +80,7 @@ def test_resnet18_halves_the_map_at_each_stage_but_the_first():
     model, x = build_model("resnet18", (3, 32, 32), 10).eval(), inputs("resnet18", shape=(3, 32, 32))
     width = {"stage2": 64 * 32**2, "stage3": 128 * 16**2, "stage4": 256 * 8**2, "pool": 512 * 4**2}
     for cut, expected in width.items():
-        assert read_features(model, cut, x, torch.arange(3)).values.shape == (3, expected)
+        assert FeatureReader(model, cut).read(x, torch.arange(3)).values.shape == (3, expected)
 
 
 KNOWN_SIZES = [("lenet5", 100_494), ("resnet18", 11_172_810), ("tinybert", 4_387_210)]

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from fedup import Federation, FilterConfig, Forget, collect, fingerprint, plug
 from fedup.errors import CutError, SettingError
-from fedup.models.cut import find_cut, offered_cuts, read_features
-from fedup.models.layout import positions_of, to_positions
-from fedup.models.taps import Taps
+from fedup.models.cut import find_cut, offered_cuts
+from fedup.models.features import FeatureReader
+from fedup.models.layout import to_positions
 from fedup.registry import find, names
 from fedup.tasks.models import build_model, cuts_of, training_of
 from fedup.tasks.recipe import Recipe
@@ -121,15 +121,17 @@ def test_a_built_model_offers_the_cuts_that_its_file_names_and_no_others(name, b
 @pytest.mark.parametrize("name", MODELS)
 def test_features_are_read_at_all_offered_cuts_in_one_pass(name, built):
     model, x, offered = built(name), rows_for(name), offered_cuts(built(name))
-    (features,) = Taps(model, list(offered)).read(x, torch.arange(5))
+    (features,) = FeatureReader(model, *offered).batches(x, torch.arange(5))
     assert list(features) == list(offered)
     for cut, over in offered.items():
         found = features[cut]
         assert len(found) == 5 and bool(found.isfinite().all()), cut
         assert not torch.equal(found[0], found[1]), cut  # they tell rows apart
-        assert positions_of(tuple(found.shape[1:]), over) == tuple(to_positions(found, over).shape[1:]), cut
+        assert to_positions(found, over).numel() == found.numel(), cut
         if (name, cut) in FIXED:
-            assert torch.allclose(read_features(model, cut, x, torch.arange(5)).values, found.flatten(1), atol=1e-5)
+            assert torch.allclose(
+                FeatureReader(model, cut).read(x, torch.arange(5)).values, found.flatten(1), atol=1e-5
+            )
 
 
 @pytest.mark.parametrize(("name", "cut"), TOKENS, ids=[f"{name}-{cut}" for name, cut in TOKENS])

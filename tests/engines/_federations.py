@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fedup.federation import Client, Federation
+from fedup.training.engines.plain import PlainEngine
+from fedup.training.local import Job, LocalTraining
 
 SIZES = (70, 64, 33, 0, 17, 5, 1, 130, 64, 9, 200)  # rows that clients train on
 
@@ -66,3 +68,8 @@ def without_rows(federation: Federation, *empty: int) -> Federation:
         replace(client, train=client.train[:0]) if client.id in empty else client for client in federation.clients
     )
     return replace(federation, clients=clients)
+
+
+def train_locally(model: nn.Module, x: Tensor, y: Tensor, rows: Tensor, *, local: LocalTraining, seed: int) -> None:
+    """Train `model` in place on the rows, as a client does in a round."""
+    PlainEngine(model, x, y, local).run(Job(0, rows.cpu(), local, seed))

@@ -37,7 +37,7 @@ class Rerun:
 
     def replay(self):
         Rerun.replays += 1
-        for lane in self.engine._lanes[: self.width]:
+        for lane in self.engine._slots[: self.width]:
             self.engine._step(lane, self.size)
 
 
@@ -47,9 +47,9 @@ def without_gpu(monkeypatch):
     empty = torch.empty
 
     def capture(self, size, width, load):
-        while len(self._lanes) < width:
+        while len(self._slots) < width:
             made = captured.copy.deepcopy(self._first)
-            self._lanes.append(captured.Lane(len(self._lanes), made, self._how, self._x.device))
+            self._slots.append(captured.ClientSlot(len(self._slots), made, self._local, self._x.device))
         return Rerun(self, size, width)
 
     monkeypatch.setattr(torch.cuda, "Event", Nothing)
@@ -109,7 +109,7 @@ def test_every_client_ends_at_the_weights_of_the_plain_engine(without_gpu, kind,
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 8, 9, 25])
-def test_lanes_without_work_do_no_harm_however_long_training_lasts(without_gpu, count):
+def test_slots_without_work_do_no_harm_however_long_training_lasts(without_gpu, count):
     federation, how = make_federation((64,) * count), LocalTraining(batch_size=16)
     assert_same_rounds("plain", how, [jobs_of(federation, how, i) for i in range(12)], federation)
 

@@ -9,7 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.engines._federations import KINDS, SIZES, federation_for, make_federation, make_model, without_rows
+from tests.engines._federations import (
+    KINDS,
+    SIZES,
+    federation_for,
+    make_federation,
+    make_model,
+    train_locally,
+    without_rows,
+)
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -17,7 +25,6 @@ from fedup import LocalTraining, Observer, federate, fingerprint
 from fedup.bench.textbook import eager_round
 from fedup.errors import SettingError
 from fedup.rng import generator, seed_for
-from fedup.training.engines.plain import train_locally
 from fedup.training.local import Job
 
 SGD = LocalTraining(batch_size=16, lr=0.05)
@@ -223,7 +230,7 @@ def test_one_step_is_gradient_descent_on_the_mean_loss():
     model, how = make_model("batchnorm"), LocalTraining(batch_size=50, lr=0.1, momentum=0.0)
     reference = make_model("batchnorm").train()
     cross_entropy(reference(X[:50]), Y[:50]).backward()
-    train_locally(model, X, Y, torch.arange(50), how=how, seed=0)
+    train_locally(model, X, Y, torch.arange(50), local=how, seed=0)
     for trained, start in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(trained.detach(), start.detach() - 0.1 * start.grad)
 
@@ -231,7 +238,7 @@ def test_one_step_is_gradient_descent_on_the_mean_loss():
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_training_lowers_the_loss(optimizer):
     model, trained = make_model("all"), make_model("all")
-    train_locally(trained, X, Y, ROWS, how=LocalTraining(epochs=10, lr=0.01, optimizer=optimizer), seed=0)
+    train_locally(trained, X, Y, ROWS, local=LocalTraining(epochs=10, lr=0.01, optimizer=optimizer), seed=0)
     before, after = (cross_entropy(m.eval()(X), Y).item() for m in (model, trained))
     assert after < 0.7 * before
 
@@ -242,7 +249,7 @@ def test_same_seed_same_bits_whatever_was_drawn_before():
         model = make_model("dropout")
         with torch.random.fork_rng():
             torch.manual_seed(global_seed)
-            train_locally(model, X, Y, ROWS, how=LocalTraining(), seed=seed)
+            train_locally(model, X, Y, ROWS, local=LocalTraining(), seed=seed)
         trained.append(weights(model))
     assert all(map(torch.equal, trained[0], trained[1]))
     assert not all(map(torch.equal, trained[0], trained[2]))
@@ -251,14 +258,14 @@ def test_same_seed_same_bits_whatever_was_drawn_before():
 def test_a_model_is_put_in_training_mode():
     models = make_model("all").train(), make_model("all").eval()
     for model in models:
-        train_locally(model, X, Y, ROWS, how=LocalTraining(), seed=0)
+        train_locally(model, X, Y, ROWS, local=LocalTraining(), seed=0)
     assert all(map(torch.equal, *map(weights, models)))
     assert int(models[1][1][0].num_batches_tracked) == 5
 
 
 def test_training_leaves_the_global_random_state_alone():
     model, before = make_model("dropout"), streams()
-    train_locally(model, X, Y, ROWS, how=LocalTraining(), seed=5)
+    train_locally(model, X, Y, ROWS, local=LocalTraining(), seed=5)
     assert streams() == before
 
 
@@ -267,7 +274,7 @@ def test_training_reads_no_row_but_its_own():
     poisoned[:20] = float("nan")
     models = make_model("all"), make_model("all")
     for model, x in zip(models, (X, poisoned), strict=True):
-        train_locally(model, x, Y, ROWS, how=LocalTraining(), seed=0)
+        train_locally(model, x, Y, ROWS, local=LocalTraining(), seed=0)
     assert all(map(torch.equal, *map(weights, models)))
 
 
@@ -276,14 +283,14 @@ def test_frozen_parameters_stay(optimizer):
     model = make_model("all")
     model[0].requires_grad_(False)
     before = model[0].weight.clone()
-    train_locally(model, X, Y, ROWS, how=LocalTraining(weight_decay=0.1, optimizer=optimizer), seed=0)
+    train_locally(model, X, Y, ROWS, local=LocalTraining(weight_decay=0.1, optimizer=optimizer), seed=0)
     assert torch.equal(model[0].weight, before)
 
 
 def test_training_on_no_rows_changes_no_weight():
     model = make_model("all")
     before = weights(model)
-    train_locally(model, X, Y, ROWS[:0], how=LocalTraining(), seed=0)
+    train_locally(model, X, Y, ROWS[:0], local=LocalTraining(), seed=0)
     assert all(map(torch.equal, weights(model), before))
 
 
@@ -306,7 +313,7 @@ def test_parameters_that_lie_apart_are_trained_and_nothing_between_them():
     before, whole = model.weight.detach().clone(), memory.clone()
     federation = make_federation((40,))
     x = torch.cat([federation.x, federation.x[:, :2]], 1)
-    train_locally(model, x, federation.y, federation.clients[0].train, how=LocalTraining(batch_size=8), seed=0)
+    train_locally(model, x, federation.y, federation.clients[0].train, local=LocalTraining(batch_size=8), seed=0)
     assert bool((model.weight != before).all())
     whole[:4, 4:12] = memory[:4, 4:12]
     assert torch.equal(memory, whole)

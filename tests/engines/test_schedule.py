@@ -42,7 +42,7 @@ def follow(course):
         for lane, job in stretch.begin:
             assert lane not in running  # it is free
             running[lane] = Ran(job, lane, now, now)
-        assert sorted(running) == list(range(stretch.lanes))  # lanes with work are the first ones
+        assert sorted(running) == list(range(stretch.slots))  # lanes with work are the first ones
         assert stretch.steps >= 1
         now += stretch.steps
         for lane, job in stretch.end:
@@ -138,7 +138,7 @@ def test_no_jobs_take_no_lane_and_no_time(lanes):
 
 def test_as_many_lanes_as_jobs_begin_together_and_drop_out_one_by_one():
     course = list(segments(assign(make_jobs([3, 7, 5]), 8)))
-    assert [stretch.lanes for stretch in course] == [3, 2, 1]
+    assert [stretch.slots for stretch in course] == [3, 2, 1]
     assert [stretch.steps for stretch in course] == [3, 2, 2]
     assert [[job.client for _, job in stretch.begin] for stretch in course] == [[1, 2, 0], [], []]
     assert [[job.client for _, job in stretch.end] for stretch in course] == [[0], [2], [1]]

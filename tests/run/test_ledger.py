@@ -88,7 +88,7 @@ def nobody_computes(monkeypatch):
     def reads(*args, **kwargs):
         raise AssertionError("a client computed something")
 
-    monkeypatch.setattr("fedup.models.cut.FeatureReader.read", reads)
+    monkeypatch.setattr("fedup.models.features.FeatureReader.read", reads)
     for module in (client_side, private_erasure):
         monkeypatch.setattr(module, "read_privately", reads)
         monkeypatch.setattr(module, "release", reads)

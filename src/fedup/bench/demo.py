@@ -13,8 +13,7 @@ from fedup.clients.collect import collect
 from fedup.errors import SettingError
 from fedup.federation import Federation
 from fedup.filters.presets import preset
-from fedup.models.cut import read_features
-from fedup.models.taps import Taps
+from fedup.models.features import FeatureReader
 from fedup.models.views import fingerprint
 from fedup.partition import dirichlet
 from fedup.request import Forget
@@ -179,9 +178,9 @@ def _features_in_2d(plugged: PluggedModel, federation: Federation, request: Forg
     """Held-out features at the cut before and after the filter, on the first two principal axes of the former."""
     rows = federation.rows("heldout")
     rows = rows[torch.randperm(len(rows), generator=generator(0, "plot"))[:most]].sort().values
-    before = read_features(plugged.base, plugged.cut, federation.x, rows).values
-    (seen,) = Taps(plugged.view(), [plugged.cut]).read(federation.x, rows, len(rows))  # what the last layer gets
-    after = seen[plugged.cut].flatten(1)
+    before = FeatureReader(plugged.base, plugged.cut).read(federation.x, rows).values
+    (seen,) = FeatureReader(plugged.view(), plugged.cut).batches(federation.x, rows, len(rows))
+    after = seen[plugged.cut].flatten(1)  # what the last layer gets
     mean = before.mean(0)
     axes = torch.linalg.svd(before - mean, full_matrices=False).Vh[:2].T  # (D, 2)
     named = torch.isin(rows, federation.forgotten(request, "heldout"))

@@ -24,7 +24,7 @@ def later(default: Any, *, before: Any = MISSING) -> Any:
 def config_of(settings: Any) -> dict[str, Any]:
     """A dataclass as plain data that says what was measured."""
     before = {one.name: one.metadata["before"] for one in fields(settings) if "before" in one.metadata}
-    return {
+    return getattr(settings, "FORMER_SETTINGS", {}) | {
         _FORMER_NAMES.get(name, name): value
         for name, value in asdict(settings).items()
         if name not in before or value != before[name]

@@ -14,6 +14,7 @@ from fedup.bench.withdrawal_cases import Setting, Withdrawal, make_cases
 from fedup.errors import DataError, HarmError
 from fedup.federation import Federation
 from fedup.serving.plugged import PluggedModel, Served
+from fedup.statistics.client_data import ClientData
 from fedup.statistics.proportions import Paired
 from fedup.statistics.store import Centroids
 from fedup.statistics.tally import RowsToCount, tally
@@ -151,7 +152,8 @@ class _Measuring:
         """Retrain's answers to the rows that the verdict counts: those of labels that the client holds out, too."""
         client, data = self._federation.client(case.client), self._federation
         question = RowsToCount({"rows": case.request}, case.request, classes=False)
-        counted = tally(retrained, retrained, retrained, data.x, data.y, client, question)
+        rows = ClientData(retrained, data.x, data.y, client, data.num_classes)
+        counted = tally(rows, question, original=retrained, before=retrained, after=retrained)
         unseen = counted.unseen.get("rows", {})
         return sum((one for label, one in counted.forgotten.get("rows", {}).items() if label in unseen), Paired())
 

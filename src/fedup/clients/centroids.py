@@ -67,19 +67,7 @@ class CentroidsQuestion(ExactQuestion[Summary]):
         held, kept = _rows_by_label(data.y[rows]), _rows_by_label(data.y[rows[~out]])
         wanted = {label: n for label, n in held.items() if n >= data.least_rows and self._asks_for(label)}
         enough = frozenset(label for label in wanted if not 0 < kept.get(label, 0) < data.least_rows)
-        summary = summarize(
-            data.model,
-            data.x,
-            data.y,
-            rows,
-            client=data.client.id,
-            cut=self.cut,
-            how=self.how,
-            labels=enough,
-            excluded=self.excluded,
-            ids=data.ids,
-            reader=data.shared_reader(self.cut),
-        )
+        summary = summarize(data, self.cut, self.how, labels=enough, excluded=self.excluded)
         few = {label: frozenset(samples[out & (data.y[rows] == label)].tolist()) for label in wanted.keys() - enough}
         return replace(_with_empty(summary, few), rows=wanted)
 

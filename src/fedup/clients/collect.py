@@ -66,8 +66,6 @@ def collect(
     how = _how(privacy, ratio, sigma, seed, CentroidConfig(usual.ratio, usual.sigma))
     if ledger is not None and not isinstance(federation, Federation):
         raise SettingError("A way to reach clients has a ledger of its own: pass ledger= where that is made.")
-    if isinstance(how, DP) and how.unit == "subject" and isinstance(federation, Federation):
-        federation.check_subjects()
     with torch.inference_mode(False):  # what is stored must stay writable
         return _collect(
             model,

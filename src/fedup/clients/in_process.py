@@ -11,7 +11,7 @@ from fedup.clients.protocol import check_budgets, release_of
 from fedup.clients.question import ClientData, ExactQuestion, PrivateQuestion, Question
 from fedup.errors import ContactError
 from fedup.federation import Federation
-from fedup.models.cut import FeatureReader
+from fedup.models.features import FeatureReader
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget
 from fedup.statistics.private_features import blank_row

@@ -7,9 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from fedup.models.cut import Features, read_features
+from fedup.models.features import FeatureReader, Features
 from fedup.models.layout import Granularity, to_positions
-from fedup.models.taps import Taps
 from fedup.privacy.dp import Layout
 from fedup.privacy.guarantee import DP
 from fedup.privacy.projection import basis_of
@@ -24,7 +23,7 @@ class ModelFacts:
     def features(self, cut: str) -> Features:
         """Those of the blank row at a cut: their shape, and whether they can be negative."""
         if cut not in self._features:
-            self._features[cut] = read_features(self._model, cut, self._example, self._first)
+            self._features[cut] = FeatureReader(self._model, cut).read(self._example, self._first)
         return self._features[cut]
 
     def width(self, cut: str, dp: DP | None) -> int:
@@ -41,7 +40,7 @@ class ModelFacts:
         """Positions and channels at each cut."""
         wanted = tuple(cuts.items())
         if wanted not in self._layouts:
-            (batch,) = Taps(self._model, list(cuts)).read(self._example, self._first)
+            (batch,) = FeatureReader(self._model, *cuts).batches(self._example, self._first)
             shapes = {cut: to_positions(batch[cut], over).shape for cut, over in wanted}
             self._layouts[wanted] = {cut: (shape[1], shape[2]) for cut, shape in shapes.items()}
         return self._layouts[wanted]

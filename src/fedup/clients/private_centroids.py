@@ -12,7 +12,7 @@ from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, Message, PrivateQuestion
 from fedup.errors import DataError
 from fedup.federation import check_samples
-from fedup.models.cut import FeatureReader
+from fedup.models.features import FeatureReader
 from fedup.privacy.dp import Layout, checked_subjects
 from fedup.privacy.guarantee import DP
 from fedup.statistics.centroids import Summary
@@ -80,15 +80,7 @@ class PrivateCentroidsQuestion(PrivateQuestion[Summary, PlannedSummary]):
         return planned
 
     def release(self, plan: PlannedSummary, data: ClientData) -> Summary:
-        return plan.answer(
-            data.x,
-            data.y,
-            data.client.train,
-            client=data.client.id,
-            excluded=self.excluded,
-            subjects=data.subjects,
-            ids=data.ids,
-        )
+        return plan.answer(data, self.excluded)
 
     def cells_of(self, answer: Summary) -> int:
         return len(answer.labels)

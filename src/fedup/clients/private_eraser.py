@@ -11,7 +11,7 @@ from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, Message, PrivateQuestion
 from fedup.errors import DataError
-from fedup.models.cut import FeatureReader
+from fedup.models.features import FeatureReader
 from fedup.privacy.guarantee import DP
 from fedup.request import Forget
 from fedup.statistics.eraser_statistics import RowGroups
@@ -50,7 +50,7 @@ class PrivateEraserQuestion(PrivateQuestion[NoisyStatistics, PlannedStatistics])
         return PlannedStatistics(model, blank, cut=self.cut, dp=self.dp, num_classes=num_classes)
 
     def release(self, plan: PlannedStatistics, data: ClientData) -> NoisyStatistics:
-        return plan.answer(data.x, data.y, data.client, self.groups)
+        return plan.answer(data, self.groups)
 
     def answer_message(self, answer: NoisyStatistics) -> Message:
         return {"clip": answer.clip}, {"sums": answer.sums, "counts": answer.counts}

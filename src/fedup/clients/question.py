@@ -2,48 +2,22 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor, nn
 
 from fedup.clients.model_facts import ModelFacts
-from fedup.federation import Client
-from fedup.models.cut import FeatureReader
+from fedup.models.features import FeatureReader
 from fedup.privacy.guarantee import DP
 from fedup.request import Forget
 from fedup.statistics.centroids import CentroidConfig
+from fedup.statistics.client_data import ClientData as ClientData
 
 Details = Mapping[str, Any]  # plain data, as JSON
 Arrays = Mapping[str, Tensor]
 Message = tuple[dict[str, Any], dict[str, Tensor]]  # details and arrays
 A = TypeVar("A")
 P = TypeVar("P")
-
-
-@dataclass(frozen=True)
-class ClientData:
-    """What a client answers from: the model that is asked about, its own rows, and its own rules."""
-
-    model: nn.Module
-    x: Tensor
-    y: Tensor
-    client: Client  # its number, and which rows are its own
-    num_classes: int
-    ids: Tensor | None = None  # (N,) what rows are called in requests, where that is not their number
-    subjects: Tensor | None = None  # (N,)
-    least_rows: int = 1  # of a class that anything is told of
-    readers: Mapping[str, FeatureReader] | None = None  # by cut, where they are shared
-
-    @property
-    def sample_ids(self) -> Tensor:
-        """What the rows trained on are called in requests. (n,)"""
-        rows = self.client.train
-        return rows if self.ids is None else self.ids[rows]
-
-    def shared_reader(self, cut: str) -> FeatureReader | None:
-        """One of features at a cut that others use as well, if there is one."""
-        return None if self.readers is None else self.readers[cut]
 
 
 class Question(ABC, Generic[A]):

@@ -42,16 +42,7 @@ class SecondMomentsQuestion(ExactQuestion[Moments | None]):
         return replace(self, groups=self.groups.with_places(places))
 
     def answer(self, data: ClientData) -> Moments | None:
-        found = second_moments(
-            data.model,
-            self.cut,
-            data.x,
-            data.y,
-            data.client,
-            self.groups,
-            over=self.over,
-            positions=self.positions,
-        )
+        found = second_moments(data, self.cut, self.groups, granularity=self.over, positions=self.positions)
         return None if found is None else _symmetric(found)
 
     def answer_message(self, answer: Moments | None) -> Message:

@@ -45,7 +45,7 @@ class SketchesQuestion(ExactQuestion[Sketches]):
         return replace(self, groups=self.groups.with_places(places))
 
     def answer(self, data: ClientData) -> Sketches:
-        found = sketch_groups(data.model, self.cut, data.x, data.y, data.client, self.groups, over=self.over)
+        found = sketch_groups(data, self.cut, self.groups, self.over)
         least = min(data.least_rows, MOST_REFERENCE_ROWS)
         return replace(found, retained={label: one for label, one in found.retained.items() if one.count >= least})
 

@@ -43,7 +43,7 @@ class SpreadsQuestion(ExactQuestion[GroupSpreads]):
     def answer(self, data: ClientData) -> GroupSpreads:
         few = self._classes_with_few_rows(data)
         weights = {name: {label: w for label, w in of.items() if label not in few} for name, of in self.weights.items()}
-        return measure_groups(data.model, self.cuts, data.x, data.y, data.client, self.groups, weights)
+        return measure_groups(data, self.cuts, self.groups, weights)
 
     def _classes_with_few_rows(self, data: ClientData) -> set[int]:
         """Classes of which the client retains fewer rows than it tells of; with all together where that is less."""

@@ -53,7 +53,7 @@ class TallyQuestion(ExactQuestion[Tally]):
 
     def answer(self, data: ClientData) -> Tally:
         original, before, after = (filtered_view(data.model, served) for served in (None, self.before, self.after))
-        found = tally(original, before, after, data.x, data.y, data.client, self.rows)
+        found = tally(data, self.rows, original=original, before=before, after=after)
         least = min(data.least_rows, MOST_CLASS_ROWS)
         retained, held_out = (
             {label: one for label, one in counts.items() if one.rows >= least}

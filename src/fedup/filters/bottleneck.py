@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from fedup.errors import SettingError
-from fedup.models.layout import from_positions, to_positions
 
 ClassPolicy = Literal["drop", "remap", "remap_client"]
 FilterKind = Literal["auto", "bottleneck", "erasure", "both"]
@@ -33,8 +32,7 @@ class FilterConfig:
     `filter` says which filters there are: the bottleneck, an eraser (`fedup.filters.eraser`) or both; `auto` takes an
     eraser for samples, and the bottleneck for clients, classes and samples that nothing can be erased of. `eraser_cut`
     names the eraser's cut, or leaves the choice to a criterion; `max_variance_loss` is the share of the variance that
-    may go with what is erased. With `per_position` one bottleneck acts on each position of a map, or on each token. A
-    `gentle` bottleneck is fitted again where it would cost a class its recall.
+    may go with what is erased. A `gentle` bottleneck is fitted again where it would cost a class its recall.
     """
 
     rank: int | None = None
@@ -44,12 +42,10 @@ class FilterConfig:
     lr: float = 3e-3
     class_policy: ClassPolicy = "drop"
     guard: bool = True
-    weighted: bool = False
     seed: int = 0
     filter: FilterKind = "auto"
     eraser_cut: str = "auto"
     max_variance_loss: float = 0.02
-    per_position: bool = False
     gentle: bool = True
     optimizer: OptimizerName = "adam"
     epochs: int | None = None
@@ -80,7 +76,7 @@ class FilterConfig:
             raise SettingError(f"epochs, where they are chosen, must be 1 or more; found {self.epochs}.")
         if self.optimizer not in get_args(OptimizerName):
             raise SettingError(f"optimizer is one of {', '.join(get_args(OptimizerName))}; found {self.optimizer!r}.")
-        if self.class_policy not in ("drop", "remap", "remap_client"):
+        if self.class_policy not in get_args(ClassPolicy):
             raise SettingError(f"class_policy is 'drop', 'remap' or 'remap_client'; found {self.class_policy!r}.")
 
     def rank_for(self, width: int) -> int:
@@ -113,25 +109,17 @@ def _check_rank(rank: int, width: int) -> None:
 class Bottleneck(nn.Module):
     """The paper's filter: d → rank → d, no bias, ReLU between; a final ReLU where features cannot be negative.
 
-    It acts on a row's features as one vector, or with `per_position` on each position of a map, each token. A guard may
-    add a constant to what it writes (`constant`), so that a forgotten class does not come back by its bias.
+    It acts on a row's features as one vector. A guard may add a constant to what it writes (`constant`), so that a
+    forgotten class does not come back by its bias.
 
     >>> Bottleneck(512, 32, nonnegative=True).size_bytes
     131072
     """
 
-    def __init__(
-        self,
-        width: int,
-        rank: int,
-        *,
-        nonnegative: bool,
-        per_position: bool = False,
-        source: torch.Generator | None = None,
-    ) -> None:
+    def __init__(self, width: int, rank: int, *, nonnegative: bool, source: torch.Generator | None = None) -> None:
         super().__init__()
         _check_rank(rank, width)
-        self.nonnegative, self.per_position = nonnegative, per_position
+        self.nonnegative = nonnegative
         self.encoder = nn.Parameter(torch.empty(rank, width))
         self.decoder = nn.Parameter(torch.empty(width, rank))
         self.register_buffer("constant", None)  # (width,)
@@ -156,8 +144,8 @@ class Bottleneck(nn.Module):
         return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
 
     def forward(self, features: Tensor) -> Tensor:
-        spread = to_positions(features, "each" if self.per_position else "all")  # (N, P, C), or (N, 1, D)
-        passed = linear(torch.relu(linear(spread.to(self.encoder.dtype), self.encoder)), self.decoder, self.constant)
+        flat = features.flatten(1).to(self.encoder.dtype)  # (N, D)
+        passed = linear(torch.relu(linear(flat, self.encoder)), self.decoder, self.constant)
         if self.nonnegative:
             passed = torch.relu(passed)
-        return from_positions(passed, tuple(features.shape[1:])).to(features.dtype)
+        return passed.reshape(features.shape).to(features.dtype)

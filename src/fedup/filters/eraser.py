@@ -26,12 +26,12 @@ class Eraser(nn.Module):
     """
 
     def __init__(
-        self, concept: Tensor, reader: Tensor, offset: Tensor, positions: Tensor, *, over: Granularity
+        self, concept: Tensor, readout: Tensor, offset: Tensor, positions: Tensor, *, granularity: Granularity
     ) -> None:
         super().__init__()
-        self.over: Granularity = over
+        self.granularity: Granularity = granularity
         self.register_buffer("concept", concept)  # C of each position (K, C, r)
-        self.register_buffer("reader", reader)  # W of each position (K, C, r)
+        self.register_buffer("reader", readout)  # W of each position (K, C, r); the name is that of files
         self.register_buffer("offset", offset)  # Wᵀμ (K, r)
         self.register_buffer("positions", positions)  # which ones (K,)
 
@@ -39,6 +39,11 @@ class Eraser(nn.Module):
     reader: Tensor
     offset: Tensor
     positions: Tensor
+
+    @property
+    def readout(self) -> Tensor:
+        """W: what is read off features, position by position. (K, C, r)"""
+        return self.reader
 
     @property
     def rank(self) -> int:
@@ -52,9 +57,9 @@ class Eraser(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         kind = torch.promote_types(features.dtype, self.concept.dtype)
-        spread = to_positions(features, self.over).to(kind)  # (N, P, C)
+        spread = to_positions(features, self.granularity).to(kind)  # (N, P, C)
         met = spread.index_select(1, self.positions)
-        amount = torch.einsum("nkc,kcr->nkr", met, self.reader.to(kind)) - self.offset
+        amount = torch.einsum("nkc,kcr->nkr", met, self.readout.to(kind)) - self.offset
         change = torch.einsum("nkr,kcr->nkc", amount.to(kind), self.concept.to(kind))
         erased = spread.index_add(1, self.positions, -change.to(kind))  # autocast may have made less of it
         return from_positions(erased, tuple(features.shape[1:])).to(features.dtype)
@@ -77,8 +82,9 @@ class TokenEraser(Eraser):
     off a token is clear all the same. So a token is let pass as it is up to `limit`, and replaced beyond.
     """
 
-    def __init__(self, concept: Tensor, reader: Tensor, offset: Tensor, mean: Tensor, limit: Tensor) -> None:
-        super().__init__(concept, reader, offset, torch.zeros(1, dtype=torch.long, device=mean.device), over="tokens")
+    def __init__(self, concept: Tensor, readout: Tensor, offset: Tensor, mean: Tensor, limit: Tensor) -> None:
+        first = torch.zeros(1, dtype=torch.long, device=mean.device)
+        super().__init__(concept, readout, offset, first, granularity="tokens")
         self.register_buffer("mean", mean)  # of tokens that it is compared with (C,)
         self.register_buffer("limit", limit)  # of each column (r,)
 
@@ -87,50 +93,50 @@ class TokenEraser(Eraser):
 
     def forward(self, features: Tensor) -> Tensor:
         tokens = to_positions(features, "tokens")[:, 0]  # (N · T, C)
-        amount = tokens.to(self.concept.dtype) @ self.reader[0] - self.offset[0]  # (N · T, r)
+        amount = tokens.to(self.concept.dtype) @ self.readout[0] - self.offset[0]  # (N · T, r)
         stands_out = (amount > self.limit).any(1, keepdim=True)
         passed = torch.where(stands_out, self.mean.to(tokens.dtype), tokens)
         return from_positions(passed[:, None], tuple(features.shape[1:]))
 
 
 def make_eraser(
-    contrast: GroupStatistics, positions: Sequence[int], *, over: Granularity, shrinkage: float = SHRINKAGE
+    groups: GroupStatistics, positions: Sequence[int], *, granularity: Granularity, shrinkage: float = SHRINKAGE
 ) -> Eraser:
-    """The eraser of all groups of the contrast together, in closed form.
+    """The eraser of all groups together, in closed form.
 
     The covariance is drawn towards a multiple of the identity, the more the fewer rows there are for each channel:
     that changes which way features are moved, never that the concept is gone.
     """
     pairs = [
-        (sums.mean - contrast.reference[name].mean, contrast.reference[name])
-        for name, sums in sorted(contrast.forgotten.items())
-        if sums.count >= LEAST_ROWS and contrast.reference[name].count >= LEAST_ROWS
+        (sums.mean - groups.reference[name].mean, groups.reference[name])
+        for name, sums in sorted(groups.forgotten.items())
+        if sums.count >= LEAST_ROWS and groups.reference[name].count >= LEAST_ROWS
     ]
     if not pairs:
         raise DataError("There are too few forgotten or retained rows to make an eraser of.")
     concept = torch.stack([difference for difference, _ in pairs], dim=2)  # (K, C, r)
     kept = sum((sums.sums for _, sums in pairs[1:]), pairs[0][1].sums) / sum(sums.count for _, sums in pairs)  # (K, C)
     channels = concept.shape[1]
-    covariance = contrast.pooled.covariance  # (K, C, C)
+    covariance = groups.pooled.covariance  # (K, C, C)
     ridge = covariance.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-12)  # (K,)
-    ridge = ridge * max(shrinkage, channels / (contrast.pooled.count + channels))
+    ridge = ridge * max(shrinkage, channels / (groups.pooled.count + channels))
     shrunk = covariance + ridge[:, None, None] * torch.eye(channels).to(covariance)
     solved = torch.linalg.solve(shrunk, concept)  # Σ⁺C
-    reader = solved @ torch.linalg.pinv(concept.mT @ solved, hermitian=True)
-    offset = (reader * kept[:, :, None]).sum(1)
-    if not all(bool(weight.isfinite().all()) for weight in (concept, reader, offset)):
+    readout = solved @ torch.linalg.pinv(concept.mT @ solved, hermitian=True)
+    offset = (readout * kept[:, :, None]).sum(1)
+    if not all(bool(weight.isfinite().all()) for weight in (concept, readout, offset)):
         raise DataError("The eraser is not finite: check the features' scale.")
-    if over == "tokens":
-        spread = (reader * (shrunk @ reader)).sum(1).clamp(min=0).sqrt()[0]  # deviation of what is read off (r,)
-        weights = (concept, reader, offset, kept[0], STANDS_OUT * spread)
+    if granularity == "tokens":
+        spread = (readout * (shrunk @ readout)).sum(1).clamp(min=0).sqrt()[0]  # deviation of what is read off (r,)
+        weights = (concept, readout, offset, kept[0], STANDS_OUT * spread)
         return TokenEraser(*(weight.float() for weight in weights)).eval()
     places = torch.tensor(positions, device=concept.device)
-    return Eraser(concept.float(), reader.float(), offset.float(), places, over=over).eval()
+    return Eraser(concept.float(), readout.float(), offset.float(), places, granularity=granularity).eval()
 
 
-def load_eraser(weights: Mapping[str, Tensor], over: str) -> Eraser:
+def load_eraser(weights: Mapping[str, Tensor], granularity: str) -> Eraser:
     """An eraser from its stored weights."""
-    if known_granularity(over) == "tokens":
-        return TokenEraser(*(weights[name] for name in ("concept", "reader", "offset", "mean", "limit"))).eval()
-    named = (weights[name] for name in ("concept", "reader", "offset", "positions"))
-    return Eraser(*named, over=known_granularity(over)).eval()
+    names, kind = ("concept", "reader", "offset", "positions"), known_granularity(granularity)
+    if kind == "tokens":
+        return TokenEraser(*(weights[name] for name in (*names[:3], "mean", "limit"))).eval()
+    return Eraser(*(weights[name] for name in names), granularity=kind).eval()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ class EraserSite:
     """
 
     cut: str
-    over: Granularity
+    granularity: Granularity
     positions: tuple[int, ...]
     of: int  # positions that the cut has
     cover: float
@@ -34,18 +34,12 @@ class EraserSite:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, with the number of positions in place of all of them."""
-        return {
-            "cut": self.cut,
-            "over": self.over,
-            "positions": len(self.positions),
-            "of": self.of,
-            "cover": self.cover,
-            "price": self.price,
-            "signal": self.signal if math.isfinite(self.signal) else None,
-        }
+        signal = self.signal if math.isfinite(self.signal) else None
+        plain = {**asdict(self), "positions": len(self.positions), "signal": signal}
+        return {"over" if name == "granularity" else name: value for name, value in plain.items()}
 
 
-def judge_site(cut: str, over: Granularity, shift: Shift, *, max_variance_loss: float) -> EraserSite:
+def judge_site(cut: str, granularity: Granularity, shift: Shift, *, max_variance_loss: float) -> EraserSite:
     """The most telling positions of a cut: until they hold nearly all of the shift, or would cost too much."""
     clear = shift.distance > CLEAR * shift.noise
     clear = clear if bool(clear.any()) else torch.ones_like(clear)  # where an eraser was asked for all the same
@@ -59,7 +53,7 @@ def judge_site(cut: str, over: Granularity, shift: Shift, *, max_variance_loss: 
     many = min(enough, affordable, int(clear.sum()))
     return EraserSite(
         cut,
-        over,
+        granularity,
         tuple(sorted(order[:many].tolist())),
         len(order),
         cover=float(covers[many - 1]),
@@ -68,12 +62,12 @@ def judge_site(cut: str, over: Granularity, shift: Shift, *, max_variance_loss: 
     )
 
 
-def choose_site(places: Sequence[EraserSite], *, max_variance_loss: float) -> EraserSite:
+def choose_site(sites: Sequence[EraserSite], *, max_variance_loss: float) -> EraserSite:
     """The earliest cut at which most of the shift can be had within the price; else where most of it can be had.
 
     The earlier the cut, the less the network has made of the shift: what is erased there cannot grow behind it.
     """
-    for place in places:
-        if place.cover >= LEAST_COVER and place.price <= max_variance_loss:
-            return place
-    return max(places, key=lambda place: (place.cover / max(place.price, max_variance_loss), place.cover))
+    for site in sites:
+        if site.cover >= LEAST_COVER and site.price <= max_variance_loss:
+            return site
+    return max(sites, key=lambda site: (site.cover / max(site.price, max_variance_loss), site.cover))

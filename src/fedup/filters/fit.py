@@ -11,7 +11,6 @@ from torch.nn.functional import cross_entropy, mse_loss
 from fedup.errors import DataError, SettingError
 from fedup.filters.bottleneck import Bottleneck, FilterConfig, OptimizerName
 from fedup.filters.guard import Guard
-from fedup.models.layout import positions_of
 from fedup.rng import generator
 from fedup.threads import threads_for, using_threads
 
@@ -23,10 +22,8 @@ class Examples:
     vectors: Tensor  # (M, D) the whole store, not copied
     rows: Tensor  # (N,) rows in use
     labels: Tensor  # (N,)
-    counts: Tensor  # (N,) points behind each centroid
     nonnegative: bool
     guarded: Sequence[int] = ()  # forgotten classes to guard against
-    shape: tuple[int, ...] = ()  # of one row before it was flattened; (D,) where it is not given
     basis: Tensor | None = None  # (D, d) orthonormal: what is known of features lies in it, and no more passes
     shares: Tensor | None = None  # (N,) how often each is drawn in proportion to others; None: as often
 
@@ -51,9 +48,8 @@ class Trace:
         if step % self.every == 0:
             with torch.no_grad():
                 measured = self.measure(fitted) if self.measure else {}
-            self.steps.append(
-                {"step": step, **{name: float(loss.detach()) for name, loss in losses.items()}, **measured}
-            )
+            values = {name: float(loss.detach()) for name, loss in losses.items()}
+            self.steps.append({"step": step, **values, **measured})
 
 
 def fit_filter(
@@ -73,22 +69,16 @@ def fit_filter(
 
 def _fit(tail: Callable[[Tensor], Tensor], examples: Examples, config: FilterConfig, trace: Trace | None) -> Bottleneck:
     source = generator(config.seed, "filter")
-    shape, device = examples.shape or tuple(examples.vectors.shape[1:]), examples.vectors.device
-    width = positions_of(shape, "each" if config.per_position else "all")[1]
-    fitted = Bottleneck(
-        width,
-        config.rank_for(width),
-        nonnegative=examples.nonnegative,
-        per_position=config.per_position,
-        source=source,
-    ).to(device)
-    guard = _guard(tail, examples, config)
+    width = examples.vectors.shape[1]
+    fitted = Bottleneck(width, config.rank_for(width), nonnegative=examples.nonnegative, source=source)
+    fitted.to(examples.vectors.device)
+    guard = _guard(tail, examples, config.seed) if examples.guarded and config.guard else None
     fitted.constant = guard.constant() if guard is not None else None
     optimizer = _OPTIMIZERS[config.optimizer](list(fitted.parameters()), lr=config.lr)
     with torch.enable_grad():
         for step, batch in enumerate(_batches(examples, config, source)):
             centroids = examples.vectors.index_select(0, examples.rows[batch])  # (B, D)
-            passed = fitted(centroids.reshape(-1, *shape)).flatten(1)
+            passed = fitted(centroids)
             losses = {
                 "cross_entropy": cross_entropy(tail(passed), examples.labels[batch]),
                 "reconstruction": mse_loss(passed, centroids),
@@ -130,34 +120,22 @@ def _check(tail: Callable[[Tensor], Tensor], examples: Examples) -> None:
             raise DataError("Some retained centroids are NaN or infinite: collect them again.")
 
 
-def _guard(tail: Callable[[Tensor], Tensor], examples: Examples, config: FilterConfig) -> Guard | None:
-    if not examples.guarded or not config.guard:
-        return None
-    return Guard.against(
-        examples.guarded,
-        tail=tail,
-        vectors=examples.vectors,
-        rows=examples.rows,
-        nonnegative=examples.nonnegative,
-        seed=config.seed,
-        shape=examples.shape if config.per_position else (),
-    )
+def _guard(tail: Callable[[Tensor], Tensor], examples: Examples, seed: int) -> Guard:
+    vectors, rows, nonnegative = examples.vectors, examples.rows, examples.nonnegative
+    return Guard.against(examples.guarded, tail=tail, vectors=vectors, rows=rows, nonnegative=nonnegative, seed=seed)
 
 
 def _batches(examples: Examples, config: FilterConfig, source: torch.Generator) -> Iterator[Tensor]:
     """As many batches of positions in `examples.rows` as the fit takes steps.
 
-    Drawn without replacement, so that each centroid counts once an epoch, or in proportion to the points behind it or
-    to its own share.
+    Drawn without replacement, so that each centroid counts once an epoch, or in proportion to its share.
     """
     n, device = len(examples.rows), examples.rows.device
     size = min(n, config.batch_size)
     pool = torch.empty(0, dtype=torch.long)
     for _ in range(config.steps_for(n)):
-        if config.weighted or examples.shares is not None:
-            shares = examples.counts.cpu().float() if config.weighted else torch.ones(n)
-            shares = shares if examples.shares is None else shares * examples.shares.cpu()
-            yield torch.multinomial(shares, size, replacement=True, generator=source).to(device)
+        if examples.shares is not None:
+            yield torch.multinomial(examples.shares.cpu(), size, replacement=True, generator=source).to(device)
             continue
         if len(pool) < size:
             pool = torch.cat([pool, torch.randperm(n, generator=source)])
@@ -165,14 +143,25 @@ def _batches(examples: Examples, config: FilterConfig, source: torch.Generator) 
         pool = pool[size:]
 
 
-class _Adam:
-    """Adam (Kingma & Ba 2015). torch.optim loads the compiler on first use: a second, longer than a request takes."""
+class _SGD:
+    """Gradient descent without momentum. torch.optim loads the compiler on first use: a second, longer than a request
+    takes."""
 
     def __init__(self, weights: list[nn.Parameter], lr: float) -> None:
-        self.weights = weights
-        self._lr = lr
-        self._first = [torch.zeros_like(weight) for weight in weights]
-        self._second = [torch.zeros_like(weight) for weight in weights]
+        self.weights, self._lr = weights, lr
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        for weight, gradient in zip(self.weights, gradients, strict=True):
+            weight.sub_(gradient, alpha=self._lr)
+
+
+class _Adam(_SGD):
+    """Adam (Kingma & Ba 2015)."""
+
+    def __init__(self, weights: list[nn.Parameter], lr: float) -> None:
+        super().__init__(weights, lr)
+        self._first, self._second = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
         self._steps = 0
 
     @torch.no_grad()
@@ -186,16 +175,4 @@ class _Adam:
             weight.addcdiv_(first, scale, value=-size)
 
 
-class _SGD:
-    """Gradient descent without momentum."""
-
-    def __init__(self, weights: list[nn.Parameter], lr: float) -> None:
-        self.weights, self._lr = weights, lr
-
-    @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor]) -> None:
-        for weight, gradient in zip(self.weights, gradients, strict=True):
-            weight.sub_(gradient, alpha=self._lr)
-
-
-_OPTIMIZERS: dict[OptimizerName, type[_Adam] | type[_SGD]] = {"adam": _Adam, "sgd": _SGD}
+_OPTIMIZERS: dict[OptimizerName, type[_SGD]] = {"adam": _Adam, "sgd": _SGD}

@@ -1,11 +1,11 @@
 """The guard of dropped classes: a bound on what a filter can say of them, for every input, made without their data."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedup.models.layout import to_positions
 from fedup.rng import generator
 
 _CENTROIDS = 512  # retained centroids at which the tail's slope is taken
@@ -13,6 +13,7 @@ _SWEEPS = 100  # at the end of a fit; within it one sweep a step is enough
 _MARGIN = 1e-3  # of logits, by which a forgotten class stays below
 
 
+@dataclass(frozen=True, eq=False)
 class Guard:
     """Keeps a filter's decoder from writing towards forgotten classes.
 
@@ -29,11 +30,10 @@ class Guard:
     points, because the columns are projected back after every step.
     """
 
-    def __init__(self, directions: Tensor, *, nonnegative: bool, slopes: Tensor, leads: Tensor) -> None:
-        self._directions = directions  # (F, D) unit vectors
-        self._nonnegative = nonnegative
-        self._slopes = slopes  # (F, D) what a constant output adds to each lead
-        self._leads = leads  # (F,) of the forgotten logits over the mean retained one, when nothing passes
+    directions: Tensor  # (F, D) unit vectors
+    nonnegative: bool
+    slopes: Tensor  # (F, D) what a constant output adds to each lead
+    leads: Tensor  # (F,) of the forgotten logits over the mean retained one, when nothing passes
 
     @classmethod
     def against(
@@ -45,12 +45,8 @@ class Guard:
         rows: Tensor,
         nonnegative: bool,
         seed: int,
-        shape: tuple[int, ...] = (),
     ) -> "Guard":
-        """A guard against these classes, from the frozen tail and retained centroids alone.
-
-        A filter that acts on each position of a row of that `shape` is held to the bound at every position.
-        """
+        """A guard against these classes, from the frozen tail and retained centroids alone."""
         order = torch.randperm(len(rows), generator=generator(seed, "guard"))[:_CENTROIDS].to(rows.device)
         with torch.enable_grad():
             inputs = vectors.index_select(0, rows[order]).detach().requires_grad_()  # (C, D)
@@ -58,32 +54,28 @@ class Guard:
             slopes = torch.stack(
                 [torch.autograd.grad(lead.sum(), inputs, retain_graph=True)[0].mean(0) for lead in leads.T]
             )  # (F, D)
-        directions, constant = slopes, slopes
-        if shape:
-            by_position = to_positions(slopes.reshape(-1, *shape))  # (F, P, C)
-            directions, constant = by_position.flatten(0, 1), by_position.sum(1)
         with torch.no_grad():
             at_zero = _leads(tail(torch.zeros_like(inputs[:1])), forgotten)[0]
         return cls(
-            directions / directions.norm(dim=1, keepdim=True).clamp(min=1e-12),
+            slopes / slopes.norm(dim=1, keepdim=True).clamp(min=1e-12),
             nonnegative=nonnegative,
-            slopes=constant,
+            slopes=slopes,
             leads=at_zero,
         )
 
     @torch.no_grad()
     def constant(self) -> Tensor | None:
         """What the filter adds to its output, so that no forgotten class leads by its bias; None where none does."""
-        beyond = self._leads + _MARGIN * (1 + self._leads.abs())
+        beyond = self.leads + _MARGIN * (1 + self.leads.abs())
         if not bool((beyond > 0).any()):
             return None
-        added = best = torch.zeros_like(self._slopes[0])
+        added = best = torch.zeros_like(self.slopes[0])
         for _ in range(_SWEEPS):
-            for slope, lead in zip(self._slopes, beyond, strict=True):
+            for slope, lead in zip(self.slopes, beyond, strict=True):
                 missing = (slope @ added + lead).clamp(min=0)
-                way = torch.where((slope < 0) | (added > 0), slope, 0) if self._nonnegative else slope
+                way = torch.where((slope < 0) | (added > 0), slope, 0) if self.nonnegative else slope
                 added = added - way * missing / way.square().sum().clamp(min=1e-12)
-                added = added.clamp(min=0) if self._nonnegative else added
+                added = added.clamp(min=0) if self.nonnegative else added
             if self._lead(added) < self._lead(best):
                 best = added
             if self._lead(best) < 0:
@@ -92,17 +84,17 @@ class Guard:
 
     def _lead(self, added: Tensor) -> float:
         """The largest lead of a forgotten class when nothing but a constant passes."""
-        return float((self._slopes @ added + self._leads).max())
+        return float((self.slopes @ added + self.leads).max())
 
     @torch.no_grad()
     def excess(self, decoder: Tensor) -> Tensor:
         """How far each column is beyond each bound: nowhere above 0 when the guard holds. (F, rank)"""
-        return torch.stack([(self._slope(u, decoder) * decoder).sum(0) for u in self._directions])
+        return torch.stack([(self._slope(u, decoder) * decoder).sum(0) for u in self.directions])
 
     @torch.no_grad()
     def enforce(self, decoder: Tensor) -> None:
         """Move the columns towards the bounds, in place, by the shortest way for each forgotten class in turn."""
-        for u in self._directions:
+        for u in self.directions:
             slope = self._slope(u, decoder)
             beyond = (slope * decoder).sum(0).clamp(min=0)
             decoder.sub_(slope * (beyond / slope.square().sum(0).clamp(min=1e-12)))
@@ -117,7 +109,7 @@ class Guard:
     def _slope(self, u: Tensor, decoder: Tensor) -> Tensor:
         """The bound's subgradient at each column. (D, rank)"""
         slope = u[:, None].expand_as(decoder)
-        return torch.where((slope < 0) | (decoder > 0), slope, 0) if self._nonnegative else slope
+        return torch.where((slope < 0) | (decoder > 0), slope, 0) if self.nonnegative else slope
 
 
 def _leads(logits: Tensor, forgotten: Sequence[int]) -> Tensor:

@@ -14,7 +14,7 @@ from fedup.flower.node_data import Holding, Source
 from fedup.flower.policy import Policy
 from fedup.flower.state import KeptLedger, KeptReader, drop_features
 from fedup.flower.wire import Answer
-from fedup.models.cut import FeatureReader
+from fedup.models.features import FeatureReader
 from fedup.privacy.ledger import Ledger
 
 A = TypeVar("A")

@@ -15,7 +15,7 @@ from fedup.errors import ArtifactError, BudgetError, DataError
 from fedup.files import write_text
 from fedup.flower.policy import Policy
 from fedup.flower.wire import NONCE, Answer, array_of, record_of, tensor_of
-from fedup.models.cut import FEATURE_BATCH, FeatureReader, Features
+from fedup.models.features import FEATURE_BATCH, FeatureReader, Features
 from fedup.privacy.ledger import Charge, Ledger
 from fedup.run.lock import held
 

@@ -1,13 +1,12 @@
 """Views of a model: module trees of their own over the very same tensors."""
 
 import copy
-import hashlib
 from collections.abc import Iterator
 from itertools import chain
 
-import torch
 from torch import Tensor, nn
 
+from fedup.artifacts import digest_of
 from fedup.errors import PlugError
 
 
@@ -40,10 +39,5 @@ def tensors(model: nn.Module) -> Iterator[Tensor]:
 
 def fingerprint(model: nn.Module) -> str:
     """sha256 over sorted names, dtypes, shapes and bytes of all parameters and buffers."""
-    digest = hashlib.sha256()
     named = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
-    for name, tensor in sorted(named, key=lambda pair: pair[0]):
-        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-        digest.update(raw.numpy().data)
-    return digest.hexdigest()
+    return digest_of("", named)

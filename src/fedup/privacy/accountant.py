@@ -5,6 +5,7 @@ of them depended on those before. μ-GDP is (ε, δ)-DP exactly where δ ≥ Φ(
 """
 
 import math
+from collections.abc import Callable
 from functools import cache
 
 from fedup.errors import SettingError
@@ -40,15 +41,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     _check_delta(delta)
     if delta_of(mu, 0.0) <= delta:
         return 0.0
-    low, high = 0.0, 1.0
-    while delta_of(mu, high) > delta:
-        low, high = high, 2 * high
-        if high > 1e300:
-            return math.inf
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if delta_of(mu, middle) <= delta else (middle, high)
-    return high
+    return _boundary(lambda epsilon: delta_of(mu, epsilon) > delta)[1]
 
 
 @cache
@@ -61,13 +54,20 @@ def mu_of(epsilon: float, delta: float) -> float:
     _check_delta(delta)
     if not 0 < epsilon <= LARGEST_EPSILON:
         raise SettingError(f"ε must be above 0 and at most {LARGEST_EPSILON:.0f}; found {epsilon}.")
+    return _boundary(lambda mu: delta_of(mu, epsilon) <= delta)[0]
+
+
+def _boundary(holds: Callable[[float], bool]) -> tuple[float, float]:
+    """The last number for which it holds, from 0 on, and the first for which it does not."""
     low, high = 0.0, 1.0
-    while delta_of(high, epsilon) <= delta:
+    while holds(high):
         low, high = high, 2 * high
+        if high > 1e300:
+            return low, math.inf
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        low, high = (middle, high) if delta_of(middle, epsilon) <= delta else (low, middle)
-    return low
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low, high
 
 
 def _check_delta(delta: float) -> None:

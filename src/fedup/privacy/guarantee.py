@@ -12,13 +12,13 @@ ProjectionName = Literal["auto", "tail", "random", "none"]
 LARGEST_DELTA = 1e-5
 
 
-def guarantee_of(how: object) -> "DP | None":
+def guarantee_of(config: object) -> "DP | None":
     """The guarantee that messages made in this way are under; None without one, and where noise can be replayed.
 
     >>> guarantee_of(DP(1.0, clip="unit", replay_seed=0)) is None
     True
     """
-    return how if isinstance(how, DP) and not how.is_replayable else None
+    return config if isinstance(config, DP) and not config.is_replayable else None
 
 
 def _is_positive(value: object) -> bool:

@@ -49,10 +49,6 @@ class Charge:
             raise ValueError("a charge that does not say whether it protects, or whether it is a correction")
 
 
-def _many(releases: int) -> str:
-    return "A release" if releases == 1 else f"{releases} releases, each"
-
-
 class Ledger:
     """What each client has spent: for Gaussian releases μ² adds up.
 
@@ -123,9 +119,10 @@ class Ledger:
             after = self.spent(client) + releases * dp.mu**2
             if budget is None or self.affords(client, releases * dp.mu**2):
                 continue
+            wanted = "A release" if releases == 1 else f"{releases} releases, each"
             raise BudgetError(
                 f"Client {client} has spent ε = {self.epsilon(client, budget.delta):.4g} of its ε = {budget.epsilon:g} "
-                f"at δ = {budget.delta:g}. {_many(releases)} with {dp} would bring it to "
+                f"at δ = {budget.delta:g}. {wanted} with {dp} would bring it to "
                 f"{epsilon_of(math.sqrt(after), budget.delta):.4g}; one with ε = {self.left(client):.4g} at that δ is "
                 "left. Nothing was released."
             )
@@ -205,15 +202,15 @@ class Ledger:
         }
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "Ledger":
+    def from_json(cls, plain: Mapping[str, Any]) -> "Ledger":
         """The opposite of `to_json`."""
         try:
-            charges = [Charge(**charge) for charge in told["charges"]]
-            ledger = Ledger(charges, {client: Budget(**budget) for client, budget in told["budgets"]})
+            charges = [Charge(**charge) for charge in plain["charges"]]
+            ledger = Ledger(charges, {client: Budget(**budget) for client, budget in plain["budgets"]})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(f"A ledger is damaged ({error!r}). Take a good copy of it.") from error
         named = [charge.client for charge in charges] + [client for client in ledger.budgets if client is not None]
-        if any(type(client) is not int for client in named) or len(ledger.budgets) != len(told["budgets"]):
+        if any(type(client) is not int for client in named) or len(ledger.budgets) != len(plain["budgets"]):
             raise ArtifactError("A ledger names something that is no client, or one twice: it was edited.")
         return ledger
 

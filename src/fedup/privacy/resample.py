@@ -50,16 +50,14 @@ def resample(
         raise DataError(
             f"No class stands out of the noise of {dp}: there are too few rows for so small an ε. Use a larger one."
         )
-    total = sum(one.count for one in classes)
-    drawn = [one.draw(round(ROWS * one.count / total), source) for one in classes]
-    points = torch.cat(drawn)
-    owners = torch.cat([torch.full((len(part),), one.label) for part, one in zip(drawn, classes, strict=True)])
-    vectors = (points * dp.scale).to(basis) @ basis.T
-    owners = owners.to(basis.device)
+    total = sum(each.count for each in classes)
+    drawn = [each.draw(round(ROWS * each.count / total), source) for each in classes]
+    sizes, known = torch.tensor([len(part) for part in drawn]), torch.tensor([each.label for each in classes])
+    owners = known.repeat_interleave(sizes).to(basis.device)
+    vectors = (torch.cat(drawn) * dp.scale).to(basis) @ basis.T
     if dp.clip == "unit":
         vectors *= _length(vectors, owners, tail)
-    found = {one.label for one in classes}
-    return Resampled(vectors, owners, [label for label in labels.unique().tolist() if label not in found])
+    return Resampled(vectors, owners, sorted(set(labels.tolist()) - set(known.tolist())))
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class _Class:
 
 
 def _classes(dp: DP, layout: Layout, released: Tensor, labels: Tensor) -> list[_Class]:
-    found = []
+    noisy = []
     for label in labels.unique().tolist():
         own = released[labels == label]
         sums, counts, spread = layout.split(own.sum(0))
@@ -87,28 +85,23 @@ def _classes(dp: DP, layout: Layout, released: Tensor, labels: Tensor) -> list[_
         sizes = counts / dp.count_weight
         clear = sizes > _CLEAR * sigma / dp.count_weight
         if bool(clear.any()):
-            found.append((label, sums[clear], sizes[clear], layout.matrix(spread) / dp.spread_weight, sigma))
-    within = _within(layout, [(sums, sizes, squares) for _, sums, sizes, squares, _ in found]) if found else None
-    made = []
-    for label, sums, sizes, squares, sigma in found:
-        assert within is not None
+            noisy.append((label, sums[clear], sizes[clear], layout.matrix(spread) / dp.spread_weight, sigma))
+    if not noisy:
+        return []
+    around = [squares - torch.einsum("h,hi,hj->ij", 1 / sizes, sums, sums) for _, sums, sizes, squares, _ in noisy]
+    total = sum(map(layout.known, around[1:]), start=layout.known(around[0]))
+    root = _root(total / sum(float(sizes.sum()) for _, _, sizes, _, _ in noisy))
+    within = root @ root.T  # the covariance within classes and cells, all together, made positive
+    classes = []
+    for label, sums, sizes, squares, sigma in noisy:
         count = float(sizes.sum())
         means = sums / sizes[:, None]
         own = layout.known(squares / count - torch.einsum("h,hi,hj->ij", sizes / count, means, means))
         # The noise of a covariance is a matrix of about this size; the more of it, the more of all classes' instead.
         noise = sigma / dp.spread_weight * layout.dims**0.5 / count
         share = noise / (noise + float(within.trace()) / layout.dims)
-        made.append(_Class(label, count, sizes / count, means, _root((1 - share) * own + share * within)))
-    return made
-
-
-def _within(layout: Layout, found: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-    """The covariance within classes and cells, all together, made positive."""
-    around = [
-        layout.known(squares - torch.einsum("h,hi,hj->ij", 1 / sizes, sums, sums)) for sums, sizes, squares in found
-    ]
-    root = _root(sum(around[1:], start=around[0]) / sum(float(sizes.sum()) for _, sizes, _ in found))
-    return root @ root.T
+        classes.append(_Class(label, count, sizes / count, means, _root((1 - share) * own + share * within)))
+    return classes
 
 
 def _root(matrix: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from fedup.request import Forget
 from fedup.serving.plugged import REQUEST_LOCK, PluggedModel, Served
 
 # Settings of files that older versions wrote: nothing that is served depends on these,
-_SETTINGS_GONE = ("by_class",)
+_SETTINGS_GONE = ("by_class", "per_position", "weighted")
 _FORMER_NAMES = {"erase_at": "eraser_cut", "most_price": "max_variance_loss"}  # and these have other names now
 _ERASER = "eraser."  # before the names of an eraser's weights
 
@@ -74,10 +74,12 @@ def served_from(tensors: dict[str, Tensor], header: dict[str, Any]) -> Served:
     try:
         settings = {_FORMER_NAMES.get(name, name): value for name, value in header["config"].items()}
         config = FilterConfig(**{name: value for name, value in settings.items() if name not in _SETTINGS_GONE})
+        if settings.get("per_position"):
+            raise ValueError("it has a bottleneck for each position, which is read no more")
         erasure = _erasure(tensors, header.get("erasure"))
         if header.get("derived_from_forgotten", False) != (erasure is not None):
             raise ValueError("it does not say truly whether it was derived from forgotten rows")
-        fitted = _bottleneck({n: t for n, t in tensors.items() if not n.startswith(_ERASER)}, header, config)
+        fitted = _bottleneck({n: t for n, t in tensors.items() if not n.startswith(_ERASER)}, header)
         requests = frozenset(map(Forget.from_json, header["requests"]))
         served = Served(fitted, requests, config, header["base"], header["cut"], erasure, header.get("question"))
     except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
@@ -87,11 +89,11 @@ def served_from(tensors: dict[str, Tensor], header: dict[str, Any]) -> Served:
     return served
 
 
-def _bottleneck(tensors: dict[str, Tensor], header: dict[str, Any], config: FilterConfig) -> Bottleneck | None:
+def _bottleneck(tensors: dict[str, Tensor], header: dict[str, Any]) -> Bottleneck | None:
     if not tensors and header["nonnegative"] is None:  # an eraser alone
         return None
     rank, width = tensors["encoder"].shape
-    fitted = Bottleneck(width, rank, nonnegative=header["nonnegative"], per_position=config.per_position)
+    fitted = Bottleneck(width, rank, nonnegative=header["nonnegative"])
     if "constant" in tensors:
         fitted.constant = torch.zeros(width)
     fitted.load_state_dict(tensors)
@@ -104,7 +106,7 @@ def _described(erasure: PlacedEraser | None) -> dict[str, Any] | None:
         return None
     return {
         "cut": erasure.cut,
-        "over": erasure.filter.over,
+        "over": erasure.filter.granularity,
         "channels": erasure.filter.concept.shape[1],
         "about": dict(erasure.about),
     }

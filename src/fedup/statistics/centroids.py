@@ -4,13 +4,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedup.errors import SettingError
 from fedup.federation import check_samples
-from fedup.models.cut import FeatureReader
+from fedup.models.features import FeatureReader
 from fedup.privacy.paper import DISCLAIMER, add_noise, paper_epsilon
 from fedup.rng import generator, seed_for
+from fedup.statistics.client_data import ClientData
 from fedup.statistics.kmeans import centroid_count, cluster_cells
 
 _GROUP_ROWS = 4096
@@ -58,85 +59,60 @@ class CentroidConfig:
         return f"gaussian noise, σ = {self.sigma:g} ({DISCLAIMER})" if self.sigma else "none"
 
 
+@dataclass(frozen=True)
+class _Cell:
+    """A client's rows of one class, with what is left out of them."""
+
+    label: int
+    retained: Tensor  # (n,) a mask over the client's rows
+    excluded: frozenset[int]  # sample ids
+    rows: int  # retained
+    size: int  # centroids
+    stream: tuple[object, ...]  # names its random numbers
+
+
 def summarize(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    rows: Tensor,
-    *,
-    client: int,
+    data: ClientData,
     cut: str,
-    how: CentroidConfig,
+    config: CentroidConfig,
+    *,
     labels: frozenset[int] | None = None,
     excluded: frozenset[int] = frozenset(),
-    ids: Tensor | None = None,
-    out: Tensor | None = None,
-    reader: FeatureReader | None = None,
 ) -> Summary:
     """The centroids of a client's cells without the excluded samples (all its cells, or those of `labels`).
 
-    A row's sample id is its number, or what `ids` has at that number.
-
-    The vectors are written to `out` where it is given; a `reader` of this model and cut may be shared by clients of
-    one process. Excluded rows are never read. A cell's centroids depend on
-    (seed, client, class, excluded ids of that cell) only.
+    Excluded rows are never read. A cell's centroids depend on (seed, client, class, excluded ids of that cell) only.
     """
-    rows = rows[y[rows].argsort(stable=True)]  # cells lie one after another
-    classes, samples = y[rows], rows if ids is None else ids[rows]
-    check_samples(samples, excluded, client)
-    left_out = torch.isin(samples, torch.tensor(sorted(excluded), dtype=samples.dtype, device=rows.device))
-    held = [label for label in classes.unique().tolist() if labels is None or label in labels]
-    with torch.autocast(x.device.type, enabled=False):  # a cell has the same bits whatever the caller is doing
-        reader = reader or FeatureReader(model, cut)
-        return _summarize_cells(reader, x, rows, classes, samples, left_out, held, client=client, how=how, out=out)
-
-
-def _summarize_cells(
-    reader: FeatureReader,
-    x: Tensor,
-    rows: Tensor,
-    classes: Tensor,
-    samples: Tensor,
-    left_out: Tensor,
-    held: list[int],
-    *,
-    client: int,
-    how: CentroidConfig,
-    out: Tensor | None,
-) -> Summary:
-    retained = [(~left_out & (classes == label)) for label in held]  # a mask over rows for each cell
-    out_of_cell = [frozenset(samples[left_out & (classes == label)].tolist()) for label in held]
-    names = [("cell", client, label, *sorted(ids)) for label, ids in zip(held, out_of_cell, strict=True)]
-    rows_of = torch.stack([mask.sum() for mask in retained]).tolist() if retained else []
-    sizes = [centroid_count(count, how.ratio) for count in rows_of]
-    vectors, done = out, 0
-    counts = torch.empty(sum(sizes), dtype=torch.int32, device=rows.device)
+    rows = data.client.train
+    rows = rows[data.y[rows].argsort(stable=True)]  # cells lie one after another
+    cells = _cells(data, rows, config, labels, excluded)
+    sizes = [cell.size for cell in cells]
+    vectors, counts = torch.empty(0), torch.empty(sum(sizes), dtype=torch.int32, device=rows.device)
     epsilons: list[float] = []
-    for group in _groups(rows_of):
-        wanted = sum((retained[i] for i in group), start=torch.zeros_like(left_out))
-        features = reader.read(x, rows, wanted=wanted)
-        if vectors is None:
-            vectors = features.values.new_empty(sum(sizes), features.values.shape[1])
-        size = sum(sizes[i] for i in group)
-        cluster_cells(
-            features.values,
-            [retained[i][wanted].nonzero().flatten() for i in group],
-            ratio=how.ratio,
-            seeds=[seed_for(how.seed, "kmeans", *names[i]) for i in group],
-            out=vectors[done : done + size],
-            counts=counts[done : done + size],
-        )
-        done += size
-        if how.paper_accounting:
-            epsilons += [paper_epsilon(features.values[retained[i][wanted]], how.sigma) for i in group]
-    assert vectors is not None  # there is at least one group, if an empty one
-    for cell, name in zip(vectors.split(sizes), names, strict=True):
-        add_noise(cell, how.sigma, generator(how.seed, "noise", *name))
+    done = 0
+    with torch.autocast(data.x.device.type, enabled=False):  # a cell has the same bits whatever the caller is doing
+        reader = data.shared_reader(cut) or FeatureReader(data.model, cut)
+        for group in _groups(cells):
+            wanted = sum((cell.retained for cell in group), start=torch.zeros_like(rows, dtype=torch.bool))
+            features = reader.read(data.x, rows, wanted=wanted)
+            if not done:
+                vectors = features.values.new_empty(sum(sizes), features.values.shape[1])
+            slot = slice(done, done + sum(cell.size for cell in group))
+            members = [cell.retained[wanted].nonzero().flatten() for cell in group]
+            seeds = [seed_for(config.seed, "kmeans", *cell.stream) for cell in group]
+            cluster_cells(
+                features.values, members, ratio=config.ratio, seeds=seeds, out=vectors[slot], counts=counts[slot]
+            )
+            done = slot.stop
+            if config.paper_accounting:
+                epsilons += [paper_epsilon(features.values[own], config.sigma) for own in members]
+        for cell, own in zip(cells, vectors.split(sizes), strict=True):
+            add_noise(own, config.sigma, generator(config.seed, "noise", *cell.stream))
     return Summary(
-        client,
-        labels=tuple(held),
+        data.client.id,
+        labels=tuple(cell.label for cell in cells),
         sizes=tuple(sizes),
-        excluded=tuple(out_of_cell),
+        excluded=tuple(cell.excluded for cell in cells),
         vectors=vectors,
         counts=counts,
         nonnegative=features.nonnegative,
@@ -145,12 +121,30 @@ def _summarize_cells(
     )
 
 
-def _groups(sizes: list[int]) -> Iterator[list[int]]:
-    """Cells to read and cluster together: many small ones, or a large one alone, so that memory stays bounded."""
-    group: list[int] = []
-    for i, size in enumerate(sizes):
-        if group and sum(sizes[j] for j in group) + size > _GROUP_ROWS:
+def _cells(
+    data: ClientData, rows: Tensor, config: CentroidConfig, labels: frozenset[int] | None, excluded: frozenset[int]
+) -> list[_Cell]:
+    classes, samples = data.y[rows], rows if data.ids is None else data.ids[rows]
+    check_samples(samples, excluded, data.client.id)
+    left_out = torch.isin(samples, torch.tensor(sorted(excluded), dtype=samples.dtype, device=rows.device))
+    held = [label for label in classes.unique().tolist() if labels is None or label in labels]
+    retained = [~left_out & (classes == label) for label in held]
+    counts = torch.stack([mask.sum() for mask in retained]).tolist() if held else []  # asked of the device once
+    cells = []
+    for label, mask, count in zip(held, retained, counts, strict=True):
+        ids = frozenset(samples[left_out & (classes == label)].tolist())
+        stream = ("cell", data.client.id, label, *sorted(ids))
+        cells.append(_Cell(label, mask, ids, count, centroid_count(count, config.ratio), stream))
+    return cells
+
+
+def _groups(cells: list[_Cell]) -> Iterator[list[_Cell]]:
+    """Cells to read and cluster together: many small ones, or a large one alone, so that memory stays bounded. One
+    group at least, if an empty one."""
+    group: list[_Cell] = []
+    for cell in cells:
+        if group and sum(each.rows for each in group) + cell.rows > _GROUP_ROWS:
             yield group
             group = []
-        group.append(i)
+        group.append(cell)
     yield group

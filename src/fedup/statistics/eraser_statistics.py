@@ -6,18 +6,19 @@ the forgotten rows; means and variances at every cut, of the forgotten rows and 
 cut that was chosen.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedup.federation import Client, named_rows
+from fedup.models.features import FeatureReader
 from fedup.models.layout import Granularity, to_positions
-from fedup.models.taps import Taps
 from fedup.request import Forget
-from fedup.rng import generator
+from fedup.rng import generator, sample
+from fedup.statistics.client_data import ClientData
 from fedup.statistics.moments import LEAST_ROWS, Moments, Sums
 
 SKETCH_GROUPS = 64  # of neighbouring positions
@@ -35,9 +36,9 @@ class RowGroups:
     requests: Mapping[str, Forget]  # by name
     gone: Forget  # all active requests together
 
-    def to(self, client: int) -> "RowGroups":
+    def to(self, client: int) -> Self:
         """The part of it that a client needs to know."""
-        return RowGroups({name: request.at(client) for name, request in self.requests.items()}, self.gone.at(client))
+        return self.with_places(lambda request: request.at(client))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -45,22 +46,20 @@ class RowGroups:
         return {"requests": requests, "gone": self.gone.to_json()}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "RowGroups":
+    def from_json(cls, plain: Mapping[str, Any]) -> Self:
         """The opposite of `to_json`."""
-        return cls(
-            {name: Forget.from_json(one) for name, one in told["requests"].items()}, Forget.from_json(told["gone"])
-        )
+        requests = {name: Forget.from_json(request) for name, request in plain["requests"].items()}
+        return cls(requests, Forget.from_json(plain["gone"]))
 
-    def with_places(self, places: Callable[[Forget], Forget]) -> "RowGroups":
+    def with_places(self, places: Callable[[Forget], Forget]) -> Self:
         """The same with samples by their place among a node's rows."""
-        return RowGroups({name: places(request) for name, request in self.requests.items()}, places(self.gone))
+        requests = {name: places(request) for name, request in self.requests.items()}
+        return replace(self, requests=requests, gone=places(self.gone))
 
     def forgotten(self, client: Client, y: Tensor) -> dict[str, Tensor]:
         """By request its training rows at the client; too few to tell of are none."""
-        found = {
-            name: named_rows(client, request, client.train, y)[0].unique() for name, request in self.requests.items()
-        }
-        return {name: rows for name, rows in found.items() if len(rows) >= LEAST_ROWS}
+        named = ((name, named_rows(client, request, client.train, y)[0]) for name, request in self.requests.items())
+        return {name: rows.unique() for name, rows in named if len(rows.unique()) >= LEAST_ROWS}
 
     def retained(self, client: Client, y: Tensor) -> dict[int, Tensor]:
         """By class the client's retained training rows, at most so many; classes with too few rows are left out."""
@@ -69,7 +68,10 @@ class RowGroups:
         enough = {label: rows for label, rows in cells.items() if len(rows) >= LEAST_REFERENCE_ROWS}
         if not enough and len(kept) >= LEAST_REFERENCE_ROWS:
             enough = {EVERY_CLASS: kept}
-        return {label: _some(rows, client.id, label) for label, rows in enough.items()}
+        return {
+            label: sample(rows, MOST_REFERENCE_ROWS, "reference", client.id, label).sort().values
+            for label, rows in enough.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -106,20 +108,17 @@ class GroupSpreads:
     reference: Mapping[str, Mapping[str, Spread]]
 
 
-def sketch_groups(
-    model: nn.Module, cut: str, x: Tensor, y: Tensor, client: Client, groups: RowGroups, *, over: Granularity
-) -> Sketches:
+def sketch_groups(data: ClientData, cut: str, groups: RowGroups, granularity: Granularity) -> Sketches:
     """Sketches of a client's forgotten rows, request by request, and of its retained ones, class by class."""
-    taps = Taps(model, [cut])
+    reader = FeatureReader(data.model, cut)
 
     def sketch(rows: Tensor) -> Sums:
-        means = _diagonals(taps, {cut: over}, x, rows)[cut].mean
+        means = _diagonals(reader, {cut: granularity}, data.x, rows)[cut].mean
         return Sums(len(rows), (len(rows) * shortened(means)).float().cpu())
 
-    forgotten, retained = groups.forgotten(client, y), groups.retained(client, y)
     return Sketches(
-        {name: sketch(rows) for name, rows in forgotten.items()},
-        {label: sketch(rows) for label, rows in retained.items()},
+        {name: sketch(rows) for name, rows in groups.forgotten(data.client, data.y).items()},
+        {label: sketch(rows) for label, rows in groups.retained(data.client, data.y).items()},
     )
 
 
@@ -141,96 +140,68 @@ def shortened(mean: Tensor) -> Tensor:
 
 
 def measure_groups(
-    model: nn.Module,
-    cuts: Mapping[str, Granularity],
-    x: Tensor,
-    y: Tensor,
-    client: Client,
-    groups: RowGroups,
-    weights: Weights,
+    data: ClientData, cuts: Mapping[str, Granularity], groups: RowGroups, weights: Weights
 ) -> GroupSpreads:
     """Means and variances of a client's forgotten rows, and of its share of the mixture, at each cut."""
-    taps = Taps(model, list(cuts))
-    retained = groups.retained(client, y)
+    reader = FeatureReader(data.model, *cuts)
+    retained = groups.retained(data.client, data.y)
     wanted = {label for shares in weights.values() for label, share in shares.items() if share and label in retained}
-    cells = {label: _diagonals(taps, cuts, x, retained[label]) for label in sorted(wanted)}
-    reference = {}
+    cells = {label: _diagonals(reader, cuts, data.x, retained[label]) for label in sorted(wanted)}
+    reference: dict[str, dict[str, Spread]] = {}
     for name, shares in weights.items():
         own = {label: share for label, share in shares.items() if share and label in cells}
-        if own:
-            reference[name] = {
-                cut: _added([_spread(cells[label][cut], share) for label, share in own.items()]) for cut in cuts
-            }
+        for cut in cuts if own else ():
+            first, *others = (_spread(cells[label][cut], share) for label, share in own.items())
+            reference.setdefault(name, {})[cut] = sum(others, start=first)
     forgotten = {
-        name: {cut: _spread(moments, len(rows)) for cut, moments in _diagonals(taps, cuts, x, rows).items()}
-        for name, rows in groups.forgotten(client, y).items()
+        name: {cut: _spread(moments, len(rows)) for cut, moments in _diagonals(reader, cuts, data.x, rows).items()}
+        for name, rows in groups.forgotten(data.client, data.y).items()
     }
     return GroupSpreads(forgotten, reference)
 
 
 def second_moments(
-    model: nn.Module,
-    cut: str,
-    x: Tensor,
-    y: Tensor,
-    client: Client,
-    groups: RowGroups,
-    *,
-    over: Granularity,
-    positions: Sequence[int],
+    data: ClientData, cut: str, groups: RowGroups, *, granularity: Granularity, positions: Sequence[int]
 ) -> Moments | None:
     """Second moments of a client's forgotten and retained rows at some positions of a cut; None where it has too few.
 
     For tokens of retained rows alone, where there are any: there an eraser asks which tokens are unusual among them.
     """
-    chosen = torch.tensor(positions, device=x.device)
-    kept = named_rows(client, groups.gone, client.train, y)[1]
+    chosen = torch.tensor(positions, device=data.x.device)
+    kept = named_rows(data.client, groups.gone, data.client.train, data.y)[1]
     parts = [kept] if len(kept) >= LEAST_ROWS else []
-    if over != "tokens" or not parts:
-        parts += groups.forgotten(client, y).values()
+    if granularity != "tokens" or not parts:
+        parts += groups.forgotten(data.client, data.y).values()
     if not parts:
         return None
     added: Moments | None = None
-    for batch in Taps(model, [cut]).read(x, torch.cat(parts).unique()):
-        part = Moments.of(to_positions(batch[cut], over).index_select(1, chosen))
+    for batch in FeatureReader(data.model, cut).batches(data.x, torch.cat(parts).unique()):
+        part = Moments.of(to_positions(batch[cut], granularity).index_select(1, chosen))
         added = part if added is None else added + part
     return added
 
 
-def _diagonals(taps: Taps, cuts: Mapping[str, Granularity], x: Tensor, rows: Tensor) -> dict[str, Moments]:
-    found: dict[str, Moments] = {}
-    for batch in taps.read(x, rows):
+def _diagonals(reader: FeatureReader, cuts: Mapping[str, Granularity], x: Tensor, rows: Tensor) -> dict[str, Moments]:
+    added: dict[str, Moments] = {}
+    for batch in reader.batches(x, rows):
         for cut, features in batch.items():
             spread = to_positions(features, cuts[cut])
             if cuts[cut] == "tokens":  # those of one text are alike: a text counts once
                 spread = spread.unflatten(0, (len(features), -1)).mean(1)
             part = Moments.of(spread, diagonal=True)
-            found[cut] = found[cut] + part if cut in found else part
-    return found
+            added[cut] = added[cut] + part if cut in added else part
+    return added
 
 
 def _spread(moments: Moments, weight: float) -> Spread:
     return Spread(weight, (weight * moments.mean).float().cpu(), (weight * moments.variance).float().cpu())
 
 
-def _added(spreads: Sequence[Spread]) -> Spread:
-    return sum(spreads[1:], start=spreads[0])
-
-
-def sum_by_cut(parts: Iterator[Mapping[str, Spread]] | Sequence[Mapping[str, Spread]]) -> dict[str, Spread]:
+def sum_by_cut(parts: Iterable[Mapping[str, Spread]]) -> dict[str, Spread]:
     """What several clients tell together, in double precision."""
     total: dict[str, Spread] = {}
     for part in parts:
-        for cut, one in part.items():
-            exact = Spread(one.weight, one.mean.double(), one.variance.double())
+        for cut, spread in part.items():
+            exact = Spread(spread.weight, spread.mean.double(), spread.variance.double())
             total[cut] = total[cut] + exact if cut in total else exact
     return total
-
-
-def _some(rows: Tensor, client: int, label: int) -> Tensor:
-    """All rows, or as many as are read of a cell, chosen by the cell's own seed; in order."""
-    if len(rows) <= MOST_REFERENCE_ROWS:
-        return rows
-    source = generator(0, "reference", client, label)
-    chosen = torch.randperm(len(rows), generator=source)[:MOST_REFERENCE_ROWS].to(rows.device)
-    return rows[chosen].sort().values

@@ -59,9 +59,7 @@ def _blocks(rows: Tensor, k: int, seed: int, start: int) -> Iterator[_Block]:
     n = len(rows)
     parts = min(math.ceil(n / BLOCK_POINTS), k)  # every part needs a centroid of its own
     shuffled = rows[torch.randperm(n, generator=generator(seed)).to(rows.device)]
-    bounds = [
-        (part * k // parts, part * (n - k) // parts) for part in range(parts + 1)
-    ]  # centroids, points beyond them
+    bounds = [(part * k // parts, part * (n - k) // parts) for part in range(parts + 1)]  # centroids, points beyond
     for (k_first, beyond_first), (k_last, beyond_last) in pairwise(bounds):  # so a part has a point for each centroid
         rows_of_part = shuffled[k_first + beyond_first : k_last + beyond_last]
         yield _Block(rows_of_part, k_last - k_first, start + k_first)
@@ -111,24 +109,21 @@ def _lloyd(points: Tensor, n: Tensor, k: Tensor, k_padded: int) -> tuple[Tensor,
     position = torch.arange(size, device=device)
     valid = position < n[:, None]  # (B, P)
     slot = torch.arange(k_padded, device=device)
-    centers = points[:, :k_padded].clone() if size >= k_padded else points.new_zeros(batch, k_padded, width)
-    if size < k_padded:
-        centers[:, :size] = points
+    centers = points.new_zeros(batch, k_padded, width)
+    centers[:, :size] = points[:, :k_padded]
     unused = torch.where(slot < k[:, None], 0.0, torch.inf).to(points)  # (B, K) added to the distance
     assigned = position.clamp(max=k_padded - 1).expand(batch, size).clone()  # seeds stay, the others are set below
     active = valid & (position >= k[:, None])
     members = torch.ones_like(unused, dtype=torch.long)
-    first = True
-    for _ in range(MAX_ITERATIONS):
-        found, order, packed = _nearest(points, centers, unused, active)
+    for iteration in range(MAX_ITERATIONS):
+        nearest, order, packed = _nearest(points, centers, unused, active)
         before = assigned.gather(1, order)
-        after = torch.where(packed, found, before)
-        if not first and torch.equal(after, before):
+        after = torch.where(packed, nearest, before)
+        if iteration and torch.equal(after, before):
             break
-        first = False
         assigned.scatter_(1, order, after)
         crowded = members > 1  # before: what they lose counts as well
-        members = _members(assigned, valid, k_padded)
+        members = torch.zeros_like(members).scatter_add_(1, assigned, valid.long())
         _refill_empty(points, centers, assigned, members, valid, k)
         _move_centers(points, centers, assigned, members, valid, crowded | (members > 1))
         active = valid & (members.gather(1, assigned) > 1)
@@ -138,9 +133,8 @@ def _lloyd(points: Tensor, n: Tensor, k: Tensor, k_padded: int) -> tuple[Tensor,
 
 
 def _nearest(points: Tensor, centers: Tensor, unused: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Nearest centroid of the active points, packed to the front: (found, positions, which of them are active)."""
-    most = int(active.sum(1).max())
-    most = min(active.shape[1], _padded(most))
+    """Nearest centroid of the active points, packed to the front; their positions, and which of them are active."""
+    most = min(active.shape[1], _padded(int(active.sum(1).max())))
     order = active.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]  # (B, A)
     packed = active.gather(1, order)
     chosen = _pick(points, order)  # (B, A, D)
@@ -156,17 +150,10 @@ def _pick(points: Tensor, order: Tensor) -> Tensor:
     return points.view(batch * size, width).index_select(0, flat.flatten()).view(*order.shape, width)
 
 
-def _members(assigned: Tensor, valid: Tensor, k_padded: int) -> Tensor:
-    members = torch.zeros(len(assigned), k_padded, dtype=torch.long, device=assigned.device)
-    return members.scatter_add_(1, assigned, valid.long())
-
-
 def _refill_empty(points: Tensor, centers: Tensor, assigned: Tensor, members: Tensor, valid: Tensor, k: Tensor) -> None:
     """Give each empty cluster the point farthest from its own centroid among clusters that can spare one (rare)."""
     slot = torch.arange(members.shape[1], device=members.device)
     empty = (members == 0) & (slot < k[:, None])
-    if not empty.any():
-        return
     for b, c in empty.nonzero().tolist():
         spare = valid[b] & (members[b].gather(0, assigned[b]) > 1)
         far = (points[b] - centers[b][assigned[b]]).square().sum(1)

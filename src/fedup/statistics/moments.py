@@ -1,7 +1,7 @@
 """Statistics that an eraser is made of: counts, sums and second moments, which add up over clients."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Self
 
 from torch import Tensor
@@ -10,8 +10,24 @@ LEAST_ROWS = 20  # forgotten rows behind every sum that leaves a client: fewer w
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Count, sums and second moments of features; they add up over batches and over clients.
+class Sums:
+    """Count and sum of some rows' features; they add up over batches and over clients."""
+
+    count: int
+    sums: Tensor  # (P, C)
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+    @property
+    def mean(self) -> Tensor:
+        """(P, C)"""
+        return self.sums / max(self.count, 1)
+
+
+@dataclass(frozen=True)
+class Moments(Sums):
+    """Second moments of features besides.
 
     >>> import torch
     >>> rows = torch.randn(10, 3, 4).double()
@@ -20,8 +36,6 @@ class Moments:
     True
     """
 
-    count: int
-    sums: Tensor  # (P, C)
     squares: Tensor  # (P, C, C), or (P, C) where only the diagonals are taken
 
     @classmethod
@@ -31,14 +45,6 @@ class Moments:
             return cls(len(spread), spread.sum(0).double(), spread.square().sum(0).double())
         by_position = spread.transpose(0, 1)  # (P, N, C)
         return cls(len(spread), spread.sum(0).double(), (by_position.mT @ by_position).double())
-
-    def __add__(self, other: "Moments") -> "Moments":
-        return Moments(self.count + other.count, self.sums + other.sums, self.squares + other.squares)
-
-    @property
-    def mean(self) -> Tensor:
-        """(P, C)"""
-        return self.sums / max(self.count, 1)
 
     @property
     def variance(self) -> Tensor:
@@ -50,22 +56,6 @@ class Moments:
     def covariance(self) -> Tensor:
         """(P, C, C)"""
         return self.squares / max(self.count, 1) - self.mean[:, :, None] * self.mean[:, None, :]
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Count and sum of some rows' features."""
-
-    count: int
-    sums: Tensor  # (P, C)
-
-    def __add__(self, other: "Sums") -> "Sums":
-        return Sums(self.count + other.count, self.sums + other.sums)
-
-    @property
-    def mean(self) -> Tensor:
-        """(P, C)"""
-        return self.sums / max(self.count, 1)
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from fedup.errors import DataError
-from fedup.federation import Client, named_rows
+from fedup.federation import named_rows
 from fedup.models.cut import find_cut
+from fedup.models.features import FeatureReader
 from fedup.models.layout import Granularity, to_positions
-from fedup.models.taps import Taps
 from fedup.privacy.dp import clipped, release
 from fedup.privacy.guarantee import DP
 from fedup.request import union
 from fedup.rng import generator
+from fedup.statistics.client_data import ClientData
 from fedup.statistics.eraser_statistics import RowGroups
 from fedup.statistics.mixture import mixed, mixture
 from fedup.statistics.moments import LEAST_ROWS, GroupStatistics, Moments, Shift, Sums
@@ -52,15 +53,16 @@ class PlannedStatistics:
 
     def __init__(self, model: nn.Module, blank: Tensor, *, cut: str, dp: DP, num_classes: int) -> None:
         self.dp, self.cut, self.num_classes = dp, find_cut(model, cut), num_classes
-        self._taps = Taps(model, [self.cut])
-        self.spread = to_positions(self._taps.at_once(blank)[self.cut]).shape[1:]  # (P, C)
+        self._reader = FeatureReader(model, self.cut)
+        self.spread = to_positions(self._reader.at_once(blank)[self.cut]).shape[1:]  # (P, C)
         self.numbers = math.prod(self.spread)
         self.groups = num_classes if (num_classes + 2) * self.numbers <= _LARGEST_MESSAGE else 1
-        self.clip = dp.erase_clip or _public_norm(self._taps, self.cut, blank)
+        self.clip = dp.erase_clip or _public_norm(self._reader, blank)
 
-    def answer(self, x: Tensor, y: Tensor, client: Client, groups: RowGroups) -> NoisyStatistics:
+    def answer(self, data: ClientData, groups: RowGroups) -> NoisyStatistics:
         """The release, of a client's rows."""
-        rows, labels = client.train, y[client.train].long()
+        x, y, client, rows = data.x, data.y, data.client, data.client.train
+        labels = y[rows].long()
         forgotten = torch.isin(rows, named_rows(client, union(groups.requests.values()), rows, y)[0])
         named = union([groups.gone, *groups.requests.values()])  # whatever is asked, no row is in two sums
         kept = torch.isin(rows, named_rows(client, named, rows, y)[1]) & (labels >= 0) & (labels < self.num_classes)
@@ -80,17 +82,17 @@ class PlannedStatistics:
         return NoisyStatistics(noisy[: -len(counts)].view(-1, *self.spread), noisy[-len(counts) :], self.clip)
 
     def _features(self, batch: Tensor) -> Tensor:
-        return to_positions(self._taps.at_once(batch)[self.cut]).flatten(1)
+        return to_positions(self._reader.at_once(batch)[self.cut].float()).flatten(1)
 
 
-def _public_norm(taps: Taps, cut: str, blank: Tensor) -> float:
+def _public_norm(reader: FeatureReader, blank: Tensor) -> float:
     """The median norm of the model's features of standard normal inputs: about that of normalised data at an early cut,
     and made without any."""
     if not blank.is_floating_point():
         raise DataError("Inputs are no numbers: there is no public norm for their features. Pass erase_clip.")
     inputs = torch.randn(_NOISE_INPUTS, *blank.shape[1:], generator=generator(0, "public norm")).to(blank)
-    (features,) = taps.read(inputs, torch.arange(len(inputs), device=blank.device))
-    return max(float(features[cut].flatten(1).double().norm(dim=1).median()), 1e-6)
+    (features,) = reader.batches(inputs, torch.arange(len(inputs), device=blank.device))
+    return max(float(features[reader.cut].flatten(1).double().norm(dim=1).median()), 1e-6)
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,9 @@ class NoisyGroupStatistics:
     @classmethod
     def of(cls, dp: DP, releases: Sequence[NoisyStatistics]) -> "NoisyGroupStatistics | None":
         """None where there are too few rows for an eraser, by their noisy counts."""
-        added = torch.stack([one.clip * one.sums.double().cpu() for one in releases]).sum(0)
-        spread = sum((one.clip**2 * one.sums[-1].double().cpu() for one in releases), torch.zeros_like(added[-1]))
-        counts = torch.stack([one.counts.double().cpu() for one in releases]).sum(0) / dp.count_weight
+        added = torch.stack([message.clip * message.sums.double().cpu() for message in releases]).sum(0)
+        spread = sum((each.clip**2 * each.sums[-1].double().cpu() for each in releases), torch.zeros_like(added[-1]))
+        counts = torch.stack([message.counts.double().cpu() for message in releases]).sum(0) / dp.count_weight
         least = least_rows(dp, len(releases))
         groups = [group for group in range(1, len(counts)) if counts[group] >= least]
         if counts[0] < least or not groups:
@@ -117,7 +119,7 @@ class NoisyGroupStatistics:
         total = float(counts[0] + counts[groups].sum())
         mean = (added[0] + added[groups].sum(0)) / total
         variance = spread / dp.spread_weight / float(counts.clamp(min=0).sum()) - mean.square()
-        unsure = dp.sigma * sum(one.clip**4 for one in releases) ** 0.5 / dp.spread_weight / total
+        unsure = dp.sigma * sum(message.clip**4 for message in releases) ** 0.5 / dp.spread_weight / total
         floor = max(0.01 * float(variance.mean()), _FLOOR * unsure, 1e-12)
         shares = 1 / counts[0] ** 2 + (weights / counts[groups]).square().sum()
         many = round(float(counts[0]))
@@ -125,7 +127,7 @@ class NoisyGroupStatistics:
             Sums(many, many * means[0]),
             Sums(many, many * mixed(means[1:], weights)),
             variance=variance.clamp(min=floor),
-            noise=float(sum((one.clip * dp.sigma) ** 2 for one in releases) * shares),
+            noise=float(sum((message.clip * dp.sigma) ** 2 for message in releases) * shares),
         )
 
     def shift(self) -> Shift:
@@ -135,20 +137,20 @@ class NoisyGroupStatistics:
         expected, deviation = chance.sum(1), (2 * chance.square().sum(1)).sqrt()
         distance = difference.square().sum(1)
         clear = distance > expected + _CLEAR * deviation
-        told = (
+        parts = (
             torch.where(clear, distance, 0),
             torch.where(clear, expected, 0),
             torch.where(clear, (difference.square() / self.variance).sum(1), 0),
             self.variance.sum(1),
         )
-        return Shift(self.forgotten.count, *((self.forgotten.count * one).float() for one in told))
+        return Shift(self.forgotten.count, *((self.forgotten.count * part).float() for part in parts))
 
-    def contrast(self, positions: Sequence[int]) -> GroupStatistics:
+    def at(self, positions: Sequence[int]) -> GroupStatistics:
         """At some positions, with the channels' variances for a covariance."""
-        at = torch.tensor(positions)
-        forgotten, reference = (Sums(one.count, one.sums[at]) for one in (self.forgotten, self.reference))
+        chosen = torch.tensor(positions)
+        forgotten, reference = (Sums(side.count, side.sums[chosen]) for side in (self.forgotten, self.reference))
         count, mean = forgotten.count + reference.count, (forgotten + reference).mean
-        second = torch.diag_embed(self.variance[at]) + mean[:, :, None] * mean[:, None, :]
+        second = torch.diag_embed(self.variance[chosen]) + mean[:, :, None] * mean[:, None, :]
         return GroupStatistics(
             {"samples": forgotten}, {"samples": reference}, Moments(count, count * mean, count * second)
         )

@@ -8,12 +8,10 @@ chosen that make last bits large.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 import torch
 from torch import Tensor
 
-from fedup.errors import CutError
 from fedup.privacy.dp import finite
 
 PRIVATE_BATCH = 64  # rows at a time, always
@@ -42,31 +40,28 @@ def read_privately(
 
 def _read(features_of: FeaturesOf, batch: Tensor, blank: Tensor, width: int) -> Tensor:
     """Features of a batch; where the model fails on it, of each row at its place among blanks, or 0 where it fails."""
-    with suppress(_FailsError):
-        return _features(features_of, batch, width)
-    found = torch.zeros(len(batch), width, dtype=torch.float64)
+    together = _features(features_of, batch, width)
+    if together is not None:
+        return together
+    features = torch.zeros(len(batch), width, dtype=torch.float64)
     for place in range(len(batch)):
         alone = _blanks(blank)
         alone[place] = batch[place]
-        with suppress(_FailsError):
-            found[place] = _features(features_of, alone, width)[place]
-    return found
+        own = _features(features_of, alone, width)
+        if own is not None:
+            features[place] = own[place]
+    return features
 
 
-class _FailsError(Exception):
-    """The model does not take a batch, or makes something of it that has another shape than of blanks."""
-
-
-def _features(features_of: FeaturesOf, batch: Tensor, width: int) -> Tensor:
+def _features(features_of: FeaturesOf, batch: Tensor, width: int) -> Tensor | None:
+    """None where the model does not take the batch, or makes something of it that has another shape than of blanks."""
     try:
         features = features_of(batch.clone())  # a model may write to its input
-        if features.shape != (len(batch), width):
-            raise CutError(f"Features are of shape {tuple(features.shape)}, not {(len(batch), width)}.")
-        return features.detach().double().cpu()
+        return features.detach().double().cpu() if features.shape == (len(batch), width) else None
     except (MemoryError, torch.OutOfMemoryError):  # all batches are of one size: that is the machine, not a row
         raise
-    except Exception as error:  # whatever the user's own model raises
-        raise _FailsError from error
+    except Exception:  # whatever the user's own model raises
+        return None
 
 
 def _blanks(blank: Tensor) -> Tensor:

@@ -4,11 +4,13 @@ import torch
 from torch import Tensor, nn
 
 from fedup.errors import SettingError
-from fedup.models.cut import FeatureReader, find_cut
+from fedup.models.cut import find_cut
+from fedup.models.features import FeatureReader
 from fedup.privacy.dp import finite, joint_vector, release
 from fedup.privacy.guarantee import DP
 from fedup.privacy.projection import basis_of
 from fedup.statistics.centroids import Summary
+from fedup.statistics.client_data import ClientData
 from fedup.statistics.private_features import read_privately
 
 
@@ -38,25 +40,19 @@ class PlannedSummary:
         basis = basis_of(model, cut, features[0].numel(), how=dp.projection, dims=dp.dims, num_classes=num_classes)
         self.basis = basis.double().cpu()  # (D, d)
 
-    def answer(
-        self,
-        x: Tensor,
-        y: Tensor,
-        rows: Tensor,
-        *,
-        client: int,
-        excluded: frozenset[int],
-        subjects: Tensor | None = None,
-        ids: Tensor | None = None,
-    ) -> Summary:
+    def answer(self, data: ClientData, excluded: frozenset[int]) -> Summary:
         """The release, of a client's rows without the excluded samples; those that it does not hold change nothing."""
-        samples = rows if ids is None else ids[rows]
+        rows, samples = data.client.train, data.sample_ids
         wanted = ~torch.isin(samples, torch.tensor(sorted(excluded), dtype=samples.dtype, device=samples.device))
-        kept, points = self._points(x, rows, wanted.to(rows.device))
-        exact = joint_vector(self.dp, points, y[kept], None if subjects is None else subjects[kept], self.num_classes)
-        vectors = release(self.dp, exact[self.labels], name=("cells", client, *sorted(excluded)))
+        batches = read_privately(
+            self._projected, data.x, rows, wanted=wanted.to(rows.device), width=self.basis.shape[1]
+        )
+        kept, points = map(torch.cat, zip(*batches, strict=True))  # (n,), (n, d)
+        subjects = None if data.subjects is None else data.subjects[kept]
+        exact = joint_vector(self.dp, points, data.y[kept], subjects, self.num_classes)
+        vectors = release(self.dp, exact[self.labels], name=("cells", data.client.id, *sorted(excluded)))
         return Summary(
-            client,
+            data.client.id,
             labels=tuple(self.labels),
             sizes=(1,) * len(self.labels),
             excluded=(excluded,) * len(self.labels),
@@ -66,14 +62,8 @@ class PlannedSummary:
             shape=self.shape,
         )
 
-    def _points(self, x: Tensor, rows: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows that are kept, and their projected features. (n,), (n, d)"""
-        with torch.autocast(x.device.type, enabled=False):
-            read = list(read_privately(self._projected, x, rows, wanted=wanted, width=self.basis.shape[1]))
-        return torch.cat([part for part, _ in read]), torch.cat([points for _, points in read])
-
     def _projected(self, batch: Tensor) -> Tensor:
-        return finite(self._reader.at_once(batch).flatten(1).double().cpu()) @ self.basis
+        return finite(self._reader.at_once(batch)[self._reader.cut].flatten(1).double().cpu()) @ self.basis
 
 
 def check_classes(labels: frozenset[int], num_classes: int) -> None:

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import mul
 
 _Z = 1.959963984540054  # 95 %
 
@@ -43,9 +44,7 @@ class Paired:
     both: float = 0.0
 
     def __add__(self, other: "Paired") -> "Paired":
-        return Paired(
-            self.rows + other.rows, self.before + other.before, self.after + other.after, self.both + other.both
-        )
+        return Paired(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def share_before(self) -> Estimate:
@@ -104,15 +103,11 @@ def wilson(hits: float, rows: float) -> Estimate:
 def weighted(strata: Iterable[tuple[float, Paired]]) -> Paired:
     """Strata in given proportions as one group of as many rows as it is worth: Σ weight = 1 wanted, 1/Σ(weight²/rows)
     rows got."""
-    used = [(weight, one) for weight, one in strata if weight > 0 and one.rows > 0]
-    total = sum(weight for weight, _ in used)
+    used = [(weight, stratum) for weight, stratum in strata if weight > 0 and stratum.rows > 0]
     if not used:
         return Paired()
-    rows = 1 / sum((weight / total) ** 2 / one.rows for weight, one in used)
-    parts = [(weight / total * rows / one.rows, one) for weight, one in used]
-    return Paired(
-        rows,
-        sum(scale * one.before for scale, one in parts),
-        sum(scale * one.after for scale, one in parts),
-        sum(scale * one.both for scale, one in parts),
-    )
+    total = sum(weight for weight, _ in used)
+    rows = 1 / sum((weight / total) ** 2 / stratum.rows for weight, stratum in used)
+    scales = [weight / total * rows / stratum.rows for weight, stratum in used]
+    hits = zip(*((stratum.before, stratum.after, stratum.both) for _, stratum in used), strict=True)
+    return Paired(rows, *(sum(map(mul, scales, counts)) for counts in hits))

@@ -17,6 +17,7 @@ from fedup.statistics.centroids import CentroidConfig, Summary
 from fedup.statistics.traffic import Traffic
 
 CellName = tuple[int, int]  # (client, class)
+_PLAIN = ("num_classes", "cut", "base", "nonnegative")  # fields that are stored as they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +174,8 @@ def save_centroids(store: Centroids, path: str | Path) -> None:
     header: dict[str, Any] = {
         "cells": [[cell.client, cell.label, cell.start, cell.size] for cell in store.cells],
         "clients": list(store.clients),
-        "num_classes": store.num_classes,
+        **{name: getattr(store, name) for name in _PLAIN},
         "how": asdict(store.how),
-        "cut": store.cut,
-        "base": store.base,
-        "nonnegative": store.nonnegative,
         "shape": list(store.shape),
         "collected_for": sorted((request.to_json() for request in store.collected_for), key=str),
         "open": sorted((request.to_json() for request in store.open), key=str),
@@ -202,11 +200,8 @@ def load_centroids(path: str | Path) -> Centroids:
             counts=tensors["counts"],
             cells=cells,
             clients=tuple(header["clients"]),
-            num_classes=header["num_classes"],
+            **{name: header[name] for name in _PLAIN},
             how=how_from(header["how"]),
-            cut=header["cut"],
-            base=header["base"],
-            nonnegative=header["nonnegative"],
             shape=tuple(header["shape"]),
             collected_for=frozenset(map(Forget.from_json, header["collected_for"])),
             open=set(map(Forget.from_json, header["open"])),
@@ -229,9 +224,9 @@ def load_centroids(path: str | Path) -> Centroids:
     return store
 
 
-def how_from(told: dict[str, Any]) -> CentroidConfig | DP:
+def how_from(plain: dict[str, Any]) -> CentroidConfig | DP:
     """How clients summarized, from plain data."""
-    return DP(**told) if "epsilon" in told else CentroidConfig(**told)
+    return DP(**plain) if "epsilon" in plain else CentroidConfig(**plain)
 
 
 def _by_client(triples: list[list[int]]) -> dict[int, dict[int, int]]:

@@ -1,16 +1,19 @@
 """How models answer a client's own rows, in counts: what verdicts and the check of every class are made of."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from fedup.federation import Client, named_rows
-from fedup.models.cut import FEATURE_BATCH, logits_of
+from fedup.federation import named_rows
+from fedup.models.cut import logits_of
+from fedup.models.features import FEATURE_BATCH
 from fedup.request import Forget
-from fedup.rng import generator
+from fedup.rng import sample
+from fedup.statistics.client_data import ClientData
+from fedup.statistics.eraser_statistics import RowGroups
 from fedup.statistics.proportions import Paired
 
 MOST_ROWS = 2000  # of one kind at one client: more would not make a verdict any surer
@@ -19,50 +22,26 @@ Counts = Mapping[int, Paired]  # by label
 
 
 @dataclass(frozen=True)
-class RowsToCount:
+class RowsToCount(RowGroups):
     """Which rows a client counts answers to: those of requests, and retained ones class by class.
 
     With `carried` a request's rows are said to be poisoned, and what matters is the label they carry: clients tell
     how often those labels are answered to their held-out rows, each with the share given here.
     """
 
-    requests: Mapping[str, Forget]  # by name
-    gone: Forget  # all that is forgotten: what stays is the rest
     carried: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     classes: bool = True  # whether retained rows are counted
 
-    def to(self, client: int) -> "RowsToCount":
-        """The part of it that a client needs to know."""
-        return RowsToCount(
-            {name: request.at(client) for name, request in self.requests.items()},
-            self.gone.at(client),
-            self.carried,
-            self.classes,
-        )
-
-    def with_places(self, places: Callable[[Forget], Forget]) -> "RowsToCount":
-        """The same with samples by their place among a node's rows."""
-        requests = {name: places(request) for name, request in self.requests.items()}
-        return replace(self, requests=requests, gone=places(self.gone))
-
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "requests": {name: request.to_json() for name, request in self.requests.items()},
-            "gone": self.gone.to_json(),
-            "carried": {name: [[label, share] for label, share in of.items()] for name, of in self.carried.items()},
-            "classes": self.classes,
-        }
+        carried = {name: [[label, share] for label, share in of.items()] for name, of in self.carried.items()}
+        return {**super().to_json(), "carried": carried, "classes": self.classes}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "RowsToCount":
+    def from_json(cls, plain: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`."""
-        return cls(
-            {name: Forget.from_json(one) for name, one in told["requests"].items()},
-            Forget.from_json(told["gone"]),
-            {name: {int(label): float(share) for label, share in of} for name, of in told["carried"].items()},
-            bool(told["classes"]),
-        )
+        carried = {name: {int(label): float(share) for label, share in of} for name, of in plain["carried"].items()}
+        return replace(super().from_json(plain), carried=carried, classes=bool(plain["classes"]))
 
 
 @dataclass(frozen=True)
@@ -85,30 +64,25 @@ class Tally:
 
 
 @torch.no_grad()
-def tally(
-    original: nn.Module,
-    before: nn.Module,
-    after: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    client: Client,
-    counted: RowsToCount,
-) -> Tally:
+def tally(data: ClientData, counted: RowsToCount, *, original: nn.Module, before: nn.Module, after: nn.Module) -> Tally:
     """A client's counts of hits under the model before and after a request was answered."""
+    x, y, client = data.x, data.y, data.client
     held_out = torch.cat([client.validation, client.heldout])
     classes: list[dict[int, Paired]] = []
     for part in (client.train, held_out):
         kept = named_rows(client, counted.gone, part, y)[1] if counted.classes else part[:0]
-        rows = torch.cat([kept[:0], *(_some(own, MOST_CLASS_ROWS) for own in _by_label(kept, y))])
+        by_label = [kept[y[kept] == label] for label in y[kept].unique().tolist()]
+        rows = torch.cat([kept[:0], *(_some(own, MOST_CLASS_ROWS) for own in by_label)])
         classes.append(_count(original, after, x, y, rows))
     forgotten: dict[str, Counts] = {}
     unseen: dict[str, Counts] = {}
     for name, request in counted.requests.items():
         if request.class_ids and not request.client_ids and not request.sample_ids:
-            rows = held_out[torch.isin(y[held_out], _tensor(request.class_ids, y))]
-            forgotten[name] = _count(before, after, x, y, _some(rows, MOST_ROWS))
+            rows = _some(named_rows(client, request, held_out, y)[0], MOST_ROWS)
+            forgotten[name] = _count(before, after, x, y, rows)
             continue
-        rows = _some(_named(client, request, y), MOST_ROWS)
+        of_client = Forget(request.client_ids, frozenset(), request.sample_ids)
+        rows = _some(named_rows(client, of_client, client.train, y)[0], MOST_ROWS)
         if len(rows):
             forgotten[name] = _count(before, after, x, y, rows)
         if counted.carried.get(name):
@@ -119,19 +93,14 @@ def tally(
     return Tally(classes[0], classes[1], forgotten, unseen)
 
 
-def _named(client: Client, request: Forget, y: Tensor) -> Tensor:
-    """Training rows that a request names as a client's or as samples."""
-    return named_rows(client, Forget(request.client_ids, frozenset(), request.sample_ids), client.train, y)[0]
-
-
 def _count(before: nn.Module, after: nn.Module, x: Tensor, y: Tensor, rows: Tensor) -> dict[int, Paired]:
     labels = y[rows]
     hits = [answers(model, x, rows) == labels for model in (before, after)]
-    found = {}
+    counts = {}
     for label in labels.unique().tolist():
-        one, other = (hit[labels == label] for hit in hits)
-        found[label] = Paired(len(one), int(one.sum()), int(other.sum()), int((one & other).sum()))
-    return found
+        first, second = (hit[labels == label] for hit in hits)
+        counts[label] = Paired(len(first), int(first.sum()), int(second.sum()), int((first & second).sum()))
+    return counts
 
 
 def _carried(before: nn.Module, after: nn.Module, x: Tensor, rows: Tensor, shares: Mapping[int, float]) -> Paired:
@@ -149,20 +118,9 @@ def answers(model: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
     return torch.cat(given) if given else rows[:0]
 
 
-def _by_label(rows: Tensor, y: Tensor) -> list[Tensor]:
-    return [rows[y[rows] == label] for label in y[rows].unique().tolist()]
-
-
 def _some(rows: Tensor, most: int) -> Tensor:
-    """All rows, or so many of them, always the same ones."""
-    if len(rows) <= most:
-        return rows
-    return rows[torch.randperm(len(rows), generator=generator(0, "tally", len(rows)))[:most].to(rows.device)]
-
-
-def _tensor(labels: frozenset[int], y: Tensor) -> Tensor:
-    return torch.tensor(sorted(labels), dtype=y.dtype, device=y.device)
+    return sample(rows, most, "tally", len(rows))
 
 
 def _rows_of(counts: Counts) -> list[list[float]]:
-    return [[label, one.rows, one.before, one.after, one.both] for label, one in sorted(counts.items())]
+    return [[label, hits.rows, hits.before, hits.after, hits.both] for label, hits in sorted(counts.items())]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +84,7 @@ def federate(
     started = time.perf_counter()
     target = next(model.parameters()).device if device is None else torch.device(device)
     trained = copy.deepcopy(model).to(target)
-    store = _Checkpoint(checkpoint, model, federation, local, clients_per_round, seed)
+    store = _Checkpoint(checkpoint, lambda: _settings(model, federation, local, clients_per_round, seed))
     threads = _threads(threads, store.threads, trained, federation.x[:1].to(target), local)
     with using_threads(threads), torch.cuda.device(target) if target.type == "cuda" else nullcontext():
         work = make_engine(engine, trained, federation.x.to(target), federation.y.to(target), local)
@@ -132,10 +133,7 @@ def _threads(wanted: int | None, recorded: int | None, model: nn.Module, example
 
 
 def _check(
-    federation: Federation,
-    rounds: int | Sequence[int],
-    clients_per_round: int | None,
-    checkpoint: str | Path | None,
+    federation: Federation, rounds: int | Sequence[int], clients_per_round: int | None, checkpoint: str | Path | None
 ) -> None:
     if min([rounds] if isinstance(rounds, int) else rounds, default=0) < 0:
         raise SettingError(f"rounds must be 0 or more; found {rounds}.")
@@ -156,12 +154,7 @@ def _training_rows(federation: Federation) -> list[Tensor]:
 
 
 def _draw_jobs(
-    ids: Sequence[int],
-    rows: Sequence[Tensor],
-    local: LocalTraining,
-    size: int | None,
-    seed: int,
-    round_index: int,
+    ids: Sequence[int], rows: Sequence[Tensor], local: LocalTraining, size: int | None, seed: int, round_index: int
 ) -> list[Job]:
     """The clients of a round; those without data drop out after the draw, so that Retrain sees the same cohorts."""
     cohort = list(range(len(ids)))
@@ -169,45 +162,33 @@ def _draw_jobs(
         order = torch.randperm(len(ids), generator=generator(seed, "cohort", round_index))
         cohort = sorted(order[:size].tolist())
     total = sum(len(rows[i]) for i in cohort)
-    return [
-        Job(
-            client=ids[i],
-            rows=rows[i],
-            how=local,
-            seed=seed_for(seed, "round", round_index, "client", ids[i]),
-            share=len(rows[i]) / total,
-        )
-        for i in cohort
-        if len(rows[i])
-    ]
+    seeds = {i: seed_for(seed, "round", round_index, "client", ids[i]) for i in cohort}
+    return [Job(ids[i], rows[i], local, seeds[i], share=len(rows[i]) / total) for i in cohort if len(rows[i])]
+
+
+def _settings(
+    model: nn.Module, federation: Federation, local: LocalTraining, clients_per_round: int | None, seed: int
+) -> dict[str, Any]:
+    """What the bits of a training depend on, as a checkpoint tells it."""
+    return {
+        "initial": fingerprint(model),
+        "local": local.settings(),
+        "clients_per_round": clients_per_round,
+        "seed": seed,
+        "data": federation.digest(),
+    }
 
 
 class _Checkpoint:
     """The state after a round, on disk; refuses one written under other settings."""
 
-    def __init__(
-        self,
-        path: str | Path | None,
-        model: nn.Module,
-        federation: Federation,
-        local: LocalTraining,
-        clients_per_round: int | None,
-        seed: int,
-    ) -> None:
+    def __init__(self, path: str | Path | None, settings: Callable[[], dict[str, Any]]) -> None:
         self.path = None if path is None else Path(path)
         self.threads: int | None = None  # that the rounds so far were trained with
         self.time_s = 0.0  # that they took
         self._rounds, self._weights = 0, dict[str, Tensor]()
-        if self.path is None:
-            return
-        self.settings = {
-            "initial": fingerprint(model),
-            "local": local.settings(),
-            "clients_per_round": clients_per_round,
-            "seed": seed,
-            "data": federation.digest(),
-        }
-        if self.path.exists():
+        self.settings = settings() if self.path is not None else {}
+        if self.path is not None and self.path.exists():
             self._read(self.path)
 
     def _read(self, path: Path) -> None:

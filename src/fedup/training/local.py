@@ -45,14 +45,11 @@ class LocalTraining:
         if not trainable:
             raise SettingError(f"No parameter of {type(model).__name__} takes a gradient: there is nothing to train.")
         fused = fused and all(_can_be_fused(weight) for weight in trainable)
-        if self.optimizer == "adam":
-            on_gpu = any(weight.device.type == "cuda" for weight in trainable)  # the step count is kept there, too
-            return torch.optim.Adam(
-                trainable, lr=self.lr, weight_decay=self.weight_decay, fused=fused, capturable=on_gpu
-            )
-        return torch.optim.SGD(
-            trainable, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=fused
-        )
+        options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused}
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(trainable, momentum=self.momentum, **options)
+        on_gpu = any(weight.device.type == "cuda" for weight in trainable)  # the step count is kept there, too
+        return torch.optim.Adam(trainable, capturable=on_gpu, **options)
 
     def settings(self) -> dict[str, Any]:
         """Plain data; precision only where it is not single, as it always was before there was a choice."""
@@ -117,19 +114,19 @@ class Job:
 
     client: int
     rows: Tensor  # its training rows, on the CPU
-    how: LocalTraining
+    local: LocalTraining
     seed: int
     share: float = 1.0  # in the average
 
     @cached_property
     def size(self) -> int:
         """Rows in each of its batches."""
-        return self.how.batch_of(len(self.rows))
+        return self.local.batch_of(len(self.rows))
 
     @cached_property
     def steps(self) -> int:
         """How many batches it trains on."""
-        return self.how.steps_of(len(self.rows))
+        return self.local.steps_of(len(self.rows))
 
     @cached_property
     def dropout_seed(self) -> int:
@@ -139,5 +136,5 @@ class Job:
     def batches(self) -> Tensor:
         """The rows of each batch. (steps, size)"""
         order = generator(self.seed, "batches")
-        epochs = [full_batches(len(self.rows), self.how.batch_size, order) for _ in range(self.how.epochs)]
+        epochs = [full_batches(len(self.rows), self.local.batch_size, order) for _ in range(self.local.epochs)]
         return self.rows[epochs[0] if len(epochs) == 1 else torch.cat(epochs)]

@@ -91,10 +91,8 @@ def _examples(centroids: Centroids, used: list[Cell], forget_set: Forget, config
         vectors=centroids.vectors,
         rows=rows,
         labels=labels[rows],
-        counts=centroids.counts[rows],
         nonnegative=centroids.nonnegative,
         guarded=sorted(forget_set.class_ids) if config.class_policy == "drop" else (),
-        shape=centroids.shape,
     )
 
 
@@ -131,10 +129,8 @@ def _resampled(
         vectors=drawn.vectors,
         rows=torch.arange(len(labels), device=labels.device),
         labels=labels,
-        counts=torch.ones_like(labels),
         nonnegative=False,
         guarded=sorted(forget_set.class_ids) if config.class_policy == "drop" else (),
-        shape=centroids.shape,
         basis=None if basis.shape[0] == basis.shape[1] else basis,
     )
     return examples, drawn.dropped

@@ -132,7 +132,7 @@ class EraserBuilder:
             },
             pooled,
         )
-        fitted = make_eraser(groups, site.positions, over=site.over)
+        fitted = make_eraser(groups, site.positions, granularity=site.granularity)
         about = {
             "place": site.to_json(),
             "cuts": [each.to_json() for each in sites],
@@ -202,7 +202,7 @@ class EraserBuilder:
 
     def _second_moments(self, question: RowGroups, senders: Sequence[int], site: EraserSite) -> Moments | None:
         """The third message, of those whose rows are forgotten: second moments, at the chosen place alone."""
-        at = site.cut, site.over, tuple(site.positions)
+        at = site.cut, site.granularity, tuple(site.positions)
         added: Moments | None = None
         questions = {client: SecondMomentsQuestion(*at, question.to(client)) for client in senders}
         for client, moments in self._reach().ask(questions):
@@ -251,7 +251,7 @@ class EraserBuilder:
         if noisy is None or site is None or not site.cover > 0:
             self._leave(f"these samples differ from retained ones by no more than the noise of {dp}")
             return None
-        fitted = make_eraser(noisy.contrast(site.positions), site.positions, over=over)
+        fitted = make_eraser(noisy.at(site.positions), site.positions, granularity=over)
         about = {
             "place": site.to_json(),
             "cuts": [site.to_json()],

@@ -1,10 +1,10 @@
 """A bottleneck that costs no class much: fitted again, more gently or wider, where one would lose."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from fedup.filters.bottleneck import DEFAULT_RANK
-from fedup.models.layout import positions_of
 from fedup.request import Forget
 from fedup.serving.plugged import Served
 from fedup.unlearning.bottleneck_fit import fit_bottleneck
@@ -70,8 +70,7 @@ def widenings(plan: RequestPlan) -> list[int]:
 
 
 def _rank(plan: RequestPlan, times: int) -> int:
-    width = positions_of(plan.centroids.shape, "each" if plan.config.per_position else "all")[1]
-    return min(times * DEFAULT_RANK, width)
+    return min(times * DEFAULT_RANK, math.prod(plan.centroids.shape))
 
 
 def _alphas(plan: RequestPlan, without: Served, forget_set: Forget) -> Sequence[float]:

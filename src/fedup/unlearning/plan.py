@@ -1,5 +1,6 @@
 """What answering requests takes: found and checked before anybody is asked and anything is changed."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from fedup.federation import Federation
 from fedup.filters.bottleneck import FilterConfig
 from fedup.filters.fit import Trace
 from fedup.models.cut import find_cut
-from fedup.models.layout import positions_of
 from fedup.request import Forget, check_known, union
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import Cell, CellName, Centroids
@@ -176,9 +176,7 @@ class RequestPlan:
             return
         if config.class_policy == "remap_client" and dp is not None:
             raise SettingError("Under DP clients are added up before they are relabelled: use class_policy='remap'.")
-        if config.per_position and dp is not None:
-            raise SettingError("Under DP a filter acts on a row's features as one vector: per_position has to be off.")
-        config.rank_for(positions_of(self.centroids.shape, "each" if config.per_position else "all")[1])
+        config.rank_for(math.prod(self.centroids.shape))  # raises if too wide
 
     def _check_ledger(self) -> None:
         spent = Counter(self.centroids.ledger.charges)

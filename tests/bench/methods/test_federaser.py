@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
+from tests.engines._federations import train_locally
 from torch import nn
 from torch.nn.functional import cosine_similarity
 
@@ -23,7 +24,6 @@ from fedup.errors import DataError, SettingError
 from fedup.rng import seed_for
 from fedup.tasks.recipe import Recipe
 from fedup.training.averaging import RunningAverage
-from fedup.training.engines.plain import train_locally
 
 few = settings(max_examples=40, deadline=None, derandomize=True)
 SIZES = (30, 21, 40, 26)
@@ -127,7 +127,7 @@ def by_hand(world: World, gone, *, every=2, ratio=0.5, norm="whole") -> dict[str
             own.load_state_dict(current)
             seed = seed_for(recipe.seed, "round", number, "client", client)
             rows = federation.client(client).train
-            train_locally(own, federation.x, federation.y, rows, how=local, seed=seed)
+            train_locally(own, federation.x, federation.y, rows, local=local, seed=seed)
             state = own.state_dict()
             fresh = {name: state[name].double() - current[name].double() for name in PARAMETERS}
             stored = {name: seen.uploads[number, client][name] - seen.before[number][name] for name in PARAMETERS}

@@ -15,7 +15,7 @@ from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.in_process import InProcess
 from fedup.errors import SettingError
 from fedup.federation import Federation
-from fedup.models.cut import FeatureReader
+from fedup.models.features import FeatureReader
 from fedup.privacy import DP
 from fedup.privacy.dp import joint_vector
 from fedup.privacy.paper import SIGMA

@@ -17,12 +17,14 @@ from torch import Tensor
 from fedup.bench.attacks import CENTROIDS, RATIO, AttackData, Result, fresh, guarantees
 from fedup.bench.attacks.intervals import NORMAL, Scores, clopper_pearson
 from fedup.errors import DataError
-from fedup.models.cut import FeatureReader
+from fedup.federation import Client
+from fedup.models.features import FeatureReader
 from fedup.privacy import DP, epsilon_of
 from fedup.privacy.dp import joint_vector, release
 from fedup.privacy.paper import SIGMA, paper_epsilon
 from fedup.rng import seed_for
 from fedup.statistics.centroids import CentroidConfig, summarize
+from fedup.statistics.client_data import ClientData
 from fedup.statistics.kmeans import centroid_count
 from fedup.tasks.progress import Progress
 
@@ -199,11 +201,13 @@ def paper_scores(
     ground: AttackData, worlds: _Replaced, rows: Tensor, *, sigma: float, trials: int, seed: int
 ) -> Scores:
     """How far the furthest uploaded vector goes along the record's direction: a message of its own in each trial."""
-    x, y, reader = ground.federation.x, ground.federation.y, FeatureReader(ground.tail, "1")
+    federation, readers = ground.federation, {"1": FeatureReader(ground.tail, "1")}
+    client = Client(worlds.client, train=rows, validation=rows[:0], heldout=rows[:0])
+    data = ClientData(ground.tail, federation.x, federation.y, client, federation.num_classes, readers=readers)
     found = np.empty(trials)
     for trial in range(trials):
         how = CentroidConfig(RATIO, sigma, seed=seed_for(seed, trial))
-        summary = summarize(ground.tail, x, y, rows, client=worlds.client, cut="1", how=how, reader=reader)
+        summary = summarize(data, "1", how)
         found[trial] = float((summary.vectors @ worlds.direction).max())
     return found
 

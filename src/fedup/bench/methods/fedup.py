@@ -2,7 +2,7 @@
 
 import statistics
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 
@@ -39,6 +39,8 @@ class Method:
     that results can be reproduced: no privacy, of public data. `paper_accounting` counts the paper's ε of `sigma`.
     """
 
+    FORMER_SETTINGS: ClassVar = {"weighted": False}  # gone, and told by all results on disk
+
     ratio: float = 0.8
     sigma: float = 0.0
     cut: str | None = None
@@ -50,12 +52,10 @@ class Method:
     lr: float = 3e-3
     class_policy: ClassPolicy = "drop"
     guard: bool = True
-    weighted: bool = False
     preset: PresetName = later("default")
     filter: FilterKind = later("auto", before="bottleneck")
     eraser_cut: str = later("auto")
     max_variance_loss: float = later(0.02)
-    per_position: bool = later(False)
     gentle: bool = later(True)
     optimizer: OptimizerName = later("adam")
     epochs: int | None = later(None)  # in place of steps

@@ -7,7 +7,7 @@ import torch
 from fedup.bench.cost import Cost
 from fedup.bench.task import Task, Unlearned
 from fedup.filters.bottleneck import DEFAULT_RANK, Bottleneck, FilterConfig
-from fedup.models.cut import read_features
+from fedup.models.features import FeatureReader
 from fedup.request import Forget
 from fedup.rng import generator
 from fedup.serving.plugged import Served, plug
@@ -38,7 +38,7 @@ class Method:
             plugged = plug(task.model, self.cut or task.recipe.cut)
             first = task.federation.rows()[:1]
             nobody = torch.zeros_like(first, dtype=torch.bool)  # a blank row tells the width: nobody's is read
-            features = read_features(plugged.base, plugged.cut, task.federation.x, first, wanted=nobody)
+            features = FeatureReader(plugged.base, plugged.cut).read(task.federation.x, first, wanted=nobody)
             source = generator(task.recipe.seed, "random filter")
             width, nonnegative = features.values.shape[1], features.nonnegative
             config = self.config()

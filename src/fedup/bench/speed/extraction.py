@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedup.bench.speed._rows import Row, in_turns
 from fedup.bench.speed._settings import LENET5, RESNET18, even_jobs
-from fedup.models.cut import FEATURE_BATCH, FeatureReader
+from fedup.models.features import FEATURE_BATCH, FeatureReader
 
 _CLIENTS = 10
 _ROWS = {LENET5: (10_240, 51_200), RESNET18: (80, 12_800)}  # on a CPU, on a GPU

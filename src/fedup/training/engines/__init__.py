@@ -35,24 +35,24 @@ class Engine(Protocol):
         """
 
 
-def make_engine(name: EngineName, model: nn.Module, x: Tensor, y: Tensor, how: LocalTraining) -> Engine:
+def make_engine(name: EngineName, model: nn.Module, x: Tensor, y: Tensor, local: LocalTraining) -> Engine:
     """The engine of that name; "auto" is what FEDUP_ENGINE says, else captured on a GPU and plain elsewhere.
 
     `model` may be trained in place.
     """
     name = known_engine(name, x.device)
     if name == "plain" or x.device.type != "cuda":
-        return PlainEngine(model, x, y, how)
+        return PlainEngine(model, x, y, local)
     with torch.cuda.device(x.device):
-        return CapturedEngine(model, x, y, how, else_plain=name == "auto")
+        return CapturedEngine(model, x, y, local, else_plain=name == "auto")
 
 
 def known_engine(name: str, device: torch.device) -> EngineName:
     """The engine that is meant; raises where there is none of that name, or none for that device."""
-    told = os.environ.get(VARIABLE) if name == "auto" else None
-    meant, asked = told or name, VARIABLE if told else "engine"
+    by_variable = os.environ.get(VARIABLE) if name == "auto" else None
+    meant, setting = by_variable or name, VARIABLE if by_variable else "engine"
     if meant not in get_args(EngineName):
-        raise SettingError(f"{asked} must be 'auto', 'plain' or 'captured'; found {meant!r}.")
+        raise SettingError(f"{setting} must be 'auto', 'plain' or 'captured'; found {meant!r}.")
     if meant == "captured" and device.type != "cuda":
-        raise SettingError(f"{asked} is 'captured', which needs a CUDA device, and this is {device}. Use 'auto'.")
+        raise SettingError(f"{setting} is 'captured', which needs a CUDA device, and this is {device}. Use 'auto'.")
     return cast(EngineName, meant)

@@ -1,4 +1,4 @@
-"""Batches on the way to the device: a round's rows in one list, and for each lane where in it its next batch starts."""
+"""Batches on the way to the device: a round's rows in one list, and for each slot where in it its next batch starts."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,14 +8,14 @@ from torch import Tensor
 from fedup.training.local import Job
 
 
-class Feed:
+class BatchFeed:
     """Sends from pinned memory and waits for nothing: what was sent is written over only when it has arrived."""
 
-    def __init__(self, lanes: int, largest_batch: int, device: torch.device) -> None:
+    def __init__(self, slots: int, largest_batch: int, device: torch.device) -> None:
         self._rows = torch.empty(0, dtype=torch.long, device=device)
         self._rows_sent = torch.empty(0, dtype=torch.long)
-        self.cursors = torch.zeros(lanes, dtype=torch.long, device=device)
-        self._cursors_sent = torch.empty(0, lanes, dtype=torch.long)
+        self.cursors = torch.zeros(slots, dtype=torch.long, device=device)
+        self._cursors_sent = torch.empty(0, slots, dtype=torch.long)
         self._offsets = torch.arange(largest_batch, device=device)
         self._arrived = torch.cuda.Event()
         self._rows_used = self._cursors_used = 0
@@ -47,15 +47,15 @@ class Feed:
         return starts[:-1]
 
     def move(self, places: Mapping[int, int]) -> None:
-        """Set where each lane's next batch starts; lanes without work go over rows that are there, to no effect."""
+        """Set where each slot's next batch starts; slots without work go over rows that are there, to no effect."""
         sent = self._cursors_sent[self._cursors_used]
-        sent.copy_(torch.tensor([places.get(lane, 0) for lane in range(len(self.cursors))]))
+        sent.copy_(torch.tensor([places.get(slot, 0) for slot in range(len(self.cursors))]))
         self.cursors.copy_(sent, non_blocking=True)
         self._cursors_used += 1
 
-    def next_batch(self, lane: int, size: int) -> Tensor:
-        """The rows of a lane's next batch, read off on the device."""
-        cursor = self.cursors[lane]
+    def next_batch(self, slot: int, size: int) -> Tensor:
+        """The rows of a slot's next batch, read off on the device."""
+        cursor = self.cursors[slot]
         rows = self._rows.index_select(0, cursor + self._offsets[:size])
         cursor.add_(size)
         return rows

@@ -1,6 +1,6 @@
 """Steps captured as CUDA graphs, several clients at a time: a step costs its arithmetic, not its kernel launches.
 
-A graph holds one training step of each of several lanes, side by side; between steps nothing is sent or waited for.
+A graph holds one training step of each of several slots, side by side; between steps nothing is sent or waited for.
 """
 
 import copy
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from fedup.errors import SettingError
 from fedup.rng import seed_default
 from fedup.training.averaging import Load, Weights
-from fedup.training.engines.batch_feed import Feed
-from fedup.training.engines.client_slot import Lane, drawing_from
+from fedup.training.engines.batch_feed import BatchFeed
+from fedup.training.engines.client_slot import ClientSlot, drawing_from
 from fedup.training.engines.plain import PlainEngine, train_step
 from fedup.training.engines.schedule import Segment, assign, segments
 from fedup.training.local import Job, LocalTraining, restart
 
-_WIDTHS = (1, 2, 3, 4, 6, 8)  # lanes in a graph: on an H200 10 and 16 lanes were no faster than 8
+_WIDTHS = (1, 2, 3, 4, 6, 8)  # slots in a graph: on an H200 10 and 16 slots were no faster than 8
 _WORTH_CAPTURING = 32  # steps of one batch size: a capture costs about as much as so many plain ones
 _TOLERANCE = 0.2  # of an update's length: rounding stays far below, another computation lands at 1 or more
 _TRIAL_SEED = 0
@@ -30,21 +30,21 @@ _TRIAL_SEED = 0
 class CapturedEngine:
     """Captures what pays, and leaves the rest to the plain engine."""
 
-    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, how: LocalTraining, *, else_plain: bool) -> None:
-        self._x, self._y, self._how, self._else_plain = x, y.long(), how, else_plain
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, local: LocalTraining, *, else_plain: bool) -> None:
+        self._x, self._y, self._local, self._else_plain = x, y.long(), local, else_plain
         self._first = channels_last(copy.deepcopy(model))
-        self._plain = PlainEngine(self._first, x, y, how)
+        self._plain = PlainEngine(self._first, x, y, local)
         self.weights: Weights = self._plain.weights
-        self._feed = Feed(_WIDTHS[-1], max(2, how.batch_size), x.device)
-        self._lanes: list[Lane] = []
-        self._most_lanes = _WIDTHS[-1]
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by batch size and number of lanes
+        self._feed = BatchFeed(_WIDTHS[-1], max(2, local.batch_size), x.device)
+        self._slots: list[ClientSlot] = []
+        self._most_slots = _WIDTHS[-1]
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by batch size and number of slots
         self._memory = torch.cuda.graph_pool_handle()  # one for all graphs: they run one after another
         self._met: Counter[int] = Counter()  # steps of each batch size
 
     @property
     def name(self) -> str:
-        return "captured" if self._most_lanes else "plain"
+        return "captured" if self._most_slots else "plain"
 
     def train(self, jobs: Sequence[Job], load: Load) -> Iterator[tuple[Job, Weights]]:
         if self._feed.start_round(jobs):
@@ -60,120 +60,121 @@ class CapturedEngine:
         self._feed.end_round()
 
     def _run(self, course: Sequence[Segment], size: int, load: Load) -> Iterator[tuple[Job, Weights]]:
-        places: dict[int, int] = {}  # of the lanes at work, in the list of batches
-        for stretch in course:
-            if stretch.begin:
-                places |= self._begin(stretch.begin, load)
+        places: dict[int, int] = {}  # of the slots at work, in the list of batches
+        for segment in course:
+            if segment.begin:
+                places |= self._begin(segment.begin, load)
             self._feed.move(places)
-            graph = self._graphs[size, _width(stretch.lanes)]
-            for _ in range(stretch.steps):
+            graph = self._graphs[size, _width(segment.slots)]
+            for _ in range(segment.steps):
                 graph.replay()
-            places = {lane: place + stretch.steps * size for lane, place in places.items()}
-            for lane, job in stretch.end:
-                yield job, self._lanes[lane].weights
-                del places[lane]
+            places = {slot: place + segment.steps * size for slot, place in places.items()}
+            for slot, job in segment.end:
+                yield job, self._slots[slot].weights
+                del places[slot]
 
     def _begin(self, work: Sequence[tuple[int, Job]], load: Load) -> dict[int, int]:
-        """Give lanes their jobs: batches, weights, and everything else anew; where each lane starts."""
-        lanes = [self._lanes[lane] for lane, _ in work]
+        """Give slots their jobs: batches, weights, and everything else anew; where each slot starts."""
+        slots = [self._slots[slot] for slot, _ in work]
         starts = self._feed.send([job for _, job in work])
-        load(*(lane.weights for lane in lanes))
-        restart(*(lane.optimizer for lane in lanes))
-        for lane, (_, job) in zip(lanes, work, strict=True):
-            lane.generator.manual_seed(job.dropout_seed)
-        return dict(zip([lane.number for lane in lanes], starts, strict=True))
+        _restart(slots, [job.dropout_seed for _, job in work], load)
+        return dict(zip([slot.number for slot in slots], starts, strict=True))
 
     def _prepare(self, jobs: Sequence[Job], size: int, load: Load) -> list[Segment] | None:
-        """How the jobs go over lanes, with all graphs for it captured; None where the plain engine is to do them."""
-        while self._most_lanes and self._met[size] >= _WORTH_CAPTURING:
-            course = list(segments(assign(jobs, self._most_lanes)))
+        """How the jobs go over slots, with all graphs for it captured; None where the plain engine is to do them."""
+        while self._most_slots and self._met[size] >= _WORTH_CAPTURING:
+            course = list(segments(assign(jobs, self._most_slots)))
             try:
-                for width in sorted({_width(stretch.lanes) for stretch in course}, reverse=True):
+                for width in sorted({_width(segment.slots) for segment in course}, reverse=True):
                     if (size, width) not in self._graphs:
                         self._graphs[size, width] = self._capture(size, width, load)
                 return course
             except torch.OutOfMemoryError as error:
-                self._fall_back(self._most_lanes // 2, error)
+                self._fall_back(self._most_slots // 2, error)
             except RuntimeError as error:
                 self._fall_back(0, error)
         return None
 
-    def _fall_back(self, lanes: int, error: Exception) -> None:
-        """Go on with fewer lanes; with none, plainly."""
-        self._most_lanes = lanes
+    def _fall_back(self, slots: int, error: Exception) -> None:
+        """Go on with fewer slots; with none, plainly."""
+        self._most_slots = slots
         self._graphs.clear()
-        self._lanes.clear()
+        self._slots.clear()
         torch.cuda.empty_cache()
-        if lanes:
+        if slots:
             return
-        told = " ".join(str(error).split())[:300]
-        reason = f"{type(self._first).__name__} cannot be captured as a CUDA graph: {told}"
+        cause = " ".join(str(error).split())[:300]
+        reason = f"{type(self._first).__name__} cannot be captured as a CUDA graph: {cause}"
         if not self._else_plain:
             raise SettingError(f"{reason}. Use engine='plain', or 'auto'.") from error
         warnings.warn(f"{reason}. Training goes on step by step, and slower.", stacklevel=2)
 
     def _capture(self, size: int, width: int, load: Load) -> torch.cuda.CUDAGraph:
-        """One step of each of the first lanes as a graph that does what a plain step does."""
-        while len(self._lanes) < width:
-            self._lanes.append(Lane(len(self._lanes), copy.deepcopy(self._first), self._how, self._x.device))
-        lanes = self._lanes[:width]
-        before, expected = self._try_out(lanes, size, load)
+        """One step of each of the first slots as a graph that does what a plain step does."""
+        while len(self._slots) < width:
+            self._slots.append(ClientSlot(len(self._slots), copy.deepcopy(self._first), self._local, self._x.device))
+        slots = self._slots[:width]
+        before, expected = self._try_out(slots, size, load)
         graph = torch.cuda.CUDAGraph()
-        for lane in lanes:
-            graph.register_generator_state(lane.generator)
+        for slot in slots:
+            graph.register_generator_state(slot.generator)
         with drawing_from(self._x.device) as draw_from:
-            draw_from(lanes[0].generator)  # a capture that fails leaves unusable what models drew from when it began
+            draw_from(slots[0].generator)  # a capture that fails leaves unusable what models drew from when it began
             with torch.cuda.graph(graph, pool=self._memory):
                 now = torch.cuda.current_stream()
-                for lane in lanes:
-                    lane.stream.wait_stream(now)
-                for lane in lanes:
-                    draw_from(lane.generator)
-                    with torch.cuda.stream(lane.stream):
-                        self._step(lane, size)
-                for lane in lanes:
-                    now.wait_stream(lane.stream)
-        self._restart(lanes, load)
+                for slot in slots:
+                    slot.stream.wait_stream(now)
+                for slot in slots:
+                    draw_from(slot.generator)
+                    with torch.cuda.stream(slot.stream):
+                        self._step(slot, size)
+                for slot in slots:
+                    now.wait_stream(slot.stream)
+        self._feed.cursors.zero_()
+        _restart(slots, [_TRIAL_SEED] * width, load)
         graph.replay()
-        for lane in lanes:
-            _check_same(before, expected, lane.weights)
+        for slot in slots:
+            _check_same(before, expected, slot.weights)
         return graph
 
-    def _try_out(self, lanes: Sequence[Lane], size: int, load: Load) -> tuple[Weights, Weights]:
-        """The same plain step in each lane, which a capture needs anyway; weights before it, and after."""
-        self._restart(lanes, load)
-        before = {name: tensor.clone() for name, tensor in lanes[0].weights.items()}
-        for lane in lanes:
-            lane.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(lane.stream), torch.random.fork_rng(devices=[self._x.device]):
-                seed_default(_TRIAL_SEED, self._x.device)
-                self._step(lane, size)
-            torch.cuda.current_stream().wait_stream(lane.stream)
-        return before, {name: tensor.clone() for name, tensor in lanes[0].weights.items()}
-
-    def _restart(self, lanes: Sequence[Lane], load: Load) -> None:
+    def _try_out(self, slots: Sequence[ClientSlot], size: int, load: Load) -> tuple[Weights, Weights]:
+        """The same plain step in each slot, which a capture needs anyway; weights before it, and after."""
         self._feed.cursors.zero_()
-        load(*(lane.weights for lane in lanes))
-        for lane in lanes:
-            lane.restart(_TRIAL_SEED)
+        _restart(slots, [_TRIAL_SEED] * len(slots), load)
+        before = {name: tensor.clone() for name, tensor in slots[0].weights.items()}
+        for slot in slots:
+            slot.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(slot.stream), torch.random.fork_rng(devices=[self._x.device]):
+                seed_default(_TRIAL_SEED, self._x.device)
+                self._step(slot, size)
+            torch.cuda.current_stream().wait_stream(slot.stream)
+        return before, {name: tensor.clone() for name, tensor in slots[0].weights.items()}
 
-    def _step(self, lane: Lane, size: int) -> None:
-        batch = self._feed.next_batch(lane.number, size)
-        train_step(lane.model, lane.optimizer, self._x, self._y, batch, self._how)
+    def _step(self, slot: ClientSlot, size: int) -> None:
+        batch = self._feed.next_batch(slot.number, size)
+        train_step(slot.model, slot.optimizer, self._x, self._y, batch, self._local)
 
 
-def _check_same(before: Weights, expected: Weights, found: Weights) -> None:
+def _restart(slots: Sequence[ClientSlot], seeds: Sequence[int], load: Load) -> None:
+    """The first weights, a fresh optimizer and a stream of random numbers for each."""
+    load(*(slot.weights for slot in slots))
+    restart(*(slot.optimizer for slot in slots))
+    for slot, seed in zip(slots, seeds, strict=True):
+        slot.generator.manual_seed(seed)
+
+
+def _check_same(before: Weights, expected: Weights, captured: Weights) -> None:
     """Raise unless a captured step moves the weights as the plain one does."""
     names = [name for name, tensor in before.items() if tensor.is_floating_point()]
-    error = sum((found[name] - expected[name]).double().square().sum() for name in names)
+    error = sum((captured[name] - expected[name]).double().square().sum() for name in names)
     moved = sum((expected[name] - before[name]).double().square().sum() for name in names)
     if bool(error > _TOLERANCE**2 * moved):  # not where training has diverged: then both are NaN
         raise RuntimeError("the captured step moves the weights otherwise than the plain one")
 
 
-def _width(lanes: int) -> int:
-    """The smallest graph with so many lanes."""
-    return next(width for width in _WIDTHS if width >= lanes)
+def _width(slots: int) -> int:
+    """The smallest graph with so many slots."""
+    return next(width for width in _WIDTHS if width >= slots)
 
 
 def channels_last(model: nn.Module) -> nn.Module:

@@ -7,24 +7,19 @@ import torch
 from torch import nn
 
 from fedup.training.averaging import weights_of
-from fedup.training.local import LocalTraining, restart
+from fedup.training.local import LocalTraining
 
 
-class Lane:
+class ClientSlot:
     """What a captured step reads and writes stays where it is: everything is set in place."""
 
-    def __init__(self, number: int, model: nn.Module, how: LocalTraining, device: torch.device) -> None:
+    def __init__(self, number: int, model: nn.Module, local: LocalTraining, device: torch.device) -> None:
         self.number = number
         self.model = model.train()
         self.weights = weights_of(model)
-        self.optimizer = how.start(model)
+        self.optimizer = local.start(model)
         self.generator = torch.Generator(device)
         self.stream = torch.cuda.Stream(device)
-
-    def restart(self, seed: int) -> None:
-        """A fresh optimizer and stream of random numbers."""
-        restart(self.optimizer)
-        self.generator.manual_seed(seed)
 
 
 @contextmanager

@@ -17,13 +17,13 @@ class PlainEngine:
 
     name = "plain"
 
-    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, how: LocalTraining) -> None:
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, local: LocalTraining) -> None:
         self.weights: Weights = weights_of(model)
-        self._model, self._x, self._y, self._how = model, x, y.long(), how
+        self._model, self._x, self._y, self._local = model, x, y.long(), local
         self._fused = True
 
     def train(self, jobs: Sequence[Job], load: Load) -> Iterator[tuple[Job, Weights]]:
-        optimizer = self._how.start(self._model, fused=self._fused) if jobs else None
+        optimizer = self._local.start(self._model, fused=self._fused) if jobs else None
         for job in jobs:
             load(self.weights)
             optimizer = self.run(job, optimizer)
@@ -32,19 +32,19 @@ class PlainEngine:
     def run(self, job: Job, optimizer: torch.optim.Optimizer | None = None) -> torch.optim.Optimizer:
         """Train on the job's batches, from the weights as they are; the optimizer can be used again."""
         device = self._x.device
-        optimizer = optimizer or self._how.start(self._model)
+        optimizer = optimizer or self._local.start(self._model)
         restart(optimizer)
         self._model.train()
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             seed_default(job.dropout_seed, device)
             for batch in job.batches().to(device):
                 try:
-                    train_step(self._model, optimizer, self._x, self._y, batch, self._how)
+                    train_step(self._model, optimizer, self._x, self._y, batch, self._local)
                 except RuntimeError:
                     if not self._fused or not any(_is_sparse(weight.grad) for weight in self._model.parameters()):
                         raise
                     self._fused = False  # fused kernels refuse sparse gradients before they move anything
-                    optimizer = self._how.start(self._model, fused=False)
+                    optimizer = self._local.start(self._model, fused=False)
                     optimizer.step()
         return optimizer
 
@@ -54,17 +54,12 @@ def _is_sparse(gradient: Tensor | None) -> bool:
 
 
 def train_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, batch: Tensor, how: LocalTraining
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, batch: Tensor, local: LocalTraining
 ) -> None:
     """One step of gradient descent on the rows of a batch."""
     inputs = x.index_select(0, batch)
-    with how.autocast(x.device):
+    with local.autocast(x.device):
         loss = cross_entropy(logits_of(model(inputs)), y.index_select(0, batch))
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     optimizer.step()
-
-
-def train_locally(model: nn.Module, x: Tensor, y: Tensor, rows: Tensor, *, how: LocalTraining, seed: int) -> None:
-    """Train `model` in place on the rows: same seed, same bits, whatever ran before."""
-    PlainEngine(model, x, y, how).run(Job(0, rows.cpu(), how, seed))

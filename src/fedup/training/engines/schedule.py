@@ -1,4 +1,4 @@
-"""Which job goes to which lane: lanes train at the same time, step by step, and each takes a job after another."""
+"""Which job goes to which slot: slots train at the same time, step by step, and each takes a job after another."""
 
 import heapq
 from collections.abc import Iterator, Sequence
@@ -7,36 +7,36 @@ from dataclasses import dataclass
 from fedup.training.local import Job
 
 
-def assign(jobs: Sequence[Job], lanes: int) -> list[list[Job]]:
-    """Jobs for each lane, the lane with most steps first: longest jobs first, each to the lane that is free first."""
-    found: list[list[Job]] = [[] for _ in range(min(lanes, len(jobs)))]
-    free = [(0, lane) for lane in range(len(found))]
+def assign(jobs: Sequence[Job], slots: int) -> list[list[Job]]:
+    """Jobs for each slot, the slot with most steps first: longest jobs first, each to the slot that is free first."""
+    by_slot: list[list[Job]] = [[] for _ in range(min(slots, len(jobs)))]
+    free = [(0, slot) for slot in range(len(by_slot))]
     for job in sorted(jobs, key=lambda job: (-job.steps, job.client)):
-        at, lane = heapq.heappop(free)
-        found[lane].append(job)
-        heapq.heappush(free, (at + job.steps, lane))
-    return sorted(found, key=lambda lane: -sum(job.steps for job in lane))
+        at, slot = heapq.heappop(free)
+        by_slot[slot].append(job)
+        heapq.heappush(free, (at + job.steps, slot))
+    return sorted(by_slot, key=lambda own: -sum(job.steps for job in own))
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps between two moments at which some lane takes or ends a job."""
+    """Steps between two moments at which some slot takes or ends a job."""
 
-    begin: tuple[tuple[int, Job], ...]  # lane and job
+    begin: tuple[tuple[int, Job], ...]  # slot and job
     steps: int
-    lanes: int  # the first so many have work
+    slots: int  # the first so many have work
     end: tuple[tuple[int, Job], ...]
 
 
-def segments(lanes: Sequence[Sequence[Job]]) -> Iterator[Segment]:
-    """The course of a round over lanes that are sorted as `assign` sorts them."""
-    waiting = [list(reversed(jobs)) for jobs in lanes]
-    running: dict[int, tuple[Job, int]] = {}  # by lane: the job and its steps to go
+def segments(slots: Sequence[Sequence[Job]]) -> Iterator[Segment]:
+    """The course of a round over slots that are sorted as `assign` sorts them."""
+    waiting = [list(reversed(jobs)) for jobs in slots]
+    running: dict[int, tuple[Job, int]] = {}  # by slot: the job and its steps to go
     while any(waiting) or running:
-        begin = tuple((lane, jobs.pop()) for lane, jobs in enumerate(waiting) if jobs and lane not in running)
-        running |= {lane: (job, job.steps) for lane, job in begin}
+        begin = tuple((slot, jobs.pop()) for slot, jobs in enumerate(waiting) if jobs and slot not in running)
+        running |= {slot: (job, job.steps) for slot, job in begin}
         steps = min(left for _, left in running.values())
-        end = tuple((lane, job) for lane, (job, left) in sorted(running.items()) if left == steps)
+        end = tuple((slot, job) for slot, (job, left) in sorted(running.items()) if left == steps)
         width = 1 + max(running)
-        running = {lane: (job, left - steps) for lane, (job, left) in running.items() if left > steps}
+        running = {slot: (job, left - steps) for slot, (job, left) in running.items() if left > steps}
         yield Segment(begin, steps, width, end)

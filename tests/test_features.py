@@ -6,8 +6,7 @@ from torch import nn
 
 from fedup import fingerprint
 from fedup.errors import CutError, DataError
-from fedup.models.cut import FEATURE_BATCH, read_features
-from fedup.models.taps import Taps
+from fedup.models.features import FEATURE_BATCH, FeatureReader
 from fedup.tasks.models import build_model
 
 IMAGES = (1, 28, 28)
@@ -25,7 +24,7 @@ def _lenet():
 
 def _read(model, cuts, x, rows=None, **options):
     """All batches of each cut, one after the other."""
-    batches = list(Taps(model, cuts).read(x, torch.arange(len(x)) if rows is None else rows, **options))
+    batches = list(FeatureReader(model, *cuts).batches(x, torch.arange(len(x)) if rows is None else rows, **options))
     return {cut: torch.cat([batch[cut] for batch in batches]) for cut in cuts}
 
 
@@ -46,14 +45,14 @@ def test_features_at_several_cuts_are_those_of_each_cut_alone(count):
     found = _read(model, CUTS, x, rows)
     assert list(found) == CUTS
     for cut in CUTS:
-        alone = read_features(model, cut, x, rows)
+        alone = FeatureReader(model, cut).read(x, rows)
         assert found[cut].shape == (count, *alone.shape)
         assert torch.equal(found[cut].flatten(1), alone.values)
 
 
 def test_batches_come_in_the_order_of_the_rows_and_share_them_out():
     model, x, rows = _lenet(), torch.randn(10, *IMAGES), torch.tensor([7, 2, 9, 2, 0])
-    batches = list(Taps(model, ["conv1"]).read(x, rows, batch_size=2))
+    batches = list(FeatureReader(model, "conv1").batches(x, rows, batch_size=2))
     assert [len(batch["conv1"]) for batch in batches] == [2, 2, 1]
     assert torch.equal(torch.cat([batch["conv1"] for batch in batches]), x[rows])
 
@@ -87,7 +86,8 @@ def test_the_model_keeps_its_mode_its_bits_and_gets_no_hook_nor_gradient(trainin
 
 def test_the_callers_gradient_mode_is_as_before_between_batches():
     modes = [
-        torch.is_grad_enabled() for _ in Taps(_lenet(), ["head"]).read(torch.randn(6, *IMAGES), torch.arange(6), 2)
+        torch.is_grad_enabled()
+        for _ in FeatureReader(_lenet(), "head").batches(torch.randn(6, *IMAGES), torch.arange(6), 2)
     ]
     assert modes == [True] * 3
 
