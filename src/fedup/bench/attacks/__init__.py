@@ -3,7 +3,6 @@
 Every attack runs on messages made by the clients' own code, from features of a trained model.
 """
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -101,8 +100,8 @@ class AttackData:
 
     def centroids(self, client: int, label: int, *, sigma: float, seed: int) -> Tensor:
         """What a client sends of a class without a guarantee. (k, D)"""
-        how = CentroidConfig(RATIO, sigma, seed=seed)
-        ((_, summary),) = self._contact.ask({client: CentroidsQuestion(_CUT, how, frozenset([label]))})
+        question = CentroidsQuestion(_CUT, CentroidConfig(RATIO, sigma, seed=seed), frozenset([label]))
+        ((_, summary),) = self._contact.ask({client: question})
         return summary.vectors
 
     def points(self, dp: DP) -> Tensor:
@@ -124,8 +123,9 @@ class AttackData:
 
         As many at a time as there are classes, each in a class of its own, so that the layout is that of the clients.
         """
-        return torch.cat(list(self._contributions(dp, points)))
-
-    def _contributions(self, dp: DP, points: Tensor) -> Iterator[Tensor]:
-        for part in points.split(self.num_classes):
-            yield joint_vector(dp, part, torch.arange(len(part)), None, self.num_classes)[: len(part)]
+        return torch.cat(
+            [
+                joint_vector(dp, part, torch.arange(len(part)), None, self.num_classes)[: len(part)]
+                for part in points.split(self.num_classes)
+            ]
+        )
