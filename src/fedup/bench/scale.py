@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -62,17 +63,10 @@ def _in_own_process(clients: int) -> dict[str, Any]:
         return dict(json.loads(out.read_text()))
 
 
-class SmallNet(nn.Module):
+def small_net() -> nn.Module:
     """One hidden layer: clients of this size hold small models."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden = nn.Sequential(nn.Flatten(), nn.Linear(64, WIDTH), nn.ReLU())
-        self.head = nn.Linear(WIDTH, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.hidden(x))
-        return logits
+    hidden = nn.Sequential(nn.Flatten(), nn.Linear(64, WIDTH), nn.ReLU())
+    return nn.Sequential(OrderedDict(hidden=hidden, head=nn.Linear(WIDTH, 10)))
 
 
 @cache
@@ -97,7 +91,7 @@ def rows_of(context: Any) -> tuple[Tensor, Tensor]:
 def _trained() -> nn.Module:
     """As a federation would have it: its training is Flower's, and nothing of it is measured here."""
     torch.manual_seed(0)
-    model, (x, y) = SmallNet(), _digits()
+    model, (x, y) = small_net(), _digits()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for _ in range(60):
         optimizer.zero_grad()
@@ -195,7 +189,7 @@ def main(clients: int, out: Path) -> None:
     from fedup.flower import mount
 
     nodes, server = ClientApp(), ServerApp()
-    mount(nodes, data=rows_of, model=SmallNet)
+    mount(nodes, data=rows_of, model=small_net)
 
     @server.main()
     def run(grid: Any, context: Any) -> None:

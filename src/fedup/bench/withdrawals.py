@@ -1,9 +1,9 @@
 """Ordinary withdrawals (of classes, persons, sources, random rows), each answered by the library's default call, and
 each verdict beside the one that has Retrain as its reference."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from fedup.statistics.proportions import Paired
 from fedup.statistics.store import Centroids
 from fedup.statistics.tally import RowsToCount, tally
 from fedup.tasks.accuracy import accuracy, accuracy_per_class
-from fedup.tasks.datasets import Dataset, check_there
+from fedup.tasks.datasets import check_there
 from fedup.tasks.machine import describe_code, describe_machine
 from fedup.tasks.progress import Progress
 from fedup.tasks.recipe import Recipe
@@ -209,17 +209,14 @@ def run_withdrawals(
     dataset = recipe.load()
     federation, cases = make_cases(recipe.federation(dataset), setting, seed)
     federation = federation.to(device)
-    dataset = replace(dataset, test_x=dataset.test_x.to(device), test_y=dataset.test_y.to(device))
-    if len(dataset.test_y) < _ROWS_A_CLASS * dataset.num_classes:  # what clients hold out is as unseen
+    test_x, test_y = dataset.test_x.to(device), dataset.test_y.to(device)
+    if len(test_y) < _ROWS_A_CLASS * dataset.num_classes:  # what clients hold out is as unseen
         unseen = torch.cat([federation.rows("validation"), federation.rows("heldout")])
-        dataset = replace(
-            dataset,
-            test_x=torch.cat([dataset.test_x, federation.x[unseen]]),
-            test_y=torch.cat([dataset.test_y, federation.y[unseen]]),
-        )
+        test_x, test_y = torch.cat([test_x, federation.x[unseen]]), torch.cat([test_y, federation.y[unseen]])
+    test = partial(accuracy_per_class, x=test_x, y=test_y, num_classes=dataset.num_classes)
     start = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes)
     model, recipe = _learn(start, federation, recipe, setting, progress)
-    withdrawn = _Withdrawn(model, fedup.collect(model, federation), federation, dataset)
+    withdrawn = _Withdrawn(model, fedup.collect(model, federation), federation, test, test(model))
     measured = []
     for number, case in enumerate(cases):
         progress(f"{setting.name}, seed {seed}: withdrawals", number, len(cases))
@@ -235,7 +232,7 @@ def run_withdrawals(
         "device": torch.device(device).type,
         "train_accuracy": accuracy(model, federation.x, federation.y, federation.rows()),
         "held_out_accuracy": accuracy(model, federation.x, federation.y, federation.rows("heldout")),
-        "test_accuracy": accuracy(model, dataset.test_x, dataset.test_y),
+        "test_accuracy": accuracy(model, test_x, test_y),
         "cases": measured,
         "machine": describe_machine(),
         "code": describe_code(),
@@ -271,7 +268,8 @@ class _Withdrawn:
     model: nn.Module
     store: Centroids
     federation: Federation
-    dataset: Dataset
+    test: Callable[[nn.Module], list[float]]  # accuracy of each class
+    test_before: list[float]
 
     def measure(self, case: Withdrawal, retrained: nn.Module) -> dict[str, Any]:
         """Answer a withdrawal; all figures of it, beside those of Retrain's model."""
@@ -287,9 +285,8 @@ class _Withdrawn:
             beside = against(verdict.statistic.counts, by_retrain, verdict.measure)
         served = plugged.served
         parts = {} if served is None else {"eraser": served.erasure, "bottleneck": served.filter}
-        before = self._before
-        after = before if served is None else self._test_accuracy(plugged)
-        losses = [100 * (first - last) for first, last in zip(before, after, strict=True)]
+        test_after = self.test_before if served is None else self.test(plugged)
+        losses = [100 * (before - after) for before, after in zip(self.test_before, test_after, strict=True)]
         return {
             "kind": case.kind,
             "client": case.client,
@@ -303,21 +300,13 @@ class _Withdrawn:
             "verdict": verdict and verdict.to_json(),
             "verdict_by_retrain": beside and beside.to_json(),
             "retrain_accuracy": by_retrain.share_before.value,
-            "test_before": before,
-            "test_after": after,
+            "test_before": self.test_before,
+            "test_after": test_after,
             "worst_class": max(range(len(losses)), key=losses.__getitem__),
             "worst_class_loss": max(losses),
             "time_s": report and report.total_time_s,
             "notes": report.notes if report else [],
         }
-
-    @cached_property
-    def _before(self) -> list[float]:
-        return self._test_accuracy(self.model)
-
-    def _test_accuracy(self, model: nn.Module) -> list[float]:
-        data = self.dataset
-        return accuracy_per_class(model, data.test_x, data.test_y, data.num_classes)
 
     def _hits(self, case: Withdrawal, model: nn.Module) -> Paired:
         """A model's answers to the rows that the verdict counts: those of labels that the client holds out, too."""

@@ -16,7 +16,7 @@ from fedup.errors import SettingError
 from fedup.federation import Federation
 from fedup.models.cut import FeatureReader
 from fedup.privacy import DP
-from fedup.privacy.dp import joint_vector
+from fedup.privacy.dp import Layout, joint_vector, release
 from fedup.privacy.paper import SIGMA
 from fedup.privacy.projection import basis_of
 from fedup.rng import seed_for
@@ -63,6 +63,16 @@ def fresh(dp: DP, seed: int, *names: object) -> DP:
     return replace(dp, replay_seed=seed_for(seed, f"{dp.epsilon:g}", *names))
 
 
+def message_of(dp: DP, statistics: Tensor, *, client: int, seed: int, trial: tuple[object, ...]) -> Tensor:
+    """What a client sends of a class, with noise of this trial's own. (numbers of a class,)"""
+    return release(fresh(dp, seed, *trial), statistics[None], name=(client,))[0].double()
+
+
+def likelihoods(message: Tensor, known: Tensor, contributions: Tensor) -> Tensor:
+    """log P/Q of a message, times σ², for each record that it may hold besides all that is known. (m,)"""
+    return contributions @ (message - known) - contributions.square().sum(1) / 2
+
+
 @dataclass(frozen=True, eq=False)
 class AttackData:
     """A federation whose inputs are features at the cut, and the layer after it as the model.
@@ -103,6 +113,18 @@ class AttackData:
         question = CentroidsQuestion(_CUT, CentroidConfig(RATIO, sigma, seed=seed), frozenset([label]))
         ((_, summary),) = self._contact.ask({client: question})
         return summary.vectors
+
+    def near_centroids(self, rows: Tensor, client: int, label: int, *, sigma: float, seed: int) -> Tensor:
+        """How close rows are to what a client sends of a class without a guarantee. (m,)"""
+        sent = self.centroids(client, label, sigma=sigma, seed=seed)
+        return -torch.cdist(self.federation.x[rows].double(), sent.double()).amin(1)
+
+    def near_mean(self, dp: DP, message: Tensor, contributions: Tensor, dims: int) -> Tensor:
+        """How close records are to the mean that a message tells of their class. (m,)"""
+        layout = Layout.of(dp, dims, self.num_classes)
+        sums, counts, _ = layout.split(message)
+        mean = sums.sum(0) / (counts.sum() / dp.count_weight).clamp(min=1)
+        return -(layout.split(contributions)[0].sum(1) - mean).norm(dim=1)
 
     def points(self, dp: DP) -> Tensor:
         """Projected features, as they enter a client's statistics. (N, d)"""

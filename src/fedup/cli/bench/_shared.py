@@ -43,11 +43,6 @@ def check_data(cells: Sequence["BenchCell"]) -> None:
         check_there(name)
 
 
-def in_seconds(minutes: float | None) -> float | None:
-    """A budget of time, where there is one."""
-    return None if minutes is None else 60 * minutes
-
-
 @contextmanager
 def until_time_is_over(console: Console) -> Iterator[None]:
     """Work that may stop before its end, and then says so."""

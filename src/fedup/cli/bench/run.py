@@ -13,7 +13,6 @@ from fedup.cli.bench._shared import (
     DeviceOption,
     ExperimentArgument,
     check_data,
-    in_seconds,
     parse_seeds,
     until_time_is_over,
 )
@@ -65,7 +64,7 @@ def run(
         return
     check_data(missing)
     console = wide_console(stderr=True)
-    failed, budget_s, checked = 0, in_seconds(budget_minutes), checked_device(device)
+    failed, budget_s, checked = 0, budget_minutes and 60 * budget_minutes, checked_device(device)
     with cell_progress(console, len(cells)) as (show, tell), until_time_is_over(console):
         for event in run_cells(cells, store, device=checked, progress=show, budget_s=budget_s, force=force, note=note):
             failed += event.outcome == "failed"

@@ -12,7 +12,6 @@ from fedup.cli.bench._shared import (
     DeviceOption,
     ExperimentArgument,
     check_data,
-    in_seconds,
     parse_seeds,
     until_time_is_over,
 )
@@ -72,7 +71,7 @@ def take_times(
     check_data(missing)
     if not shared:
         _check_idle(device)
-    console, budget_s = wide_console(stderr=True), in_seconds(budget_minutes)
+    console, budget_s = wide_console(stderr=True), budget_minutes and 60 * budget_minutes
     clean = failed = 0
     with progress_bars(console) as show, until_time_is_over(console):
         for event in time_cells(
