@@ -54,7 +54,7 @@ def run_demo(
         scenario = scenario_class(name)(**settings)
         situation = scenario.prepare(honest, dataset=dataset, inputs=input_of(data), seed=seed)
         federation, request = situation.federation, situation.request
-        learning = RoundsShown(progress, f"Federation learns what it is to {request}", recipe.rounds)
+        learning = RoundsShown(progress, f"Federation learns, before the {name} request", recipe.rounds)
         trained = recipe.train(start, federation, observers=[learning])
         relearning = RoundsShown(progress, f"Retraining to {request}", recipe.rounds)
         retrained = recipe.train(start, federation.without(request), observers=[relearning])

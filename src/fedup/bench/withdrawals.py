@@ -246,14 +246,14 @@ def _learn(
     if setting.until is None:
         return trained(start, federation, recipe, progress=progress), recipe
     model, known, rows = start, 0.0, federation.rows()
-    what = f"{setting.name}, seed {recipe.seed}: the federation learns by heart"
+    learning = f"{setting.name}, seed {recipe.seed}: the federation learns by heart"
     for first in range(0, recipe.rounds, setting.step):
-        progress(what, first, recipe.rounds)
+        progress(learning, first, recipe.rounds)
         rounds = range(first, min(first + setting.step, recipe.rounds))
         model = recipe.train(model, federation, rounds=rounds, device=federation.x.device).model
         known = accuracy(model, federation.x, federation.y, rows)
         if known >= setting.until:
-            progress(what, recipe.rounds, recipe.rounds)
+            progress(learning, recipe.rounds, recipe.rounds)
             return model, replace(recipe, rounds=rounds.stop)
     raise DataError(
         f"After {recipe.rounds} rounds {known:.3f} of the training rows are known, and {setting.until} are wanted: "

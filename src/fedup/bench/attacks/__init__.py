@@ -58,14 +58,11 @@ def guarantees() -> dict[str, DP]:
     return {f"DP, ε = {epsilon:g}": DP(epsilon, delta=1e-5, clip="unit") for epsilon in EPSILONS}
 
 
-def fresh(dp: DP, seed: int, *names: object) -> DP:
-    """The same guarantee with noise of this trial's own, the same in every run."""
-    return replace(dp, replay_seed=seed_for(seed, f"{dp.epsilon:g}", *names))
-
-
-def message_of(dp: DP, statistics: Tensor, *, client: int, seed: int, trial: tuple[object, ...]) -> Tensor:
-    """What a client sends of a class, with noise of this trial's own. (numbers of a class,)"""
-    return release(fresh(dp, seed, *trial), statistics[None], name=(client,))[0].double()
+def message_of(dp: DP, statistics: Tensor, *, client: int, seed: int | None, trial: tuple[object, ...]) -> Tensor:
+    """What a client sends of a class, with noise of this trial's own, the same in every run; without a seed as a real
+    client's would be. (numbers of a class,)"""
+    noisy = dp if seed is None else replace(dp, replay_seed=seed_for(seed, f"{dp.epsilon:g}", *trial))
+    return release(noisy, statistics[None], name=(client,))[0].double()
 
 
 def likelihoods(message: Tensor, known: Tensor, contributions: Tensor) -> Tensor:

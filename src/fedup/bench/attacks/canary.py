@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedup.bench.attacks import CENTROIDS, RATIO, AttackData, Result, fresh, guarantees
+from fedup.bench.attacks import CENTROIDS, RATIO, AttackData, Result, guarantees, message_of
 from fedup.bench.attacks.intervals import NORMAL, Scores, clopper_pearson
 from fedup.errors import DataError
 from fedup.privacy import DP, epsilon_of
-from fedup.privacy.dp import joint_vector, release
+from fedup.privacy.dp import joint_vector
 from fedup.privacy.paper import SIGMA, paper_epsilon
 from fedup.rng import seed_for
 from fedup.statistics.kmeans import centroid_count
@@ -138,11 +138,11 @@ def guarded_worlds(ground: AttackData, dp: DP, *, trials: int, seed: int | None)
     added = (with_it - without) / (with_it - without).norm()
 
     def scores(exact: Tensor, world: str) -> Scores:
-        found = np.empty(trials)
-        for trial in range(trials):
-            noisy = dp if seed is None else fresh(dp, seed, "canary", world, trial)
-            found[trial] = float((release(noisy, exact[None], name=(client.id,))[0].double() - without) @ added)
-        return found
+        messages = (
+            message_of(dp, exact, client=client.id, seed=seed, trial=("canary", world, trial))
+            for trial in range(trials)
+        )
+        return np.array([float((message - without) @ added) for message in messages])
 
     return scores(with_it, "with"), scores(without, "without")
 
@@ -196,11 +196,8 @@ def paper_scores(
     client = replace(federation.client(worlds.client), train=rows)
     world = replace(ground, federation=replace(federation, clients=(client,)))
     label = int(federation.y[rows[0]])
-    scores = np.empty(trials)
-    for trial in range(trials):
-        vectors = world.centroids(client.id, label, sigma=sigma, seed=seed_for(seed, trial))
-        scores[trial] = float((vectors @ worlds.direction).max())
-    return scores
+    messages = (world.centroids(client.id, label, sigma=sigma, seed=seed_for(seed, trial)) for trial in range(trials))
+    return np.array([float((vectors @ worlds.direction).max()) for vectors in messages])
 
 
 def _replaced(ground: AttackData) -> _Replaced:

@@ -190,8 +190,8 @@ def _eraser(samples: Sequence[int], num_classes: int, width: int) -> dict[str, A
     forget = {"clients": [], "classes": [], "samples": {"0": list(samples)}}
     question = {"requests": {"request": forget}, "gone": forget}
     row = {"shape": [width], "type": "float32"}
-    how = asdict(replace(GUARANTEE, erase_clip=1.0))
-    return {"cut": _EARLY, "how": how, "question": question, "num_classes": num_classes, "row": row}
+    config = asdict(replace(GUARANTEE, erase_clip=1.0))
+    return {"cut": _EARLY, "how": config, "question": question, "num_classes": num_classes, "row": row}
 
 
 def audit_interface(ground: AttackData, *, seed: int = 0, progress: Progress) -> list[Result]:

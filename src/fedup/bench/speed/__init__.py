@@ -44,8 +44,8 @@ def run_speed(
     table: list[dict[str, Any]] = []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for done, part in enumerate(wanted):
-            found = measures[part](device, lambda what: progress(f"Measuring {what}", 0, 1))
-            table += [{"part": part, **row.to_json()} for row in found]
+            measured = measures[part](device, lambda what: progress(f"Measuring {what}", 0, 1))
+            table += [{"part": part, **row.to_json()} for row in measured]
             progress("Speed", done + 1, len(wanted))
     seen = check.finish(idle=True).to_json()
     return {"device": device.type, "table": table, "machine": describe_machine(), "code": describe_code(), **seen}
