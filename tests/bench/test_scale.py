@@ -18,7 +18,7 @@ CLIENTS = 6
 @pytest.fixture(scope="module")
 def figures() -> dict:
     app = ClientApp()
-    mount(app, data=scale.rows_of, model=scale.SmallNet)
+    mount(app, data=scale.rows_of, model=scale.small_net)
     return scale.measure(LocalGrid(dict.fromkeys(range(100, 100 + CLIENTS), app)), CLIENTS)
 
 

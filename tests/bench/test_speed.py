@@ -108,11 +108,11 @@ def test_clients_of_a_round_hold_every_row_once_in_equal_parts(rows, clients):
 
 def test_the_round_that_is_measured_gives_what_the_textbooks_does():
     rounds, by_the_book = Rounds(SMALL, 24, CPU), SMALL.build(CPU)
-    jobs = even_jobs(24, 3, rounds.how)
+    jobs = even_jobs(24, 3, rounds.config)
     with torch.random.fork_rng():
         for _ in range(2):
             rounds.run(jobs)
-            eager_round(by_the_book, rounds.x, rounds.y, jobs, rounds.how)
+            eager_round(by_the_book, rounds.x, rounds.y, jobs, rounds.config)
     first = SMALL.build(CPU).state_dict()
     for name, weights in by_the_book.state_dict().items():
         torch.testing.assert_close(rounds._average.current[name], weights)

@@ -5,7 +5,8 @@ import json
 import pytest
 from tests.cli._in_process import fedup, ok
 
-from fedup.bench.tables import markdown_table, speed_table, write_tables
+from fedup.bench.speed.table import speed_table
+from fedup.bench.tables import markdown_table, write_tables
 from fedup.errors import DataError
 
 ROW = {"part": "serving", "unit": "×", "goal": 1.5, "at_most": True, "met": True, "detail": {}, "value": 1.25}

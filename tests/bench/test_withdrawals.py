@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedup import Forget
-from fedup.bench.withdrawal_cases import KINDS, SETTINGS, Setting, make_cases
-from fedup.bench.withdrawals import run_withdrawals
+from fedup.bench.result_tables import write_result_tables
+from fedup.bench.withdrawals import KINDS, SETTINGS, Setting, make_cases, run_withdrawals
 from fedup.bench.withdrawals_table import (
     CASES,
     HEAD,
@@ -21,7 +21,6 @@ from fedup.bench.withdrawals_table import (
     goals,
     is_same,
     withdrawals_table,
-    write_withdrawals_table,
 )
 from fedup.errors import DataError, SettingError
 from fedup.statistics.proportions import Paired
@@ -78,11 +77,11 @@ def test_every_case_has_verdicts_of_the_same_rows(result):
 
 
 def test_the_tables_counts_are_those_of_the_cases(result, tmp_path):
-    assert write_withdrawals_table(tmp_path) == []
+    assert write_result_tables(tmp_path) == []
     folder = tmp_path / "results" / "withdrawals"
     folder.mkdir(parents=True)
     (folder / "digits.json").write_text(json.dumps(result))
-    (path,) = write_withdrawals_table(tmp_path)
+    (path,) = write_result_tables(tmp_path)
     text, cases = path.read_text(), result["cases"]
     for finding, count in Counter(map(finding_of, cases)).items():
         assert f"{finding} {count}" in text
@@ -190,7 +189,7 @@ def test_a_file_of_something_else_is_named(tmp_path):
     folder.mkdir(parents=True)
     (folder / "odd.json").write_text('{"cases": []}')
     with pytest.raises(DataError, match=r"odd\.json"):
-        write_withdrawals_table(tmp_path)
+        write_result_tables(tmp_path)
 
 
 def test_seeds_have_sections_of_their_own(result):

@@ -96,7 +96,6 @@ def test_json_goes_to_standard_output_alone(tmp_path):
         (("demo", "--data", "mnist"), "FEDUP_DATA"),
         (("demo", "--rounds", "0"), "at least 1 round"),
         (("demo", "--clients", "1000"), "cannot give 1000 clients"),
-        (("bench", "core", "--seeds", "a"), "0-2 or 0,1,5"),
         (("bench", "report", "--folder", "nowhere"), "No result was found"),
     ],
 )
@@ -112,7 +111,7 @@ def test_wrong_usage_exits_2():
     assert run("nothing").returncode == 2
 
 
-@pytest.mark.parametrize("verb", [("demo",), ("bench", "speed"), ("bench", "core"), ("bench", "report")])
+@pytest.mark.parametrize("verb", [("demo",), ("bench", "speed"), ("bench", "report")])
 def test_help_has_an_example(verb):
     process = run(*verb, "--help")
     assert process.returncode == 0

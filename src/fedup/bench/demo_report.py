@@ -1,56 +1,55 @@
 """The demo's report: JSON for programs, one HTML page for people."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedup.bench.figures import bars_of_time, bars_per_class, features_before_and_after, images_under_attack
+from fedup.bench.format import show_bytes
 from fedup.files import write_text
 from fedup.page import Page
 
-_STATES = ("original", "forgotten", "retrained", "restored")
+STATES = ("original", "forgotten", "retrained", "restored")
 
 
-def write_demo_report(result: dict[str, Any], folder: Path) -> Path:
+def write_demo_report(result: dict[str, Any], drawings: Mapping[str, dict[str, Any]], folder: Path) -> Path:
     """Write report.json, report.html and the figures into the folder; the page's path."""
-    plain = [without_drawings(request) for request in result["requests"]]
-    figures = _figures(result)
-    write_text(folder / "report.json", json.dumps({**result, "requests": plain}, indent=2) + "\n")
+    write_text(folder / "report.json", json.dumps(result, indent=2) + "\n")
+    figures = _figures(result, drawings)
     for name, svg in figures.items():
         write_text(folder / "figures" / f"{name}.svg", svg)
     _page(result, figures).write(folder / "report.html")
     return folder / "report.html"
 
 
-def without_drawings(request: dict[str, Any]) -> dict[str, Any]:
-    """A request's figures without points and pixels."""
-    plain = {key: value for key, value in request.items() if key != "features"}
-    if "attack" in plain:
-        plain["attack"] = {key: value for key, value in plain["attack"].items() if key != "images"}
-    return plain
+def summary_row(request: dict[str, Any]) -> list[str]:
+    """Kind, R-A / F-A in each state, seconds to forget and to retrain, and whether the model came back."""
+    return [
+        request["kind"],
+        *(f"{request[state]['retain']:.3f} / {request[state]['forget']:.3f}" for state in STATES),
+        f"{request['time_s']['total']:.2f} s",
+        f"{request['retrain_time_s']:.1f} s",
+        "bit-identical" if request["restored_bit_identical"] else "DIFFERS",
+    ]
 
 
-def _figures(result: dict[str, Any]) -> dict[str, str]:
+def _figures(result: dict[str, Any], drawings: Mapping[str, dict[str, Any]]) -> dict[str, str]:
     """SVG by name: accuracies and features of each request, and the times of all."""
-    names = result["class_names"]
-    figures = {
-        "time": bars_of_time(
-            {f"{r['kind']} request": (r["time_s"]["total"], r["retrain_time_s"]) for r in result["requests"]}
-        )
-    }
+    names, times, figures = result["class_names"], {}, {}
     for request in result["requests"]:
-        per_class = {state: request["accuracy_per_class"][state] for state in _STATES}
-        figures[f"{request['kind']}-accuracy"] = bars_per_class(per_class, names)
-        if any(request["features"]["forgotten"]):
-            what = f"{request['kind']} to forget"
-            figures[f"{request['kind']}-features"] = features_before_and_after(request["features"], names, what)
+        kind, drawn = request["kind"], drawings[request["kind"]]
+        times[f"{kind} request"] = request["time_s"]["total"], request["retrain_time_s"]
+        figures[f"{kind}-accuracy"] = bars_per_class({s: request["accuracy_per_class"][s] for s in STATES}, names)
+        if any(drawn["features"]["forgotten"]):
+            figures[f"{kind}-features"] = features_before_and_after(drawn["features"], names, f"{kind} to forget")
         if "attack" in request:
-            figures[f"{request['kind']}-attack"] = images_under_attack(request["attack"], names)
-    return figures
+            figures[f"{kind}-attack"] = images_under_attack(request["attack"] | {"images": drawn["images"]}, names)
+    return {"time": bars_of_time(times), **figures}
 
 
 def _page(result: dict[str, Any], figures: dict[str, str]) -> Page:
-    collected = result["collect"]
+    collected, machine = result["collect"], result["machine"]
     page = Page(
         "A federated model forgets, and remembers",
         f"{result['clients']} clients trained LeNet-5 on {result['train_rows']:,} images of {result['data']} in "
@@ -58,7 +57,9 @@ def _page(result: dict[str, Any], figures: dict[str, str]) -> Page:
         "inside the model, whose weights were never touched.",
     )
     page.heading("What happened")
-    page.table(["R-A / F-A", *_STATES, "forget in", "retrain in", "restored"], [_row(r) for r in result["requests"]])
+    page.table(
+        ["R-A / F-A", *STATES, "forget in", "retrain in", "restored"], [summary_row(r) for r in result["requests"]]
+    )
     page.paragraph(
         "R-A is the accuracy on held-out data that stays; F-A is the accuracy on held-out data of what is forgotten, "
         "for samples on the samples themselves. Retraining without the data is the reference: a request is answered "
@@ -74,10 +75,9 @@ def _page(result: dict[str, Any], figures: dict[str, str]) -> Page:
     page.figure(figures["time"], "From request to effect, against retraining with the same rounds on the same machine.")
     page.paragraph(
         f"Centroids were collected once, after training: {collected['centroids']:,} of them from "
-        f"{collected['clients_contacted']} clients, {_size(collected['bytes_up'])} as serialised, in "
+        f"{collected['clients_contacted']} clients, {show_bytes(collected['bytes_up'])} as serialised, in "
         f"{collected['time_s']:.2f} s."
     )
-    machine = result["machine"]
     page.footer(
         f"fedup {machine['fedup']}, torch {machine['torch']}, {machine['processor']}, {machine['threads']} threads, "
         f"seed {result['seed']}, one run. Made by `fedup demo --data {result['data']} --seed {result['seed']}`."
@@ -86,51 +86,41 @@ def _page(result: dict[str, Any], figures: dict[str, str]) -> Page:
 
 
 def _request_section(page: Page, request: dict[str, Any], figures: dict[str, str]) -> None:
-    contacted, stages = request["clients_contacted"], request["time_s"].items()
-    asked = ", ".join(map(str, contacted))
-    who = "client" if len(contacted) == 1 else "clients"
-    sent = f"{who} {asked} asked again" if contacted else "no client asked"
-    if request["clients_counting"]:
-        sent += f", {len(request['clients_counting'])} counted answers to measure it"
-    sent += f", {_size(request['bytes']['up'])} sent" if request["bytes"]["up"] else ""
-    page.heading(f"The {request['kind']} request")
+    kind = request["kind"]
+    page.heading(f"The {kind} request")
     page.paragraph(request["story"])
-    erasure = request["erasure"]
-    made_of = (
-        f"An eraser at {erasure['place']['cut']}, {erasure['place']['positions']} of {erasure['place']['of']} positions"
-        if erasure
-        else f"A bottleneck fitted to {request['centroids_used']:,} centroids"
-    )
-    page.paragraph(
-        f"{made_of}, {_size(request['filter_bytes'])}; {sent}. Stages: "
-        + ", ".join(f"{stage} {seconds:.3f} s" for stage, seconds in stages if stage != "total")
-        + "."
-    )
+    page.paragraph(_how_it_was_answered(request))
     if "attack" in request:
-        success, right = request["attack"]["success"], request["attack"]["accuracy"]
-        page.table(
-            ["test images with the trigger", *success],
-            [
-                ["led astray", *(f"{value:.3f}" for value in success.values())],
-                ["classified right", *(f"{value:.3f}" for value in right.values())],
-            ],
+        success, right = (
+            [f"{value:.3f}" for value in request["attack"][key].values()] for key in ("success", "accuracy")
         )
-        page.figure(figures[f"{request['kind']}-attack"], "Test images with the trigger: the answer before and after.")
-    page.figure(figures[f"{request['kind']}-accuracy"], "Accuracy per class on the official test set.")
-    if f"{request['kind']}-features" in figures:
-        caption = "Held-out features in front of the last layer, on the two main axes of the original ones."
-        page.figure(figures[f"{request['kind']}-features"], caption)
+        page.table(
+            ["test images with the trigger", *request["attack"]["success"]],
+            [["led astray", *success], ["classified right", *right]],
+        )
+    captions = {
+        "attack": "Test images with the trigger: the answer before and after.",
+        "accuracy": "Accuracy per class on the official test set.",
+        "features": "Held-out features in front of the last layer, on the two main axes of the original ones.",
+    }
+    for name, caption in captions.items():
+        if f"{kind}-{name}" in figures:
+            page.figure(figures[f"{kind}-{name}"], caption)
 
 
-def _row(request: dict[str, Any]) -> list[str]:
-    return [
-        request["kind"],
-        *(f"{request[state]['retain']:.3f} / {request[state]['forget']:.3f}" for state in _STATES),
-        f"{request['time_s']['total']:.2f} s",
-        f"{request['retrain_time_s']:.1f} s",
-        "bit-identical" if request["restored_bit_identical"] else "DIFFERS",
+def _how_it_was_answered(request: dict[str, Any]) -> str:
+    contacted, counting, bytes_up = request["clients_contacted"], request["clients_counting"], request["bytes"]["up"]
+    eraser = (request["erasure"] or {}).get("place")
+    parts = [
+        f"An eraser at {eraser['cut']}, {eraser['positions']} of {eraser['of']} positions"
+        if eraser
+        else f"A bottleneck fitted to {request['centroids_used']:,} centroids",
+        f"{show_bytes(request['filter_bytes'])}; "
+        + (f"clients {', '.join(map(str, contacted))} asked again" if contacted else "no client asked"),
     ]
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:.2f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.1f} kB"
+    if counting:
+        parts.append(f"{len(counting)} counted answers to measure it")
+    if bytes_up:
+        parts.append(f"{show_bytes(bytes_up)} sent")
+    stages = ", ".join(f"{stage} {seconds:.3f} s" for stage, seconds in request["time_s"].items() if stage != "total")
+    return f"{', '.join(parts)}. Stages: {stages}."

@@ -1,4 +1,4 @@
-"""Peak memory of collecting and answering, in a process of its own."""
+"""Memory of this process, and the peak of collecting and answering in a process of its own."""
 
 import multiprocessing
 from pathlib import Path
@@ -9,7 +9,7 @@ from fedup.request import Forget
 from fedup.serving.plugged import plug
 from fedup.unlearning.unlearn import unlearn
 
-_STATUS = Path("/proc/self/status")
+STATUS = Path("/proc/self/status")
 
 
 def peak_memory_ratio(*, rows: int, width: int) -> float:
@@ -20,18 +20,19 @@ def peak_memory_ratio(*, rows: int, width: int) -> float:
 
 
 def _measure(rows: int, width: int) -> float:
-    if not _STATUS.exists():
+    if not STATUS.exists():
         return float("nan")
     small, small_model = feature_federation(rows=2000, width=width)  # libraries allocate on first use
     unlearn(plug(small_model), collect(small_model, small), Forget.classes([3]), force=True)
     federation, model = feature_federation(rows=rows, width=width)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present level
-    level = _kilobytes("VmRSS")
+    level = memory_bytes("VmRSS")
     centroids = collect(model, federation, ratio=0.8)
     unlearn(plug(model), centroids, Forget.classes([3]), force=True)
-    return (_kilobytes("VmHWM") - level) * 1024 / (rows * width * 4)
+    return (memory_bytes("VmHWM") - level) / (rows * width * 4)
 
 
-def _kilobytes(field: str) -> int:
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1])
+def memory_bytes(field: str) -> int:
+    """What Linux tells of this process under that name."""
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024

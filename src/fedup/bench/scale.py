@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedup.bench.memory import STATUS, memory_bytes
 from fedup.clients.collect import collect
 from fedup.errors import DataError, SettingError
 from fedup.models.views import fingerprint
@@ -34,20 +36,19 @@ from fedup.unlearning.unlearn import unlearn
 ROWS, WIDTH = 60, 512  # of a client; features of a row
 FORGOTTEN = 25  # samples of one client
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-_STATUS = Path("/proc/self/status")
 
 
 def run_scale(sizes: Sequence[int], *, progress: Progress) -> dict[str, Any]:
     """Figures for each number of clients, and what made them."""
     if find_spec("flwr") is None or find_spec("ray") is None:
         raise SettingError("Flower's simulation engine is not installed. Add it: pip install 'fedup[flower]'")
-    found = []
+    figures = []
     for done, clients in enumerate(sizes):
         progress(f"{clients:,} clients", done, len(sizes))
-        found.append(_in_own_process(clients))
+        figures.append(_in_own_process(clients))
     progress("all sizes", len(sizes), len(sizes))
     about = {"rows": ROWS, "width": WIDTH, "forgotten": FORGOTTEN, "engine": "Flower's simulation (Ray)"}
-    return {"about": about, "machine": describe_machine(), "code": describe_code(), "sizes": found}
+    return {"about": about, "machine": describe_machine(), "code": describe_code(), "sizes": figures}
 
 
 def _in_own_process(clients: int) -> dict[str, Any]:
@@ -59,29 +60,21 @@ def _in_own_process(clients: int) -> dict[str, Any]:
             subprocess.run(command, env=environment, stdout=file, stderr=file, check=False)
         if not out.exists():
             raise DataError(f"The simulation of {clients} clients failed:\n{log.read_text()[-2000:]}")
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found
+        return dict(json.loads(out.read_text()))
 
 
-class SmallNet(nn.Module):
+def small_net() -> nn.Module:
     """One hidden layer: clients of this size hold small models."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden = nn.Sequential(nn.Flatten(), nn.Linear(64, WIDTH), nn.ReLU())
-        self.head = nn.Linear(WIDTH, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.hidden(x))
-        return logits
+    hidden = nn.Sequential(nn.Flatten(), nn.Linear(64, WIDTH), nn.ReLU())
+    return nn.Sequential(OrderedDict(hidden=hidden, head=nn.Linear(WIDTH, 10)))
 
 
 @cache
 def _digits() -> tuple[Tensor, Tensor]:
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    return torch.tensor(found.images, dtype=torch.float32) / 16, torch.tensor(found.target)
+    digits = load_digits()
+    return torch.tensor(digits.images, dtype=torch.float32) / 16, torch.tensor(digits.target)
 
 
 def rows_of(context: Any) -> tuple[Tensor, Tensor]:
@@ -98,7 +91,7 @@ def rows_of(context: Any) -> tuple[Tensor, Tensor]:
 def _trained() -> nn.Module:
     """As a federation would have it: its training is Flower's, and nothing of it is measured here."""
     torch.manual_seed(0)
-    model, (x, y) = SmallNet(), _digits()
+    model, (x, y) = small_net(), _digits()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for _ in range(60):
         optimizer.zero_grad()
@@ -153,48 +146,42 @@ def measure(grid: Any, clients: int) -> dict[str, Any]:
 
 @contextmanager
 def _measured(figures: dict[str, Any], name: str, contact: Any) -> Iterator[None]:
-    before, started = (contact.messages, contact.bytes_up, contact.bytes_down), time.perf_counter()
-    with _Peak() as peak:
+    """Time, traffic, and by how many bytes the process's own memory has grown at most."""
+    keys = ("messages", "bytes_up", "bytes_down")
+    before, started = [getattr(contact, key) for key in keys], time.perf_counter()
+    with _watched_memory() as peaks:
         yield
-    after = contact.messages, contact.bytes_up, contact.bytes_down
-    traffic = {key: b - a for key, a, b in zip(("messages", "bytes_up", "bytes_down"), before, after, strict=True)}
-    figures[name] = {"time_s": time.perf_counter() - started, **traffic, "peak_bytes": peak.grown}
+    traffic = {key: getattr(contact, key) - first for key, first in zip(keys, before, strict=True)}
+    figures[name] = {"time_s": time.perf_counter() - started, **traffic, "peak_bytes": max(peaks, default=None)}
 
 
-class _Peak:
-    """By how many bytes the process's own memory has grown at most, without pages of files; None where Linux is not."""
+@contextmanager
+def _watched_memory() -> Iterator[list[int]]:
+    """Bytes above the level at first, without pages of files, again and again; none where Linux is not."""
+    grown: list[int] = []
+    if not STATUS.exists():
+        yield grown
+        return
+    with suppress(OSError, AttributeError):  # what is free goes back first, or nothing would seem to grow
+        ctypes.CDLL(None).malloc_trim(0)
+    start, over = memory_bytes("RssAnon"), threading.Event()
 
-    def __init__(self) -> None:
-        self.grown: int | None = None
-        self._over = threading.Event()
+    def watch() -> None:
+        while not over.wait(0.02):
+            grown.append(memory_bytes("RssAnon") - start)
 
-    def __enter__(self) -> "_Peak":
-        if _STATUS.exists():
-            with suppress(OSError, AttributeError):  # what is free goes back first, or nothing would seem to grow
-                ctypes.CDLL(None).malloc_trim(0)
-            self._start = _own_bytes()
-            self.grown = 0
-            self._watch = threading.Thread(target=self._look, daemon=True)
-            self._watch.start()
-        return self
-
-    def _look(self) -> None:
-        while not self._over.wait(0.02):
-            self.grown = max(self.grown or 0, _own_bytes() - self._start)
-
-    def __exit__(self, *error: object) -> None:
-        if self.grown is not None:
-            self._over.set()
-            self._watch.join()
-            self.grown = max(self.grown, _own_bytes() - self._start)
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield grown
+    finally:
+        over.set()
+        watcher.join()
+        grown.append(max(0, memory_bytes("RssAnon") - start))
 
 
-def _own_bytes() -> int:
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("RssAnon"))
-    return int(line.split()[1]) * 1024
-
-
-def _simulate(clients: int, use: Callable[[Any], None]) -> None:
+def main(clients: int, out: Path) -> None:
+    """One size in Flower's simulation engine, written to a file."""
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
@@ -202,25 +189,16 @@ def _simulate(clients: int, use: Callable[[Any], None]) -> None:
     from fedup.flower import mount
 
     nodes, server = ClientApp(), ServerApp()
-    mount(nodes, data=rows_of, model=SmallNet)
+    mount(nodes, data=rows_of, model=small_net)
 
     @server.main()
-    def main(grid: Any, context: Any) -> None:
+    def run(grid: Any, context: Any) -> None:
         while len(list(grid.get_node_ids())) < clients:
             time.sleep(0.1)
-        use(grid)
+        out.write_text(json.dumps(measure(grid, clients)))
 
     resources: dict[str, Any] = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(server, nodes, num_supernodes=clients, backend_config=resources)
-
-
-def main(clients: int, out: Path) -> None:
-    """Of one size, written to a file."""
-
-    def write(grid: Any) -> None:
-        out.write_text(json.dumps(measure(grid, clients)))
-
-    _simulate(clients, write)
 
 
 if __name__ == "__main__":

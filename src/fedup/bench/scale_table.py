@@ -1,70 +1,13 @@
 """Scale for people: what was measured, and what its largest size says of far larger ones."""
 
+from collections.abc import Callable
 from typing import Any
 
 from fedup.bench.format import show_bytes
+from fedup.bench.tables import markdown_table
 from fedup.tasks.machine import show_commit
 
 FAR = (10**5, 10**7)  # clients
-HEAD = [
-    "clients",
-    "collect, s",
-    "messages",
-    "up",
-    "down",
-    "store on disk",
-    "memory, first",
-    "memory",
-    "memory, no folder",
-    "class, s",
-    "client, s",
-    "sample, s",
-    "sample, messages",
-    "sample, up",
-    "under DP, s",
-    "under DP, up",
-    "under DP, memory",
-]
-
-
-def measured_rows(result: dict[str, Any]) -> list[list[str]]:
-    """One line for each size."""
-    return [_row(one["clients"], one) for one in result["sizes"]]
-
-
-def far_rows(result: dict[str, Any]) -> list[list[str]]:
-    """What the formulas say, with the figures of the largest size that was measured."""
-    largest = max(result["sizes"], key=lambda one: one["clients"])
-    return [_row(clients, _grown(largest, clients / largest["clients"])) for clients in FAR]
-
-
-def _row(clients: int, of: dict[str, Any]) -> list[str]:
-    collect, sample, private = of["collect"], of["sample"], of["collect_private"]
-    return [
-        f"{clients:,}",
-        _seconds(collect["time_s"]),
-        f"{collect['messages']:,}",
-        show_bytes(collect["bytes_up"]),
-        show_bytes(collect["bytes_down"]),
-        show_bytes(of["store_bytes"]),
-        _memory(collect["peak_bytes"]),
-        _memory(of["collect_again"]["peak_bytes"]),
-        _memory(of["collect_in_memory"]["peak_bytes"]),
-        *(_seconds(of[kind]["time_s"]) for kind in ("class", "client", "sample")),
-        str(sample["messages"]),
-        show_bytes(sample["bytes_up"]),
-        _seconds(private["time_s"]),
-        show_bytes(private["bytes_up"]),
-        _memory(private["peak_bytes"]),
-    ]
-
-
-def _grown(of: dict[str, Any], times: float) -> dict[str, Any]:
-    """Collections grow with the clients in all they take; answers to requests do not."""
-    more = {name: value for name, value in of.items() if name in ("class", "client", "sample")}
-    for name in ("collect", "collect_again", "collect_in_memory", "collect_private"):
-        more[name] = {key: None if value is None else round(times * value) for key, value in of[name].items()}
-    return {**more, "store_bytes": times * of["store_bytes"]}
 
 
 def _seconds(value: float) -> str:
@@ -75,22 +18,60 @@ def _memory(value: float | None) -> str:
     return "–" if value is None else show_bytes(value)
 
 
+_COLUMNS: tuple[tuple[str, str, str, Callable[[Any], str]], ...] = (  # title, what was measured, figure, its format
+    ("collect, s", "collect", "time_s", _seconds),
+    ("messages", "collect", "messages", "{:,}".format),
+    ("up", "collect", "bytes_up", show_bytes),
+    ("down", "collect", "bytes_down", show_bytes),
+    ("store on disk", "store", "bytes", show_bytes),
+    ("memory, first", "collect", "peak_bytes", _memory),
+    ("memory", "collect_again", "peak_bytes", _memory),
+    ("memory, no folder", "collect_in_memory", "peak_bytes", _memory),
+    *((f"{kind}, s", kind, "time_s", _seconds) for kind in ("class", "client", "sample")),
+    ("sample, messages", "sample", "messages", str),
+    ("sample, up", "sample", "bytes_up", show_bytes),
+    ("under DP, s", "collect_private", "time_s", _seconds),
+    ("under DP, up", "collect_private", "bytes_up", show_bytes),
+    ("under DP, memory", "collect_private", "peak_bytes", _memory),
+)
+HEAD = ["clients", *(title for title, *_ in _COLUMNS)]
+
+
+def measured_rows(result: dict[str, Any]) -> list[list[str]]:
+    """One line for each size."""
+    return [_row(size["clients"], size, 1) for size in result["sizes"]]
+
+
+def far_rows(result: dict[str, Any]) -> list[list[str]]:
+    """What the formulas say, with the figures of the largest size that was measured: collections grow with the clients
+    in all they take; answers to requests do not."""
+    largest = max(result["sizes"], key=lambda size: size["clients"])
+    return [_row(clients, largest, clients / largest["clients"]) for clients in FAR]
+
+
+def _row(clients: int, size: dict[str, Any], times: float) -> list[str]:
+    figures = {**size, "store": {"bytes": size["store_bytes"]}}
+    shown = [f"{clients:,}"]
+    for _, part, key, show in _COLUMNS:
+        value = figures[part][key]
+        grows = times != 1 and value is not None and part.startswith(("collect", "store"))
+        shown.append(show(round(times * value) if grows else value))
+    return shown
+
+
 def scale_table(result: dict[str, Any]) -> str:
     """Both tables, and what they are of."""
-    from fedup.bench.tables import markdown_table
-
     about, machine = result["about"], result["machine"]
-    commit = show_commit(result["code"])
-    largest = max(one["clients"] for one in result["sizes"])
+    largest = max(size["clients"] for size in result["sizes"])
     return "\n\n".join(
         [
             f"## {machine['processor']}, {machine['threads']} threads, torch {machine['torch']}",
-            f"`fedup bench scale`, commit {commit}; n = 1. Clients of {about['rows']} rows, {about['width']} features, "
-            f"ρ = 0.8, a model of {show_bytes(result['sizes'][0]['model_bytes'])}; {about['engine']}: all nodes are "
-            "simulated on these cores, and that is what most of the time goes to. *Memory* is by how much this "
-            "process, without pages of files, grows at most in a collection: in the first one with the states of the "
-            "simulated nodes, weights and features, which are in it too; then in a second, where only the server's "
-            "part is new; and in a third without a folder. A sample request names "
+            f"`fedup bench scale`, commit {show_commit(result['code'])}; n = 1. Clients of {about['rows']} rows, "
+            f"{about['width']} features, ρ = 0.8, a model of {show_bytes(result['sizes'][0]['model_bytes'])}; "
+            f"{about['engine']}: all nodes are simulated on these cores, and that is what most of the time goes to. "
+            "*Memory* is by how much this process, without pages of files, grows at most in a collection: in the first "
+            "one with the states of the simulated nodes, weights and features, which are in it too; then in a second, "
+            "where only the server's part is new; and in a third without a folder. A sample request names "
             f"{about['forgotten']} rows of one client.",
             markdown_table(HEAD, measured_rows(result)),
             f"### From {largest:,} clients to far more\n\nNot measured: collections taken to grow in proportion to the "

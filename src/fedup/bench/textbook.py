@@ -12,14 +12,14 @@ from fedup.rng import seed_default
 from fedup.training.local import Job, LocalTraining
 
 
-def eager_round(model: nn.Module, x: Tensor, y: Tensor, jobs: Sequence[Job], how: LocalTraining) -> None:
+def eager_round(model: nn.Module, x: Tensor, y: Tensor, jobs: Sequence[Job], config: LocalTraining) -> None:
     """One round, in place: every client loads the global weights, trains, and its state joins the average."""
     start = copy.deepcopy(model.state_dict())
     average: dict[str, Tensor] = {}
     for job in jobs:
         model.load_state_dict(start)
         seed_default(job.dropout_seed, x.device)
-        plain_epoch(model, x, y, job.batches().to(x.device), how)
+        plain_epoch(model, x, y, job.batches().to(x.device), config)
         for name, tensor in model.state_dict().items():
             if tensor.is_floating_point():
                 average[name] = average.get(name, 0) + job.share * tensor
@@ -28,17 +28,19 @@ def eager_round(model: nn.Module, x: Tensor, y: Tensor, jobs: Sequence[Job], how
     model.load_state_dict(average)
 
 
-def plain_epoch(model: nn.Module, x: Tensor, y: Tensor, batches: Tensor | Sequence[Tensor], how: LocalTraining) -> None:
+def plain_epoch(
+    model: nn.Module, x: Tensor, y: Tensor, batches: Tensor | Sequence[Tensor], config: LocalTraining
+) -> None:
     """A plain loop over batches, with an optimizer of its own."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer: torch.optim.Optimizer
-    if how.optimizer == "adam":
-        optimizer = torch.optim.Adam(weights, lr=how.lr, weight_decay=how.weight_decay)
+    if config.optimizer == "adam":
+        optimizer = torch.optim.Adam(weights, lr=config.lr, weight_decay=config.weight_decay)
     else:
-        optimizer = torch.optim.SGD(weights, lr=how.lr, momentum=how.momentum, weight_decay=how.weight_decay)
+        optimizer = torch.optim.SGD(weights, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
     model.train()
     for batch in batches:
-        with how.autocast(x.device):
+        with config.autocast(x.device):
             loss = cross_entropy(logits_of(model(x[batch])), y[batch].long())
         optimizer.zero_grad()
         loss.backward()

@@ -1,17 +1,12 @@
 """Withdrawals for people: three goals, counted over all cases of a seed, and a line for each case."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fedup.bench.tables import GENERATED, markdown_table
-from fedup.bench.withdrawal_cases import SETTINGS
-from fedup.errors import DataError
-from fedup.files import write_text
+from fedup.bench.tables import markdown_table
+from fedup.bench.withdrawals import SETTINGS
 from fedup.tasks.machine import show_commit
 
 CASES = sum(len(setting.cases) for setting in SETTINGS.values())
@@ -39,25 +34,18 @@ NOTES = (
 )
 
 
-@dataclass(frozen=True)
-class Goal:
-    """What is wanted of all cases, what was found, and whether that is enough."""
+class Goal(NamedTuple):
+    """What is wanted of all cases, what was found, whether that is enough, and what a table says of it."""
 
     text: str
     found: str
     met: bool
-    all_measured: bool
-
-    @property
-    def judged(self) -> str:
-        """Yes, no, or that cases are missing, without which a goal is not met."""
-        return "no" if not self.met else "yes" if self.all_measured else "cases missing"
+    judged: str  # yes, no, or that cases are missing, without which a goal is not met
 
 
 def finding_of(case: Mapping[str, Any], verdict: str = "verdict") -> str:
     """Of a case's verdict, or of the one that has Retrain as its reference."""
-    found = case[verdict]
-    return REFUSED if case["refused"] else "none" if found is None else str(found["finding"])
+    return REFUSED if case["refused"] else str((case[verdict] or {"finding": "none"})["finding"])
 
 
 def is_same(case: Mapping[str, Any]) -> bool:
@@ -68,32 +56,30 @@ def is_same(case: Mapping[str, Any]) -> bool:
 
 def goals(cases: Sequence[Mapping[str, Any]]) -> list[Goal]:
     """The three goals, judged."""
-    complete = len(cases) >= CASES
-    harmed = [case for case in cases if case["worst_class_loss"] > MAX_CLASS_LOSS + _ROUNDING]
-    worst = max((case["worst_class_loss"] for case in cases), default=0.0)
-    refused = [case["title"] for case in cases if case["refused"]]
+    losses = [case["worst_class_loss"] for case in cases]
+    harmed = sum(loss > MAX_CLASS_LOSS + _ROUNDING for loss in losses)
+    refused = ", ".join(case["title"] for case in cases if case["refused"])
     same, too_few = sum(map(is_same, cases)), sum(finding_of(case) == "too few rows" for case in cases)
-    told = f"; refused: {', '.join(refused)}" if refused else "; none was refused"
-    return [
-        Goal(
+    wanted = (
+        (
             f"No class loses more than {MAX_CLASS_LOSS:g} points of test accuracy",
-            f"{len(harmed)} of {len(cases)} withdrawals cost one more; at most {worst:.1f} points{told}",
+            f"{harmed} of {len(cases)} withdrawals cost one more; at most {max(losses, default=0.0):.1f} points; "
+            + (f"refused: {refused}" if refused else "none was refused"),
             not harmed,
-            complete,
         ),
-        Goal(
+        (
             f"At least {LEAST_EQUAL} of {CASES} verdicts are those with Retrain as reference",
             f"{same} of {len(cases)}",
             same >= LEAST_EQUAL,
-            complete,
         ),
-        Goal(
+        (
             f"At most {MOST_TOO_FEW} of {CASES} have too few rows for a verdict",
             f"{too_few} of {len(cases)}",
             too_few <= MOST_TOO_FEW,
-            complete,
         ),
-    ]
+    )
+    enough = "yes" if len(cases) >= CASES else "cases missing"
+    return [Goal(text, found, met, enough if met else "no") for text, found, met in wanted]
 
 
 def goal_rows(cases: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -124,38 +110,25 @@ def case_row(name: str, case: Mapping[str, Any]) -> list[str]:
 
 def withdrawals_table(results: Sequence[Mapping[str, Any]]) -> str:
     """Files' contents as Markdown, a section for each seed."""
-    ordered = sorted(results, key=lambda one: (one["seed"], list(SETTINGS).index(one["name"])))
-    sections = [_section(seed, list(of)) for seed, of in groupby(ordered, key=lambda one: int(one["seed"]))]
+    ordered = sorted(results, key=lambda result: (result["seed"], list(SETTINGS).index(result["name"])))
+    sections = [_section(seed, list(of)) for seed, of in groupby(ordered, key=lambda result: int(result["seed"]))]
     return "\n\n".join([*sections, "\n".join(f"- {note}" for note in NOTES)])
 
 
-def write_withdrawals_table(folder: Path) -> list[Path]:
-    """Make tables/withdrawals.md of all result files below `folder`/results/withdrawals; nothing where there are
-    none."""
-    results = [_read(path) for path in sorted((folder / "results" / "withdrawals").glob("*.json"))]
-    if not results:
-        return []
-    path = folder / "tables" / "withdrawals.md"
-    write_text(
-        path, GENERATED.format(folder="benchmarks/results/withdrawals") + "\n" + withdrawals_table(results) + "\n"
-    )
-    return [path]
-
-
 def _section(seed: int, results: Sequence[Mapping[str, Any]]) -> str:
-    cases = [(one["name"], case) for one in results for case in one["cases"]]
-    missing = [name for name in SETTINGS if name not in {one["name"] for one in results}]
+    cases = [(result["name"], case) for result in results for case in result["cases"]]
+    missing = [name for name in SETTINGS if name not in {result["name"] for result in results}]
     findings = Counter(finding_of(case) for _, case in cases)
     both = [(case["verdict"], case["verdict_by_retrain"]) for _, case in cases if case["verdict_by_retrain"]]
     agreed = sum(ours["good"] == beside["good"] for ours, beside in both)
-    told = ", ".join(f"{finding} {count}" for finding, count in findings.most_common())
+    verdicts = ", ".join(f"{finding} {count}" for finding, count in findings.most_common())
     return "\n\n".join(
         [
             f"## Seed {seed}: {len(cases)} of {CASES} withdrawals",
-            f"`fedup bench withdrawals --seed {seed}`; n = {len(cases)}, one seed. Verdicts: {told}. Whether the rows "
-            f"look unseen is answered as with Retrain in {agreed} of {len(both)}."
+            f"`fedup bench withdrawals --seed {seed}`; n = {len(cases)}, one seed. Verdicts: {verdicts}. Whether the "
+            f"rows look unseen is answered as with Retrain in {agreed} of {len(both)}."
             + (f" Not measured: {', '.join(missing)}." if missing else ""),
-            "\n".join(f"- {_about(one)}" for one in results),
+            "\n".join(f"- {_about(result)}" for result in results),
             markdown_table(("goal", "found", "met"), goal_rows([case for _, case in cases])),
             markdown_table(HEAD, [case_row(name, case) for name, case in cases]),
         ]
@@ -174,17 +147,6 @@ def _about(result: Mapping[str, Any]) -> str:
         f"training rows, {result['held_out_accuracy']:.3f} on rows held out, {result['test_accuracy']:.3f} on the test "
         f"set; {hardware}, torch {machine['torch']}, commit {show_commit(result['code'])}."
     )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        withdrawals_table([result])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(
-            f"{path} is no result of this version's `fedup bench withdrawals` ({error!r}): measure again, or remove it."
-        ) from error
-    return result
 
 
 def _estimate(value: Mapping[str, float] | None) -> str:

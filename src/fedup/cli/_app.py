@@ -2,7 +2,6 @@ import typer
 
 from fedup import __version__
 from fedup.cli import (
-    attack,
     bench,
     budget,
     collect,
@@ -19,7 +18,6 @@ from fedup.cli import (
     train,
     unlearn,
     verify,
-    withdrawals,
 )
 
 app = typer.Typer(
@@ -45,8 +43,6 @@ app.command("export", rich_help_panel=_SERVE)(export.export)
 app.add_typer(data.app, name="data", rich_help_panel=_MORE)
 app.command("list", rich_help_panel=_MORE)(list.list_)
 app.command("demo", rich_help_panel=_MORE)(demo.demo)
-bench.app.command("attack")(attack.attack)
-bench.app.command("withdrawals")(withdrawals.withdrawals)
 app.add_typer(bench.app, name="bench", rich_help_panel=_MORE)
 
 

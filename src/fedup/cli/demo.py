@@ -23,24 +23,22 @@ def demo(
     Example: [bold]fedup demo --data mnist --out runs/mnist[/]
     """
     from fedup.bench.demo import run_demo
-    from fedup.bench.demo_report import without_drawings, write_demo_report
+    from fedup.bench.demo_report import write_demo_report
 
     console = wide_console(stderr=as_json)
     with progress_bars(console) as progress:
-        result = run_demo(data=data, clients=clients, rounds=rounds, seed=seed, progress=progress)
-    page = write_demo_report(result, out)
+        result, drawings = run_demo(data=data, clients=clients, rounds=rounds, seed=seed, progress=progress)
+    page = write_demo_report(result, drawings, out)
     if as_json:
-        typer.echo(json.dumps({**result, "requests": [without_drawings(r) for r in result["requests"]]}, indent=2))
+        typer.echo(json.dumps(result, indent=2))
         return
     console.print(_table(result))
-    for request in result["requests"]:
-        if "attack" in request:
-            success = request["attack"]["success"]
-            console.print(
-                f"Backdoor: {success['original']:.1%} of triggered test images were led astray, "
-                f"{success['forgotten']:.1%} are now ({success['retrained']:.1%} after retraining).",
-                highlight=False,
-            )
+    success = next(request["attack"]["success"] for request in result["requests"] if "attack" in request)
+    console.print(
+        f"Backdoor: {success['original']:.1%} of triggered test images were led astray, "
+        f"{success['forgotten']:.1%} are now ({success['retrained']:.1%} after retraining).",
+        highlight=False,
+    )
     console.print(
         "R-A: accuracy on held-out data that stays. F-A: on held-out data of what is forgotten (for samples: on the "
         "samples themselves).\nThe filter suppresses at the served interface; the frozen weights still hold what they "
@@ -51,22 +49,13 @@ def demo(
 
 
 def _table(result: dict[str, Any]) -> Table:
+    from fedup.bench.demo_report import STATES, summary_row
+
     title = f"{result['data']}, LeNet-5, {result['clients']} clients, {result['rounds']} rounds, seed {result['seed']}"
-    table = Table(title=title, title_justify="left")
-    table.add_column("request")
-    for state in ("original", "forgotten", "retrained", "restored"):
-        table.add_column(f"{state}\n  R-A   F-A", justify="right", no_wrap=True)
-    table.add_column("forget in", justify="right", no_wrap=True)
-    table.add_column("retrain in", justify="right", no_wrap=True)
+    table = Table("request", title=title, title_justify="left")
+    for column in (*(f"{state}\nR-A / F-A" for state in STATES), "forget in", "retrain in"):
+        table.add_column(column, justify="right", no_wrap=True)
     for request in result["requests"]:
-        pairs = [request[state] for state in ("original", "forgotten", "retrained", "restored")]
-        same = "bit-identical" if request["restored_bit_identical"] else "[red]DIFFERS"
-        cells = [f"{pair['retain']:.3f} {pair['forget']:.3f}" for pair in pairs]
-        table.add_row(
-            request["kind"],
-            *cells[:3],
-            f"{cells[3]}\n{same}",
-            f"{request['time_s']['total']:.2f} s",
-            f"{request['retrain_time_s']:.1f} s",
-        )
+        *figures, restored, forget_in, retrain_in, same = summary_row(request)
+        table.add_row(*figures, f"{restored}\n{same.replace('DIFFERS', '[red]DIFFERS')}", forget_in, retrain_in)
     return table

@@ -6,7 +6,8 @@ import json
 import pytest
 
 from fedup.bench.attacks import CENTROIDS, AttackData, Result, guarantees
-from fedup.bench.attacks.run import HEAD, attack, cells, results_of, table, write_attack_table
+from fedup.bench.attacks.run import HEAD, attack, attacks_table, cells, results_of
+from fedup.bench.result_tables import write_result_tables
 from fedup.errors import DataError
 
 
@@ -38,11 +39,11 @@ def test_every_attack_meets_every_protection(told):
 
 
 def test_the_table_is_made_of_the_file(told, tmp_path):
-    assert write_attack_table(tmp_path) == []
+    assert write_result_tables(tmp_path) == []
     folder = tmp_path / "results" / "attacks"
     folder.mkdir(parents=True)
     (folder / "digits.json").write_text(json.dumps(told))
-    (path,) = write_attack_table(tmp_path)
+    (path,) = write_result_tables(tmp_path)
     text = path.read_text()
     assert path == tmp_path / "tables" / "attacks.md"
     lines = [line for line in text.splitlines() if line.startswith("| ")]
@@ -51,8 +52,8 @@ def test_the_table_is_made_of_the_file(told, tmp_path):
     assert text.startswith("<!-- Generated")
     changed = copy.deepcopy(told)
     changed["results"][0]["figure"] = 0.12345
-    assert "| 0.123 |" not in table([told])
-    assert "| 0.123 |" in table([changed])
+    assert "| 0.123 |" not in attacks_table([told])
+    assert "| 0.123 |" in attacks_table([changed])
 
 
 def test_a_bound_is_passed_only_by_the_whole_interval():
@@ -73,4 +74,4 @@ def test_a_file_of_something_else_is_named(tmp_path):
     folder.mkdir(parents=True)
     (folder / "odd.json").write_text('{"results": [{"x": 1}]}')
     with pytest.raises(DataError, match=r"odd\.json"):
-        write_attack_table(tmp_path)
+        write_result_tables(tmp_path)

@@ -3,7 +3,6 @@
 Every attack runs on messages made by the clients' own code, from features of a trained model.
 """
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,7 +16,7 @@ from fedup.errors import SettingError
 from fedup.federation import Federation
 from fedup.models.features import FeatureReader
 from fedup.privacy import DP
-from fedup.privacy.dp import joint_vector
+from fedup.privacy.dp import Layout, joint_vector, release
 from fedup.privacy.paper import SIGMA
 from fedup.privacy.projection import basis_of
 from fedup.rng import seed_for
@@ -59,9 +58,16 @@ def guarantees() -> dict[str, DP]:
     return {f"DP, ε = {epsilon:g}": DP(epsilon, delta=1e-5, clip="unit") for epsilon in EPSILONS}
 
 
-def fresh(dp: DP, seed: int, *names: object) -> DP:
-    """The same guarantee with noise of this trial's own, the same in every run."""
-    return replace(dp, replay_seed=seed_for(seed, f"{dp.epsilon:g}", *names))
+def message_of(dp: DP, statistics: Tensor, *, client: int, seed: int | None, trial: tuple[object, ...]) -> Tensor:
+    """What a client sends of a class, with noise of this trial's own, the same in every run; without a seed as a real
+    client's would be. (numbers of a class,)"""
+    noisy = dp if seed is None else replace(dp, replay_seed=seed_for(seed, f"{dp.epsilon:g}", *trial))
+    return release(noisy, statistics[None], name=(client,))[0].double()
+
+
+def likelihoods(message: Tensor, known: Tensor, contributions: Tensor) -> Tensor:
+    """log P/Q of a message, times σ², for each record that it may hold besides all that is known. (m,)"""
+    return contributions @ (message - known) - contributions.square().sum(1) / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,9 +107,21 @@ class AttackData:
 
     def centroids(self, client: int, label: int, *, sigma: float, seed: int) -> Tensor:
         """What a client sends of a class without a guarantee. (k, D)"""
-        how = CentroidConfig(RATIO, sigma, seed=seed)
-        ((_, summary),) = self._contact.ask({client: CentroidsQuestion(_CUT, how, frozenset([label]))})
+        question = CentroidsQuestion(_CUT, CentroidConfig(RATIO, sigma, seed=seed), frozenset([label]))
+        ((_, summary),) = self._contact.ask({client: question})
         return summary.vectors
+
+    def near_centroids(self, rows: Tensor, client: int, label: int, *, sigma: float, seed: int) -> Tensor:
+        """How close rows are to what a client sends of a class without a guarantee. (m,)"""
+        sent = self.centroids(client, label, sigma=sigma, seed=seed)
+        return -torch.cdist(self.federation.x[rows].double(), sent.double()).amin(1)
+
+    def near_mean(self, dp: DP, message: Tensor, contributions: Tensor, dims: int) -> Tensor:
+        """How close records are to the mean that a message tells of their class. (m,)"""
+        layout = Layout.of(dp, dims, self.num_classes)
+        sums, counts, _ = layout.split(message)
+        mean = sums.sum(0) / (counts.sum() / dp.count_weight).clamp(min=1)
+        return -(layout.split(contributions)[0].sum(1) - mean).norm(dim=1)
 
     def points(self, dp: DP) -> Tensor:
         """Projected features, as they enter a client's statistics. (N, d)"""
@@ -124,8 +142,9 @@ class AttackData:
 
         As many at a time as there are classes, each in a class of its own, so that the layout is that of the clients.
         """
-        return torch.cat(list(self._contributions(dp, points)))
-
-    def _contributions(self, dp: DP, points: Tensor) -> Iterator[Tensor]:
-        for part in points.split(self.num_classes):
-            yield joint_vector(dp, part, torch.arange(len(part)), None, self.num_classes)[: len(part)]
+        return torch.cat(
+            [
+                joint_vector(dp, part, torch.arange(len(part)), None, self.num_classes)[: len(part)]
+                for part in points.split(self.num_classes)
+            ]
+        )

@@ -9,22 +9,19 @@ in 10,000 audits. Where noise is known to be Gaussian the same counts bound μ, 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedup.bench.attacks import CENTROIDS, RATIO, AttackData, Result, fresh, guarantees
+from fedup.bench.attacks import CENTROIDS, RATIO, AttackData, Result, guarantees, message_of
 from fedup.bench.attacks.intervals import NORMAL, Scores, clopper_pearson
 from fedup.errors import DataError
-from fedup.federation import Client
-from fedup.models.features import FeatureReader
 from fedup.privacy import DP, epsilon_of
-from fedup.privacy.dp import joint_vector, release
+from fedup.privacy.dp import joint_vector
 from fedup.privacy.paper import SIGMA, paper_epsilon
 from fedup.rng import seed_for
-from fedup.statistics.centroids import CentroidConfig, summarize
-from fedup.statistics.client_data import ClientData
 from fedup.statistics.kmeans import centroid_count
 from fedup.tasks.progress import Progress
 
@@ -42,9 +39,6 @@ class QuarterNoise(DP):
     def sigma(self) -> float:
         """A quarter of what it should be."""
         return super().sigma / 4
-
-
-# The statistics
 
 
 @dataclass(frozen=True)
@@ -68,9 +62,9 @@ class Rates:
 def lower_bound(inside: Scores, outside: Scores, of: Callable[[Rates], float]) -> float:
     """The lower bound on ε that two worlds' scores prove, by the better of the two directions on the first half."""
     directions = [(inside, outside), (-outside, -inside)]
-    chosen = [(*_choose(one[: len(one) // 2], other[: len(other) // 2], of), one, other) for one, other in directions]
-    _, threshold, one, other = max(chosen, key=lambda choice: choice[0])
-    return of(_count(one[len(one) // 2 :], other[len(other) // 2 :], threshold))
+    chosen = [(*_choose(a[: len(a) // 2], b[: len(b) // 2], of), a, b) for a, b in directions]
+    _, threshold, a, b = max(chosen, key=lambda choice: choice[0])
+    return of(_count(a[len(a) // 2 :], b[len(b) // 2 :], threshold))
 
 
 def ceiling(trials: int, of: Callable[[Rates], float]) -> float:
@@ -105,18 +99,16 @@ def _wilson(rates: Scores, n: int, sign: int) -> Scores:
     return np.clip((middle + sign * reach) / (1 + z * z / n), 1e-12, 1 - 1e-12)
 
 
-# The guarantee
-
-
 def audit_guarantees(ground: AttackData, *, trials: int, seed: int = 0, progress: Progress) -> list[Result]:
     """Lower bounds on the ε of every guarantee, of one as deployed, and of a broken one, for comparison."""
     trials *= _MORE
     protections = guarantees()
-    one = next(dp for dp in protections.values() if dp.epsilon == 1)
+    at_one = next(dp for dp in protections.values() if dp.epsilon == 1)
+    broken = QuarterNoise(1.0, at_one.delta, clip=at_one.clip)
     cases: dict[str, tuple[DP, str]] = {
         **{name: (dp, "") for name, dp in protections.items()},
-        "DP, ε = 1, as deployed": (one, "noise of the system's entropy: another figure in every run"),
-        "DP, ε = 1, noise ÷ 4": (QuarterNoise(1.0, one.delta, clip=one.clip), "broken on purpose: the audit must tell"),
+        "DP, ε = 1, as deployed": (at_one, "noise of the system's entropy: another figure in every run"),
+        "DP, ε = 1, noise ÷ 4": (broken, "broken on purpose: the audit must tell"),
     }
     results = []
     for done, (name, (dp, note)) in enumerate(cases.items()):
@@ -135,25 +127,22 @@ def guarded_worlds(ground: AttackData, dp: DP, *, trials: int, seed: int | None)
     """
     client = ground.federation.clients[0]
     points, labels = ground.points(dp)[client.train], ground.federation.y[client.train]
-    label = int(labels.bincount(minlength=ground.num_classes).argmin())
+    label = labels.bincount(minlength=ground.num_classes).argmin()
     canary = torch.nn.functional.one_hot(torch.tensor([0]), points.shape[1]).to(points) * dp.scale
-    without = joint_vector(dp, points, labels, None, ground.num_classes)[label]
-    with_it = joint_vector(
-        dp, torch.cat([points, canary]), torch.cat([labels, torch.tensor([label])]), None, ground.num_classes
-    )[label]
+    without, with_it = (
+        joint_vector(dp, x, y, None, ground.num_classes)[label]
+        for x, y in ((points, labels), (torch.cat([points, canary]), torch.cat([labels, label[None]])))
+    )
     added = (with_it - without) / (with_it - without).norm()
 
     def scores(exact: Tensor, world: str) -> Scores:
-        found = np.empty(trials)
-        for trial in range(trials):
-            noisy = dp if seed is None else fresh(dp, seed, "canary", world, trial)
-            found[trial] = float((release(noisy, exact[None], name=(client.id,))[0].double() - without) @ added)
-        return found
+        messages = (
+            message_of(dp, exact, client=client.id, seed=seed, trial=("canary", world, trial))
+            for trial in range(trials)
+        )
+        return np.array([float((message - without) @ added) for message in messages])
 
     return scores(with_it, "with"), scores(without, "without")
-
-
-# The paper's noise
 
 
 @dataclass(frozen=True)
@@ -201,15 +190,12 @@ def paper_scores(
     ground: AttackData, worlds: _Replaced, rows: Tensor, *, sigma: float, trials: int, seed: int
 ) -> Scores:
     """How far the furthest uploaded vector goes along the record's direction: a message of its own in each trial."""
-    federation, readers = ground.federation, {"1": FeatureReader(ground.tail, "1")}
-    client = Client(worlds.client, train=rows, validation=rows[:0], heldout=rows[:0])
-    data = ClientData(ground.tail, federation.x, federation.y, client, federation.num_classes, readers=readers)
-    found = np.empty(trials)
-    for trial in range(trials):
-        how = CentroidConfig(RATIO, sigma, seed=seed_for(seed, trial))
-        summary = summarize(data, "1", how)
-        found[trial] = float((summary.vectors @ worlds.direction).max())
-    return found
+    federation = ground.federation
+    client = replace(federation.client(worlds.client), train=rows)
+    world = replace(ground, federation=replace(federation, clients=(client,)))
+    label = int(federation.y[rows[0]])
+    messages = (world.centroids(client.id, label, sigma=sigma, seed=seed_for(seed, trial)) for trial in range(trials))
+    return np.array([float((vectors @ worlds.direction).max()) for vectors in messages])
 
 
 def _replaced(ground: AttackData) -> _Replaced:
@@ -224,13 +210,13 @@ def _replaced(ground: AttackData) -> _Replaced:
     if not cells:
         raise DataError(f"No client has {_SMALLEST_CELL} training rows of a class and one held out.")
     _, client_id, own, other = sorted(cells, key=lambda cell: cell[:2])[len(cells) // 2]
-    found = []
+    choices = []
     for row in own:
         rest = torch.cat([own[own != row], other])
         direction = torch.nn.functional.normalize(x[row] - x[rest].mean(0), dim=0)
         reach, widest = float(x[row] @ direction), float((x[rest] @ direction).max())
-        found.append(_Replaced(client_id, own, rest, direction, reach, widest))
-    return max(found, key=lambda one: one.reach - one.widest)
+        choices.append(_Replaced(client_id, own, rest, direction, reach, widest))
+    return max(choices, key=lambda choice: choice.reach - choice.widest)
 
 
 def _proved(inside: Scores, worlds: _Replaced, *, sigma: float, delta: float) -> float:
@@ -253,11 +239,8 @@ def _results(
 ) -> list[Result]:
     made = []
     for measure, of in ((COUNTED, Rates.epsilon), (GAUSSIAN, Rates.gaussian)):
-
-        def judged(rates: Rates, of: Callable[[Rates, float], float] = of) -> float:
-            return of(rates, delta)
-
-        figure = lower_bound(inside, outside, judged)
-        n = f"{len(inside)} a world, can show {ceiling(len(inside), judged):.1f}"
+        needed = partial(of, delta=delta)
+        figure = lower_bound(inside, outside, needed)
+        n = f"{len(inside)} a world, can show {ceiling(len(inside), needed):.1f}"
         made.append(Result(NAME, measure, protection, figure, None, None, None, claimed, n, note))
     return made

@@ -9,8 +9,8 @@ own code answers, without Flower's processes.
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -69,55 +69,49 @@ class Rows:
         rest = torch.arange(len(self.y)) != place
         return Rows(self.x[rest], self.y[rest], self.ids[rest])
 
+    def others(self, place: int) -> list[int]:
+        """The ids of all records but one."""
+        return self.ids[self.ids != self.ids[place]].tolist()
 
-@dataclass(eq=False)
+
 class Node:
     """A node in this process, with its own rules and state; `private` answers under differential privacy only."""
 
-    rows: Rows
-    private: bool
-    num_classes: int
-    _parts: tuple[Any, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, rows: Rows, private: bool, num_classes: int) -> None:
         from flwr.app import Context, RecordDict
 
         from fedup.flower.node import replying
         from fedup.flower.policy import Policy
 
-        blank, rows = model_of(self.rows.x.shape[1], self.num_classes), self.rows
-        reply = replying(
+        blank, self.num_classes = model_of(rows.x.shape[1], num_classes), num_classes
+        self._reply = replying(
             data=lambda context: (rows.x, rows.y),
             model=lambda: blank,
             ids=lambda context: rows.ids.tolist(),
-            policy=Policy(only_private=self.private),
+            policy=Policy(only_private=private),
         )
-        self._parts = reply, Context(0, 1, {"partition-id": 0}, RecordDict(), {})
+        self._context = Context(0, 1, {"partition-id": 0}, RecordDict(), {})
 
-    def ask(self, asked: Probe) -> "RecordDict":
+    def ask(self, probe: Probe) -> "RecordDict":
         """The content of its reply."""
         from fedup.flower.wire import Ask, write_ask
 
-        reply, context = self._parts
-        base = fingerprint(asked.weights)
-        content: RecordDict = reply(
-            write_ask(Ask(asked.kind, base, asked.details, asked.weights.state_dict())), context
-        )
-        return content
+        ask = Ask(probe.kind, fingerprint(probe.weights), probe.details, probe.weights.state_dict())
+        return self._reply(write_ask(ask), self._context)
 
-    def visible(self, asked: Probe) -> Visible:
+    def visible(self, probe: Probe) -> Visible:
         """All that a question brings but the numbers of a release: status, reason, details, size, names, shapes and
         types of arrays, and what is charged."""
         from fedup.flower.wire import read_answer
 
         charged = len(self._charges())
-        answer = read_answer(self.ask(asked), most_bytes=10**9)
+        answer = read_answer(self.ask(probe), most_bytes=10**9)
         arrays = [(name, tuple(array.shape), str(array.dtype)) for name, array in answer.arrays.items()]
         details = json.dumps(answer.details, sort_keys=True)
         return answer.status, answer.reason, answer.size, details, arrays, self._charges()[charged:]
 
     def _charges(self) -> list[Any]:
-        ledger = self._parts[1].state.config_records.get("fedup-ledger")
+        ledger = self._context.state.config_records.get("fedup-ledger")
         return list(json.loads(str(ledger["json"]))["charges"]) if ledger else []
 
 
@@ -143,23 +137,15 @@ def overflowing(width: int, num_classes: int, *, pixel: int, above: float) -> nn
 
 def release(dp: DP | CentroidConfig = GUARANTEE, /, *, width: int, num_classes: int, **more: Any) -> dict[str, Any]:
     """The details of a question for statistics of all classes."""
-    row = {"shape": [width], "type": "float32"}
-    usual: dict[str, Any] = {
-        "cut": _CUT,
-        "how": asdict(dp),
-        "labels": None,
-        "without": [],
-        "excluded": [],
-        "num_classes": num_classes,
-    }
-    return {**usual, "row": row, **more}
+    rows: dict[str, Any] = {"labels": None, "without": [], "excluded": [], "row": {"shape": [width], "type": "float32"}}
+    return {"cut": _CUT, "how": asdict(dp), "num_classes": num_classes, **rows, **more}
 
 
 def battery(rows: Rows, target: int, num_classes: int) -> Iterator[Probe]:
     """Questions whose answers would turn on one record, if they turned on anything."""
     width, own, unknown = rows.x.shape[1], int(rows.ids[target]), int(rows.ids.max()) + 1000
     usual, public = model_of(width, num_classes), {"width": width, "num_classes": num_classes}
-    others = [one for one in rows.ids.tolist() if one != own]
+    others = rows.others(target)
     for excluded in ([], [own], [unknown], [own, unknown], others, [*others, own]):
         yield Probe(_RELEASE, release(**public, excluded=excluded), usual)
     for classes in range(1, num_classes + 2):  # fewer than there are labels
@@ -167,10 +153,9 @@ def battery(rows: Rows, target: int, num_classes: int) -> Iterator[Probe]:
         yield Probe(_RELEASE, release(width=width, num_classes=classes, excluded=others, release="again"), usual)
     for labels, without in (([], []), ([int(rows.y[target])], []), (None, [int(rows.y[target])]), ([num_classes], [])):
         yield Probe(_RELEASE, release(**public, labels=labels, without=without), usual)
-    values = rows.x[target]
     for pixel in range(min(width, 4)):
         for beside in (-1e-3, 1e-3):
-            crafted = overflowing(width, num_classes, pixel=pixel, above=float(values[pixel]) + beside)
+            crafted = overflowing(width, num_classes, pixel=pixel, above=float(rows.x[target, pixel]) + beside)
             yield Probe(_RELEASE, release(**public), crafted)
             yield Probe(_RELEASE, release(**public, excluded=others), crafted)
             yield Probe("gather privately", _eraser([own], num_classes, width), crafted)
@@ -197,16 +182,16 @@ def battery(rows: Rows, target: int, num_classes: int) -> Iterator[Probe]:
     }
     counted = RowsToCount({"request": Forget.samples({0: [own]})}, Forget(), {}, True).to_json()
     for kind, details in exact.items():
-        asked = counted if kind == "tally" else question
-        yield Probe(kind, {**details, "question": asked, "num_classes": num_classes}, usual)
+        about = counted if kind == "tally" else question
+        yield Probe(kind, {**details, "question": about, "num_classes": num_classes}, usual)
 
 
 def _eraser(samples: Sequence[int], num_classes: int, width: int) -> dict[str, Any]:
     forget = {"clients": [], "classes": [], "samples": {"0": list(samples)}}
     question = {"requests": {"request": forget}, "gone": forget}
     row = {"shape": [width], "type": "float32"}
-    how = asdict(replace(GUARANTEE, erase_clip=1.0))
-    return {"cut": _EARLY, "how": how, "question": question, "num_classes": num_classes, "row": row}
+    config = asdict(replace(GUARANTEE, erase_clip=1.0))
+    return {"cut": _EARLY, "how": config, "question": question, "num_classes": num_classes, "row": row}
 
 
 def audit_interface(ground: AttackData, *, seed: int = 0, progress: Progress) -> list[Result]:
@@ -215,31 +200,26 @@ def audit_interface(ground: AttackData, *, seed: int = 0, progress: Progress) ->
     if find_spec("flwr") is None:
         note = "Flower is not installed, so that there are no nodes: nothing was asked"
         return [Result(NAME, DIFFERENT, PRIVATE, 0.0, None, None, None, None, "0 questions", note)]
-    client = ground.federation.clients[0]
-    ids, classes = client.train[:_MOST_ROWS], ground.num_classes
+    ids, classes = ground.federation.clients[0].train[:_MOST_ROWS], ground.num_classes
     rows = Rows(ground.federation.x[ids].float().cpu(), ground.federation.y[ids].cpu(), ids.cpu())
     chosen = torch.randperm(len(ids), generator=generator(seed, "interface"))[:_TARGETS].tolist()
-    steps = 6
-    results = []
-    cases: list[tuple[str, bool, DP | CentroidConfig]] = [
-        (PRIVATE, True, GUARANTEE),
-        (OPEN, False, CentroidConfig(1.0)),
-    ]
-    for done, (name, private, how) in enumerate(cases):
+    results, steps = [], 6
+    cases: dict[str, DP | CentroidConfig] = {PRIVATE: GUARANTEE, OPEN: CentroidConfig(1.0)}
+    for done, (name, config) in enumerate(cases.items()):
         progress("Audit of a node's interface", 3 * done, steps)
+        private = name == PRIVATE
         node = Node(rows, private, classes)
         bound = 0.0 if private else None
         note = "" if private else "a node without rules is asked for exact statistics: the audit must see through it"
         results.append(_differences(rows, chosen[0], private, classes, name, bound, note))
         progress("Audit of a node's interface", 3 * done + 1, steps)
-        found = sum(_finds_pixel(node, rows, place, place % rows.x.shape[1], how) for place in chosen)
-        results.append(
-            _share(PIXELS, name, found, len(chosen), bound, f"{_HALVINGS} questions each; {note}".strip("; "))
-        )
+        hits = sum(_finds_pixel(node, rows, place, config) for place in chosen)
+        about = f"{_HALVINGS} questions each; {note}".strip("; ")
+        results.append(_share(PIXELS, name, hits, len(chosen), bound, about))
         progress("Audit of a node's interface", 3 * done + 2, steps)
         if private:
-            found = sum(_finds_label(node, rows, place, classes) for place in chosen)
-            results.append(_share(LABELS, name, found, len(chosen), bound, "by num_classes"))
+            hits = sum(_finds_label(node, rows, place) for place in chosen)
+            results.append(_share(LABELS, name, hits, len(chosen), bound, "by num_classes"))
             results.append(_times(rows, chosen[0], classes))
     progress("Audit of a node's interface", steps, steps)
     return results
@@ -249,27 +229,26 @@ def _differences(
     rows: Rows, target: int, private: bool, classes: int, name: str, bound: float | None, note: str
 ) -> Result:
     nodes = [Node(held, private, classes) for held in (rows, rows.without(target))]
-    asked = list(battery(rows, target, classes))
-    different = sum(nodes[0].visible(one) != nodes[1].visible(one) for one in asked)
-    return Result(NAME, DIFFERENT, name, float(different), None, None, None, bound, f"{len(asked)} questions", note)
+    probes = list(battery(rows, target, classes))
+    different = sum(nodes[0].visible(probe) != nodes[1].visible(probe) for probe in probes)
+    return Result(NAME, DIFFERENT, name, float(different), None, None, None, bound, f"{len(probes)} questions", note)
 
 
-def _share(measure: str, name: str, found: int, n: int, bound: float | None, note: str) -> Result:
-    low, high = clopper_pearson(found, n)
-    return Result(NAME, measure, name, found / n, low, high, None, bound, f"{n}", note)
+def _share(measure: str, name: str, hits: int, n: int, bound: float | None, note: str) -> Result:
+    return Result(NAME, measure, name, hits / n, *clopper_pearson(hits, n), None, bound, f"{n}", note)
 
 
-def _finds_pixel(node: Node, rows: Rows, place: int, pixel: int, how: DP | CentroidConfig) -> bool:
+def _finds_pixel(node: Node, rows: Rows, place: int, config: DP | CentroidConfig) -> bool:
     """By halving, all other records left out: whether a threshold is passed shows where the answer is another than to
     one that no pixel passes."""
-    width, others = rows.x.shape[1], rows.ids[rows.ids != rows.ids[place]].tolist()
+    width = rows.x.shape[1]
+    pixel, kind = place % width, _RELEASE if isinstance(config, DP) else _CENTROIDS
+    details = release(config, width=width, num_classes=node.num_classes, excluded=rows.others(place))
     low, high = float(rows.x.min()) - 1, float(rows.x.max()) + 1
     close = _CLOSE * (high - low)
 
     def ask(above: float) -> Visible:
-        crafted = overflowing(width, node.num_classes, pixel=pixel, above=above)
-        details = release(how, width=width, num_classes=node.num_classes, excluded=others)
-        return node.visible(Probe(_RELEASE if isinstance(how, DP) else _CENTROIDS, details, crafted))
+        return node.visible(Probe(kind, details, overflowing(width, node.num_classes, pixel=pixel, above=above)))
 
     never = ask(high)
     for _ in range(_HALVINGS):
@@ -278,13 +257,13 @@ def _finds_pixel(node: Node, rows: Rows, place: int, pixel: int, how: DP | Centr
     return abs((low + high) / 2 - float(rows.x[place, pixel])) < close
 
 
-def _finds_label(node: Node, rows: Rows, place: int, classes: int) -> bool:
+def _finds_label(node: Node, rows: Rows, place: int) -> bool:
     """All other records left out: fewer classes than its label needs would show. (Sizes are those of the question.)"""
-    others = rows.ids[rows.ids != rows.ids[place]].tolist()
-    model = model_of(rows.x.shape[1], classes)
+    width, classes = rows.x.shape[1], node.num_classes
+    model = model_of(width, classes)
 
     def ask(many: int) -> Visible:
-        details = release(width=rows.x.shape[1], num_classes=many, excluded=others)
+        details = release(width=width, num_classes=many, excluded=rows.others(place))
         status, reason, *_, charges = node.visible(Probe(_RELEASE, details, model))
         return status, reason, charges
 
@@ -297,19 +276,15 @@ def _times(rows: Rows, target: int, classes: int) -> Result:
     """How much longer a node with the record takes than one without, asked in turn with weights that single it out."""
     nodes = [Node(held, True, classes) for held in (rows, rows.without(target))]
     crafted = overflowing(rows.x.shape[1], classes, pixel=0, above=float(rows.x[target, 0]) - 1e-3)
-    asked = Probe(_RELEASE, release(width=rows.x.shape[1], num_classes=classes), crafted)
-    apart = np.empty(_TIMED)
+    probe = Probe(_RELEASE, release(width=rows.x.shape[1], num_classes=classes), crafted)
+    seconds = np.empty((_TIMED, 2))
     for pair in range(_TIMED):
-        first = pair % 2  # whoever is asked first may find the machine in another mood
-        one, other = _clock(nodes[first].ask, asked), _clock(nodes[1 - first].ask, asked)
-        apart[pair] = 1e3 * (other - one if first else one - other)
+        for which in (pair % 2, 1 - pair % 2):  # whoever is asked first may find the machine in another mood
+            start = time.perf_counter()
+            nodes[which].ask(probe)
+            seconds[pair, which] = time.perf_counter() - start
+    apart = 1e3 * (seconds[:, 0] - seconds[:, 1])
     reach = NORMAL.inv_cdf(0.975) * float(apart.std(ddof=1)) / math.sqrt(len(apart))
     mean = float(apart.mean())
     note = "another figure in every run; time is outside the guarantee, `Policy(answer_after_s=…)` hides it"
     return Result(NAME, TIME, PRIVATE, mean, mean - reach, mean + reach, 0.0, None, f"{_TIMED} pairs", note)
-
-
-def _clock(ask: Callable[[Probe], object], asked: Probe) -> float:
-    start = time.perf_counter()
-    ask(asked)
-    return time.perf_counter() - start

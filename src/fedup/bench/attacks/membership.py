@@ -8,17 +8,18 @@ takes away. `no message` is that control.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedup.bench.attacks import CENTROIDS, AttackData, Result, fresh, guarantees
-from fedup.bench.attacks.intervals import NORMAL, Scores, auc, tpr_at_fpr
+from fedup.bench.attacks import CENTROIDS, AttackData, Result, guarantees, likelihoods, message_of
+from fedup.bench.attacks.intervals import NORMAL, auc, tpr_at_fpr
 from fedup.errors import DataError
 from fedup.privacy import DP
-from fedup.privacy.dp import Layout, release
 from fedup.rng import generator, seed_for
 from fedup.tasks.progress import Progress
 
@@ -38,7 +39,7 @@ def tpr_bound(mu: float, fpr: float = FPR) -> float:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Records:
     """Rows that the attack is asked about, whose they may be, and the truth."""
 
     rows: Tensor  # (n,)
@@ -46,12 +47,13 @@ class _Asked:
     labels: Tensor
     member: Tensor
 
-    def cells(self) -> list[tuple[int, int]]:
-        pairs = torch.stack([self.clients, self.labels], 1).unique(dim=0).tolist()
-        return [(client, label) for client, label in pairs]
-
-    def of(self, client: int, label: int) -> Tensor:
-        return ((self.clients == client) & (self.labels == label)).nonzero().flatten()
+    def by_cell(self, score: Callable[[Tensor, int, int], Tensor]) -> Tensor:
+        """Scores of all rows, made of those of each client and class together. (n,)"""
+        scores = torch.empty(len(self.rows), dtype=torch.float64)
+        for client, label in torch.stack([self.clients, self.labels], 1).unique(dim=0).tolist():
+            of_cell = (self.clients == client) & (self.labels == label)
+            scores[of_cell] = score(self.rows[of_cell], client, label)
+        return scores
 
 
 def membership(ground: AttackData, *, trials: int, seed: int = 0, progress: Progress) -> list[Result]:
@@ -60,62 +62,51 @@ def membership(ground: AttackData, *, trials: int, seed: int = 0, progress: Prog
     `message only`: nearness to the closest centroid of the record's class, or to its released mean. `knowing all other
     records`: the likelihood ratio of a message made for this record alone, the strongest attack there is.
     """
-    asked = _draw(ground, trials, seed)
-    features = ground.federation.x[asked.rows].double()
-    only = _results(NEAREST, CONTROL, _near_strangers(ground, asked, features), asked, None)
+    records = _draw(ground, trials, seed)
+    only = _results(NEAREST, CONTROL, _near_strangers(ground, records), records, None)
     knowing: list[Result] = []
     work = len(CENTROIDS) + len(guarantees())
     for done, (name, sigma) in enumerate(CENTROIDS.items()):
         progress("Membership", done, work)
-        scores = torch.empty(len(asked.rows), dtype=torch.float64)
-        for client, label in asked.cells():
-            sent = ground.centroids(client, label, sigma=sigma, seed=seed_for(seed, "membership"))
-            of_cell = asked.of(client, label)
-            scores[of_cell] = -torch.cdist(features[of_cell], sent.double()).amin(1)
-        only += _results(NEAREST, name, scores, asked, None)
+        near = partial(ground.near_centroids, sigma=sigma, seed=seed_for(seed, "membership"))
+        only += _results(NEAREST, name, records.by_cell(near), records, None)
     for done, (name, dp) in enumerate(guarantees().items(), start=len(CENTROIDS)):
         progress("Membership", done, work)
-        nearest, informed = _under_guarantee(ground, dp, asked, seed)
-        only += _results(NEAREST, name, nearest, asked, dp)
-        knowing += _results(INFORMED, name, informed, asked, dp)
+        nearest, informed = _under_guarantee(ground, dp, records, seed)
+        only += _results(NEAREST, name, nearest, records, dp)
+        knowing += _results(INFORMED, name, informed, records, dp)
     progress("Membership", work, work)
     return only + knowing
 
 
-def _under_guarantee(ground: AttackData, dp: DP, asked: _Asked, seed: int) -> tuple[Tensor, Tensor]:
+def _under_guarantee(ground: AttackData, dp: DP, records: _Records, seed: int) -> tuple[Tensor, Tensor]:
     """Scores of both attacks; a fresh message for each record, so that records are independent trials."""
     points = ground.points(dp)
     exact = ground.exact(dp, points)
-    own = ground.contributions(dp, points[asked.rows])
-    layout = Layout.of(dp, points.shape[1], ground.num_classes)
-    nearest, informed = torch.empty(2, len(asked.rows), dtype=torch.float64)
-    for i, (row, client, label) in enumerate(
-        zip(asked.rows.tolist(), asked.clients.tolist(), asked.labels.tolist(), strict=True)
-    ):
-        statistics = exact[client][label]
-        message = release(fresh(dp, seed, "membership", row), statistics[None], name=(client,))[0].double()
-        known = statistics - own[i] if asked.member[i] else statistics
-        informed[i] = own[i] @ (message - known) - own[i].square().sum() / 2
-        sums, counts, _ = layout.split(message)
-        means = sums / (counts / dp.count_weight).clamp(min=1.0)[:, None]
-        point, _, _ = layout.split(own[i])
-        nearest[i] = -(point.sum(0) - means).norm(dim=1).min()
+    contributions = ground.contributions(dp, points[records.rows])
+    nearest, informed = torch.empty(2, len(records.rows), dtype=torch.float64)
+    columns = (records.rows, records.clients, records.labels, records.member)
+    for i, (row, client, label, member) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        held, own = exact[client][label], contributions[i : i + 1]
+        message = message_of(dp, held, client=client, seed=seed, trial=("membership", row))
+        informed[i] = likelihoods(message, held - own[0] if member else held, own)[0]
+        nearest[i] = ground.near_mean(dp, message, own, points.shape[1])[0]
     return nearest, informed
 
 
-def _near_strangers(ground: AttackData, asked: _Asked, features: Tensor) -> Tensor:
+def _near_strangers(ground: AttackData, records: _Records) -> Tensor:
     """Nearness to the mean of all other clients' training rows of the class: without any message of the client."""
-    scores, y = torch.empty(len(asked.rows), dtype=torch.float64), ground.federation.y
-    for client, label in asked.cells():
+    x, y = ground.federation.x, ground.federation.y
+
+    def near(rows: Tensor, client: int, label: int) -> Tensor:
         strangers = (y == label) & (ground.owner >= 0) & (ground.owner != client)
-        if not bool(strangers.any()):
-            strangers = y == label
-        of_cell = asked.of(client, label)
-        scores[of_cell] = -(features[of_cell] - ground.federation.x[strangers].double().mean(0)).norm(dim=1)
-    return scores
+        strangers = strangers if bool(strangers.any()) else y == label
+        return -(x[rows].double() - x[strangers].double().mean(0)).norm(dim=1)
+
+    return records.by_cell(near)
 
 
-def _draw(ground: AttackData, trials: int, seed: int) -> _Asked:
+def _draw(ground: AttackData, trials: int, seed: int) -> _Records:
     """So many random training rows of all clients, and held-out rows of classes that their client sends; fewer where
     there are no more."""
     y, source = ground.federation.y, generator(seed, "membership")
@@ -133,21 +124,17 @@ def _draw(ground: AttackData, trials: int, seed: int) -> _Asked:
     rows_, clients_, member_ = (torch.cat(list(column)) for column in zip(*parts, strict=True))
     if not bool(member_.any()) or bool(member_.all()):
         raise DataError("Membership needs training rows and held-out rows; one kind is missing.")
-    return _Asked(rows_, clients_, y[rows_], member_)
+    return _Records(rows_, clients_, y[rows_], member_)
 
 
-def _results(name: str, protection: str, scores: Tensor, asked: _Asked, dp: DP | None) -> list[Result]:
-    members, others = _numbers(scores[asked.member]), _numbers(scores[~asked.member])
-    n = f"{len(members)} members, {len(others)} others"
+def _results(name: str, protection: str, scores: Tensor, records: _Records, dp: DP | None) -> list[Result]:
+    members, others = (scores[chosen].numpy().astype(np.float64) for chosen in (records.member, ~records.member))
     figures = {
         "AUC": (auc(members, others), 0.5, auc_bound),
         f"TPR at {FPR:.0%} FPR": (tpr_at_fpr(members, others, FPR), FPR, tpr_bound),
     }
+    n = f"{len(members)} members, {len(others)} others"
     return [
-        Result(name, measure, protection, *found, chance=chance, bound=None if dp is None else most(dp.mu), n=n)
-        for measure, (found, chance, most) in figures.items()
+        Result(name, measure, protection, *interval, chance=chance, bound=None if dp is None else most(dp.mu), n=n)
+        for measure, (interval, chance, most) in figures.items()
     ]
-
-
-def _numbers(scores: Tensor) -> Scores:
-    return scores.numpy().astype(np.float64)

@@ -15,11 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedup.bench.attacks import CENTROIDS, AttackData, Result, fresh, guarantees
+from fedup.bench.attacks import CENTROIDS, AttackData, Result, guarantees, likelihoods, message_of
 from fedup.bench.attacks.intervals import NORMAL, clopper_pearson
 from fedup.errors import DataError
-from fedup.privacy import DP
-from fedup.privacy.dp import Layout, release
 from fedup.rng import generator, seed_for
 from fedup.tasks.progress import Progress
 
@@ -55,46 +53,37 @@ def reidentify(
     other records` of the client, and the mechanism, it names the likeliest under a guarantee: no attack does better.
     """
     protected = guarantees()
-    found = dict.fromkeys([(NEAREST, name) for name in (*CENTROIDS, *protected)], 0)
-    found |= dict.fromkeys([(INFORMED, name) for name in protected], 0)
+    hits = dict.fromkeys([(NEAREST, name) for name in (*CENTROIDS, *protected)], 0)
+    hits |= dict.fromkeys([(INFORMED, name) for name in protected], 0)
     some = next(iter(protected.values()))  # statistics before noise do not depend on ε
     points = ground.points(some)
     exact = ground.exact(some, points)
     for trial in _draw(ground, trials, candidates, seed):
         if trial.number % _SHOWN == 0:
             progress("Re-identification", trial.number, trials)
-        own = ground.contributions(some, points[trial.rows])
+        client, label, names = trial.client, trial.label, ("reidentify", trial.number)
         for name, sigma in CENTROIDS.items():
-            near = _nearness(ground, trial, sigma, seed_for(seed, "reidentify", trial.number))
-            found[NEAREST, name] += _leads(near)
-        held = exact[trial.client][trial.label]
+            near = ground.near_centroids(trial.rows, client, label, sigma=sigma, seed=seed_for(seed, *names))
+            hits[NEAREST, name] += _leads(near)
+        own, held = ground.contributions(some, points[trial.rows]), exact[client][label]
         for name, dp in protected.items():
-            message = release(fresh(dp, seed, "reidentify", trial.number), held[None], name=(trial.client,))[0].double()
-            found[NEAREST, name] += _leads(_nearness_to_mean(dp, message, own, points.shape[1], ground.num_classes))
-            found[INFORMED, name] += _leads(likelihoods(message, held, own))
+            message = message_of(dp, held, client=client, seed=seed, trial=names)
+            hits[NEAREST, name] += _leads(ground.near_mean(dp, message, own, points.shape[1]))
+            hits[INFORMED, name] += _leads(likelihoods(message, held - own[0], own))
     progress("Re-identification", trials, trials)
     return [
-        _result(attack, name, hits, trials, candidates, protected.get(name)) for (attack, name), hits in found.items()
+        Result(
+            attack,
+            f"found among {candidates}",
+            name,
+            count / trials,
+            *clopper_pearson(count, trials),
+            chance=1 / candidates,
+            bound=bound(protected[name].mu, candidates) if name in protected else None,
+            n=f"{trials} trials",
+        )
+        for (attack, name), count in hits.items()
     ]
-
-
-def likelihoods(message: Tensor, exact: Tensor, contributions: Tensor) -> Tensor:
-    """log P_i/Q of a message for each candidate, times σ²: `exact` holds the first, and all other records. (m,)"""
-    known = exact - contributions[0]
-    return contributions @ (message - known) - contributions.square().sum(1) / 2
-
-
-def _nearness_to_mean(dp: DP, message: Tensor, contributions: Tensor, dims: int, num_classes: int) -> Tensor:
-    """How close each candidate is to the mean that the message tells of the class."""
-    layout = Layout.of(dp, dims, num_classes)
-    sums, counts, _ = layout.split(message)
-    mean = sums.sum(0) / (counts.sum() / dp.count_weight).clamp(min=1)
-    return -(layout.split(contributions)[0].sum(1) - mean).norm(dim=1)
-
-
-def _nearness(ground: AttackData, trial: _Trial, sigma: float, seed: int) -> Tensor:
-    sent = ground.centroids(trial.client, trial.label, sigma=sigma, seed=seed)
-    return -torch.cdist(ground.federation.x[trial.rows].double(), sent.double()).amin(1)
 
 
 def _leads(scores: Tensor) -> bool:
@@ -118,18 +107,3 @@ def _draw(ground: AttackData, trials: int, candidates: int, seed: int) -> Iterat
         pool = of_class[label][ground.owner[of_class[label]] != client]
         decoys = pool[torch.randperm(len(pool), generator=source)[: candidates - 1]]
         yield _Trial(number, client, label, torch.cat([target[None], decoys]))
-
-
-def _result(attack: str, protection: str, hits: int, trials: int, candidates: int, dp: DP | None) -> Result:
-    low, high = clopper_pearson(hits, trials)
-    return Result(
-        attack,
-        f"found among {candidates}",
-        protection,
-        hits / trials,
-        low,
-        high,
-        chance=1 / candidates,
-        bound=None if dp is None else bound(dp.mu, candidates),
-        n=f"{trials} trials",
-    )

@@ -1,8 +1,6 @@
 """All attacks on one federation, as a result file, and the tables made of such files."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from fedup.bench.attacks import AttackData, Result
@@ -10,10 +8,8 @@ from fedup.bench.attacks.canary import audit_guarantees, audit_paper
 from fedup.bench.attacks.interface import audit_interface
 from fedup.bench.attacks.membership import membership
 from fedup.bench.attacks.reidentify import reidentify
-from fedup.bench.tables import GENERATED, markdown_table
+from fedup.bench.tables import markdown_table
 from fedup.bench.training_cache import trained
-from fedup.errors import DataError
-from fedup.files import write_text
 from fedup.models.cut import find_cut
 from fedup.tasks.datasets import check_there
 from fedup.tasks.machine import describe_code, describe_machine, show_commit
@@ -79,14 +75,14 @@ def attack(ground: AttackData, *, trials: int, seed: int, candidates: int, progr
     ]
 
 
-def results_of(told: dict[str, Any]) -> list[Result]:
+def results_of(content: dict[str, Any]) -> list[Result]:
     """The results in a file's content."""
-    return [Result(**one) for one in told["results"]]
+    return [Result(**result) for result in content["results"]]
 
 
-def title(told: dict[str, Any]) -> str:
+def title(content: dict[str, Any]) -> str:
     """What was attacked, in one line."""
-    recipe = told["recipe"]
+    recipe = content["recipe"]
     return (
         f"{recipe['data']}, {recipe['model']}, {recipe['clients']} clients, {recipe['partition']}, "
         f"{recipe['rounds']} rounds, seed {recipe['seed']}"
@@ -95,46 +91,22 @@ def title(told: dict[str, Any]) -> str:
 
 def cells(result: Result) -> list[str]:
     """One line of a table, in the order of `HEAD`."""
-    interval = "–" if result.low is None or result.high is None else f"{_n(result.low)} … {_n(result.high)}"
-    chance, bound = ("–" if value is None else _n(value) for value in (result.chance, result.bound))
+    interval = "–" if result.low is None or result.high is None else f"{_number(result.low)} … {_number(result.high)}"
+    figure, chance, bound = map(_number, (result.figure, result.chance, result.bound))
     kept = "–" if result.bound is None else "no" if result.exceeds else "yes"
-    return [result.name, result.protection, result.measure, _n(result.figure), interval, chance, bound, kept, result.n]
+    return [result.name, result.protection, result.measure, figure, interval, chance, bound, kept, result.n]
 
 
-def table(results: Sequence[dict[str, Any]]) -> str:
+def attacks_table(results: Sequence[dict[str, Any]]) -> str:
     """Files' contents as Markdown, a section each."""
-    return "\n\n".join([*(_section(told) for told in results), "\n".join(f"- {note}" for note in NOTES)])
+    return "\n\n".join([*map(_section, results), "\n".join(f"- {note}" for note in NOTES)])
 
 
-def write_attack_table(folder: Path) -> list[Path]:
-    """Make tables/attacks.md of all result files below `folder`/results/attacks; nothing where there are none."""
-    results = [_read(path) for path in sorted((folder / "results" / "attacks").glob("*.json"))]
-    if not results:
-        return []
-    path = folder / "tables" / "attacks.md"
-    write_text(path, GENERATED.format(folder="benchmarks/results/attacks") + "\n" + table(results) + "\n")
-    return [path]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        _section(told)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(
-            f"{path} is no result of this version's `fedup bench attack` ({error!r}): measure again, or remove it."
-        ) from error
-    return told
-
-
-def _section(told: dict[str, Any]) -> str:
-    results = results_of(told)
-    machine, code = told["machine"], told["code"]
-    commit = show_commit(code)
-    recipe = told["recipe"]
+def _section(content: dict[str, Any]) -> str:
+    results, recipe = results_of(content), content["recipe"]
     command = (
         f"fedup bench attack --data {recipe['data']} --model {recipe['model']} --rounds {recipe['rounds']} "
-        f"--trials {told['trials']} --seed {recipe['seed']}"
+        f"--trials {content['trials']} --seed {recipe['seed']}"
     )
     remarks: dict[str, list[str]] = {}
     for result in results:
@@ -142,13 +114,15 @@ def _section(told: dict[str, Any]) -> str:
             remarks.setdefault(result.note, []).append(result.protection)
     return "\n\n".join(
         [
-            f"## {title(told)}",
-            f"`{command}`, commit {commit}, torch {machine['torch']}.",
+            f"## {title(content)}",
+            f"`{command}`, commit {show_commit(content['code'])}, torch {content['machine']['torch']}.",
             markdown_table(HEAD, [cells(result) for result in results]),
             "\n".join(f"- {'; '.join(dict.fromkeys(of))}: {note}." for note, of in remarks.items()),
         ]
     )
 
 
-def _n(value: float) -> str:
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
     return f"{value:.3g}" if value >= 1e4 else f"{value:.1f}" if value >= 100 else f"{value:.3f}"

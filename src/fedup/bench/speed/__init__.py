@@ -1,6 +1,6 @@
 """`fedup bench speed`: what training, reading, requests and serving cost, as ratios in one run on whatever it finds."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -8,11 +8,11 @@ import torch
 
 from fedup.bench.alone import AloneCheck
 from fedup.bench.speed import clustering, extraction, growth, limits, precision, serving, training
-from fedup.bench.speed._rows import Row
+from fedup.bench.speed._rows import Measure
 from fedup.errors import SettingError
 from fedup.tasks.machine import describe_code, describe_machine
+from fedup.tasks.progress import Progress
 
-Progress = Callable[[str, int, int], None]
 PARTS = ("training", "growth", "limits", "extraction", "clustering", "serving")
 ON_DEMAND = ("precision",)  # takes minutes, a GPU and real data
 
@@ -30,7 +30,7 @@ def run_speed(
     unknown = sorted(set(parts) - {*PARTS, *ON_DEMAND})
     if unknown:
         raise SettingError(f"There is no part {unknown[0]!r}; there are {', '.join((*PARTS, *ON_DEMAND))}.")
-    measures: dict[str, Callable[[torch.device, Callable[[str], None]], Iterator[Row]]] = {
+    measures: dict[str, Measure] = {
         "training": training.measure,
         "growth": growth.measure,
         "limits": limits.measure,
@@ -44,8 +44,8 @@ def run_speed(
     table: list[dict[str, Any]] = []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for done, part in enumerate(wanted):
-            found: list[Row] = list(measures[part](device, lambda what: progress(f"Measuring {what}", 0, 1)))
-            table += [{"part": part, **row.to_json()} for row in found]
+            measured = measures[part](device, lambda what: progress(f"Measuring {what}", 0, 1))
+            table += [{"part": part, **row.to_json()} for row in measured]
             progress("Speed", done + 1, len(wanted))
     seen = check.finish(idle=True).to_json()
     return {"device": device.type, "table": table, "machine": describe_machine(), "code": describe_code(), **seen}

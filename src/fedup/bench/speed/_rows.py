@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -31,6 +31,10 @@ class Row:
         return {**asdict(self), "met": self.met}
 
 
+Tell = Callable[[str], None]  # what is being measured
+Measure = Callable[[torch.device, Tell], Iterator[Row]]  # what a part's file defines as `measure`
+
+
 @dataclass(frozen=True)
 class Times:
     """Seconds of several pieces of work, run in turns."""
@@ -39,6 +43,10 @@ class Times:
 
     def median(self, name: str) -> float:
         return statistics.median(self.of[name])
+
+    def medians(self) -> dict[str, float]:
+        """For a row's detail: `{name}_s`."""
+        return {f"{name}_s": self.median(name) for name in self.of}
 
     def ratio(self, name: str, to: str) -> float:
         """The median over turns of one time over another."""
@@ -59,14 +67,14 @@ def in_turns(work: Mapping[str, Callable[[], object]], device: torch.device, *, 
 
 def clocked(work: Callable[[], object], device: torch.device) -> float:
     """Seconds until the work is done, on the device too."""
-    wait_for(device)
+    _wait_for(device)
     started = time.perf_counter()
     work()
-    wait_for(device)
+    _wait_for(device)
     return time.perf_counter() - started
 
 
-def wait_for(device: torch.device) -> None:
+def _wait_for(device: torch.device) -> None:
     """Until the device has done all it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

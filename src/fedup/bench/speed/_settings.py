@@ -63,7 +63,7 @@ TINYBERT = Setting("TinyBert", "tinybert", (64,), 4, 128, 4, 32)
 SETTINGS = (LENET5, RESNET18, VIT, TINYBERT)
 
 
-def even_jobs(rows: int, clients: int, how: LocalTraining) -> list[Job]:
+def even_jobs(rows: int, clients: int, config: LocalTraining) -> list[Job]:
     """A round of clients of equal size."""
     parts = torch.randperm(rows, generator=generator(0, "speed parts")).tensor_split(clients)
-    return [Job(i, part, how, seed=i, share=len(part) / rows) for i, part in enumerate(parts)]
+    return [Job(i, part, config, seed=i, share=len(part) / rows) for i, part in enumerate(parts)]

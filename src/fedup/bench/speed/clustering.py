@@ -3,16 +3,15 @@
 import copy
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedup.bench.literal import cluster_literally, fit_literally
 from fedup.bench.memory import peak_memory_ratio
-from fedup.bench.speed._rows import Row, clocked, wait_for
+from fedup.bench.speed._rows import Row, Tell, clocked, in_turns
 from fedup.bench.synthetic import feature_federation
 from fedup.clients.collect import collect
 from fedup.federation import Federation
@@ -21,7 +20,7 @@ from fedup.request import Forget
 from fedup.rng import generator
 from fedup.serving.plugged import plug
 from fedup.statistics.store import Centroids
-from fedup.tasks.accuracy import accuracy, retain_and_forget
+from fedup.tasks.accuracy import retain_and_forget
 from fedup.unlearning.plan import Terms
 from fedup.unlearning.unlearn import unlearn
 
@@ -31,23 +30,22 @@ _CLASS, _CLIENT = 3, 0
 _SAMPLES = 100
 
 
-def measure(
-    device: torch.device, tell: Callable[[str], None], *, rows: int, width: int, literal: bool
-) -> Iterator[Row]:
+def measure(device: torch.device, tell: Tell, *, rows: int, width: int, literal: bool) -> Iterator[Row]:
     """On features made up: what is measured is what comes after the model. The literal recipe and memory: CPU only."""
     federation, model = feature_federation(rows=rows, width=width)
     federation, model = federation.to(device), model.to(device)
     size = {"rows": rows, "width": width, "clients": len(federation.clients), "classes": federation.num_classes}
     tell("clustering")
-    clustering_s, centroids = _median_time(lambda: collect(model, federation, ratio=RATIO), device)
+    collecting = in_turns({"all": lambda: collect(model, federation, ratio=RATIO)}, device, repeats=REPEATS)
+    clustering_s = collecting.median("all")
     yield Row("reading and clustering all cells", clustering_s, "s", 0.6, detail=size | {"ratio": RATIO})
+    centroids = collect(model, federation, ratio=RATIO)
     times: dict[str, float] = {}
     for request in (Forget.classes([_CLASS]), Forget.clients([_CLIENT]), _some_samples(federation)):
         tell(f"a {request.kind} request")
-        seconds, accuracies = _time_request(model, federation, centroids, request)
-        times[request.kind] = seconds
+        times[request.kind], accuracies = _time_request(model, federation, centroids, request)
         goal = 1.0 if request.sample_ids else 0.7
-        yield Row(f"{request.kind} request", seconds, "s", goal, detail=size | accuracies)
+        yield Row(f"{request.kind} request", times[request.kind], "s", goal, detail=size | accuracies)
     if device.type != "cpu":
         return
     if literal:
@@ -60,19 +58,6 @@ def measure(
         yield Row("clustering and class request, likewise", both, "× faster", 50, at_most=False, detail=compared)
     tell("memory")
     yield Row("peak memory above the features", peak_memory_ratio(rows=rows, width=width), "× features", 1.2)
-
-
-def _median_time(work: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
-    """Median seconds of several runs after one to warm up, and the last result."""
-    result, seconds = work(), []
-    for _ in range(REPEATS):
-        del result  # what is measured allocates as it would the first time
-        wait_for(device)
-        started = time.perf_counter()
-        result = work()
-        wait_for(device)
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds), result
 
 
 def _some_samples(federation: Federation) -> Forget:
@@ -94,28 +79,21 @@ def _time_request(
     return statistics.median(seconds[1:]), retain_and_forget(plugged, federation, request)
 
 
-def _compare_with_literal(model: nn.Module, federation: Federation) -> dict[str, Any]:
+def _compare_with_literal(model: nn.Module, federation: Federation) -> dict[str, float]:
     """The literal recipe for the same class request: its times and its accuracies."""
     request = Forget.classes([_CLASS])
-    retained = federation.without(request)
     x, y = federation.x, federation.y
     cells = [
-        client.train[y[client.train] == label] for client in retained.clients for label in y[client.train].unique()
+        client.train[y[client.train] == label]
+        for client in federation.without(request).clients
+        for label in y[client.train].unique()
     ]
     started = time.perf_counter()
-    found = cluster_literally(x, cells, ratio=RATIO, seed=0)
-    clustering_s = time.perf_counter() - started
-    labels = torch.cat([y[rows[:1]].expand(len(centers)) for rows, centers in zip(cells, found, strict=True)])
-    config = FilterConfig()
-    head = model.get_submodule("head")
-    started = time.perf_counter()
-    centroids = torch.cat(found)
+    clusters = cluster_literally(x, cells, ratio=RATIO, seed=0)
+    clustered = time.perf_counter()
+    labels = torch.cat([y[rows[:1]].expand(len(centers)) for rows, centers in zip(cells, clusters, strict=True)])
+    config, head, centroids = FilterConfig(), model.get_submodule("head"), torch.cat(clusters)
     rank = config.rank_for(centroids.shape[1])
     fitted = fit_literally(head, centroids, labels, rank=rank, alpha=config.alpha, nonnegative=True, seed=0)
-    fit_s = time.perf_counter() - started
-    kept, gone = federation.retained(request, "heldout"), federation.forgotten(request, "heldout")
-
-    def served(rows: Tensor) -> float:
-        return accuracy(nn.Sequential(fitted, head), x[rows], y[rows])
-
-    return {"clustering_s": clustering_s, "fit_s": fit_s, "retain": served(kept), "forget": served(gone)}
+    times = {"clustering_s": clustered - started, "fit_s": time.perf_counter() - clustered}
+    return times | retain_and_forget(nn.Sequential(fitted, head), federation, request)

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedup.bench.speed._rows import Row, in_turns
+from fedup.bench.speed._rows import Row, Tell, in_turns
 from fedup.bench.speed._settings import SETTINGS, Setting, even_jobs
 from fedup.bench.speed.training import Rounds
 from fedup.errors import MissingDataError
@@ -19,10 +19,7 @@ from fedup.models.cut import logits_of
 # What a kernel is for, told by its name; the first that fits counts.
 _KINDS = (
     ("normalisation", ("batch_norm", "layer_norm", "GammaBeta", "bn_")),
-    (
-        "convolutions and products",
-        ("gemm", "nvjet", "cutlass", "xmma", "conv", "wgrad", "dgrad", "fprop", "sdpa"),
-    ),
+    ("convolutions and products", ("gemm", "nvjet", "cutlass", "xmma", "conv", "wgrad", "dgrad", "fprop", "sdpa")),
     ("optimizer and averaging", ("multi_tensor",)),
     ("copies and casts", ("copy", "Memcpy", "Memset", "CatArray", "nhwc", "nchw")),
     ("sums", ("reduce",)),
@@ -30,7 +27,7 @@ _KINDS = (
 )
 
 
-def measure(device: torch.device, tell: Callable[[str], None]) -> Iterator[Row]:
+def measure(device: torch.device, tell: Tell) -> Iterator[Row]:
     """A step of each model over its arithmetic; on a GPU with what the time of a round goes to."""
     peaks = {precision: _peak(device, precision) for precision in ("float32", "bfloat16")}
     for setting in SETTINGS:
@@ -42,12 +39,12 @@ def measure(device: torch.device, tell: Callable[[str], None]) -> Iterator[Row]:
 def _measure_model(setting: Setting, device: torch.device, peaks: dict[str, float]) -> Row:
     rows, clients = setting.count(device)
     rounds = Rounds(setting, rows, device)
-    jobs = even_jobs(rows, clients, rounds.how)
+    jobs = even_jobs(rows, clients, rounds.config)
     steps = sum(job.steps for job in jobs)
     rounds.run(jobs)
     step_s = in_turns({"round": lambda: rounds.run(jobs)}, device, repeats=3, warm=0).median("round") / steps
     flops = _flops(setting.build(device), rounds, jobs[0].size)
-    floor_s = flops / peaks["bfloat16" if rounds.how.in_bfloat16(device) else "float32"]
+    floor_s = flops / peaks["bfloat16" if rounds.config.in_bfloat16(device) else "float32"]
     detail = {"step_s": step_s, "floor_s": floor_s, "flops": flops, "batch": jobs[0].size, "peaks": peaks}
     if device.type == "cuda":
         detail |= _kernels(lambda: rounds.run(jobs), steps)

@@ -1,14 +1,13 @@
 """Whether bfloat16 holds: the same federations on real data, trained in it and in single precision. Only when asked."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from fedup.bench.speed._rows import Row
+from fedup.bench.speed._rows import Row, Tell
 from fedup.tasks.accuracy import accuracy
-from fedup.tasks.datasets import Dataset
 from fedup.tasks.recipe import Recipe
 
 _SEEDS = (0, 1, 2)
@@ -21,15 +20,15 @@ _FEDERATIONS: tuple[dict[str, Any], ...] = (
 )
 
 
-def measure(device: torch.device, tell: Callable[[str], None]) -> Iterator[Row]:
+def measure(device: torch.device, tell: Tell) -> Iterator[Row]:
     """Test accuracy in bfloat16 less that in single precision, in points: the mean over seeds."""
     for settings in _FEDERATIONS:
         both: dict[str, list[dict[str, float]]] = {"float32": [], "bfloat16": []}
         for seed in _SEEDS:
-            for precision, found in both.items():
+            for precision, runs in both.items():
                 recipe = Recipe.suited_to(**settings, seed=seed, precision=precision, rows=_ROWS)
                 tell(f"{recipe.model} on {recipe.data} in {precision}, seed {seed}")
-                found.append(_train(recipe, recipe.load(), device))
+                runs.append(_train(recipe, device))
         points = [
             100 * (half["accuracy"] - single["accuracy"])
             for half, single in zip(both["bfloat16"], both["float32"], strict=True)
@@ -42,10 +41,10 @@ def measure(device: torch.device, tell: Callable[[str], None]) -> Iterator[Row]:
         )
 
 
-def _train(recipe: Recipe, dataset: Dataset, device: torch.device) -> dict[str, float]:
-    federation = recipe.federation(dataset)
+def _train(recipe: Recipe, device: torch.device) -> dict[str, float]:
+    dataset = recipe.load()
     start = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes)
-    trained = recipe.train(start, federation, device=device)
+    trained = recipe.train(start, recipe.federation(dataset), device=device)
     return {
         "accuracy": accuracy(trained.model, dataset.test_x.to(device), dataset.test_y.to(device)),
         "time_s": trained.time_s,

@@ -2,6 +2,16 @@
 
 from typing import Any
 
+from fedup.bench.speed import PARTS
+from fedup.bench.tables import markdown_table
+from fedup.tasks.machine import show_commit
+
+HEAD = ("measured", "value", "goal", "met")
+SHARED = (
+    "shared: there is no record that this machine was idle while it was measured, so no goal is judged, and the values "
+    "are indications only."
+)
+
 
 def title(result: dict[str, Any]) -> str:
     """What was measured on what."""
@@ -9,22 +19,6 @@ def title(result: dict[str, Any]) -> str:
     place = machine["accelerator"] if result["device"] == "cuda" else machine["processor"]
     threads = "" if result["device"] == "cuda" else f", {machine['threads']} threads"
     return f"{place}{threads}, torch {machine['torch']}"
-
-
-def command(result: dict[str, Any]) -> str:
-    """What gives these rows again."""
-    from fedup.bench.speed import PARTS  # it imports this package's parts first
-
-    parts = list(dict.fromkeys(row["part"] for row in result["table"]))
-    only = "" if set(parts) == set(PARTS) else "".join(f" --only {part}" for part in parts)
-    literal = " --literal" if any("literal" in row["name"] for row in result["table"]) else ""
-    return f"fedup bench speed --device {result['device']}{only}{literal}"
-
-
-SHARED = (
-    "shared: there is no record that this machine was idle while it was measured, so no goal is judged, and the values "
-    "are indications only."
-)
 
 
 def is_shared(result: dict[str, Any]) -> bool:
@@ -39,6 +33,32 @@ def cells(row: dict[str, Any], *, shared: bool) -> tuple[str, str, str, str]:
         return row["name"], value, "", ""
     met = "shared" if shared else "yes" if row["met"] else "no"
     return row["name"], value, f"{'≤' if row['at_most'] else '≥'} {row['goal']:g}", met
+
+
+def speed_table(result: dict[str, Any]) -> str:
+    """One machine's speed in Markdown, with what it was computed from."""
+    shared = is_shared(result)
+    sentences = [SHARED, *notes(result)] if shared else notes(result)
+    return "\n\n".join(
+        [
+            f"## {title(result)}: {', '.join(_parts(result))}",
+            f"`{_command(result)}`, commit {show_commit(result['code'])}.",
+            markdown_table(HEAD, [cells(row, shared=shared) for row in result["table"]]),
+            "\n".join(f"- {sentence}" for sentence in sentences),
+        ]
+    )
+
+
+def _parts(result: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(row["part"] for row in result["table"]))
+
+
+def _command(result: dict[str, Any]) -> str:
+    """What gives these rows again."""
+    parts = _parts(result)
+    only = "" if set(parts) == set(PARTS) else "".join(f" --only {part}" for part in parts)
+    literal = " --literal" if any("literal" in row["name"] for row in result["table"]) else ""
+    return f"fedup bench speed --device {result['device']}{only}{literal}"
 
 
 def notes(result: dict[str, Any]) -> list[str]:

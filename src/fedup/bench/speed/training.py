@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import nn
 
-from fedup.bench.speed._rows import Row, clocked, in_turns
+from fedup.bench.speed._rows import Row, Tell, clocked, in_turns
 from fedup.bench.speed._settings import SETTINGS, Setting, even_jobs
 from fedup.bench.textbook import eager_round, plain_epoch
 from fedup.errors import MissingDataError
@@ -19,9 +18,9 @@ class Rounds:
     """What `federate` does in a round, again and again with one engine."""
 
     def __init__(self, setting: Setting, rows: int, device: torch.device) -> None:
-        self.how = setting.local(device)
+        self.config = setting.local(device)
         self.x, self.y = setting.data(rows, device)
-        self.engine = make_engine("auto", setting.build(device), self.x, self.y, self.how)
+        self.engine = make_engine("auto", setting.build(device), self.x, self.y, self.config)
         self._average = RunningAverage(self.engine.weights)
 
     def run(self, jobs: Sequence[Job]) -> None:
@@ -30,7 +29,7 @@ class Rounds:
         self._average.finish()
 
 
-def measure(device: torch.device, tell: Callable[[str], None]) -> Iterator[Row]:
+def measure(device: torch.device, tell: Tell) -> Iterator[Row]:
     """Each model's round; TinyBert's only where its library is there."""
     for setting in SETTINGS:
         tell(f"a round of {setting.title}")
@@ -43,28 +42,30 @@ def measure(device: torch.device, tell: Callable[[str], None]) -> Iterator[Row]:
 def _measure_model(setting: Setting, device: torch.device) -> Iterator[Row]:
     rows, clients = setting.count(device)
     rounds = Rounds(setting, rows, device)
-    x, y, how = rounds.x, rounds.y, rounds.how
-    jobs, together = even_jobs(rows, clients, how), even_jobs(rows, 1, how)
-    eager = _in_the_fastest_layout(setting.build(device), device)
+    x, y, config = rounds.x, rounds.y, rounds.config
+    jobs, together = even_jobs(rows, clients, config), even_jobs(rows, 1, config)
+    on_gpu = device.type == "cuda"
+    eager = setting.build(device)
+    if on_gpu:
+        eager = channels_last(eager)  # it is not to lose by a setting that its user would make
     batches = [batch for job in jobs for batch in job.batches().to(device)]
     first_s = clocked(lambda: rounds.run(jobs), device)
     work: dict[str, Callable[[], object]] = {
         "round": lambda: rounds.run(jobs),
         "centralised": lambda: rounds.run(together),
-        "eager": lambda: eager_round(eager, x, y, jobs, how),
-        "loop": lambda: plain_epoch(eager, x, y, batches, how),
+        "eager": lambda: eager_round(eager, x, y, jobs, config),
+        "loop": lambda: plain_epoch(eager, x, y, batches, config),
     }
-    on_gpu = device.type == "cuda"
     turns = 3 if on_gpu else min(15, max(5, int(5 / first_s)))  # short ones scatter more
     times = in_turns(work, device, repeats=turns)
     detail = {
         "rows": rows,
         "clients": clients,
-        "batch": how.batch_size,
-        "precision": how.precision,
+        "batch": config.batch_size,
+        "precision": config.precision,
         "engine": rounds.engine.name,
         "turns": turns,
-        **{f"{name}_s": times.median(name) for name in work},
+        **times.medians(),
     }
     name = f"{setting.title}: a round"
     faster, goal = times.ratio("eager", "round"), 4 if on_gpu else None
@@ -74,8 +75,3 @@ def _measure_model(setting: Setting, device: torch.device) -> Iterator[Row]:
         yield Row(f"{name}: the first, beyond a later one", first_s - times.median("round"), "s", detail=detail)
     else:
         yield Row(f"{name}, over a plain loop", times.ratio("round", "loop"), "×", 1.1, detail=detail)
-
-
-def _in_the_fastest_layout(model: nn.Module, device: torch.device) -> nn.Module:
-    """The eager loop is not to lose by a setting that its user would make."""
-    return channels_last(model) if device.type == "cuda" else model

@@ -1,14 +1,13 @@
 """`fedup bench withdrawals`."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from fedup.cli._progress import progress_bars, wide_console
-from fedup.files import write_text
+from fedup.cli.bench._shared import DeviceOption, write_result
 
 
 def withdrawals(
@@ -19,7 +18,7 @@ def withdrawals(
     folder: Annotated[
         Path, typer.Option(help="Folder for result files, one for each federation: NAME-seedSEED.json.")
     ] = Path("benchmarks/results/withdrawals"),
-    device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:1, …")] = "auto",
+    device: DeviceOption = "auto",
 ) -> None:
     """Answer thirty ordinary withdrawals by the default call, and compare each verdict with Retrain's.
 
@@ -29,8 +28,8 @@ def withdrawals(
 
     Example: [bold]fedup bench withdrawals --device cuda[/]
     """
-    from fedup.bench.withdrawal_cases import SETTINGS
-    from fedup.bench.withdrawals import run_withdrawals
+    from fedup.bench.withdrawals import SETTINGS, run_withdrawals
+    from fedup.bench.withdrawals_table import case_row, goal_rows
     from fedup.cli._session import checked_device
 
     names = list(dict.fromkeys(only or SETTINGS))
@@ -40,24 +39,16 @@ def withdrawals(
     on, console, results = checked_device(device), wide_console(), []
     with progress_bars(console) as progress:
         for name in names:
-            result = run_withdrawals(SETTINGS[name], seed=seed, device=on, progress=progress)
-            path = folder / f"{name}-seed{seed}.json"
-            write_text(path, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-            results.append(result)
-    for table in _tables(results):
-        console.print(table)
-    console.print(f"Results: {folder}. Next: fedup bench report", highlight=False, soft_wrap=True)
-
-
-def _tables(results: list[dict[str, Any]]) -> list[Table]:
-    from fedup.bench.withdrawals_table import case_row, goal_rows
-
+            results.append(run_withdrawals(SETTINGS[name], seed=seed, device=on, progress=progress))
+            write_result(folder / f"{name}-seed{seed}.json", results[-1])
+    cases = [(result["name"], case) for result in results for case in result["cases"]]
     shown = Table("withdrawn", "verdict", "by Retrain", "worst class", "filter", title="Withdrawals")
-    for result in results:
-        for case in result["cases"]:
-            row = case_row(result["name"], case)
-            shown.add_row(f"{row[0]}, {row[1]}", row[6], row[8], row[10], row[11])
+    for name, case in cases:
+        row = case_row(name, case)
+        shown.add_row(f"{row[0]}, {row[1]}", row[6], row[8], row[10], row[11])
+    console.print(shown)
     goals = Table("goal", "found", "met")
-    for text, found, met in goal_rows([case for result in results for case in result["cases"]]):
+    for text, found, met in goal_rows([case for _, case in cases]):
         goals.add_row(text, found, "[red]no" if met == "no" else met)
-    return [shown, goals]
+    console.print(goals)
+    console.print(f"Results: {folder}. Next: fedup bench report", highlight=False, soft_wrap=True)

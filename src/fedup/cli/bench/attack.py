@@ -1,6 +1,5 @@
 """`fedup bench attack`."""
 
-import json
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +8,7 @@ import typer
 from rich.table import Table
 
 from fedup.cli._progress import progress_bars, wide_console
-from fedup.files import write_text
+from fedup.cli.bench._shared import JsonOption, check_file, echo_json, write_result
 
 
 def attack(
@@ -25,7 +24,7 @@ def attack(
     out: Annotated[
         Path | None, typer.Option(help="Result file; by default DATA.json in benchmarks/results/attacks.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Attack what clients send: find a record among 100, tell members from others, audit the ε that is claimed, and all
     that a node's answers show besides.
@@ -39,16 +38,15 @@ def attack(
     from fedup.bench.attacks.run import run_attacks
 
     path = out or Path("benchmarks/results/attacks") / f"{Path(data).stem}.json"
-    if path.is_dir():
-        raise typer.BadParameter(f"--out: {path} is a folder; name a file.")
+    check_file(path)
     console = wide_console(stderr=as_json)
     with progress_bars(console) as progress:
-        told = run_attacks(data, model=model, rounds=rounds, trials=trials, seed=seed, progress=progress)
-    write_text(path, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+        content = run_attacks(data, model=model, rounds=rounds, trials=trials, seed=seed, progress=progress)
+    write_result(path, content)
     if as_json:
-        typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
+        echo_json(content)
         return
-    console.print(_table(told))
+    console.print(_table(content))
     console.print(
         "Bound: what the protection claims to allow; for the audit ε, and the figure is a lower bound on the true one.",
         style="dim",
@@ -56,19 +54,19 @@ def attack(
     console.print(f"Result: {path}. Next: fedup bench report", highlight=False, soft_wrap=True)
 
 
-def _table(told: dict[str, Any]) -> Table:
+def _table(content: dict[str, Any]) -> Table:
     from fedup.bench.attacks.run import cells, results_of, title
 
-    shown = Table(title=title(told), title_justify="left")
+    shown = Table(title=title(content), title_justify="left")
     shown.add_column("attack, protection")
     shown.add_column("measure", no_wrap=True)
     for column in ("figure", "95 % interval", "chance", "bound"):
         shown.add_column(column, justify="right", no_wrap=True)
-    for name, results in groupby(results_of(told), key=lambda result: result.name):
+    for name, results in groupby(results_of(content), key=lambda result: result.name):
         shown.add_row(f"[bold]{name}")
         for result in results:
             _, protection, measure, figure, interval, chance, bound, kept, _ = cells(result)
-            told_bound = f"[red]{bound}\npassed" if kept == "no" else bound
-            shown.add_row(f"  {protection}", measure, figure, interval, chance, told_bound)
+            marked = f"[red]{bound}\npassed" if kept == "no" else bound
+            shown.add_row(f"  {protection}", measure, figure, interval, chance, marked)
         shown.add_section()
     return shown
