@@ -15,7 +15,7 @@ from tests.cli._in_process import ok as fedup_command
 from tests.flower import _processes
 
 import fedup
-from fedup.flower import RunMemory
+from fedup.flower import RunServer
 
 APP = Path(__file__).parents[2] / "examples" / "flower-app"
 CONFIG = 'data="digits" rounds=1 epochs=4'  # the least that learns all there is to forget
@@ -77,7 +77,7 @@ def test_the_app_learns_forgets_and_remembers_over_flower_as_in_one_process(way,
 
     digits = task.load({"data": "digits", "rows": 10_000, "nodes": 4})
     folder = tmp_path / "out" / result["run_folder"]
-    memory = RunMemory(folder, task.make_model)
+    memory = RunServer(folder, task.make_model)
     in_process = fedup.collect(memory.plugged().base, digits.federation)
     content = in_process.vectors.numpy().tobytes() + in_process.counts.numpy().tobytes()
     assert result["collection"]["clients"] == [0, 1, 2, 3]

@@ -8,7 +8,7 @@ from tests.flower._grid import FIRST, LocalGrid, World, digits, told
 
 from fedup import DP, FilterConfig, Forget, collect, plug
 from fedup.errors import ContactError
-from fedup.flower import Policy, RunMemory, messaging
+from fedup.flower import Policy, RunServer, messaging
 from fedup.run.answer import Limits
 
 CLEAR = DP(100.0, clip=4.0)
@@ -151,7 +151,7 @@ def test_in_process_the_bytes_are_those_that_would_be_sent(world, privacy):
 @pytest.mark.parametrize("privacy", [None, CLEAR], ids=["exact", "DP"])
 def test_the_journal_has_the_bytes_that_the_grid_carried(world, tmp_path, privacy):
     grid = world.grid()
-    contact, memory = world.contact(grid), RunMemory(tmp_path / "run", world.blank)
+    contact, memory = world.contact(grid), RunServer(tmp_path / "run", world.blank)
     memory.keep(world.model)
     for call in (
         lambda: memory.collect(contact, privacy=privacy),

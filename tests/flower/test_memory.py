@@ -11,7 +11,7 @@ from tests.flower._grid import FIRST, LocalGrid, assert_ledgers_agree, spent_by_
 
 from fedup import DP, Budget, FilterConfig, Forget
 from fedup.errors import BudgetError, RequestError
-from fedup.flower import GridContact, Policy, RunMemory, mount
+from fedup.flower import GridContact, Policy, RunServer, mount
 from fedup.run.answer import Limits
 from fedup.tasks.recipe import Recipe
 
@@ -42,8 +42,8 @@ class World:
         mount(app, data=lambda _: data, model=self.blank, ids=lambda _: rows.tolist(), policy=policy)
         return app
 
-    def memory(self) -> RunMemory:
-        memory = RunMemory(self.folder, self.blank, class_names=self.dataset.class_names)
+    def memory(self) -> RunServer:
+        memory = RunServer(self.folder, self.blank, class_names=self.dataset.class_names)
         memory.keep(self.model)
         return memory
 
@@ -102,7 +102,7 @@ def test_a_model_that_was_trained_anew_needs_a_folder_of_its_own(world):
     world.memory()
     other = RECIPE.train(world.blank(), world.federation, rounds=2).model
     with pytest.raises(RequestError, match="another model"):
-        RunMemory(world.folder, world.blank, class_names=world.dataset.class_names).keep(other)
+        RunServer(world.folder, world.blank, class_names=world.dataset.class_names).keep(other)
 
 
 def test_releases_under_dp_are_charged_in_the_journal(world):

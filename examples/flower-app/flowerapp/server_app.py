@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 import fedup
-from fedup.flower import GridContact, RunMemory
+from fedup.flower import GridContact, RunServer
 from fedup.run.answer import Limits
 from fedup.tasks.accuracy import predict
 from flowerapp import task
@@ -34,7 +34,7 @@ def main(grid: Grid, context: Context) -> None:
     # FedUP from here on. Every node is asked once; the answers serve all requests to come, also after a restart: model,
     # centroids, requests and filters are in a run folder, on which `fedup status`, `evidence` and `verify` work.
     out = Path(str(config["out"])).absolute()
-    memory = RunMemory(out / f"run-{context.run_id}", task.make_model)
+    memory = RunServer(out / f"run-{context.run_id}", task.make_model)
     memory.keep(model)
     contact = GridContact(
         grid, model, example=task.EXAMPLE, num_classes=task.NUM_CLASSES, timeout=120, weights_at_once=True, tell=print

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from fedup.flower.contact import GridContact
     from fedup.flower.node import mount
     from fedup.flower.policy import Policy
-    from fedup.flower.run_server import RunMemory
+    from fedup.flower.run_server import RunServer
 
-__all__ = ["GridContact", "Policy", "RunMemory", "collect", "load_arrays", "mount"]
+__all__ = ["GridContact", "Policy", "RunServer", "collect", "load_arrays", "mount"]
 _WHERE = {
     "GridContact": "contact",
     "Policy": "policy",
-    "RunMemory": "memory",
+    "RunServer": "run_server",
     "collect": "collecting",
     "load_arrays": "collecting",
     "mount": "node",

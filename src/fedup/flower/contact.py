@@ -52,7 +52,7 @@ class GridContact:
 
     With a `folder` answers to a collection, and releases for a request, are kept there as they come: a server that was
     killed asks only for what is missing. They go once `settled` says that what was made of them is stored, or with the
-    next collection; `RunMemory` sees to it.
+    next collection; `RunServer` sees to it.
 
     Weights travel to nodes that say they lack them; with `weights_at_once` they go with the first question to each that
     has not shown that it has them: right after training nobody has the final ones, and a round of messages is saved.

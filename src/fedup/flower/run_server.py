@@ -25,7 +25,7 @@ from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import Centroids
 
 
-class RunMemory:
+class RunServer:
     """What a server knows, in a folder that outlives it: the model, the centroids, requests and filters, a journal.
 
     `blank` makes the model without its weights. A server that starts again finds everything as it was.
