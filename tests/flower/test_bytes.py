@@ -97,7 +97,7 @@ def test_a_report_has_the_bytes_that_the_grid_carried(world, name, privacy, forg
         assert sum(store.bytes_up.values()) - sum(sent.values()) == carried.up
         if call is unlearn and "sample" not in name:
             assert (report.bytes_up, report.bytes_down, report.releases) == (0, 0, [])
-    assert (contact.bytes_up, contact.bytes_down) == (before.up, before.down)
+    assert (contact.traffic.bytes_up, contact.traffic.bytes_down) == (before.up, before.down)
 
 
 def test_weights_that_are_sent_count(world):
@@ -114,18 +114,18 @@ def test_refusals_and_questions_who_a_node_is_count(world, named):
     forget = [Forget.clients([0])] if named else []
     store = collect(world.model, contact, forget=forget)
     assert store.traffic.bytes_up <= carried.up  # those asked who they are before the collection began
-    assert (contact.bytes_up, contact.bytes_down) == (carried.up, carried.down)
+    assert (contact.traffic.bytes_up, contact.traffic.bytes_down) == (carried.up, carried.down)
     assert {release.client for release in store.traffic.releases} == set(store.clients) - ({0} if named else set())
 
 
 def test_bytes_of_a_request_that_failed_count_at_the_contact(world):
     grid = world.grid()
-    contact, carried = world.contact(grid, retries=0, timeout=0.1), Carried(grid)
+    contact, carried = world.contact(grid, retries=0, timeout_s=0.1), Carried(grid)
     store = collect(world.model, contact)
     grid.spoil = lambda node, reply: None if node == FIRST + 3 else reply
     with pytest.raises(ContactError):
         unlearn(plug(world.model), store, samples(world, 2, 3), clients=contact, config=BOTH)
-    assert (contact.bytes_up, contact.bytes_down) == (carried.up, carried.down)
+    assert (contact.traffic.bytes_up, contact.traffic.bytes_down) == (carried.up, carried.down)
 
 
 @pytest.mark.parametrize("privacy", [None, CLEAR], ids=["exact", "DP"])

@@ -9,6 +9,7 @@ from tests.flower._node import CLIENT, HOW, Node, assert_summary, centroids, in_
 from torch import nn
 
 from fedup import fingerprint
+from fedup.flower.policy import Policy
 from fedup.flower.wire import array_of, tensor_of
 from fedup.privacy import DP
 from fedup.statistics.centroids import CentroidConfig
@@ -126,7 +127,7 @@ def test_another_model_or_cut_is_read_anew(world, node):
 
 
 def test_noisy_statistics_are_made_of_rows_that_are_read_anew_and_their_features_are_not_kept(world, node):
-    fresh = Node(world, world.app(CLIENT, most_kept=0)).summarize(PRIVATE).arrays["vectors"]
+    fresh = Node(world, world.app(CLIENT, policy=Policy(most_kept=0))).summarize(PRIVATE).arrays["vectors"]
     assert torch.equal(node.summarize(PRIVATE).arrays["vectors"], fresh)
     assert "fedup-features" not in node.context.state
     first = rows_read(node, how=PRIVATE)
@@ -137,7 +138,7 @@ def test_noisy_statistics_are_made_of_rows_that_are_read_anew_and_their_features
 
 @pytest.mark.parametrize("most", [0, 1000])
 def test_no_more_is_kept_than_may_be(world, most):
-    node = Node(world, world.app(CLIENT, most_kept=most))
+    node = Node(world, world.app(CLIENT, policy=Policy(most_kept=most)))
     assert node.summarize().status == "ok"
     assert not {"fedup-features", "fedup-features-of"} & set(node.context.state)
 

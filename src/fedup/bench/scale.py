@@ -109,14 +109,14 @@ def _trained() -> nn.Module:
 
 def measure(grid: Any, clients: int) -> dict[str, Any]:
     """Collect and answer over a grid of that many nodes."""
-    from fedup.flower import GridContact
+    from fedup.flower import Delivery, GridContact
 
     model = _trained()
     with TemporaryDirectory() as folder:
 
-        def contact(**settings: Any) -> GridContact:
-            example = torch.zeros(1, 8, 8)
-            return GridContact(grid, model, example=example, num_classes=10, timeout=600, **settings)
+        def contact(folder: Path | None = None, **settings: Any) -> GridContact:
+            example, delivery = torch.zeros(1, 8, 8), Delivery(timeout_s=600, **settings)
+            return GridContact(grid, model, example=example, num_classes=10, delivery=delivery, folder=folder)
 
         on_disk = contact(weights_at_once=True, folder=Path(folder))
         figures: dict[str, Any] = {"clients": clients, "model_bytes": 4 * sum(p.numel() for p in model.parameters())}
@@ -153,11 +153,11 @@ def measure(grid: Any, clients: int) -> dict[str, Any]:
 
 @contextmanager
 def _measured(figures: dict[str, Any], name: str, contact: Any) -> Iterator[None]:
-    before, started = (contact.messages, contact.bytes_up, contact.bytes_down), time.perf_counter()
+    before, started = contact.traffic, time.perf_counter()
     with _Peak() as peak:
         yield
-    after = contact.messages, contact.bytes_up, contact.bytes_down
-    traffic = {key: b - a for key, a, b in zip(("messages", "bytes_up", "bytes_down"), before, after, strict=True)}
+    of_this = contact.traffic - before
+    traffic = {key: getattr(of_this, key) for key in ("messages", "bytes_up", "bytes_down")}
     figures[name] = {"time_s": time.perf_counter() - started, **traffic, "peak_bytes": peak.grown}
 
 

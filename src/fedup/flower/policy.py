@@ -21,7 +21,8 @@ class Policy:
     node's disk that what was spent is written to; without one it is in the node's Flower state, which ends with the run
     or with the SuperNode. `ask`: a function of the kind of question that gives a reason to refuse it, or None.
     `answer_after_s`: no answer leaves before so many seconds have passed since the question came. More than the longest
-    answer takes, and less than the server waits, hides how long this one took.
+    answer takes, and less than the server waits, hides how long this one took. `most_kept`: bytes of features that stay
+    in the node's state, so that they are read once for each model (0: none).
     """
 
     least_rows: int = 1
@@ -30,6 +31,7 @@ class Policy:
     account: str | Path | None = None
     ask: Callable[[str], str | None] | None = None
     answer_after_s: float = 0.0
+    most_kept: int = 64_000_000
 
     def __post_init__(self) -> None:
         if not 0 <= self.answer_after_s < math.inf:

@@ -1,20 +1,20 @@
 """What a node remembers from one message to the next, in its Flower state: weights, features, its privacy account."""
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.app import ConfigRecord, Context
 from torch import Tensor, nn
 
+from fedup.clients.messages import NONCE, identity_of
 from fedup.errors import ArtifactError, BudgetError, DataError
 from fedup.files import write_text
 from fedup.flower.policy import Policy
-from fedup.flower.wire import NONCE, Answer, array_of, record_of, tensor_of
+from fedup.flower.wire import Answer, record_of, tensors_of
 from fedup.models.cut import FEATURE_BATCH, FeatureReader, Features
 from fedup.privacy.ledger import Charge, Ledger
 from fedup.run.lock import held
@@ -34,7 +34,7 @@ def keeps_weights_of(context: Context, base: str) -> bool:
 
 def kept_weights(context: Context) -> dict[str, Tensor]:
     """The weights that came with an earlier question."""
-    return {name: tensor_of(array, name) for name, array in context.state.array_records[_WEIGHTS].items()}
+    return tensors_of(context.state.array_records[_WEIGHTS])
 
 
 def keep_weights(context: Context, base: str, weights: Mapping[str, Tensor]) -> None:
@@ -51,30 +51,32 @@ class KeptLedger(Ledger):
         super().__init__(self._read().charges, {None: policy.budget} if policy.budget else {})
 
     def _read(self) -> Ledger:
-        if self._file is not None:
-            if not self._file.exists():
-                return Ledger()
-            try:
-                return Ledger.from_json(json.loads(self._file.read_text(encoding="utf-8")))
-            except (ValueError, OSError) as error:
-                raise ArtifactError("This node's account cannot be read: nothing is released until it can.") from error
-        kept = self._context.state.config_records.get(_LEDGER)
-        return Ledger.from_json(json.loads(str(kept["json"]))) if kept else Ledger()
+        if self._file is None:
+            kept = self._context.state.config_records.get(_LEDGER)
+            return Ledger.from_json(json.loads(str(kept["json"]))) if kept else Ledger()
+        if not self._file.exists():
+            return Ledger()
+        try:
+            return Ledger.from_json(json.loads(self._file.read_text(encoding="utf-8")))
+        except (ValueError, OSError) as error:
+            raise ArtifactError("This node's account cannot be read: nothing is released until it can.") from error
 
     def _record(self, charge: Charge) -> None:
         if self._file is None:
-            text = json.dumps({"charges": [asdict(one) for one in [*self.charges, charge]], "budgets": []})
-            self._context.state[_LEDGER] = ConfigRecord({"json": text})
+            self._context.state[_LEDGER] = ConfigRecord({"json": _text([*self.charges, charge])})
             return
         with held(self._file.with_suffix(".lock"), "fedup", wait_s=_A_WHILE_S):  # two runs at once have one account
             now = Ledger(self._read().charges, self.budgets)
             if not now.affords(charge.client, charge.mu**2):
                 raise BudgetError("This node's budget was spent by another run meanwhile. Nothing was released.")
-            text = json.dumps({"charges": [asdict(one) for one in [*now.charges, charge]], "budgets": []})
-            write_text(self._file, text)
+            write_text(self._file, _text([*now.charges, charge]))
 
 
-def release_once(context: Context, kind: str, name: str, question: str, answer: Callable[[], Answer]) -> Answer:
+def _text(charges: Iterable[Charge]) -> str:
+    return json.dumps(Ledger(charges).to_json())
+
+
+def release_once(context: Context, kind: str, name: str, question: str, make: Callable[[], Answer]) -> Answer:
     """The answer to a question under differential privacy; where its name is that of the last one of its kind, and the
     question (by its digest) is the same, the one that was given then.
 
@@ -83,19 +85,15 @@ def release_once(context: Context, kind: str, name: str, question: str, answer: 
     key = _RELEASED + kind.replace(" ", "-")
     about, arrays = context.state.config_records.get(key), context.state.array_records.get(f"{key}-arrays")
     if about is not None and arrays is not None and name and (about["name"], about["question"]) == (name, question):
-        told = json.loads(str(about["json"]))
-        return Answer(
-            "ok", told["base"], told["details"], {one: tensor_of(array, one) for one, array in arrays.items()}
-        )
-    found = answer()
-    if found.status != "ok":
-        return found
-    found = replace(found, details={**found.details, NONCE: name})
-    if name:
-        context.state[f"{key}-arrays"] = record_of(found.arrays)
-        text = json.dumps({"base": found.base, "details": dict(found.details)})
-        context.state[key] = ConfigRecord({"name": name, "question": question, "json": text})
-    return found
+        return Answer("ok", **json.loads(str(about["json"])), arrays=tensors_of(arrays))
+    answer = make()
+    if answer.status == "ok":
+        answer = replace(answer, details={**answer.details, NONCE: name})
+        if name:
+            context.state[f"{key}-arrays"] = record_of(answer.arrays)
+            text = json.dumps({"base": answer.base, "details": dict(answer.details)})
+            context.state[key] = ConfigRecord({"name": name, "question": question, "json": text})
+    return answer
 
 
 class KeptReader(FeatureReader):
@@ -106,7 +104,7 @@ class KeptReader(FeatureReader):
     every message.
     """
 
-    def __init__(self, model: nn.Module, cut: str, *, base: str, context: Context, most_bytes: int) -> None:
+    def __init__(self, model: nn.Module, cut: str, base: str, context: Context, most_bytes: int) -> None:
         super().__init__(model, cut)
         self._base, self._context, self._most_bytes = base, context, most_bytes
         self._rows: tuple[Tensor, Tensor, int] | None = None  # of which the key is known
@@ -123,16 +121,16 @@ class KeptReader(FeatureReader):
         chosen, kept = (rows if wanted is None else rows[wanted]).cpu(), self._kept
         if kept is not None and bool(kept.known[chosen].all()):
             return Features(kept.values[chosen].to(rows.device), kept.nonnegative, kept.shape)
-        found = super().read(x, rows, wanted=wanted, batch_size=batch_size)
-        width = found.values.shape[1]
+        features = super().read(x, rows, wanted=wanted, batch_size=batch_size)
+        width = features.values.shape[1]
         if kept is None and len(x) * (4 * width + 1) <= self._most_bytes:
             known = torch.zeros(len(x), dtype=torch.bool)
-            kept = _KeptFeatures(self._key, torch.zeros(len(x), width), known, found.nonnegative, found.shape)
+            kept = _KeptFeatures(self._key, torch.zeros(len(x), width), known, features.nonnegative, features.shape)
         if kept is not None:
-            kept.values[chosen] = found.values.cpu()
+            kept.values[chosen] = features.values.cpu()
             kept.known[chosen] = True
             self._kept, self._new = kept, True
-        return found
+        return features
 
     def keep(self) -> None:
         """What was read goes into the state; once, since it may be large."""
@@ -144,17 +142,10 @@ class KeptReader(FeatureReader):
         many are read at once."""
         if self._rows is not None and self._rows[0] is x and self._rows[1] is rows and self._rows[2] == batch_size:
             return
-        told = f"{self._base} {self.cut} {batch_size} {torch.get_num_threads()} {x.dtype} {tuple(x.shape)}"
-        self._rows, self._key = (x, rows, batch_size), digest_of(told, *x.split(4096), rows)
+        content = identity_of({"x": x, "rows": rows})
+        self._key = f"{self._base} {self.cut} {batch_size} {torch.get_num_threads()} {content}"
+        self._rows = x, rows, batch_size
         self._kept, self._new = _KeptFeatures.of(self._context, self._key), False
-
-
-def digest_of(told: str, *tensors: Tensor) -> str:
-    """sha256 of a text and of tensors' content."""
-    digest = hashlib.sha256(told.encode())
-    for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -168,11 +159,12 @@ class _KeptFeatures:
     @classmethod
     def of(cls, context: Context, key: str | None = None) -> "_KeptFeatures | None":
         """What is kept, if it is of this key; a state that is out of shape holds nothing."""
-        arrays, about = context.state.array_records.get(_FEATURES), context.state.config_records.get(_FEATURES_OF)
+        about = context.state.config_records.get(_FEATURES_OF)
         try:
-            if arrays is None or about is None or key not in (None, about["key"]):
+            if about is None or key not in (None, about["key"]):
                 return None
-            values, known = tensor_of(arrays["values"], "values"), tensor_of(arrays["known"], "known")
+            arrays = tensors_of(context.state.array_records[_FEATURES])
+            values, known = arrays["values"], arrays["known"]
             shape = tuple(int(size) for size in json.loads(str(about["shape"])))
             if known.dtype != torch.bool or values.shape != (len(known), math.prod(shape)):
                 return None
@@ -181,7 +173,7 @@ class _KeptFeatures:
             return None
 
     def keep(self, context: Context) -> None:
-        context.state[_FEATURES] = ArrayRecord({"values": array_of(self.values), "known": array_of(self.known)})
+        context.state[_FEATURES] = record_of({"values": self.values, "known": self.known})
         context.state[_FEATURES_OF] = ConfigRecord(
             {"key": self.key, "nonnegative": self.nonnegative, "shape": json.dumps(self.shape)}
         )
@@ -189,15 +181,13 @@ class _KeptFeatures:
 
 def drop_features(context: Context, places: Iterable[int]) -> None:
     """What is forgotten is not kept at the node, either."""
-    gone = sorted(places)
-    kept = _KeptFeatures.of(context)
-    if not gone or kept is None:
+    forgotten, kept = sorted(places), _KeptFeatures.of(context)
+    if not forgotten or kept is None:
         return
-    if gone[-1] >= len(kept.known):  # of other rows: nothing is known of them
+    if forgotten[-1] >= len(kept.known):  # of other rows: nothing is known of them
         for name in (_FEATURES, _FEATURES_OF):
             del context.state[name]
-        return
-    if bool(kept.known[gone].any()):
-        kept.values[gone] = 0.0
-        kept.known[gone] = False
+    elif bool(kept.known[forgotten].any()):
+        kept.values[forgotten] = 0.0
+        kept.known[forgotten] = False
         kept.keep(context)

@@ -11,7 +11,7 @@ from tests.flower._grid import FIRST, LocalGrid, assert_ledgers_agree, spent_by_
 
 from fedup import DP, Budget, FilterConfig, Forget
 from fedup.errors import BudgetError, RequestError
-from fedup.flower import GridContact, Policy, RunServer, mount
+from fedup.flower import Delivery, GridContact, Policy, RunServer, mount
 from fedup.run.answer import Limits
 from fedup.tasks.recipe import Recipe
 
@@ -61,10 +61,10 @@ def test_a_server_that_starts_again_serves_the_same_filter_and_asks_nobody(world
     first = world.memory()
     first.collect(contact)
     first.unlearn(Forget.classes([3]), contact, reference="ticket 7")
-    asked = contact.messages
+    asked = contact.traffic.messages
     second = world.memory()
     second.collect(contact)
-    assert contact.messages == asked
+    assert contact.traffic.messages == asked
     assert torch.equal(world.logits(second.plugged()), world.logits(first.plugged()))
     assert [request.reference for request in second.state.active] == ["ticket 7"]
 
@@ -209,9 +209,8 @@ def test_a_declined_request_that_is_forced_later_pays_once(world, tmp_path):
 def test_a_release_that_never_came_is_corrected_in_the_journal_once_its_node_is_heard_of(world, tmp_path):
     grid, memory = LocalGrid({FIRST + i: world.node(i, None) for i in range(3)}), world.memory()
     grid.spoil = lambda node, reply: None if node == FIRST + 1 and told(reply).status == "ok" else reply
-    contact = GridContact(
-        grid, world.model, example=torch.zeros_like(world.dataset.x[:1]), num_classes=10, timeout=0.1, retries=0
-    )
+    example, delivery = torch.zeros_like(world.dataset.x[:1]), Delivery(timeout_s=0.1, retries=0)
+    contact = GridContact(grid, world.model, example=example, num_classes=10, delivery=delivery)
     with pytest.raises(RequestError, match="2 of 3"):
         memory.collect(contact, privacy=REAL)
     grid.spoil = lambda node, reply: reply
