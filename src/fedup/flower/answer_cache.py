@@ -5,11 +5,11 @@ privacy has a name for each node, which stays as long: asked again by that name,
 same release once more in place of paying twice.
 """
 
-import hashlib
 import json
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from fedup.artifacts import load_tensors, save_tensors
@@ -64,18 +64,16 @@ class AnswerCache:
         """Whether it did, and not in an earlier life of the server."""
         return _key(node, ask) in self._came
 
-    def name(self, asks: Mapping[int, Ask]) -> dict[int, str]:
-        """By node the name of what it is to release: the same each time until it is settled, also after a restart."""
-        keys = {node: _key(node, ask) for node, ask in asks.items()}
-        new = {key: secrets.token_hex(16) for key in keys.values() if key not in self._names}
-        if new:
-            self._names |= new
+    def name(self, asks: Mapping[int, Ask]) -> tuple[dict[int, Ask], set[int]]:
+        """The questions, each for a release by a name that is the same until it is settled, also after a restart; and
+        the nodes that were asked for theirs before, and may have made and charged it."""
+        keys = {node: _key(node, ask) for node, ask in asks.items() if ask.is_release}
+        before = {node for node, key in keys.items() if key in self._names}
+        if keys.keys() - before:
+            self._names |= {key: secrets.token_hex(16) for node, key in keys.items() if node not in before}
             self._write_names()  # before anybody is asked
-        return {node: self._names[key] for node, key in keys.items()}
-
-    def asked_before(self, asks: Mapping[int, Ask]) -> set[int]:
-        """Nodes that were asked for this release, and may have made and charged it."""
-        return {node for node, ask in asks.items() if _key(node, ask) in self._names}
+        details = {node: {**asks[node].details, NONCE: self._names[key]} for node, key in keys.items()}
+        return {**asks, **{node: replace(asks[node], details=named) for node, named in details.items()}}, before
 
     def give_up(self, node: int, ask: Ask) -> None:
         """An answer of no use: whoever asks next asks for another one."""
@@ -109,10 +107,7 @@ class AnswerCache:
 
 
 def _key(node: int, ask: Ask) -> str:
-    """By which the same question to a node is known again, whatever it names its answer."""
-    question = [ask.kind, {key: value for key, value in ask.details.items() if key != NONCE}]
-    digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:32]
-    return f"{_COLLECTION if _is_collection(ask) else _REQUEST}{node}-{digest}"
+    return f"{_COLLECTION if _is_collection(ask) else _REQUEST}{node}-{ask.digest[:32]}"
 
 
 def _is_collection(ask: Ask) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from fedup.clients.checks import client_number
 from fedup.clients.labels import WhoQuestion
-from fedup.clients.messages import NONCE
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.protocol import check_budgets
 from fedup.clients.question import PrivateQuestion, Question
@@ -159,8 +158,8 @@ class GridContact:
         which client a node has to be, where that is known."""
         distinct = {id(question): question for question in questions.values()}
         made = {key: self._ask(question) for key, question in distinct.items()}
-        asks = {node: made[id(question)] for node, question in questions.items()}  # the same question is one object
-        asked_before, asks = self._cache.asked_before(asks), self._named(asks)
+        # nodes that are asked the same get one object, unless it is for a release
+        asks, asked_before = self._cache.name({node: made[id(question)] for node, question in questions.items()})
         taken = self._from_disk(asks, clients)
         for node in taken:
             self._messenger.left_out.pop(node, None)
@@ -176,12 +175,6 @@ class GridContact:
             details["half"] = self._delivery.half
         details |= {"num_classes": self.num_classes, ROW: self._row}
         return Ask(question.kind, self._messenger.base, details, arrays=arrays, question=question)
-
-    def _named(self, asks: Mapping[int, Ask]) -> dict[int, Ask]:
-        """The same questions; those for a release under DP by the name that they have until they are settled."""
-        names = self._cache.name({node: ask for node, ask in asks.items() if ask.is_release})
-        named = {node: replace(asks[node], details={**asks[node].details, NONCE: names[node]}) for node in names}
-        return {**asks, **named}
 
     def _check_budgets(self, asks: Mapping[int, Ask], asked_before: Collection[int]) -> None:
         """What may not be had is not asked for; what a client has paid for already, and not sent, costs nothing."""

@@ -1,7 +1,8 @@
 """What a node answers from: its own rows and rules, the model that is asked about, and what it keeps of features."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor, nn
 from fedup.clients.question import ClientData, ExactQuestion, Question
 from fedup.errors import DataError
 from fedup.federation import Client
-from fedup.flower.node_data import NodeData, Source, own
+from fedup.flower.node_data import Source, by_place, own, places_of
 from fedup.flower.policy import Policy
-from fedup.flower.state import KeptLedger, KeptReader, drop_features, keep_weights, kept_weights
+from fedup.flower.state import WEIGHTS, KeptLedger, KeptReader, drop_features, keep, kept
 from fedup.flower.wire import Answer, Ask, load_weights
 from fedup.models.views import fingerprint
 
@@ -38,13 +39,13 @@ class Work:
         return KeptLedger(self.source.context, self.policy)
 
     def model(self) -> nn.Module:
-        """The model that is asked about, with the weights that came, or those that are kept."""
+        """The model that is asked about: with the weights that came, which are kept from now on, or those that are."""
         if self.ask.weights is not None:
             model = self._loaded(self.ask.weights)
-            keep_weights(self.source.context, self.ask.base, self.ask.weights)
+            keep(self.source.context, WEIGHTS, self.ask.weights, base=self.ask.base)
             return model
         try:
-            return self._loaded(kept_weights(self.source.context))
+            return self._loaded(kept(self.source.context, WEIGHTS))
         except DataError as error:  # the state was damaged
             raise NeedsWeightsError from error
 
@@ -58,51 +59,43 @@ class Work:
         """To a question that is under no guarantee."""
         question.check_model(self.ask.base)
         model = self.model() if question.needs_model else nn.Module()
-        rows = self.source.node_data()
-        self.drop_features(question, rows)
         readers = _Readers(model, self)
-        held_out = self.source.held_out(like=rows) if question.reads_held_out else None
-        data = self.client_data(model, rows, held_out=held_out, readers=readers)
-        answer = question.with_places(rows.translated).answer(data)
+        data = replace(self.client_data(model, with_unseen=question.reads_held_out), readers=readers)
+        self.drop_features(question, data)
+        answer = question.with_places(partial(by_place, data)).answer(data)
         for reader in readers.values():
             reader.keep()
         return self.ok(question, answer)
 
-    def client_data(
-        self,
-        model: nn.Module,
-        rows: NodeData,
-        *,
-        held_out: tuple[Tensor, Tensor] | None = None,
-        readers: "_Readers | None" = None,
-    ) -> ClientData:
-        """The rows that the node trained on, and behind them those that it held out, where the model is."""
-        x, y, trained = rows.x, rows.y, torch.arange(len(rows.y))
-        if held_out is not None:
-            x, y = torch.cat([x, held_out[0]]), torch.cat([y, held_out[1]])
-        unseen = torch.arange(len(trained), len(y))
+    def client_data(self, model: nn.Module, *, like: Tensor | None = None, with_unseen: bool = False) -> ClientData:
+        """The rows that the node trained on, and behind them those that it did not, where the model is."""
+        x, y, ids = self.source.rows(like=like)
         device = next((weight.device for weight in model.parameters()), x.device)
+        trained = torch.arange(len(y), device=device)
+        if with_unseen:
+            x, y = map(torch.cat, zip((x, y), self.source.unseen_rows(like=x), strict=True))
+        unseen = torch.arange(len(trained), len(y), device=device)
         return ClientData(
             model,
             x.to(device),
             y.to(device),
-            Client(rows.client, trained.to(device), trained[:0].to(device), unseen.to(device)),
+            Client(self.source.number, trained, trained[:0], unseen),
             self.num_classes,
-            ids=None if rows.ids is None else rows.ids.to(device),
+            ids=None if ids is None else ids.to(device),
             least_rows=self.policy.least_rows,
-            readers=readers,
         )
 
-    def drop_features(self, question: Question[Any], rows: NodeData, *, quietly: bool = False) -> None:
+    def drop_features(self, question: Question[Any], data: ClientData, *, quietly: bool = False) -> None:
         """Keep nothing of what is to be left out from now on: samples and whole classes."""
         samples, classes = question.leaves_out()
-        of_classes = torch.isin(rows.y, torch.tensor(sorted(classes), dtype=torch.int64)).nonzero().flatten()
-        drop_features(self.source.context, {*rows.places(samples, quietly=quietly), *of_classes.tolist()})
+        labels = torch.tensor(sorted(classes), dtype=torch.int64, device=data.y.device)
+        named = torch.isin(data.y[data.client.train], labels).nonzero().flatten().tolist()
+        drop_features(self.source.context, {*places_of(data, samples, quietly=quietly), *named})
 
     def ok(self, question: Question[A], answer: A) -> Answer:
         """An answer in this node's name."""
         details, arrays = question.answer_message(answer)
-        return Answer("ok", self.ask.base, {"client": self.source.client, **details}, arrays)
+        return Answer("ok", self.ask.base, {"client": self.source.number, **details}, arrays)
 
 
 class _Readers(dict[str, KeptReader]):

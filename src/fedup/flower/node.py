@@ -1,7 +1,7 @@
 """A node's side: one query handler on the user's own ClientApp, which answers from the node's own rows."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -20,10 +20,9 @@ from fedup.flower.node_data import OwnError, Source
 from fedup.flower.policy import Policy, RefusedError
 from fedup.flower.private import answer_privately
 from fedup.flower.rows import Rows
-from fedup.flower.state import KeptLedger, keeps_weights_of
+from fedup.flower.state import WEIGHTS, KeptLedger, kept_of
 from fedup.flower.wire import QUERY, Answer, Ask, read_ask, write_answer
 from fedup.privacy.guarantee import DP
-from fedup.statistics.store import how_from
 
 MOST_CLASSES = 65_536
 
@@ -54,15 +53,7 @@ def mount(
         return Message(reply(message.content, context), reply_to=message)
 
 
-def replying(
-    *,
-    data: Callable[[Context], Rows],
-    model: Callable[[], nn.Module],
-    ids: Callable[[Context], Sequence[int]] | None = None,
-    client: Callable[[Context], int] | None = None,
-    held_out: Callable[[Context], Rows] | None = None,
-    policy: Policy | None = None,
-) -> Callable[[RecordDict, Context], RecordDict]:
+def replying(*, policy: Policy | None = None, **functions: Any) -> Callable[[RecordDict, Context], RecordDict]:
     """What `mount` registers, without Flower's processes: a function of a message's content and the node's context that
     gives the content of the reply."""
     rules = policy or Policy()
@@ -70,7 +61,7 @@ def replying(
     def reply(content: RecordDict, context: Context) -> RecordDict:
         until = time.monotonic() + rules.answer_after_s
         try:
-            ask, source = read_ask(content), Source(context, data, model, ids, client, held_out)
+            ask, source = read_ask(content), Source(context, **functions)
             answer = _with_spent(_answer(ask, source, rules), ask, source, rules)
         except DataError as error:  # no question at all
             answer = Answer("failed", "", reason=str(error))
@@ -88,16 +79,16 @@ def _answer(ask: Ask, source: Source, policy: Policy) -> Answer:
         if ask.kind not in QUESTIONS:
             raise DataError(f"There is no question of the kind {ask.kind!r}.")
         kind = QUESTIONS[ask.kind]
-        config = how_from(ask.details["how"]) if issubclass(kind, PrivateQuestion) else None
-        policy.check(ask.kind, config if isinstance(config, DP) else None)
-        if issubclass(kind, PrivateQuestion) and not isinstance(config, DP):
+        private = issubclass(kind, PrivateQuestion)
+        dp = DP(**ask.details["how"]) if private and "epsilon" in ask.details["how"] else None
+        policy.check(ask.kind, dp)
+        if private and dp is None:
             raise DataError(f"The question {ask.kind!r} is answered under a guarantee only (epsilon and clip).")
-        if kind.needs_model and ask.weights is None and not keeps_weights_of(source.context, ask.base):
+        if kind.needs_model and ask.weights is None and kept_of(source.context, WEIGHTS).get("base") != ask.base:
             raise NeedsWeightsError  # before any row is read
         if kind is WhoQuestion:
-            return Answer("ok", ask.base, {"client": source.client})
-        question = kind.from_message(ask.details, ask.arrays)
-        work = Work(ask, source, policy, _num_classes_of(ask.details))
+            return Answer("ok", ask.base, {"client": source.number})
+        question, work = kind.from_message(ask.details, ask.arrays), Work(ask, source, policy, _num_classes_of(ask))
         if isinstance(question, PrivateQuestion):
             return answer_privately(work, question)
         assert isinstance(question, ExactQuestion)  # there is no third kind
@@ -112,9 +103,9 @@ def _answer(ask: Ask, source: Source, policy: Policy) -> Answer:
         return Answer("failed", ask.base, reason=type(error).__name__)
 
 
-def _num_classes_of(details: Mapping[str, Any]) -> int:
+def _num_classes_of(ask: Ask) -> int:
     """The number of classes, as a question says."""
-    number = details["num_classes"]
+    number = ask.details["num_classes"]
     if type(number) is not int or not 1 <= number <= MOST_CLASSES:
         raise DataError(f"num_classes must be a whole number from 1 to {MOST_CLASSES:,}.")
     return number
@@ -126,6 +117,6 @@ def _with_spent(answer: Answer, ask: Ask, source: Source, policy: Policy) -> Ans
     from no row."""
     with suppress(FedUPError, OwnError):  # an account that cannot be read: nothing is told of it
         if ask.kind == WhoQuestion.kind or NONCE in ask.details:
-            spent = KeptLedger(source.context, policy).spent(source.client)
+            spent = KeptLedger(source.context, policy).spent(source.number)
             return replace(answer, details={**answer.details, SPENT: spent})
     return answer

@@ -9,6 +9,7 @@ import torch
 from flwr.app import Context
 from torch import Tensor, nn
 
+from fedup.clients.question import ClientData
 from fedup.errors import DataError
 from fedup.federation import check_samples
 from fedup.flower.rows import Rows, rows_of
@@ -30,67 +31,67 @@ def own(function: Callable[..., T], *arguments: Context) -> T:
 
 
 @dataclass(frozen=True)
-class NodeData:
-    """The rows a node trained on, their labels and names, and the node's number among clients."""
-
-    x: Tensor
-    y: Tensor
-    ids: Tensor | None
-    client: int
-
-    def places(self, samples: frozenset[int], *, quietly: bool = False) -> frozenset[int]:
-        """Where samples lie; raises where one is unknown, unless it is done quietly: then nobody is told of those."""
-        names = torch.arange(len(self.y)) if self.ids is None else self.ids
-        if not quietly:
-            check_samples(names, samples, self.client)
-        wanted = torch.tensor(sorted(samples), dtype=torch.int64)
-        return frozenset(torch.isin(names, wanted).nonzero().flatten().tolist())
-
-    def translated(self, request: Forget, *, quietly: bool = False) -> Forget:
-        """A request with this node's samples by place, and nobody else's."""
-        mine = request.sample_ids.get(self.client)
-        samples = {} if mine is None else {self.client: self.places(mine, quietly=quietly)}
-        return Forget(request.client_ids, request.class_ids, samples)
-
-
-@dataclass(frozen=True)
 class Source:
-    """The user's own functions; what they give is asked for when it is needed."""
+    """The user's own functions, as `mount` takes them; what they give is asked for when it is needed."""
 
     context: Context
-    rows: Callable[[Context], Rows]
+    data: Callable[[Context], Rows]
     model: Callable[[], nn.Module]
     ids: Callable[[Context], Sequence[int]] | None = None
-    number: Callable[[Context], int] | None = None
-    unseen: Callable[[Context], Rows] | None = None  # rows that were held out of training
+    client: Callable[[Context], int] | None = None
+    held_out: Callable[[Context], Rows] | None = None
 
     @cached_property
-    def client(self) -> int:
-        """The node's number among clients."""
-        if self.number is not None:
-            return int(own(self.number, self.context))
+    def number(self) -> int:
+        """The node's among clients."""
+        if self.client is not None:
+            return int(own(self.client, self.context))
         return int(self.context.node_config.get("partition-id", self.context.node_id))
 
-    def node_data(self, *, like: Tensor | None = None) -> NodeData:
-        """Its rows, checked. For a release under differential privacy they are to be `like` a blank row, may be none,
-        and a label that is no whole number is one that no class has."""
-        x, y = rows_of(own(self.rows, self.context), blank=like)
+    def rows(self, *, like: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The rows that the node trained on, their labels, and their ids if they have any; checked.
+
+        For a release under differential privacy they are to be `like` a blank row, may be none, and a label that is no
+        whole number is one that no class has.
+        """
+        x, y = rows_of(own(self.data, self.context), blank=like)
         names = self.ids
         ids = None if names is None else own(lambda: torch.as_tensor(names(self.context), dtype=torch.int64))
         if len(x) != len(y) or (ids is not None and (len(ids) != len(y) or len(ids.unique()) != len(ids))):
             raise DataError("Rows, labels and ids must be as many, and each id must be there once.")
-        if like is not None and (x.shape[1:] != like.shape[1:] or x.dtype != like.dtype):
+        if like is not None and not _alike(x, like):
             raise DataError("Rows are of another shape or type than the question says.")
         whole = (y == y.round()) & (y.abs() < 2**31) if y.is_floating_point() else torch.ones_like(y, dtype=torch.bool)
         if like is None and not bool(whole.all()):
             raise DataError("A label is no whole number.")
-        return NodeData(x, torch.where(whole, y, -1).long(), ids, self.client)
+        return x, torch.where(whole, y, -1).long(), ids
 
-    def held_out(self, like: NodeData) -> tuple[Tensor, Tensor]:
+    def unseen_rows(self, *, like: Tensor) -> tuple[Tensor, Tensor]:
         """Rows that the node did not train on, and their labels; none where it has not said which."""
-        if self.unseen is None:
-            return like.x[:0], like.y[:0]
-        x, y = rows_of(own(self.unseen, self.context))
-        if len(x) != len(y) or x.shape[1:] != like.x.shape[1:] or x.dtype != like.x.dtype:
+        if self.held_out is None:
+            return like[:0], torch.empty(0, dtype=torch.int64)
+        x, y = rows_of(own(self.held_out, self.context))
+        if len(x) != len(y) or not _alike(x, like):
             raise DataError("Held-out rows must be like those trained on, and have a label each.")
         return x, y.long()
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape[1:] == other.shape[1:] and one.dtype == other.dtype
+
+
+def places_of(data: ClientData, samples: frozenset[int], *, quietly: bool = False) -> frozenset[int]:
+    """Where samples lie; raises where one is unknown, unless it is done quietly: then nobody is told of those."""
+    names = data.sample_ids
+    if not quietly:
+        check_samples(names, samples, data.client.id)
+    wanted = torch.tensor(sorted(samples), dtype=torch.int64, device=names.device)
+    return frozenset(torch.isin(names, wanted).nonzero().flatten().tolist())
+
+
+def by_place(data: ClientData, request: Forget, *, quietly: bool = False) -> Forget:
+    """A request with this node's samples by place, and nobody else's."""
+    client = data.client.id
+    mine = request.sample_ids.get(client)
+    samples = {} if mine is None else {client: places_of(data, mine, quietly=quietly)}
+    return Forget(request.client_ids, request.class_ids, samples)

@@ -5,20 +5,18 @@ but the noisy numbers. What can be refused is refused before any row is read, wi
 written down. From there on there are two answers: the release, whose size and shape are public, or one fixed text.
 """
 
-import json
 import logging
 from functools import partial
-from hashlib import sha256
 from typing import Any
 
 from torch import Tensor, nn
 
-from fedup.clients.messages import NONCE
 from fedup.clients.question import PrivateQuestion
 from fedup.errors import ArtifactError, BudgetError, DataError, FedUPError
 from fedup.flower.handlers import Work
+from fedup.flower.node_data import by_place
 from fedup.flower.state import release_once
-from fedup.flower.wire import ROW, Answer, Ask, blank_from
+from fedup.flower.wire import ROW, Answer, blank_from
 
 FAILED = "This node was charged for the release and could not make it. Its own log says why; the charge stands."
 _LOG = logging.getLogger(__name__)
@@ -34,21 +32,20 @@ def answer_privately(work: Work, question: PrivateQuestion[Any, Any]) -> Answer:
         raise DataError("The weights that came hold NaN or infinity.")
     blank = blank_from(work.ask.details.get(ROW)).to(next(model.parameters()).device)
     plan = _planned(question, model, blank, work.num_classes)
-    client = work.source.client  # the user's own function, and none of data
+    client = work.source.number  # the user's own function, and none of data
 
     def release() -> Answer:
         _charge(work, client, question)
         try:
-            rows = work.source.node_data(like=blank)
-            work.drop_features(question, rows, quietly=True)
-            placed = question.with_places(partial(rows.translated, quietly=True))
-            return work.ok(placed, placed.release(plan, work.client_data(model, rows)))
+            data = work.client_data(model, like=blank)
+            work.drop_features(question, data, quietly=True)
+            placed = question.with_places(partial(by_place, data, quietly=True))
+            return work.ok(placed, placed.release(plan, data))
         except Exception:  # whatever it was, the server is told the same
             _LOG.exception("FedUP could not make a release that was charged; the server was not told why.")
             return Answer("failed", work.ask.base, reason=FAILED)
 
-    name = str(work.ask.details.get(NONCE, ""))
-    return release_once(work.source.context, question.kind, name, _digest(work.ask), release)
+    return release_once(work.source.context, work.ask, release)
 
 
 def _charge(work: Work, client: int, question: PrivateQuestion[Any, Any]) -> None:
@@ -72,9 +69,3 @@ def _planned(question: PrivateQuestion[Any, Any], model: nn.Module, blank: Tenso
         raise DataError(
             f"The model does not take a blank row of {tuple(blank.shape[1:])}, {blank.dtype} ({type(error).__name__})."
         ) from error
-
-
-def _digest(ask: Ask) -> str:
-    """Of a question but for its name."""
-    details = {key: value for key, value in ask.details.items() if key != NONCE}
-    return sha256(json.dumps([ask.base, details], sort_keys=True).encode()).hexdigest()

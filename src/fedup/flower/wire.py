@@ -1,9 +1,11 @@
 """Questions and answers as Flower messages: one JSON text and arrays. No pickle: messages come from strangers."""
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor, nn
 
-from fedup.clients.messages import FORMAT, answer_text, arrays_size, field_size, question_text, text_size
+from fedup.clients.messages import FORMAT, NONCE, answer_text, arrays_size, field_size, question_text, text_size
 from fedup.clients.question import PrivateQuestion, Question
 from fedup.errors import DataError
 
@@ -32,6 +34,12 @@ class Ask:
     weights: Mapping[str, Tensor] | None = None  # for nodes that lack them
     arrays: Mapping[str, Tensor] = field(default_factory=dict)  # that belong to the question itself
     question: Question[Any] | None = None  # at the server: what it was made of
+
+    @cached_property
+    def digest(self) -> str:
+        """By which the same question about the same model is known again, whatever it names its answer."""
+        details = {key: value for key, value in self.details.items() if key != NONCE}
+        return hashlib.sha256(json.dumps([self.kind, self.base, details], sort_keys=True).encode()).hexdigest()
 
     @property
     def is_release(self) -> bool:

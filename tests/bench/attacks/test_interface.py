@@ -44,7 +44,7 @@ def test_the_audit_finds_out_whatever_turns_on_a_record(ground, monkeypatch, lea
     from fedup.flower.wire import Answer
 
     def leaking(work, question):
-        rows = len(work.source.node_data().y)
+        rows = len(work.source.rows()[1])
         if leak == "a refusal":
             return Answer("failed", work.ask.base, reason=f"{rows} rows")
         if leak == "an uncharged question":
