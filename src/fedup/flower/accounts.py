@@ -1,17 +1,19 @@
 """Which node is which client, and what each has sent and spent."""
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+from flwr.serverapp import Grid
 
 from fedup.clients.checks import client_number
 from fedup.clients.labels import WhoQuestion
 from fedup.clients.messages import SPENT, identity_of
 from fedup.clients.protocol import release_of
 from fedup.clients.question import PrivateQuestion, Question
-from fedup.errors import DataError
+from fedup.errors import ContactError, DataError
 from fedup.flower.wire import Answer
 from fedup.privacy.ledger import Ledger
 from fedup.statistics.traffic import Meter
@@ -32,8 +34,8 @@ class _Stranger:
 class Accounts:
     """Anybody can say a number: what a node claims counts for a client once it is known to be that one."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger, self.meter = ledger, Meter()
+    def __init__(self, grid: Grid, ledger: Ledger) -> None:
+        self._grid, self.ledger, self.meter = grid, ledger, Meter()
         self.nodes: dict[int, int] = {}  # by client
         self.clients: dict[int, int] = {}  # by node
         self._strangers: defaultdict[int, _Stranger] = defaultdict(_Stranger)
@@ -74,8 +76,16 @@ class Accounts:
                 return None if self.nodes.get(claimed, node) != node else claimed
         return self.clients.get(node)
 
-    def meet(self, clients: Mapping[int, int], connected: Collection[int]) -> None:
+    def connected(self) -> list[int]:
+        """All nodes that can be asked now."""
+        nodes = sorted(self._grid.get_node_ids())
+        if not nodes:
+            raise ContactError("No node is connected to the federation: there is nobody to ask.")
+        return nodes
+
+    def meet(self, clients: Mapping[int, int]) -> None:
         """Learn which node is which client; a number that two nodes claim is an error."""
+        connected = set(self._grid.get_node_ids())
         for node, client in clients.items():
             before = self.nodes.get(client, node)
             if before != node and (before in connected or before in clients):  # else it has come back by another number

@@ -1,8 +1,8 @@
 """The server's side: questions asked over a Flower Grid, and what becomes of the answers."""
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,14 +25,7 @@ from fedup.request import Forget, check_known
 from fedup.statistics.traffic import Traffic
 
 A = TypeVar("A")
-
-
-@dataclass(frozen=True)
-class _Taken:
-    """A node's answer that fits; it may wait on disk."""
-
-    client: int
-    load: Callable[[], Any]
+_Taken = tuple[int, Callable[[], Any]]  # an answer that fits: of which client, and how to get it, maybe from disk
 
 
 class GridContact:
@@ -64,11 +57,11 @@ class GridContact:
     ) -> None:
         if num_classes < 1:
             raise SettingError(f"num_classes must be 1 or more; found {num_classes}.")
-        self._grid, self._row, self.num_classes = grid, row_of(example[:1]), num_classes
+        self._row, self.num_classes = row_of(example[:1]), num_classes
         self._facts = ModelFacts(model, example, num_classes)
         self._delivery = delivery or Delivery()
-        self._accounts = Accounts(Ledger() if ledger is None else ledger)
-        self._messenger = Messenger(grid, model, self._delivery, meter=self._accounts.meter, arrived=self._arrived)
+        self._accounts = Accounts(grid, Ledger() if ledger is None else ledger)
+        self._messenger = Messenger(grid, model, self._delivery, self._accounts.meter, self._arrived)
         self._cache = AnswerCache(folder, self._messenger.base)
         self._collected = False  # whether all answers to a collection were taken, which may still be on disk
 
@@ -118,14 +111,17 @@ class GridContact:
     # --- asking
 
     def ask(self, questions: Mapping[int, Question[A]], *, optional: Collection[int] = ()) -> Iterator[tuple[int, A]]:
-        nodes = {client: self._node_of(client) for client in questions}
+        unknown = [client for client in questions if client not in self.clients]
+        if unknown:
+            raise ContactError(f"Client {unknown[0]} has not answered so far: no node goes by that number.")
+        nodes = {client: self._accounts.nodes[client] for client in questions}
         by_node = {nodes[client]: question for client, question in questions.items()}
         taken = self._ask_nodes(by_node, {node: client for client, node in nodes.items()})
         for client, node in nodes.items():
             if node not in taken and client not in optional:
                 why = self.left_out[node]
                 raise ContactError(f"Client {client} gave no answer of use: {why}. Nothing was changed.")
-        return ((client, taken[node].load()) for client, node in nodes.items() if node in taken)
+        return ((client, taken[node][1]()) for client, node in nodes.items() if node in taken)
 
     def ask_everyone(
         self, question: Question[A], *, instead: Mapping[int, Question[A]] | None = None, but: Collection[int] = ()
@@ -138,19 +134,19 @@ class GridContact:
             own = {client: (instead or {}).get(client, question) for client in self.clients if client not in but}
             questions = {self._accounts.nodes[client]: one for client, one in own.items()}
         else:
-            questions = dict.fromkeys(self._all_nodes(), question)
+            questions = dict.fromkeys(self._accounts.connected(), question)
         taken = self._ask_nodes(questions, {})
-        self._meet({node: answer.client for node, answer in taken.items()})
+        self._accounts.meet({node: client for node, (client, _) in taken.items()})
         lost = {node for client, node in self._accounts.nodes.items() if client not in but} - questions.keys()
         self._messenger.left_out |= dict.fromkeys(lost, "it is not connected any more")
         self._check_enough(len(taken), of=len(questions) + len(lost))
         return self._collection(taken)
 
     def _collection(self, taken: Mapping[int, _Taken]) -> Iterator[tuple[int, Any]]:
-        waiting = sorted(taken.values(), key=lambda answer: answer.client, reverse=True)
+        waiting = sorted(taken.values(), key=lambda answer: answer[0], reverse=True)
         while waiting:  # those that are taken need no room any more
-            answer = waiting.pop()
-            yield answer.client, answer.load()
+            client, load = waiting.pop()
+            yield client, load()
         self._collected = True
 
     def _ask_nodes(self, questions: Mapping[int, Question[Any]], clients: Mapping[int, int]) -> dict[int, _Taken]:
@@ -186,12 +182,9 @@ class GridContact:
         for client in self.clients:
             node = self._accounts.nodes[client]
             question = asks[node].question if node in asks else None
-            paid = (
-                isinstance(question, PrivateQuestion)
-                and node in asked_before
-                and self.ledger.uncovered(client) >= question.dp.mu**2 * (1 - 1e-9)
-            )
-            if question is not None and not isinstance(question, WhoQuestion) and not paid:
+            price = question.dp.mu**2 if isinstance(question, PrivateQuestion) else math.inf
+            paid = node in asked_before and self.ledger.uncovered(client) >= price * (1 - 1e-9)
+            if question is not None and not paid:
                 questions[client] = question
         check_budgets(self.ledger, questions)
 
@@ -211,7 +204,7 @@ class GridContact:
             self._cache.give_up(node, ask)
             raise
         kept = self._cache.put(node, ask, answer)
-        return _Taken(client, partial(self._again, node, ask) if kept else lambda: value)
+        return client, partial(self._again, node, ask) if kept else lambda: value
 
     def _read(self, ask: Ask, answer: Answer, expected: int | None = None) -> tuple[int, Any]:
         assert ask.question is not None  # made here
@@ -228,42 +221,28 @@ class GridContact:
 
     def _from_disk(self, asks: Mapping[int, Ask], clients: Mapping[int, int]) -> dict[int, _Taken]:
         """Answers that are kept; one that does not fit any more is asked for again."""
-        taken = {}
+        taken: dict[int, _Taken] = {}
         for node, ask in asks.items():
             answer = self._cache.get(node, ask)
             with suppress(DataError):
                 if answer is not None:
                     client, _ = self._read(ask, answer, clients.get(node))
-                    taken[node] = _Taken(client, partial(self._again, node, ask))
+                    taken[node] = client, partial(self._again, node, ask)
                     self._arrived(node, ask, answer, counted=0 if self._cache.has_come(node, ask) else answer.size)
         return taken
 
     # --- who is asked
 
-    def _all_nodes(self) -> list[int]:
-        nodes = sorted(self._grid.get_node_ids())
-        if not nodes:
-            raise ContactError("No node is connected to the federation: there is nobody to ask.")
-        return nodes
-
     def _greet(self) -> None:
         """Ask those who they are that nobody has met yet."""
-        nodes, met = self._all_nodes(), set(self._accounts.nodes.values())
+        nodes, met = self._accounts.connected(), set(self._accounts.nodes.values())
         strangers = [node for node in nodes if node not in met]
         ask = self._ask(WhoQuestion())
         clients = self._messenger.wave(
             dict.fromkeys(strangers, ask), lambda node, answer: client_number(answer.details)
         )
         self._check_enough(len(nodes) - len(strangers) + len(clients), of=len(nodes))
-        self._meet(clients)
-
-    def _meet(self, clients: Mapping[int, int]) -> None:
-        self._accounts.meet(clients, set(self._grid.get_node_ids()))
-
-    def _node_of(self, client: int) -> int:
-        if client not in self.clients:
-            raise ContactError(f"Client {client} has not answered so far: no node goes by that number.")
-        return self._accounts.nodes[client]
+        self._accounts.meet(clients)
 
     def _check_enough(self, answered: int, *, of: int) -> None:
         least = self._delivery.least_fraction

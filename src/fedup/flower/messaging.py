@@ -61,7 +61,6 @@ class Messenger:
         grid: Grid,
         model: nn.Module,
         delivery: Delivery,
-        *,
         meter: Meter,
         arrived: Callable[[int, Ask, Answer], None],
     ) -> None:
@@ -124,7 +123,8 @@ class Messenger:
                     number = reply.metadata.reply_to_message_id
                     node, late = nodes.pop(number, None), self._late.pop(number, None)
                     if node is None:  # to an earlier message: it counts, but nobody waits for it any more
-                        self._read(reply, *late) if late else self._meter.came(None, _size_of(reply))
+                        size = 0 if reply.has_error() else size_of(reply.content)
+                        self._read(reply, *late) if late else self._meter.came(None, size)
                     else:
                         answer = self._read(reply, node, asks[node])
                         if answer.status == "ok" and asks[node].needs_model:
@@ -165,12 +165,8 @@ class Messenger:
         try:
             answer = read_answer(reply.content, most_bytes=self._delivery.most_bytes)
         except DataError as error:
-            answer = Answer("failed", self.base, reason=str(error), size=_size_of(reply))
+            answer = Answer("failed", self.base, reason=str(error), size=size_of(reply.content))
         self._arrived(node, ask, answer)
         if answer.base != self.base and answer.status == "ok":
             return Answer("failed", self.base, reason="it answers for another model")
         return answer
-
-
-def _size_of(reply: Message) -> int:
-    return 0 if reply.has_error() else size_of(reply.content)

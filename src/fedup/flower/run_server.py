@@ -1,7 +1,7 @@
 """The run folder as a Flower server's memory: `fedup status`, `evidence` and `verify` work on it."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,19 +47,14 @@ class RunServer:
 
     @property
     def state(self) -> State:
-        """Everything that was committed so far."""
+        """Everything that was committed so far; its `left_out` is not to be trained on in later rounds."""
         return self.run.read()
 
-    @property
-    def left_out(self) -> Forget:
-        """What is not to be trained on in later rounds: all that requests in force and open ones name."""
-        return self.state.left_out
-
-    def keep(self, model: nn.Module, facts: Mapping[str, Any] | None = None) -> None:
+    def keep(self, model: nn.Module) -> None:
         """The model that the federation has learned; one that is here already must be the same."""
         with self.run.writing("train") as writer:
             if writer.state.trained is None:
-                keep_model(writer, model, {"accuracy": {}, "rows": None, "time_s": 0.0, **(facts or {})})
+                keep_model(writer, model, {"accuracy": {}, "rows": None, "time_s": 0.0})
             elif writer.state.base != fingerprint(model):
                 raise RequestError(
                     f"{self.run.path} holds another model ({writer.state.base[:12]}): one that was trained anew needs "
