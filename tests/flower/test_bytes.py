@@ -151,15 +151,15 @@ def test_in_process_the_bytes_are_those_that_would_be_sent(world, privacy):
 @pytest.mark.parametrize("privacy", [None, CLEAR], ids=["exact", "DP"])
 def test_the_journal_has_the_bytes_that_the_grid_carried(world, tmp_path, privacy):
     grid = world.grid()
-    contact, memory = world.contact(grid), RunServer(tmp_path / "run", world.blank)
-    memory.keep(world.model)
+    contact, server = world.contact(grid), RunServer(tmp_path / "run", world.blank)
+    server.keep(world.model)
     for call in (
-        lambda: memory.collect(contact, privacy=privacy),
-        lambda: memory.unlearn(samples(world, 2), contact, config=FilterConfig(rank=8, steps=8), limits=FORCED),
-        lambda: memory.restore("R1", contact=contact),
+        lambda: server.collect(contact, privacy=privacy),
+        lambda: server.unlearn(samples(world, 2), contact, config=FilterConfig(rank=8, steps=8), limits=FORCED),
+        lambda: server.restore("R1", contact=contact),
     ):
         carried = Carried(grid)
         call()
-        body = memory.state.events[-1].body
+        body = server.state.events[-1].body
         assert (body["bytes_up"], body["bytes_down"]) == (carried.up, carried.down)
         assert sum(release["bytes"] for release in body["releases"]) <= body["bytes_up"]

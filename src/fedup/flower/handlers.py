@@ -12,8 +12,7 @@ from fedup.clients.question import ClientData, ExactQuestion, Question
 from fedup.errors import DataError
 from fedup.federation import Client
 from fedup.flower.node_data import Source, by_place, own, places_of
-from fedup.flower.policy import Policy
-from fedup.flower.state import WEIGHTS, KeptLedger, KeptReader, drop_features, keep, kept
+from fedup.flower.state import WEIGHTS, KeptReader, drop_features, keep, kept
 from fedup.flower.wire import Answer, Ask, load_weights
 from fedup.models.views import fingerprint
 
@@ -30,13 +29,7 @@ class Work:
 
     ask: Ask
     source: Source
-    policy: Policy
     num_classes: int
-
-    @property
-    def ledger(self) -> KeptLedger:
-        """The node's own account."""
-        return KeptLedger(self.source.context, self.policy)
 
     def model(self) -> nn.Module:
         """The model that is asked about: with the weights that came, which are kept from now on, or those that are."""
@@ -82,7 +75,7 @@ class Work:
             Client(self.source.number, trained, trained[:0], unseen),
             self.num_classes,
             ids=None if ids is None else ids.to(device),
-            least_rows=self.policy.least_rows,
+            least_rows=self.source.policy.least_rows,
         )
 
     def drop_features(self, question: Question[Any], data: ClientData, *, quietly: bool = False) -> None:
@@ -106,6 +99,6 @@ class _Readers(dict[str, KeptReader]):
         self._model, self._work = model, work
 
     def __missing__(self, cut: str) -> KeptReader:
-        work = self._work
-        self[cut] = reader = KeptReader(self._model, cut, work.ask.base, work.source.context, work.policy.most_kept)
+        source = self._work.source
+        self[cut] = reader = KeptReader(self._model, cut, self._work.ask.base, source.context, source.policy.most_kept)
         return reader

@@ -20,7 +20,7 @@ from fedup.flower.node_data import OwnError, Source
 from fedup.flower.policy import Policy, RefusedError
 from fedup.flower.private import answer_privately
 from fedup.flower.rows import Rows
-from fedup.flower.state import WEIGHTS, KeptLedger, kept_of
+from fedup.flower.state import WEIGHTS, kept_of
 from fedup.flower.wire import QUERY, Answer, Ask, read_ask, write_answer
 from fedup.privacy.guarantee import DP
 
@@ -61,8 +61,8 @@ def replying(*, policy: Policy | None = None, **functions: Any) -> Callable[[Rec
     def reply(content: RecordDict, context: Context) -> RecordDict:
         until = time.monotonic() + rules.answer_after_s
         try:
-            ask, source = read_ask(content), Source(context, **functions)
-            answer = _with_spent(_answer(ask, source, rules), ask, source, rules)
+            ask, source = read_ask(content), Source(context, policy=rules, **functions)
+            answer = _with_spent(_answer(ask, source), ask, source)
         except DataError as error:  # no question at all
             answer = Answer("failed", "", reason=str(error))
         reply = write_answer(answer)
@@ -72,7 +72,7 @@ def replying(*, policy: Policy | None = None, **functions: Any) -> Callable[[Rec
     return reply
 
 
-def _answer(ask: Ask, source: Source, policy: Policy) -> Answer:
+def _answer(ask: Ask, source: Source) -> Answer:
     """The answer to a question; refusals and failures are answers, too. A failure tells its kind, never what it met;
     under a guarantee it tells nothing at all once a row is read (`fedup.flower.private`)."""
     try:
@@ -81,14 +81,14 @@ def _answer(ask: Ask, source: Source, policy: Policy) -> Answer:
         kind = QUESTIONS[ask.kind]
         private = issubclass(kind, PrivateQuestion)
         dp = DP(**ask.details["how"]) if private and "epsilon" in ask.details["how"] else None
-        policy.check(ask.kind, dp)
+        source.policy.check(ask.kind, dp)
         if private and dp is None:
             raise DataError(f"The question {ask.kind!r} is answered under a guarantee only (epsilon and clip).")
         if kind.needs_model and ask.weights is None and kept_of(source.context, WEIGHTS).get("base") != ask.base:
             raise NeedsWeightsError  # before any row is read
         if kind is WhoQuestion:
             return Answer("ok", ask.base, {"client": source.number})
-        question, work = kind.from_message(ask.details, ask.arrays), Work(ask, source, policy, _num_classes_of(ask))
+        question, work = kind.from_message(ask.details, ask.arrays), Work(ask, source, _num_classes_of(ask))
         if isinstance(question, PrivateQuestion):
             return answer_privately(work, question)
         assert isinstance(question, ExactQuestion)  # there is no third kind
@@ -111,12 +111,11 @@ def _num_classes_of(ask: Ask) -> int:
     return number
 
 
-def _with_spent(answer: Answer, ask: Ask, source: Source, policy: Policy) -> Answer:
+def _with_spent(answer: Answer, ask: Ask, source: Source) -> Answer:
     """The answer, or refusal or failure, with the sum of μ² that the node has spent, where it is asked who it is or for
     a release: the server's ledger follows the node's own. The sum follows from the questions that were answered, and
     from no row."""
     with suppress(FedUPError, OwnError):  # an account that cannot be read: nothing is told of it
         if ask.kind == WhoQuestion.kind or NONCE in ask.details:
-            spent = KeptLedger(source.context, policy).spent(source.number)
-            return replace(answer, details={**answer.details, SPENT: spent})
+            return replace(answer, details={**answer.details, SPENT: source.ledger.spent(source.number)})
     return answer

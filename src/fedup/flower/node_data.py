@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from fedup.clients.question import ClientData
 from fedup.errors import DataError
 from fedup.federation import check_samples
+from fedup.flower.policy import Policy
 from fedup.flower.rows import Rows, rows_of
+from fedup.flower.state import KeptLedger
 from fedup.request import Forget
 
 T = TypeVar("T")
@@ -32,14 +34,20 @@ def own(function: Callable[..., T], *arguments: Context) -> T:
 
 @dataclass(frozen=True)
 class Source:
-    """The user's own functions, as `mount` takes them; what they give is asked for when it is needed."""
+    """The user's own functions and rules, as `mount` takes them; what they give is asked for when it is needed."""
 
     context: Context
+    policy: Policy
     data: Callable[[Context], Rows]
     model: Callable[[], nn.Module]
     ids: Callable[[Context], Sequence[int]] | None = None
     client: Callable[[Context], int] | None = None
     held_out: Callable[[Context], Rows] | None = None
+
+    @property
+    def ledger(self) -> KeptLedger:
+        """The node's own account."""
+        return KeptLedger(self.context, self.policy)
 
     @cached_property
     def number(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedup.clients.question import PrivateQuestion
-from fedup.errors import ArtifactError, BudgetError, DataError, FedUPError
+from fedup.errors import DataError, FedUPError
 from fedup.flower.handlers import Work
 from fedup.flower.node_data import by_place
 from fedup.flower.state import release_once
@@ -35,7 +35,7 @@ def answer_privately(work: Work, question: PrivateQuestion[Any, Any]) -> Answer:
     client = work.source.number  # the user's own function, and none of data
 
     def release() -> Answer:
-        _charge(work, client, question)
+        work.source.ledger.spend(client, question.dp, question.charged_as)  # it is written down before any row is read
         try:
             data = work.client_data(model, like=blank)
             work.drop_features(question, data, quietly=True)
@@ -46,18 +46,6 @@ def answer_privately(work: Work, question: PrivateQuestion[Any, Any]) -> Answer:
             return Answer("failed", work.ask.base, reason=FAILED)
 
     return release_once(work.source.context, work.ask, release)
-
-
-def _charge(work: Work, client: int, question: PrivateQuestion[Any, Any]) -> None:
-    """On disk, or in the state, before any row is read; raises where the budget does not allow it."""
-    try:
-        work.ledger.spend(client, question.dp, question.charged_as)
-    except (BudgetError, ArtifactError):
-        raise
-    except (FedUPError, OSError) as error:  # what they say names paths of this machine
-        raise DataError(
-            "This node could not write to its account: no row was read and nothing was released."
-        ) from error
 
 
 def _planned(question: PrivateQuestion[Any, Any], model: nn.Module, blank: Tensor, num_classes: int) -> Any:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context
 from torch import Tensor, nn
 
 from fedup.clients.messages import NONCE, identity_of
-from fedup.errors import ArtifactError, BudgetError, DataError
+from fedup.errors import ArtifactError, BudgetError, DataError, FedUPError
 from fedup.files import write_text
 from fedup.flower.policy import Policy
 from fedup.flower.wire import Answer, Ask, record_of, tensors_of
@@ -51,32 +51,36 @@ class KeptLedger(Ledger):
 
     def __init__(self, context: Context, policy: Policy) -> None:
         self._context, self._file = context, None if policy.account is None else Path(policy.account)
-        super().__init__(self._read().charges, {None: policy.budget} if policy.budget else {})
+        super().__init__(self._read(), {None: policy.budget} if policy.budget else {})
 
-    def _read(self) -> Ledger:
-        if self._file is None:
-            kept = self._context.state.config_records.get(_LEDGER)
-            return Ledger.from_json(json.loads(str(kept["json"]))) if kept else Ledger()
-        if not self._file.exists():
-            return Ledger()
+    def _read(self) -> Sequence[Charge]:
         try:
-            return Ledger.from_json(json.loads(self._file.read_text(encoding="utf-8")))
+            if self._file is not None:
+                text = self._file.read_text(encoding="utf-8") if self._file.exists() else None
+            else:
+                record = self._context.state.config_records.get(_LEDGER)
+                text = None if record is None else str(record["json"])
+            return Ledger.from_json(json.loads(text)).charges if text is not None else []
         except (ValueError, OSError) as error:
             raise ArtifactError("This node's account cannot be read: nothing is released until it can.") from error
 
     def _record(self, charge: Charge) -> None:
+        """On disk, or in the state, before any row is read; what a failure says names no path of this machine."""
         if self._file is None:
-            self._context.state[_LEDGER] = ConfigRecord({"json": _text([*self.charges, charge])})
+            text = json.dumps(Ledger([*self.charges, charge]).to_json())
+            self._context.state[_LEDGER] = ConfigRecord({"json": text})
             return
-        with held(self._file.with_suffix(".lock"), "fedup", wait_s=_A_WHILE_S):  # two runs at once have one account
-            now = Ledger(self._read().charges, self.budgets)
-            if not now.affords(charge.client, charge.mu**2):
-                raise BudgetError("This node's budget was spent by another run meanwhile. Nothing was released.")
-            write_text(self._file, _text([*now.charges, charge]))
-
-
-def _text(charges: Iterable[Charge]) -> str:
-    return json.dumps(Ledger(charges).to_json())
+        try:
+            with held(self._file.with_suffix(".lock"), "fedup", wait_s=_A_WHILE_S):  # two runs at once have one account
+                now = Ledger(self._read(), self.budgets)
+                if not now.affords(charge.client, charge.mu**2):
+                    raise BudgetError("This node's budget was spent by another run meanwhile. Nothing was released.")
+                write_text(self._file, json.dumps(Ledger([*now.charges, charge]).to_json()))
+        except (BudgetError, ArtifactError):
+            raise
+        except (FedUPError, OSError) as error:
+            text = "This node could not write to its account: no row was read and nothing was released."
+            raise DataError(text) from error
 
 
 def release_once(context: Context, ask: Ask, make: Callable[[], Answer]) -> Answer:
@@ -134,7 +138,8 @@ class KeptReader(FeatureReader):
     def keep(self) -> None:
         """What was read goes into the state; once, since it may be large."""
         if self._features is not None and self._new:
-            _keep_features(self._context, self._key, self._features)
+            about = {"key": self._key, "nonnegative": self._features.nonnegative, "shape": self._features.shape}
+            keep(self._context, _FEATURES, {"values": self._features.values}, **about)
 
     def _look(self, x: Tensor, rows: Tensor) -> None:
         """What is here of these rows, by all that decides the bits: model, cut, threads, content and order."""
@@ -157,11 +162,6 @@ def _kept_features(context: Context) -> Features | None:
         return None
 
 
-def _keep_features(context: Context, key: str, features: Features) -> None:
-    about = {"key": key, "nonnegative": features.nonnegative, "shape": features.shape}
-    keep(context, _FEATURES, {"values": features.values}, **about)
-
-
 def drop_features(context: Context, places: Iterable[int]) -> None:
     """What is forgotten is not kept at the node, either."""
     forgotten, features = sorted(places), _kept_features(context)
@@ -172,4 +172,4 @@ def drop_features(context: Context, places: Iterable[int]) -> None:
             del context.state[name]
     elif not bool(features.values[forgotten].isnan().all()):
         features.values[forgotten] = math.nan
-        _keep_features(context, kept_of(context, _FEATURES)["key"], features)
+        keep(context, _FEATURES, {"values": features.values}, **kept_of(context, _FEATURES))

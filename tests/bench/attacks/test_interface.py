@@ -48,7 +48,7 @@ def test_the_audit_finds_out_whatever_turns_on_a_record(ground, monkeypatch, lea
         if leak == "a refusal":
             return Answer("failed", work.ask.base, reason=f"{rows} rows")
         if leak == "an uncharged question":
-            work.ledger.spend(0, question.dp, "centroids") if rows % 2 else None
+            work.source.ledger.spend(0, question.dp, "centroids") if rows % 2 else None
             return Answer("ok", work.ask.base)
         told = {"rows": rows} if leak == "a detail" else {}
         return Answer("ok", work.ask.base, told, {"vectors": torch.zeros(rows)} if leak == "a size" else {})
