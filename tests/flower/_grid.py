@@ -16,7 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
 from fedup import Federation
-from fedup.flower import GridContact, mount
+from fedup.flower import Delivery, GridContact, mount
 from fedup.flower.wire import Answer, Ask, read_answer, read_ask, write_answer
 from fedup.tasks.datasets import Dataset
 from fedup.tasks.recipe import Recipe
@@ -185,7 +185,10 @@ class World:
         return LocalGrid({FIRST + i: self.app(i, **settings) for i in self.federation.ids}, spoil)
 
     def contact(self, grid: Grid, **settings: Any) -> GridContact:
-        return GridContact(grid, self.model, **{"example": self.example, "num_classes": 10, "timeout": 2.0, **settings})
+        """Settings are those of `GridContact`, and of `Delivery`."""
+        about = {name: settings.pop(name) for name in ("num_classes", "folder", "ledger") if name in settings}
+        delivery = Delivery(**{"timeout_s": 2.0, **settings})
+        return GridContact(grid, self.model, **{"example": self.example, "num_classes": 10, **about}, delivery=delivery)
 
 
 @cache

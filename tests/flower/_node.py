@@ -16,7 +16,7 @@ from fedup.clients.in_process import InProcess
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.clients.question import Question
-from fedup.flower.wire import Answer, Ask, read_answer, write_ask
+from fedup.flower.wire import Answer, Ask, read_answer, row_of, write_ask
 from fedup.privacy import DP, Ledger
 from fedup.statistics.centroids import CentroidConfig
 
@@ -41,7 +41,7 @@ class Node:
 
     def ask(self, kind: str, model: nn.Module | None = None, **details) -> Answer:
         model = model or self.world.model
-        ask = Ask(kind, fingerprint(model), {**details, "num_classes": 10})
+        ask = Ask(kind, fingerprint(model), {"row": row_of(self.world.example), **details, "num_classes": 10})
         answer = self.say(ask)
         return self.say(replace(ask, weights=model.state_dict())) if answer.status == "needs weights" else answer
 

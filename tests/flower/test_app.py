@@ -15,7 +15,7 @@ from tests.cli._in_process import ok as fedup_command
 from tests.flower import _processes
 
 import fedup
-from fedup.flower import RunMemory
+from fedup.flower import RunServer
 
 APP = Path(__file__).parents[2] / "examples" / "flower-app"
 CONFIG = 'data="digits" rounds=1 epochs=4'  # the least that learns all there is to forget
@@ -77,13 +77,13 @@ def test_the_app_learns_forgets_and_remembers_over_flower_as_in_one_process(way,
 
     digits = task.load({"data": "digits", "rows": 10_000, "nodes": 4})
     folder = tmp_path / "out" / result["run_folder"]
-    memory = RunMemory(folder, task.make_model)
-    in_process = fedup.collect(memory.plugged().base, digits.federation)
+    server = RunServer(folder, task.make_model)
+    in_process = fedup.collect(server.plugged().base, digits.federation)
     content = in_process.vectors.numpy().tobytes() + in_process.counts.numpy().tobytes()
     assert result["collection"]["clients"] == [0, 1, 2, 3]
     assert result["collection"]["sha256"] == hashlib.sha256(content).hexdigest()
 
-    assert all(check.ok is not False for check in memory.verify(task.EXAMPLE))
+    assert all(check.ok is not False for check in server.verify(task.EXAMPLE))
     assert "sound as far as it could be checked" in fedup_command("verify", "--run", folder).out
     for request in result["requests"]:
         fedup_command("evidence", request["id"], "--run", folder)

@@ -8,7 +8,7 @@ from tests.flower._grid import FIRST, LocalGrid, World, digits, told
 
 from fedup import DP, FilterConfig, Forget, collect, plug
 from fedup.errors import ContactError
-from fedup.flower import Policy, RunMemory, messaging
+from fedup.flower import Policy, RunServer, messaging
 from fedup.run.answer import Limits
 
 CLEAR = DP(100.0, clip=4.0)
@@ -97,7 +97,7 @@ def test_a_report_has_the_bytes_that_the_grid_carried(world, name, privacy, forg
         assert sum(store.bytes_up.values()) - sum(sent.values()) == carried.up
         if call is unlearn and "sample" not in name:
             assert (report.bytes_up, report.bytes_down, report.releases) == (0, 0, [])
-    assert (contact.bytes_up, contact.bytes_down) == (before.up, before.down)
+    assert (contact.traffic.bytes_up, contact.traffic.bytes_down) == (before.up, before.down)
 
 
 def test_weights_that_are_sent_count(world):
@@ -114,18 +114,18 @@ def test_refusals_and_questions_who_a_node_is_count(world, named):
     forget = [Forget.clients([0])] if named else []
     store = collect(world.model, contact, forget=forget)
     assert store.traffic.bytes_up <= carried.up  # those asked who they are before the collection began
-    assert (contact.bytes_up, contact.bytes_down) == (carried.up, carried.down)
+    assert (contact.traffic.bytes_up, contact.traffic.bytes_down) == (carried.up, carried.down)
     assert {release.client for release in store.traffic.releases} == set(store.clients) - ({0} if named else set())
 
 
 def test_bytes_of_a_request_that_failed_count_at_the_contact(world):
     grid = world.grid()
-    contact, carried = world.contact(grid, retries=0, timeout=0.1), Carried(grid)
+    contact, carried = world.contact(grid, retries=0, timeout_s=0.1), Carried(grid)
     store = collect(world.model, contact)
     grid.spoil = lambda node, reply: None if node == FIRST + 3 else reply
     with pytest.raises(ContactError):
         unlearn(plug(world.model), store, samples(world, 2, 3), clients=contact, config=BOTH)
-    assert (contact.bytes_up, contact.bytes_down) == (carried.up, carried.down)
+    assert (contact.traffic.bytes_up, contact.traffic.bytes_down) == (carried.up, carried.down)
 
 
 @pytest.mark.parametrize("privacy", [None, CLEAR], ids=["exact", "DP"])
@@ -151,15 +151,15 @@ def test_in_process_the_bytes_are_those_that_would_be_sent(world, privacy):
 @pytest.mark.parametrize("privacy", [None, CLEAR], ids=["exact", "DP"])
 def test_the_journal_has_the_bytes_that_the_grid_carried(world, tmp_path, privacy):
     grid = world.grid()
-    contact, memory = world.contact(grid), RunMemory(tmp_path / "run", world.blank)
-    memory.keep(world.model)
+    contact, server = world.contact(grid), RunServer(tmp_path / "run", world.blank)
+    server.keep(world.model)
     for call in (
-        lambda: memory.collect(contact, privacy=privacy),
-        lambda: memory.unlearn(samples(world, 2), contact, config=FilterConfig(rank=8, steps=8), limits=FORCED),
-        lambda: memory.restore("R1", contact=contact),
+        lambda: server.collect(contact, privacy=privacy),
+        lambda: server.unlearn(samples(world, 2), contact, config=FilterConfig(rank=8, steps=8), limits=FORCED),
+        lambda: server.restore("R1", contact=contact),
     ):
         carried = Carried(grid)
         call()
-        body = memory.state.events[-1].body
+        body = server.state.events[-1].body
         assert (body["bytes_up"], body["bytes_down"]) == (carried.up, carried.down)
         assert sum(release["bytes"] for release in body["releases"]) <= body["bytes_up"]

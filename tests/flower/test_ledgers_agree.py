@@ -119,7 +119,7 @@ class Ledgers(RuleBasedStateMachine):
     def come_back(self) -> None:
         """The server is killed where it stands; another one starts over the same folder."""
         self.contact = WORLD.contact(
-            self.grid, folder=self.folder, ledger=self.ledger, retries=1, timeout=0.2, least_fraction=0.5
+            self.grid, folder=self.folder, ledger=self.ledger, retries=1, timeout_s=0.2, least_fraction=0.5
         )
 
     @rule(client=st.sampled_from(CLIENTS), fates=st.lists(st.sampled_from(FATES), min_size=1, max_size=4))

@@ -1,5 +1,7 @@
 """Features are read once and stay in the node's state: the same bits as anew, and nothing of what is forgotten."""
 
+import json
+
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
@@ -9,6 +11,7 @@ from tests.flower._node import CLIENT, HOW, Node, assert_summary, centroids, in_
 from torch import nn
 
 from fedup import fingerprint
+from fedup.flower.policy import Policy
 from fedup.flower.wire import array_of, tensor_of
 from fedup.privacy import DP
 from fedup.statistics.centroids import CentroidConfig
@@ -53,9 +56,9 @@ def expected(world: World, labels=EVERY, excluded=(), how=HOW, cut="head"):
     return ask_one(in_process(world), CLIENT, centroids(how, cut=cut, labels=labels, excluded=excluded))
 
 
-def kept(node: Node) -> tuple[torch.Tensor, torch.Tensor]:
-    record = node.context.state.array_records["fedup-features"]
-    return tensor_of(record["values"], "values"), tensor_of(record["known"], "known")
+def kept(node: Node) -> torch.Tensor:
+    """By place of the row; NaN where it is not kept."""
+    return tensor_of(node.context.state.array_records["fedup-features"]["values"], "values")
 
 
 def test_a_second_question_reads_no_row(world, node):
@@ -88,13 +91,11 @@ def test_features_of_forgotten_rows_leave_the_state(world, node):
     rows = world.rows(CLIENT)
     gone = torch.zeros(len(rows), dtype=torch.bool)
     gone[::7] = True
-    values, known = kept(node)
-    assert known.all() and values[gone].any()
+    assert kept(node).isfinite().all()
     node.summarize(excluded=rows[gone].tolist())
-    values, known = kept(node)
-    assert not values[gone].any() and torch.equal(known, ~gone)
+    assert kept(node)[gone].isnan().all() and kept(node)[~gone].isfinite().all()
     assert_summary(node.summarize(), expected(world))  # the request was taken back: they are read again
-    assert kept(node)[1].all()
+    assert kept(node).isfinite().all()
 
 
 def test_other_rows_are_read_anew(world):
@@ -111,7 +112,7 @@ def test_other_rows_are_read_anew(world):
     named = Node(world, world.app(CLIENT, data=lambda context: (held["x"], held["y"]), ids=None))
     named.context = node.context
     assert named.summarize(excluded=[3]).status == "ok"
-    assert len(kept(named)[1]) == 40
+    assert len(kept(named)) == 40
 
 
 def test_another_model_or_cut_is_read_anew(world, node):
@@ -126,7 +127,7 @@ def test_another_model_or_cut_is_read_anew(world, node):
 
 
 def test_noisy_statistics_are_made_of_rows_that_are_read_anew_and_their_features_are_not_kept(world, node):
-    fresh = Node(world, world.app(CLIENT, most_kept=0)).summarize(PRIVATE).arrays["vectors"]
+    fresh = Node(world, world.app(CLIENT, policy=Policy(most_kept=0))).summarize(PRIVATE).arrays["vectors"]
     assert torch.equal(node.summarize(PRIVATE).arrays["vectors"], fresh)
     assert "fedup-features" not in node.context.state
     first = rows_read(node, how=PRIVATE)
@@ -137,26 +138,25 @@ def test_noisy_statistics_are_made_of_rows_that_are_read_anew_and_their_features
 
 @pytest.mark.parametrize("most", [0, 1000])
 def test_no_more_is_kept_than_may_be(world, most):
-    node = Node(world, world.app(CLIENT, most_kept=most))
+    node = Node(world, world.app(CLIENT, policy=Policy(most_kept=most)))
     assert node.summarize().status == "ok"
     assert not {"fedup-features", "fedup-features-of"} & set(node.context.state)
 
 
-@pytest.mark.parametrize("damage", ["values", "known", "shape", "no record", "half of it"])
+@pytest.mark.parametrize("damage", ["values", "shape", "no text", "no record", "half of it"])
 def test_a_damaged_state_is_read_anew(world, node, damage):
     node.summarize()
-    state, (values, known) = node.context.state, kept(node)
+    state, about = node.context.state, json.loads(node.context.state["fedup-features-of"]["json"])
     if damage == "values":
-        state["fedup-features"] = ArrayRecord({"values": array_of(values[:, 1:]), "known": array_of(known)})
-    elif damage == "known":
-        state["fedup-features"] = ArrayRecord({"values": array_of(values), "known": array_of(known.float())})
+        state["fedup-features"] = ArrayRecord({"values": array_of(kept(node)[:, 1:])})
     elif damage == "shape":
-        about = state.config_records["fedup-features-of"]
-        state["fedup-features-of"] = ConfigRecord({**about, "shape": "nothing"})
+        state["fedup-features-of"] = ConfigRecord({"json": json.dumps({**about, "shape": "nothing"})})
+    elif damage == "no text":
+        state["fedup-features-of"] = ConfigRecord({"json": "nothing"})
     elif damage == "no record":
         del state["fedup-features"]
     else:
-        state["fedup-features"] = ArrayRecord({"values": array_of(values)})
+        state["fedup-features"] = ArrayRecord({})
     assert_summary(node.summarize(), expected(world))
     samples = world.rows(CLIENT)[:3].tolist()
     assert_summary(node.summarize(excluded=samples), expected(world, excluded=samples))

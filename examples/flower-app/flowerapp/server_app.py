@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 import fedup
-from fedup.flower import GridContact, RunMemory
+from fedup.flower import Delivery, GridContact, RunServer
 from fedup.run.answer import Limits
 from fedup.tasks.accuracy import predict
 from flowerapp import task
@@ -34,13 +34,12 @@ def main(grid: Grid, context: Context) -> None:
     # FedUP from here on. Every node is asked once; the answers serve all requests to come, also after a restart: model,
     # centroids, requests and filters are in a run folder, on which `fedup status`, `evidence` and `verify` work.
     out = Path(str(config["out"])).absolute()
-    memory = RunMemory(out / f"run-{context.run_id}", task.make_model)
-    memory.keep(model)
-    contact = GridContact(
-        grid, model, example=task.EXAMPLE, num_classes=task.NUM_CLASSES, timeout=120, weights_at_once=True, tell=print
-    )
+    server = RunServer(out / f"run-{context.run_id}", task.make_model)
+    server.keep(model)
+    delivery = Delivery(timeout_s=120, weights_at_once=True)
+    contact = GridContact(grid, model, example=task.EXAMPLE, num_classes=task.NUM_CLASSES, delivery=delivery)
     started = time.perf_counter()
-    centroids = memory.collect(contact)
+    centroids = server.collect(contact)
     content = centroids.vectors.numpy().tobytes() + centroids.counts.numpy().tobytes()
     collection = {"time_s": time.perf_counter() - started, "centroids": len(centroids.vectors), **traffic(contact)}
     collection |= {"clients": list(centroids.clients), "sha256": hashlib.sha256(content).hexdigest()}
@@ -51,23 +50,24 @@ def main(grid: Grid, context: Context) -> None:
     for request in digits.requests:
         before, sent = task.evaluate(model, digits, request), traffic(contact)
         # With so few rows a class may be left with none: that is refused, and `answer.declined` says so, unless forced.
-        answer = memory.unlearn(request, contact, reference=f"a {request.kind}", limits=Limits(None, force=True))
+        answer = server.unlearn(request, contact, reference=f"a {request.kind}", limits=Limits(None, force=True))
         told = {"kind": request.kind, "id": answer.requests[0], "time_s": answer.report.time_s}
         told |= {"clients_contacted": answer.report.clients_contacted}
         told |= {"verdict": answer.report.verdicts[request.digest].finding}
         told |= {name: amount - sent[name] for name, amount in traffic(contact).items()}
-        told |= {"before": before, "after": task.evaluate(memory.plugged(), digits, request)}
-        memory.restore(*answer.requests, contact=contact)
-        restored = memory.plugged().unplug()
+        told |= {"before": before, "after": task.evaluate(server.plugged(), digits, request)}
+        server.restore(*answer.requests, contact=contact)
+        restored = server.plugged().unplug()
         same = torch.equal(predict(restored, digits.test_x), original)
         told["restored"] = same and fedup.fingerprint(restored) == fedup.fingerprint(model)
         print(f"answered: {json.dumps(told)}")
         requests.append(told)
 
-    result = {"run_folder": memory.run.path.name, "nodes": nodes, "training": training, "collection": collection}
+    result = {"run_folder": server.run.path.name, "nodes": nodes, "training": training, "collection": collection}
     (out / "result.json").write_text(json.dumps({**result, "requests": requests}, indent=2))
 
 
 def traffic(contact: GridContact) -> dict[str, int]:
     """FedUP's messages so far, and their bytes as serialised."""
-    return {"messages": contact.messages, "bytes_up": contact.bytes_up, "bytes_down": contact.bytes_down}
+    traffic = contact.traffic
+    return {"messages": traffic.messages, "bytes_up": traffic.bytes_up, "bytes_down": traffic.bytes_down}

@@ -102,14 +102,14 @@ def _trained() -> nn.Module:
 
 def measure(grid: Any, clients: int) -> dict[str, Any]:
     """Collect and answer over a grid of that many nodes."""
-    from fedup.flower import GridContact
+    from fedup.flower import Delivery, GridContact
 
     model = _trained()
     with TemporaryDirectory() as folder:
 
-        def contact(**settings: Any) -> GridContact:
-            example = torch.zeros(1, 8, 8)
-            return GridContact(grid, model, example=example, num_classes=10, timeout=600, **settings)
+        def contact(folder: Path | None = None, **settings: Any) -> GridContact:
+            example, delivery = torch.zeros(1, 8, 8), Delivery(timeout_s=600, **settings)
+            return GridContact(grid, model, example=example, num_classes=10, delivery=delivery, folder=folder)
 
         on_disk = contact(weights_at_once=True, folder=Path(folder))
         figures: dict[str, Any] = {"clients": clients, "model_bytes": 4 * sum(p.numel() for p in model.parameters())}
@@ -147,11 +147,11 @@ def measure(grid: Any, clients: int) -> dict[str, Any]:
 @contextmanager
 def _measured(figures: dict[str, Any], name: str, contact: Any) -> Iterator[None]:
     """Time, traffic, and by how many bytes the process's own memory has grown at most."""
-    keys = ("messages", "bytes_up", "bytes_down")
-    before, started = [getattr(contact, key) for key in keys], time.perf_counter()
+    before, started = contact.traffic, time.perf_counter()
     with _watched_memory() as peaks:
         yield
-    traffic = {key: getattr(contact, key) - first for key, first in zip(keys, before, strict=True)}
+    sent = contact.traffic - before
+    traffic = {"messages": sent.messages, "bytes_up": sent.bytes_up, "bytes_down": sent.bytes_down}
     figures[name] = {"time_s": time.perf_counter() - started, **traffic, "peak_bytes": max(peaks, default=None)}
 
 

@@ -14,19 +14,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedup.flower.collecting import collect, load_arrays
     from fedup.flower.contact import GridContact
+    from fedup.flower.messaging import Delivery
     from fedup.flower.node import mount
     from fedup.flower.policy import Policy
-    from fedup.flower.run_server import RunMemory
+    from fedup.flower.run_server import RunServer
+    from fedup.flower.wire import load_arrays
 
-__all__ = ["GridContact", "Policy", "RunMemory", "collect", "load_arrays", "mount"]
+__all__ = ["Delivery", "GridContact", "Policy", "RunServer", "load_arrays", "mount"]
 _WHERE = {
+    "Delivery": "messaging",
     "GridContact": "contact",
     "Policy": "policy",
-    "RunMemory": "memory",
-    "collect": "collecting",
-    "load_arrays": "collecting",
+    "RunServer": "run_server",
+    "load_arrays": "wire",
     "mount": "node",
 }
 

@@ -1,125 +1,104 @@
 """What a node answers from: its own rows and rules, the model that is asked about, and what it keeps of features."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from flwr.app import Context
-from torch import nn
+from torch import Tensor, nn
 
 from fedup.clients.question import ClientData, ExactQuestion, Question
+from fedup.errors import DataError
 from fedup.federation import Client
-from fedup.flower.node_data import Holding, Source
-from fedup.flower.policy import Policy
-from fedup.flower.state import KeptLedger, KeptReader, drop_features
-from fedup.flower.wire import Answer
-from fedup.models.features import FeatureReader
-from fedup.privacy.ledger import Ledger
+from fedup.flower.node_data import Source, by_place, own, places_of
+from fedup.flower.state import WEIGHTS, KeptReader, drop_features, keep, kept
+from fedup.flower.wire import Answer, Ask, load_weights
+from fedup.models.views import fingerprint
 
 A = TypeVar("A")
 
 
+class NeedsWeightsError(Exception):
+    """The question is about a model whose weights are not here, or are not sound."""
+
+
 @dataclass(frozen=True)
 class Work:
-    """One question at work; `make_model` gives the model it is about, or raises where there are no weights for it."""
+    """One question at work."""
 
+    ask: Ask
     source: Source
-    make_model: Callable[[], nn.Module]
-    context: Context
-    policy: Policy
-    base: str
-    most_kept: int  # bytes of features
     num_classes: int
 
-    @property
-    def ledger(self) -> Ledger:
-        """The node's own account."""
-        return KeptLedger(self.context, self.policy)
+    def model(self) -> nn.Module:
+        """The model that is asked about: with the weights that came, which are kept from now on, or those that are."""
+        if self.ask.weights is not None:
+            model = self._loaded(self.ask.weights)
+            keep(self.source.context, WEIGHTS, self.ask.weights, base=self.ask.base)
+            return model
+        try:
+            return self._loaded(kept(self.source.context, WEIGHTS))
+        except DataError as error:  # the state was damaged
+            raise NeedsWeightsError from error
+
+    def _loaded(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        model = load_weights(own(self.source.model), weights).eval().requires_grad_(False)
+        if fingerprint(model) != self.ask.base:
+            raise DataError("The weights that came are not those that the question is about.")
+        return model
 
     def answer(self, question: ExactQuestion[Any]) -> Answer:
         """To a question that is under no guarantee."""
-        question.check_model(self.base)
-        model = self.make_model() if question.needs_model else nn.Module()
-        holding = self.source.holding
-        samples, _ = question.leaves_out()
-        self.drop_features(question, holding, holding.places(samples))
+        question.check_model(self.ask.base)
+        model = self.model() if question.needs_model else nn.Module()
         readers = _Readers(model, self)
-        data = self.data(model, holding, readers)
-        if question.reads_held_out:
-            data = self._with_held_out(data, holding)
-        answer = question.with_places(holding.translated).answer(_beside(model, data))
-        readers.keep()
+        data = replace(self.client_data(model, with_unseen=question.reads_held_out), readers=readers)
+        self.drop_features(question, data)
+        answer = question.with_places(partial(by_place, data)).answer(data)
+        for reader in readers.values():
+            reader.keep()
         return self.ok(question, answer)
 
-    def data(
-        self, model: nn.Module, holding: Holding, readers: Mapping[str, FeatureReader] | None = None
-    ) -> ClientData:
-        """The rows that the node trained on."""
-        rows = torch.arange(len(holding.y))
+    def client_data(self, model: nn.Module, *, like: Tensor | None = None, with_unseen: bool = False) -> ClientData:
+        """The rows that the node trained on, and behind them those that it did not, where the model is."""
+        x, y, ids = self.source.rows(like=like)
+        device = next((weight.device for weight in model.parameters()), x.device)
+        trained = torch.arange(len(y), device=device)
+        if with_unseen:
+            x, y = map(torch.cat, zip((x, y), self.source.unseen_rows(like=x), strict=True))
+        unseen = torch.arange(len(trained), len(y), device=device)
         return ClientData(
             model,
-            holding.x,
-            holding.y,
-            Client(holding.client, rows, rows[:0], rows[:0]),
+            x.to(device),
+            y.to(device),
+            Client(self.source.number, trained, trained[:0], unseen),
             self.num_classes,
-            ids=holding.ids,
-            least_rows=self.policy.least_rows,
-            readers=readers,
+            ids=None if ids is None else ids.to(device),
+            least_rows=self.source.policy.least_rows,
         )
 
-    def _with_held_out(self, data: ClientData, holding: Holding) -> ClientData:
-        """The same with rows behind them that the node did not train on."""
-        x, y = self.source.held_out(like=holding)
-        unseen = torch.arange(len(y)) + len(holding.y)
-        client = replace(data.client, heldout=unseen)
-        return replace(data, x=torch.cat([holding.x, x]), y=torch.cat([holding.y, y]), client=client)
-
-    def drop_features(self, question: Question[Any], holding: Holding, samples: frozenset[int]) -> None:
-        """Keep nothing of what is to be left out from now on: these samples, by place, and whole classes."""
-        _, classes = question.leaves_out()
-        if not samples and not classes:
-            return
-        named = torch.isin(holding.y, torch.tensor(sorted(classes), dtype=torch.int64)).nonzero().flatten()
-        drop_features(self.context, {*samples, *named.tolist()})
+    def drop_features(self, question: Question[Any], data: ClientData, *, quietly: bool = False) -> None:
+        """Keep nothing of what is to be left out from now on: samples and whole classes."""
+        samples, classes = question.leaves_out()
+        labels = torch.tensor(sorted(classes), dtype=torch.int64, device=data.y.device)
+        named = torch.isin(data.y[data.client.train], labels).nonzero().flatten().tolist()
+        drop_features(self.source.context, {*places_of(data, samples, quietly=quietly), *named})
 
     def ok(self, question: Question[A], answer: A) -> Answer:
         """An answer in this node's name."""
         details, arrays = question.answer_message(answer)
-        return Answer("ok", self.base, {"client": self.source.client, **details}, arrays)
+        return Answer("ok", self.ask.base, {"client": self.source.number, **details}, arrays)
 
 
-def _beside(model: nn.Module, data: ClientData) -> ClientData:
-    """The same with all arrays where the model is, if it is anywhere."""
-    device = next((weight.device for weight in model.parameters()), data.x.device)
-    own = data.client
-    client = Client(own.id, own.train.to(device), own.validation.to(device), own.heldout.to(device))
-    ids = None if data.ids is None else data.ids.to(device)
-    return replace(data, x=data.x.to(device), y=data.y.to(device), client=client, ids=ids)
-
-
-class _Readers(Mapping[str, FeatureReader]):
-    """Readers of features that may be here already."""
+class _Readers(dict[str, KeptReader]):
+    """Readers of features that may be here already, by cut."""
 
     def __init__(self, model: nn.Module, work: Work) -> None:
+        super().__init__()
         self._model, self._work = model, work
-        self._made: dict[str, KeptReader] = {}
 
-    def __getitem__(self, cut: str) -> FeatureReader:
-        if cut not in self._made:
-            work = self._work
-            self._made[cut] = KeptReader(
-                self._model, cut, base=work.base, context=work.context, most_bytes=work.most_kept
-            )
-        return self._made[cut]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-    def keep(self) -> None:
-        """What was read stays in the node's state."""
-        for reader in self._made.values():
-            reader.keep()
+    def __missing__(self, cut: str) -> KeptReader:
+        source = self._work.source
+        self[cut] = reader = KeptReader(self._model, cut, self._work.ask.base, source.context, source.policy.most_kept)
+        return reader

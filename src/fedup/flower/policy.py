@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedup.clients.labels import WhoQuestion
 from fedup.errors import SettingError
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Budget
@@ -21,7 +22,8 @@ class Policy:
     node's disk that what was spent is written to; without one it is in the node's Flower state, which ends with the run
     or with the SuperNode. `ask`: a function of the kind of question that gives a reason to refuse it, or None.
     `answer_after_s`: no answer leaves before so many seconds have passed since the question came. More than the longest
-    answer takes, and less than the server waits, hides how long this one took.
+    answer takes, and less than the server waits, hides how long this one took. `most_kept`: bytes of features that stay
+    in the node's state, so that they are read once for each model (0: none).
     """
 
     least_rows: int = 1
@@ -30,6 +32,7 @@ class Policy:
     account: str | Path | None = None
     ask: Callable[[str], str | None] | None = None
     answer_after_s: float = 0.0
+    most_kept: int = 64_000_000
 
     def __post_init__(self) -> None:
         if not 0 <= self.answer_after_s < math.inf:
@@ -37,13 +40,14 @@ class Policy:
         if self.least_rows < 1:
             raise SettingError(f"least_rows must be 1 or more; found {self.least_rows}.")
 
-    def check(self, question: str, dp: DP | None) -> None:
-        """Raise unless such a question is answered."""
-        reason = self.ask(question) if self.ask else None
+    def check(self, kind: str, dp: DP | None) -> None:
+        """Raise unless a question of that kind, under that guarantee, is answered."""
+        reason = self.ask(kind) if self.ask else None
         if reason is not None:
             raise RefusedError(reason)
-        private = self.only_private or self.budget is not None
-        if private and dp is not None and dp.replay_seed is not None:
-            raise RefusedError("noise that can be replayed protects nothing")
-        if dp is None and question != "who" and private:
+        if kind == WhoQuestion.kind or not (self.only_private or self.budget is not None):
+            return
+        if dp is None:
             raise RefusedError("this client answers under differential privacy only (epsilon and clip)")
+        if dp.replay_seed is not None:
+            raise RefusedError("noise that can be replayed protects nothing")

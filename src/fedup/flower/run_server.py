@@ -1,7 +1,8 @@
 """The run folder as a Flower server's memory: `fedup status`, `evidence` and `verify` work on it."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import Centroids
 
 
-class RunMemory:
+class RunServer:
     """What a server knows, in a folder that outlives it: the model, the centroids, requests and filters, a journal.
 
     `blank` makes the model without its weights. A server that starts again finds everything as it was.
@@ -46,27 +47,22 @@ class RunMemory:
 
     @property
     def state(self) -> State:
-        """Everything that was committed so far."""
+        """Everything that was committed so far; its `left_out` is not to be trained on in later rounds."""
         return self.run.read()
 
-    @property
-    def left_out(self) -> Forget:
-        """What is not to be trained on in later rounds: all that requests in force and open ones name."""
-        return self.state.left_out
-
-    def keep(self, model: nn.Module, facts: Mapping[str, Any] | None = None) -> None:
+    def keep(self, model: nn.Module) -> None:
         """The model that the federation has learned; one that is here already must be the same."""
         with self.run.writing("train") as writer:
             if writer.state.trained is None:
-                keep_model(writer, model, {"accuracy": {}, "rows": None, "time_s": 0.0, **(facts or {})})
+                keep_model(writer, model, {"accuracy": {}, "rows": None, "time_s": 0.0})
             elif writer.state.base != fingerprint(model):
                 raise RequestError(
                     f"{self.run.path} holds another model ({writer.state.base[:12]}): one that was trained anew needs "
                     "a folder of its own."
                 )
 
-    def collect(self, contact: GridContact, **how: Any) -> Centroids:
-        """The clients' centroids: those that are here, or asked for now."""
+    def collect(self, contact: GridContact, **settings: Any) -> Centroids:
+        """The clients' centroids: those that are here, or asked for now, with the settings of `fedup.collect`."""
         with self.run.writing("collect") as writer:
             if writer.state.collected is not None:
                 contact.settled(only_collection=True)  # a server that was killed may have left answers
@@ -74,7 +70,7 @@ class RunMemory:
             model = load_base(self.run, writer.state, self._blank())
             contact.ledger = RunLedger(writer)  # every release is charged in the journal
             started = time.perf_counter()
-            store = ask_clients(model, contact, cut=writer.state.about["cut"], folder=self.run.path, **how)
+            store = ask_clients(model, contact, cut=writer.state.about["cut"], folder=self.run.path, **settings)
             keep_centroids(writer, store, {"time_s": time.perf_counter() - started})
             contact.settled()
             return store
@@ -89,40 +85,27 @@ class RunMemory:
         judge: Judge | None = None,
         limits: Limits | None = None,
     ) -> Outcome:
-        """Outcome a request and put its filter in force; `judge` measures, and without one nothing limits the loss of
+        """Answer a request and put its filter in force; `judge` measures, and without one nothing limits the loss of
         retained accuracy. What a class may lose is limited all the same, and a refusal is an answer, too."""
-        with self.run.writing("unlearn") as writer:
-            return unlearn(
-                writer,
-                load_plugged(self.run, writer.state, self._blank()),
-                self._store(writer, contact),
-                [NewRequest(request, reference)],
-                clients=contact,
-                config=config,
-                judge=judge,
-                limits=limits or Limits(max_loss=3.0 if judge else None),
-            )
+        with self._answering("unlearn", contact) as (writer, plugged, store):
+            requests, limits = [NewRequest(request, reference)], limits or _limits(judge)
+            return unlearn(writer, plugged, store, requests, clients=contact, config=config, judge=judge, limits=limits)
 
     def restore(self, *requests: str, contact: GridContact | None = None, judge: Judge | None = None) -> Outcome:
         """Take requests back, by their ids."""
-        with self.run.writing("restore") as writer:
-            state = writer.state
-            return restore(
-                writer,
-                load_plugged(self.run, state, self._blank()),
-                self._store(writer, contact),
-                [state.request(one) for one in requests],
-                clients=contact,
-                judge=judge,
-                limits=Limits(max_loss=3.0 if judge else None),
-            )
+        with self._answering("restore", contact) as (writer, plugged, store):
+            named = [writer.state.request(name) for name in requests]
+            return restore(writer, plugged, store, named, clients=contact, judge=judge, limits=_limits(judge))
 
-    def _store(self, writer: Writer, contact: GridContact | None) -> Centroids:
-        store = load_store(self.run, writer.state)
-        store.ledger = RunLedger(writer)
-        if contact is not None:
-            contact.ledger = store.ledger
-        return store
+    @contextmanager
+    def _answering(self, verb: str, contact: GridContact | None) -> Iterator[tuple[Writer, PluggedModel, Centroids]]:
+        """The run folder for writing, the model and the centroids; every release is charged in the journal."""
+        with self.run.writing(verb) as writer:
+            store = load_store(self.run, writer.state)
+            store.ledger = RunLedger(writer)
+            if contact is not None:
+                contact.ledger = store.ledger
+            yield writer, load_plugged(self.run, writer.state, self._blank()), store
 
     def verify(self, example: Tensor) -> list[Check]:
         """What `fedup verify` checks, and that restoring gives the original's answer to an example, bit for bit."""
@@ -131,3 +114,7 @@ class RunMemory:
     def plugged(self) -> PluggedModel:
         """The model under the filter of the requests in force."""
         return load_plugged(self.run, self.state, self._blank())
+
+
+def _limits(judge: Judge | None) -> Limits:
+    return Limits(max_loss=3.0 if judge else None)

@@ -1,46 +1,49 @@
 """What a node remembers from one message to the next, in its Flower state: weights, features, its privacy account."""
 
-import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.app import ConfigRecord, Context
 from torch import Tensor, nn
 
-from fedup.errors import ArtifactError, BudgetError, DataError
+from fedup.clients.messages import NONCE, identity_of
+from fedup.errors import ArtifactError, BudgetError, DataError, FedUPError
 from fedup.files import write_text
 from fedup.flower.policy import Policy
-from fedup.flower.wire import NONCE, Answer, array_of, record_of, tensor_of
+from fedup.flower.wire import Answer, Ask, record_of, tensors_of
 from fedup.models.features import FEATURE_BATCH, FeatureReader, Features
 from fedup.privacy.ledger import Charge, Ledger
 from fedup.run.lock import held
 
-_LEDGER = "fedup-ledger"
-_WEIGHTS, _WEIGHTS_OF = "fedup-weights", "fedup-weights-of"
+WEIGHTS = "fedup-weights"
+_LEDGER, _FEATURES = "fedup-ledger", "fedup-features"
 _RELEASED = "fedup-released-"  # and the kind of question
 _A_WHILE_S = 60.0
-_FEATURES, _FEATURES_OF = "fedup-features", "fedup-features-of"
 
 
-def keeps_weights_of(context: Context, base: str) -> bool:
-    """Whether the weights of this model are here, by their fingerprint as it was when they came."""
-    about = context.state.config_records.get(_WEIGHTS_OF)
-    return about is not None and about.get("base") == base and _WEIGHTS in context.state.array_records
+def keep(context: Context, name: str, tensors: Mapping[str, Tensor], **about: Any) -> None:
+    """One of each name: those before go. `about` is plain data that says what the tensors are of."""
+    context.state[f"{name}-of"] = ConfigRecord({"json": json.dumps(about)})
+    context.state[name] = record_of(tensors)
 
 
-def kept_weights(context: Context) -> dict[str, Tensor]:
-    """The weights that came with an earlier question."""
-    return {name: tensor_of(array, name) for name, array in context.state.array_records[_WEIGHTS].items()}
+def kept(context: Context, name: str) -> dict[str, Tensor]:
+    """The tensors of that name; DataError where they were damaged."""
+    return tensors_of(context.state.array_records[name])
 
 
-def keep_weights(context: Context, base: str, weights: Mapping[str, Tensor]) -> None:
-    """Of one model only: those of an earlier one go."""
-    context.state[_WEIGHTS_OF] = ConfigRecord({"base": base})
-    context.state[_WEIGHTS] = record_of(weights)
+def kept_of(context: Context, name: str) -> dict[str, Any]:
+    """What they are of; nothing where there are none, or it is not sound."""
+    try:
+        about = json.loads(str(context.state.config_records[f"{name}-of"]["json"]))
+        return dict(about) if name in context.state.array_records else {}
+    except (KeyError, ValueError, TypeError):
+        return {}
 
 
 class KeptLedger(Ledger):
@@ -48,54 +51,54 @@ class KeptLedger(Ledger):
 
     def __init__(self, context: Context, policy: Policy) -> None:
         self._context, self._file = context, None if policy.account is None else Path(policy.account)
-        super().__init__(self._read().charges, {None: policy.budget} if policy.budget else {})
+        super().__init__(self._read(), {None: policy.budget} if policy.budget else {})
 
-    def _read(self) -> Ledger:
-        if self._file is not None:
-            if not self._file.exists():
-                return Ledger()
-            try:
-                return Ledger.from_json(json.loads(self._file.read_text(encoding="utf-8")))
-            except (ValueError, OSError) as error:
-                raise ArtifactError("This node's account cannot be read: nothing is released until it can.") from error
-        kept = self._context.state.config_records.get(_LEDGER)
-        return Ledger.from_json(json.loads(str(kept["json"]))) if kept else Ledger()
+    def _read(self) -> Sequence[Charge]:
+        try:
+            if self._file is not None:
+                text = self._file.read_text(encoding="utf-8") if self._file.exists() else None
+            else:
+                record = self._context.state.config_records.get(_LEDGER)
+                text = None if record is None else str(record["json"])
+            return Ledger.from_json(json.loads(text)).charges if text is not None else []
+        except (ValueError, OSError) as error:
+            raise ArtifactError("This node's account cannot be read: nothing is released until it can.") from error
 
     def _record(self, charge: Charge) -> None:
+        """On disk, or in the state, before any row is read; what a failure says names no path of this machine."""
         if self._file is None:
-            text = json.dumps({"charges": [asdict(one) for one in [*self.charges, charge]], "budgets": []})
+            text = json.dumps(Ledger([*self.charges, charge]).to_json())
             self._context.state[_LEDGER] = ConfigRecord({"json": text})
             return
-        with held(self._file.with_suffix(".lock"), "fedup", wait_s=_A_WHILE_S):  # two runs at once have one account
-            now = Ledger(self._read().charges, self.budgets)
-            if not now.affords(charge.client, charge.mu**2):
-                raise BudgetError("This node's budget was spent by another run meanwhile. Nothing was released.")
-            text = json.dumps({"charges": [asdict(one) for one in [*now.charges, charge]], "budgets": []})
-            write_text(self._file, text)
+        try:
+            with held(self._file.with_suffix(".lock"), "fedup", wait_s=_A_WHILE_S):  # two runs at once have one account
+                now = Ledger(self._read(), self.budgets)
+                if not now.affords(charge.client, charge.mu**2):
+                    raise BudgetError("This node's budget was spent by another run meanwhile. Nothing was released.")
+                write_text(self._file, json.dumps(Ledger([*now.charges, charge]).to_json()))
+        except (BudgetError, ArtifactError):
+            raise
+        except (FedUPError, OSError) as error:
+            text = "This node could not write to its account: no row was read and nothing was released."
+            raise DataError(text) from error
 
 
-def release_once(context: Context, kind: str, name: str, question: str, answer: Callable[[], Answer]) -> Answer:
+def release_once(context: Context, ask: Ask, make: Callable[[], Answer]) -> Answer:
     """The answer to a question under differential privacy; where its name is that of the last one of its kind, and the
-    question (by its digest) is the same, the one that was given then.
+    question is the same, the one that was given then.
 
     A reply that was lost on its way is asked for again by the same name: it was released already, and costs nothing.
     """
-    key = _RELEASED + kind.replace(" ", "-")
-    about, arrays = context.state.config_records.get(key), context.state.array_records.get(f"{key}-arrays")
-    if about is not None and arrays is not None and name and (about["name"], about["question"]) == (name, question):
-        told = json.loads(str(about["json"]))
-        return Answer(
-            "ok", told["base"], told["details"], {one: tensor_of(array, one) for one, array in arrays.items()}
-        )
-    found = answer()
-    if found.status != "ok":
-        return found
-    found = replace(found, details={**found.details, NONCE: name})
-    if name:
-        context.state[f"{key}-arrays"] = record_of(found.arrays)
-        text = json.dumps({"base": found.base, "details": dict(found.details)})
-        context.state[key] = ConfigRecord({"name": name, "question": question, "json": text})
-    return found
+    key, name = _RELEASED + ask.kind.replace(" ", "-"), str(ask.details.get(NONCE, ""))
+    about = kept_of(context, key)
+    if name and about.get("question") == [name, ask.digest]:
+        return Answer("ok", ask.base, about["details"], kept(context, key))
+    answer = make()
+    if answer.status == "ok":
+        answer = replace(answer, details={**answer.details, NONCE: name})
+        if name:
+            keep(context, key, answer.arrays, question=[name, ask.digest], details=answer.details)
+    return answer
 
 
 class KeptReader(FeatureReader):
@@ -106,98 +109,67 @@ class KeptReader(FeatureReader):
     every message.
     """
 
-    def __init__(self, model: nn.Module, cut: str, *, base: str, context: Context, most_bytes: int) -> None:
+    def __init__(self, model: nn.Module, cut: str, base: str, context: Context, most_bytes: int) -> None:
         super().__init__(model, cut)
         self._base, self._context, self._most_bytes = base, context, most_bytes
-        self._rows: tuple[Tensor, Tensor, int] | None = None  # of which the key is known
+        self._rows: tuple[Tensor, Tensor] | None = None  # of which the key is known
         self._key = ""
-        self._kept: _KeptFeatures | None = None
+        self._features: Features | None = None  # of all rows by place; NaN for those that were not read
         self._new = False
 
     def read(
         self, x: Tensor, rows: Tensor, *, wanted: Tensor | None = None, batch_size: int = FEATURE_BATCH
     ) -> Features:
-        if not self._most_bytes:
+        if not self._most_bytes or batch_size != FEATURE_BATCH:
             return super().read(x, rows, wanted=wanted, batch_size=batch_size)
-        self._look(x, rows, batch_size)
-        chosen, kept = (rows if wanted is None else rows[wanted]).cpu(), self._kept
-        if kept is not None and bool(kept.known[chosen].all()):
-            return Features(kept.values[chosen].to(rows.device), kept.nonnegative, kept.shape)
-        found = super().read(x, rows, wanted=wanted, batch_size=batch_size)
-        width = found.values.shape[1]
-        if kept is None and len(x) * (4 * width + 1) <= self._most_bytes:
-            known = torch.zeros(len(x), dtype=torch.bool)
-            kept = _KeptFeatures(self._key, torch.zeros(len(x), width), known, found.nonnegative, found.shape)
+        self._look(x, rows)
+        chosen, kept = (rows if wanted is None else rows[wanted]).cpu(), self._features
+        if kept is not None and not bool(kept.values[chosen].isnan().any()):
+            return replace(kept, values=kept.values[chosen].to(rows.device))
+        features = super().read(x, rows, wanted=wanted, batch_size=batch_size)
+        width = features.values.shape[1]
+        if kept is None and 4 * len(x) * width <= self._most_bytes:
+            kept = self._features = replace(features, values=torch.full((len(x), width), math.nan))
         if kept is not None:
-            kept.values[chosen] = found.values.cpu()
-            kept.known[chosen] = True
-            self._kept, self._new = kept, True
-        return found
+            kept.values[chosen] = features.values.cpu()
+            self._new = True
+        return features
 
     def keep(self) -> None:
         """What was read goes into the state; once, since it may be large."""
-        if self._kept is not None and self._new:
-            self._kept.keep(self._context)
+        if self._features is not None and self._new:
+            about = {"key": self._key, "nonnegative": self._features.nonnegative, "shape": self._features.shape}
+            keep(self._context, _FEATURES, {"values": self._features.values}, **about)
 
-    def _look(self, x: Tensor, rows: Tensor, batch_size: int) -> None:
-        """What is here of these rows, by all that decides the bits: model, cut, the rows' content, their order, how
-        many are read at once."""
-        if self._rows is not None and self._rows[0] is x and self._rows[1] is rows and self._rows[2] == batch_size:
+    def _look(self, x: Tensor, rows: Tensor) -> None:
+        """What is here of these rows, by all that decides the bits: model, cut, threads, content and order."""
+        if self._rows is not None and self._rows[0] is x and self._rows[1] is rows:
             return
-        told = f"{self._base} {self.cut} {batch_size} {torch.get_num_threads()} {x.dtype} {tuple(x.shape)}"
-        self._rows, self._key = (x, rows, batch_size), digest_of(told, *x.split(4096), rows)
-        self._kept, self._new = _KeptFeatures.of(self._context, self._key), False
+        content = identity_of({"x": x, "rows": rows})
+        self._key = f"{self._base} {self.cut} {torch.get_num_threads()} {content}"
+        self._rows, self._new = (x, rows), False
+        same = kept_of(self._context, _FEATURES).get("key") == self._key
+        self._features = _kept_features(self._context) if same else None
 
 
-def digest_of(told: str, *tensors: Tensor) -> str:
-    """sha256 of a text and of tensors' content."""
-    digest = hashlib.sha256(told.encode())
-    for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-@dataclass(frozen=True)
-class _KeptFeatures:
-    key: str
-    values: Tensor  # (N, D), by place of the row
-    known: Tensor  # (N,) rows that were read
-    nonnegative: bool
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, context: Context, key: str | None = None) -> "_KeptFeatures | None":
-        """What is kept, if it is of this key; a state that is out of shape holds nothing."""
-        arrays, about = context.state.array_records.get(_FEATURES), context.state.config_records.get(_FEATURES_OF)
-        try:
-            if arrays is None or about is None or key not in (None, about["key"]):
-                return None
-            values, known = tensor_of(arrays["values"], "values"), tensor_of(arrays["known"], "known")
-            shape = tuple(int(size) for size in json.loads(str(about["shape"])))
-            if known.dtype != torch.bool or values.shape != (len(known), math.prod(shape)):
-                return None
-            return cls(str(about["key"]), values, known, bool(about["nonnegative"]), shape)
-        except (DataError, KeyError, ValueError):
-            return None
-
-    def keep(self, context: Context) -> None:
-        context.state[_FEATURES] = ArrayRecord({"values": array_of(self.values), "known": array_of(self.known)})
-        context.state[_FEATURES_OF] = ConfigRecord(
-            {"key": self.key, "nonnegative": self.nonnegative, "shape": json.dumps(self.shape)}
-        )
+def _kept_features(context: Context) -> Features | None:
+    """A state that is out of shape holds none."""
+    about = kept_of(context, _FEATURES)
+    try:
+        values, shape = kept(context, _FEATURES)["values"], tuple(about["shape"])
+        return Features(values, about["nonnegative"], shape) if values.shape[1:] == (math.prod(shape),) else None
+    except (DataError, KeyError, TypeError):
+        return None
 
 
 def drop_features(context: Context, places: Iterable[int]) -> None:
     """What is forgotten is not kept at the node, either."""
-    gone = sorted(places)
-    kept = _KeptFeatures.of(context)
-    if not gone or kept is None:
+    forgotten, features = sorted(places), _kept_features(context)
+    if not forgotten or features is None:
         return
-    if gone[-1] >= len(kept.known):  # of other rows: nothing is known of them
-        for name in (_FEATURES, _FEATURES_OF):
+    if forgotten[-1] >= len(features.values):  # of other rows: nothing is known of them
+        for name in (_FEATURES, f"{_FEATURES}-of"):
             del context.state[name]
-        return
-    if bool(kept.known[gone].any()):
-        kept.values[gone] = 0.0
-        kept.known[gone] = False
-        kept.keep(context)
+    elif not bool(features.values[forgotten].isnan().all()):
+        features.values[forgotten] = math.nan
+        keep(context, _FEATURES, {"values": features.values}, **kept_of(context, _FEATURES))

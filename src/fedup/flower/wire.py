@@ -1,27 +1,25 @@
 """Questions and answers as Flower messages: one JSON text and arrays. No pickle: messages come from strangers."""
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedup.clients.messages import FORMAT, NONCE, answer_text, arrays_size, field_size, question_text, text_size
 from fedup.clients.question import PrivateQuestion, Question
 from fedup.errors import DataError
 
-__all__ = ["NONCE", "QUERY", "Answer", "Ask", "read_answer", "read_ask", "write_answer", "write_ask"]
-
 QUERY = "fedup"  # nodes register it, and messages are of the type query.fedup
 Status = Literal["ok", "refused", "failed", "needs weights", "lost"]  # a lost answer is never sent
-ROW = (
-    "row"  # a detail: the shape and type of a row, so that a node can try the model on a blank one before it reads any
-)
+ROW = "row"  # a detail: a row's shape and type, so that a node can try the model on a blank one before it reads any
 _MOST_OF_A_ROW = 100_000_000  # numbers
 _TYPES = {"float16", "float32", "float64", "int32", "int64", "uint8", "bool"}
 
@@ -34,9 +32,14 @@ class Ask:
     base: str  # fingerprint of the model
     details: Mapping[str, Any] = field(default_factory=dict)  # plain data
     weights: Mapping[str, Tensor] | None = None  # for nodes that lack them
-    record: ArrayRecord | None = None  # the same as it is sent, which messages may share
     arrays: Mapping[str, Tensor] = field(default_factory=dict)  # that belong to the question itself
     question: Question[Any] | None = None  # at the server: what it was made of
+
+    @cached_property
+    def digest(self) -> str:
+        """By which the same question about the same model is known again, whatever it names its answer."""
+        details = {key: value for key, value in self.details.items() if key != NONCE}
+        return hashlib.sha256(json.dumps([self.kind, self.base, details], sort_keys=True).encode()).hexdigest()
 
     @property
     def is_release(self) -> bool:
@@ -61,33 +64,65 @@ class Answer:
     size: int = 0
 
 
-def write_ask(ask: Ask) -> RecordDict:
-    """As the content of a message."""
-    content = RecordDict({"fedup": ConfigRecord({"json": question_text(ask.kind, ask.base, ask.details)})})
-    if ask.record is not None:
-        content["weights"] = ask.record
-    elif ask.weights is not None:
-        content["weights"] = record_of(ask.weights)
-    if ask.arrays:
-        content["arrays"] = record_of(ask.arrays)
+def write_ask(ask: Ask, weights: ArrayRecord | None = None) -> RecordDict:
+    """As the content of a message; `weights` are those of a record that messages share."""
+    content = _content(question_text(ask.kind, ask.base, ask.details), ask.arrays)
+    if weights is None and ask.weights is not None:
+        weights = record_of(ask.weights)
+    if weights is not None:
+        content["weights"] = weights
     return content
-
-
-def record_of(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Tensors as Flower sends them."""
-    return ArrayRecord({name: array_of(tensor) for name, tensor in tensors.items()})
 
 
 def read_ask(content: RecordDict) -> Ask:
     """The opposite of `write_ask`."""
-    told = text_of(content)
-    weights, arrays = (content.array_records.get(name) for name in ("weights", "arrays"))
-    tensors = None if weights is None else {name: tensor_of(array, name) for name, array in weights.items()}
-    own = {name: tensor_of(array, name) for name, array in arrays.items()} if arrays is not None else {}
+    text, records = _text_of(content), content.array_records
+    weights, arrays = (
+        tensors_of(records["weights"]) if "weights" in records else None,
+        tensors_of(records.get("arrays")),
+    )
     try:
-        return Ask(str(told["kind"]), str(told["base"]), dict(told["details"]), tensors, arrays=own)
+        return Ask(str(text["kind"]), str(text["base"]), dict(text["details"]), weights, arrays)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"The question lacks a part ({error!r}).") from error
+
+
+def write_answer(answer: Answer) -> RecordDict:
+    """As the content of a message."""
+    return _content(answer_text(answer.status, answer.base, answer.details, answer.reason), answer.arrays)
+
+
+def read_answer(content: RecordDict, *, most_bytes: int) -> Answer:
+    """The opposite of `write_answer`; anything out of shape raises DataError."""
+    size = size_of(content)
+    if size > most_bytes:
+        raise DataError(f"{size:,} bytes came, and at most {most_bytes:,} are taken")
+    text, arrays = _text_of(content), tensors_of(content.array_records.get("arrays"))
+    if "__metadata__" in arrays:
+        raise DataError("an array has a name that no file can hold")
+    status = text.get("status")
+    if status not in ("ok", "refused", "failed", "needs weights") or not isinstance(text.get("details"), dict):
+        raise DataError("the answer says neither what it is nor what it holds")
+    return Answer(status, str(text.get("base")), text["details"], arrays, str(text.get("reason", ""))[:500], size)
+
+
+def _content(text: str, arrays: Mapping[str, Tensor]) -> RecordDict:
+    content = RecordDict({"fedup": ConfigRecord({"json": text})})
+    if arrays:
+        content["arrays"] = record_of(arrays)
+    return content
+
+
+def _text_of(content: RecordDict) -> dict[str, Any]:
+    """The text of a message, without its arrays."""
+    try:
+        text = json.loads(str(content.config_records["fedup"]["json"]))
+    except (KeyError, ValueError, RecursionError) as error:
+        raise DataError("there is no readable fedup record in the message") from error
+    version = text.get("format") if isinstance(text, dict) else None
+    if not isinstance(text, dict) or version != FORMAT:
+        raise DataError(f"the message is of format {version!r}; this fedup speaks {FORMAT}")
+    return text
 
 
 def row_of(example: Tensor) -> dict[str, Any]:
@@ -99,38 +134,13 @@ def row_of(example: Tensor) -> dict[str, Any]:
     return {"shape": list(example.shape[1:]), "type": str(example.dtype).removeprefix("torch.")}
 
 
-def blank_from(told: object) -> Tensor:
+def blank_from(row: object) -> Tensor:
     """The opposite of `row_of`: one row of zeros. (1, …)"""
-    shape, name = (told.get("shape"), told.get("type")) if isinstance(told, dict) else (None, None)
+    shape, name = (row.get("shape"), row.get("type")) if isinstance(row, dict) else (None, None)
     whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
     if not whole or name not in _TYPES or math.prod(shape or []) > _MOST_OF_A_ROW:
         raise DataError("The question does not say what a row looks like: a shape and a type of plain numbers.")
     return torch.zeros(1, *(shape or []), dtype=getattr(torch, name))
-
-
-def write_answer(answer: Answer) -> RecordDict:
-    """As the content of a message."""
-    text = answer_text(answer.status, answer.base, answer.details, answer.reason)
-    content = RecordDict({"fedup": ConfigRecord({"json": text})})
-    if answer.arrays:
-        content["arrays"] = record_of(answer.arrays)
-    return content
-
-
-def read_answer(content: RecordDict, *, most_bytes: int) -> Answer:
-    """The opposite of `write_answer`; anything out of shape raises DataError."""
-    size = size_of(content)
-    if size > most_bytes:
-        raise DataError(f"{size:,} bytes came, and at most {most_bytes:,} are taken")
-    told = text_of(content)
-    record = content.array_records.get("arrays")
-    if record and "__metadata__" in record:
-        raise DataError("an array has a name that no file can hold")
-    arrays = {name: tensor_of(array, name) for name, array in record.items()} if record else {}
-    status = told.get("status")
-    if status not in ("ok", "refused", "failed", "needs weights") or not isinstance(told.get("details"), dict):
-        raise DataError("the answer says neither what it is nor what it holds")
-    return Answer(status, str(told.get("base")), told["details"], arrays, str(told.get("reason", ""))[:500], size)
 
 
 def size_of(content: RecordDict) -> int:
@@ -140,13 +150,12 @@ def size_of(content: RecordDict) -> int:
     """
     records: list[tuple[str, int]] = []
     for key, arrays in content.array_records.items():
-        told = ((name, array.dtype, array.shape, len(array.data)) for name, array in arrays.items())
-        records.append((key, arrays_size(told)))
+        parts = ((name, array.dtype, array.shape, len(array.data)) for name, array in arrays.items())
+        records.append((key, arrays_size(parts)))
     for named in (content.config_records, content.metric_records):
         for key, values in named.items():
-            records.append(
-                (key, sum(field_size(text_size(name) + _value_size(value)) for name, value in values.items()))
-            )
+            sizes = (field_size(text_size(name) + _value_size(value)) for name, value in values.items())
+            records.append((key, sum(sizes)))
     return sum(field_size(text_size(key) + field_size(size)) for key, size in records)
 
 
@@ -157,6 +166,16 @@ def _value_size(value: object) -> int:
     if isinstance(value, list):
         return field_size(field_size(sum(map(_value_size, value))))
     return field_size(field_size(len(value))) if isinstance(value, bytes) else 8
+
+
+def record_of(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """Tensors as Flower sends them."""
+    return ArrayRecord({name: array_of(tensor) for name, tensor in tensors.items()})
+
+
+def tensors_of(record: ArrayRecord | None) -> dict[str, Tensor]:
+    """The opposite of `record_of`; none where there is no record."""
+    return {name: tensor_of(array, name) for name, array in record.items()} if record is not None else {}
 
 
 def array_of(tensor: Tensor) -> Array:
@@ -171,22 +190,23 @@ def tensor_of(array: Array, name: str) -> Tensor:
     """A tensor as it came; of no type but plain numbers."""
     try:
         values: np.ndarray = array.numpy()
-        if not isinstance(values, np.ndarray) or values.dtype.name not in _TYPES:
-            raise DataError(f"{name} is of {getattr(values, 'dtype', type(values).__name__)}")
-        return torch.from_numpy(np.array(values))  # a copy: what came may be read-only
-    except DataError:
-        raise
+        dtype = values.dtype.name
     except Exception as error:  # whatever numpy says of bytes that are no array
         raise DataError(f"{name} is no array ({type(error).__name__})") from error
+    if not isinstance(values, np.ndarray) or dtype not in _TYPES:
+        raise DataError(f"{name} is of {dtype}")
+    return torch.from_numpy(np.array(values))  # a copy: what came may be read-only
 
 
-def text_of(content: RecordDict) -> dict[str, Any]:
-    """The text of a message, without its arrays."""
+def load_arrays(model: nn.Module, arrays: ArrayRecord) -> nn.Module:
+    """The model with weights as Flower's strategies return them, in place and ready to be asked about."""
+    return load_weights(model, tensors_of(arrays)).eval()
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """The model with these weights, in place; DataError where they are of another one."""
     try:
-        told = json.loads(str(content.config_records["fedup"]["json"]))
-    except (KeyError, ValueError, RecursionError) as error:
-        raise DataError("there is no readable fedup record in the message") from error
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
-        found = told.get("format") if isinstance(told, dict) else None
-        raise DataError(f"the message is of format {found!r}; this fedup speaks {FORMAT}")
-    return told
+        model.load_state_dict(dict(weights))
+    except (RuntimeError, KeyError) as error:
+        raise DataError("The weights do not fit this model: it is of another shape.") from error
+    return model

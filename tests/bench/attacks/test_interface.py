@@ -43,15 +43,15 @@ def test_the_audit_finds_out_whatever_turns_on_a_record(ground, monkeypatch, lea
     from fedup.flower import private
     from fedup.flower.wire import Answer
 
-    def leaking(work, question, details):
-        rows = len(work.source.holding.y)
+    def leaking(work, question):
+        rows = len(work.source.rows()[1])
         if leak == "a refusal":
-            return Answer("failed", work.base, reason=f"{rows} rows")
+            return Answer("failed", work.ask.base, reason=f"{rows} rows")
         if leak == "an uncharged question":
-            work.ledger.spend(0, question.dp, "centroids") if rows % 2 else None
-            return Answer("ok", work.base)
+            work.source.ledger.spend(0, question.dp, "centroids") if rows % 2 else None
+            return Answer("ok", work.ask.base)
         told = {"rows": rows} if leak == "a detail" else {}
-        return Answer("ok", work.base, told, {"vectors": torch.zeros(rows)} if leak == "a size" else {})
+        return Answer("ok", work.ask.base, told, {"vectors": torch.zeros(rows)} if leak == "a size" else {})
 
     assert private.answer_privately is not leaking
     monkeypatch.setattr("fedup.flower.node.answer_privately", leaking)

@@ -15,7 +15,7 @@ from torch import nn
 import fedup
 from fedup import Centroids, FilterConfig, Forget
 from fedup.errors import ContactError
-from fedup.flower import GridContact
+from fedup.flower import Delivery, GridContact
 
 from . import task
 
@@ -30,21 +30,13 @@ def main(grid: Grid, context: Context) -> None:
     (out / f"server-{context.run_id}").write_text(str(os.getpid()))
     while len(list(grid.get_node_ids())) < int(config["nodes"]):
         time.sleep(0.2)
-    contact = GridContact(
-        grid,
-        model,
-        example=task.EXAMPLE,
-        num_classes=task.NUM_CLASSES,
-        timeout=float(config["timeout"]),
-        retries=0,
-        least_fraction=float(config["least-fraction"]),
-        folder=out / "answers",
-        tell=print,
-    )
+    delivery = Delivery(float(config["timeout"]), retries=0, least_fraction=float(config["least-fraction"]))
+    about = {"example": task.EXAMPLE, "num_classes": task.NUM_CLASSES}
+    contact = GridContact(grid, model, **about, delivery=delivery, folder=out / "answers")
     centroids = fedup.collect(model, contact, privacy=task.privacy(float(config["epsilon"])))
     fedup.save_centroids(centroids, out / "centroids.safetensors")
     contact.settled()  # answers are in that file now
-    told: dict[str, Any] = {"run": context.run_id, "left_out": contact.left_out, "messages": contact.messages}
+    told: dict[str, Any] = {"run": context.run_id, "left_out": contact.left_out, "messages": contact.traffic.messages}
     told["spent"] = {client: contact.ledger.spent(client) for client in contact.ledger.clients}
     if victim >= 0:
         told["samples"] = ask_the_dead(out, victim, model, centroids, contact)

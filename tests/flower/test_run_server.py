@@ -11,7 +11,7 @@ from tests.flower._grid import FIRST, LocalGrid, assert_ledgers_agree, spent_by_
 
 from fedup import DP, Budget, FilterConfig, Forget
 from fedup.errors import BudgetError, RequestError
-from fedup.flower import GridContact, Policy, RunMemory, mount
+from fedup.flower import Delivery, GridContact, Policy, RunServer, mount
 from fedup.run.answer import Limits
 from fedup.tasks.recipe import Recipe
 
@@ -42,10 +42,10 @@ class World:
         mount(app, data=lambda _: data, model=self.blank, ids=lambda _: rows.tolist(), policy=policy)
         return app
 
-    def memory(self) -> RunMemory:
-        memory = RunMemory(self.folder, self.blank, class_names=self.dataset.class_names)
-        memory.keep(self.model)
-        return memory
+    def server(self) -> RunServer:
+        server = RunServer(self.folder, self.blank, class_names=self.dataset.class_names)
+        server.keep(self.model)
+        return server
 
     def logits(self, model):
         return model(self.dataset.test_x[:50])
@@ -58,31 +58,31 @@ def world(tmp_path):
 
 def test_a_server_that_starts_again_serves_the_same_filter_and_asks_nobody(world):
     contact = world.contact()
-    first = world.memory()
+    first = world.server()
     first.collect(contact)
     first.unlearn(Forget.classes([3]), contact, reference="ticket 7")
-    asked = contact.messages
-    second = world.memory()
+    asked = contact.traffic.messages
+    second = world.server()
     second.collect(contact)
-    assert contact.messages == asked
+    assert contact.traffic.messages == asked
     assert torch.equal(world.logits(second.plugged()), world.logits(first.plugged()))
     assert [request.reference for request in second.state.active] == ["ticket 7"]
 
 
 def test_what_is_taken_back_gives_the_original_bit_for_bit(world):
-    contact, memory = world.contact(), world.memory()
-    memory.collect(contact)
-    memory.unlearn(Forget.clients([1]), contact, limits=FORCED)
-    memory.restore("R1", contact=contact)
-    with memory.plugged().restored() as original:
+    contact, server = world.contact(), world.server()
+    server.collect(contact)
+    server.unlearn(Forget.clients([1]), contact, limits=FORCED)
+    server.restore("R1", contact=contact)
+    with server.plugged().restored() as original:
         assert torch.equal(world.logits(original), world.logits(world.model))
-    assert not memory.state.active
+    assert not server.state.active
 
 
 def test_the_operators_commands_work_on_it(world):
-    contact, memory = world.contact(), world.memory()
-    memory.collect(contact)
-    memory.unlearn(Forget.samples({2: world.federation.clients[2].train[:30].tolist()}), contact, limits=FORCED)
+    contact, server = world.contact(), world.server()
+    server.collect(contact)
+    server.unlearn(Forget.samples({2: world.federation.clients[2].train[:30].tolist()}), contact, limits=FORCED)
     status = json.loads(fedup("status", "--run", world.folder, "--json").out)
     assert [request["id"] for request in status["requests"]] == ["R1"]
     assert "sound as far as it could be checked" in fedup("verify", "--run", world.folder).out
@@ -91,24 +91,24 @@ def test_the_operators_commands_work_on_it(world):
 
 
 def test_the_program_itself_checks_what_the_command_cannot(world):
-    contact, memory = world.contact(), world.memory()
-    memory.collect(contact)
-    memory.unlearn(Forget.classes([0]), contact)
-    checks = {check.name: check.ok for check in memory.verify(world.dataset.test_x[:8])}
+    contact, server = world.contact(), world.server()
+    server.collect(contact)
+    server.unlearn(Forget.classes([0]), contact)
+    checks = {check.name: check.ok for check in server.verify(world.dataset.test_x[:8])}
     assert checks["model"] and checks["filter"] and checks["restore"] and False not in checks.values()
 
 
 def test_a_model_that_was_trained_anew_needs_a_folder_of_its_own(world):
-    world.memory()
+    world.server()
     other = RECIPE.train(world.blank(), world.federation, rounds=2).model
     with pytest.raises(RequestError, match="another model"):
-        RunMemory(world.folder, world.blank, class_names=world.dataset.class_names).keep(other)
+        RunServer(world.folder, world.blank, class_names=world.dataset.class_names).keep(other)
 
 
 def test_releases_under_dp_are_charged_in_the_journal(world):
-    contact, memory = world.contact(Policy(budget=Budget(3.0))), world.memory()
-    memory.collect(contact, privacy=DP(2.0, clip="unit"))
-    charged = [event.body["client"] for event in memory.state.events if event.kind == "charged"]
+    contact, server = world.contact(Policy(budget=Budget(3.0))), world.server()
+    server.collect(contact, privacy=DP(2.0, clip="unit"))
+    charged = [event.body["client"] for event in server.state.events if event.kind == "charged"]
     assert sorted(charged) == [0, 1, 2]
     assert "every release charged" in fedup("verify", "--run", world.folder).out
 
@@ -141,17 +141,17 @@ def private_contact(world, grid, folder):
 def test_a_server_killed_before_a_collection_is_stored_pays_once_and_leaves_no_answer(
     world, tmp_path, monkeypatch, where
 ):
-    grid, memory = LocalGrid({FIRST + i: world.node(i, None) for i in range(3)}), world.memory()
+    grid, server = LocalGrid({FIRST + i: world.node(i, None) for i in range(3)}), world.server()
     folder = tmp_path / "answers"
     with monkeypatch.context() as patch:
         killed_at(patch, f"fedup.flower.run_server.{where}")
         with pytest.raises(Killed):
-            memory.collect(private_contact(world, grid, folder), privacy=REAL)
+            server.collect(private_contact(world, grid, folder), privacy=REAL)
     kept = answers(folder)
     assert len(kept) == (3 if where == "keep_centroids" else 0)
     grid.sent.clear()
     contact = private_contact(world, grid, folder)
-    second = world.memory()
+    second = world.server()
     second.collect(contact, privacy=REAL)
     assert len(grid.asked("summarize privately")) == (0 if kept else 6)  # a question, and again with the weights
     assert_ledgers_agree(grid, contact)
@@ -162,27 +162,27 @@ def test_a_server_killed_before_a_collection_is_stored_pays_once_and_leaves_no_a
 
 
 def test_a_server_killed_right_after_a_collection_was_stored_leaves_no_answer(world, tmp_path, monkeypatch):
-    grid, memory, folder = LocalGrid({FIRST + i: world.node(i, None) for i in range(3)}), world.memory(), tmp_path / "a"
+    grid, server, folder = LocalGrid({FIRST + i: world.node(i, None) for i in range(3)}), world.server(), tmp_path / "a"
     with monkeypatch.context() as patch:
         killed_at(patch, "fedup.flower.contact.GridContact.settled")
         with pytest.raises(Killed):
-            memory.collect(private_contact(world, grid, folder), privacy=REAL)
+            server.collect(private_contact(world, grid, folder), privacy=REAL)
     assert len(answers(folder)) == 3
-    world.memory().collect(private_contact(world, grid, folder), privacy=REAL)
+    world.server().collect(private_contact(world, grid, folder), privacy=REAL)
     assert answers(folder) == []
 
 
 def test_a_server_killed_before_a_request_is_stored_pays_once_and_leaves_no_answer(world, tmp_path, monkeypatch):
-    grid, memory, folder = LocalGrid({FIRST + i: world.node(i, None) for i in range(3)}), world.memory(), tmp_path / "a"
-    memory.collect(private_contact(world, grid, folder), privacy=REAL)
+    grid, server, folder = LocalGrid({FIRST + i: world.node(i, None) for i in range(3)}), world.server(), tmp_path / "a"
+    server.collect(private_contact(world, grid, folder), privacy=REAL)
     request = Forget.samples({client: world.federation.clients[client].train[:30].tolist() for client in (0, 2)})
     config = FilterConfig(filter="bottleneck", rank=8, steps=5)
     with monkeypatch.context() as patch:
         killed_at(patch, "fedup.run.answer.save_filter")
         with pytest.raises(Killed):
-            memory.unlearn(request, private_contact(world, grid, folder), config=config)
+            server.unlearn(request, private_contact(world, grid, folder), config=config)
     assert len(answers(folder)) == 2
-    spent, contact, second = spent_by_nodes(grid), private_contact(world, grid, folder), world.memory()
+    spent, contact, second = spent_by_nodes(grid), private_contact(world, grid, folder), world.server()
     second.collect(contact)  # as a server does when it starts: what waits for a request stays
     second.unlearn(request, contact, config=config)
     assert spent_by_nodes(grid) == spent
@@ -193,32 +193,31 @@ def test_a_server_killed_before_a_request_is_stored_pays_once_and_leaves_no_answ
 
 
 def test_a_declined_request_that_is_forced_later_pays_once(world, tmp_path):
-    grid, memory, folder = LocalGrid({FIRST + i: world.node(i, None) for i in range(3)}), world.memory(), tmp_path / "a"
+    grid, server, folder = LocalGrid({FIRST + i: world.node(i, None) for i in range(3)}), world.server(), tmp_path / "a"
     contact = private_contact(world, grid, folder)
-    memory.collect(contact, privacy=REAL)
+    server.collect(contact, privacy=REAL)
     request = Forget.samples({0: world.federation.clients[0].train[:30].tolist()})
     config = FilterConfig(filter="bottleneck", rank=8, steps=5)
-    assert memory.unlearn(request, contact, config=config, limits=Limits()).declined
+    assert server.unlearn(request, contact, config=config, limits=Limits()).declined
     spent = spent_by_nodes(grid)
-    assert memory.unlearn(request, contact, config=config, limits=Limits(force=True)).declined is None
+    assert server.unlearn(request, contact, config=config, limits=Limits(force=True)).declined is None
     assert spent_by_nodes(grid) == spent
     assert_ledgers_agree(grid, contact)
     assert answers(folder) == []
 
 
 def test_a_release_that_never_came_is_corrected_in_the_journal_once_its_node_is_heard_of(world, tmp_path):
-    grid, memory = LocalGrid({FIRST + i: world.node(i, None) for i in range(3)}), world.memory()
+    grid, server = LocalGrid({FIRST + i: world.node(i, None) for i in range(3)}), world.server()
     grid.spoil = lambda node, reply: None if node == FIRST + 1 and told(reply).status == "ok" else reply
-    contact = GridContact(
-        grid, world.model, example=torch.zeros_like(world.dataset.x[:1]), num_classes=10, timeout=0.1, retries=0
-    )
+    example, delivery = torch.zeros_like(world.dataset.x[:1]), Delivery(timeout_s=0.1, retries=0)
+    contact = GridContact(grid, world.model, example=example, num_classes=10, delivery=delivery)
     with pytest.raises(RequestError, match="2 of 3"):
-        memory.collect(contact, privacy=REAL)
+        server.collect(contact, privacy=REAL)
     grid.spoil = lambda node, reply: reply
     other = replace(REAL, epsilon=1.0)
-    memory.collect(contact, privacy=other)
+    server.collect(contact, privacy=other)
     assert_ledgers_agree(grid, contact)
-    (corrected,) = [event.body for event in memory.state.events if event.kind == "corrected"]
+    (corrected,) = [event.body for event in server.state.events if event.kind == "corrected"]
     assert (corrected["client"], corrected["mu"]) == (1, pytest.approx(REAL.mu))
     told_of = json.loads(fedup("status", "--run", world.folder, "--json").out)["ledger"]
     assert [one["corrections"] for one in told_of] == [0, 1, 0]
@@ -227,10 +226,10 @@ def test_a_release_that_never_came_is_corrected_in_the_journal_once_its_node_is_
 
 
 def test_noise_that_can_be_replayed_is_no_guarantee_anywhere(world, tmp_path):
-    contact, memory = world.contact(), world.memory()
-    memory.collect(contact, privacy=replace(REAL, replay_seed=1))
-    assert memory.state.guarantee is None
-    body = memory.state.collected.body
+    contact, server = world.contact(), world.server()
+    server.collect(contact, privacy=replace(REAL, replay_seed=1))
+    assert server.state.guarantee is None
+    body = server.state.collected.body
     assert body["guarantee"] is None
     assert {release["guarantee"] for release in body["releases"]} == {None}
     assert all(charge.replayable for charge in contact.ledger.charges)
@@ -239,9 +238,9 @@ def test_noise_that_can_be_replayed_is_no_guarantee_anywhere(world, tmp_path):
 
 
 def test_a_budget_that_is_spent_refuses_at_the_node_and_the_folder_stays_as_it_was(world):
-    contact, memory = world.contact(Policy(budget=Budget(1.0))), world.memory()
-    before = memory.state.head
+    contact, server = world.contact(Policy(budget=Budget(1.0))), world.server()
+    before = server.state.head
     with pytest.raises(RequestError, match="spent") as refused:
-        memory.collect(contact, privacy=DP(2.0, clip="unit"))
+        server.collect(contact, privacy=DP(2.0, clip="unit"))
     assert not isinstance(refused.value, BudgetError)  # the server has no account of theirs
-    assert memory.state.head == before
+    assert server.state.head == before

@@ -1,0 +1,109 @@
+"""Which node is which client, and what each has sent and spent."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from fedup.clients.checks import client_number
+from fedup.clients.labels import WhoQuestion
+from fedup.clients.messages import SPENT, identity_of
+from fedup.clients.protocol import release_of
+from fedup.clients.question import PrivateQuestion, Question
+from fedup.errors import ContactError, DataError
+from fedup.flower.wire import Answer
+from fedup.privacy.ledger import Ledger
+from fedup.statistics.traffic import Meter
+
+_LARGEST_SPENT = 1e12  # μ²: of a client that has released everything a million times
+_LOST = "releases that did not come"
+
+
+@dataclass
+class _Stranger:
+    """What came from a node that is not known to be a client."""
+
+    bytes_up: int = 0
+    spent: float = 0.0  # μ², as it says
+    releases: list[tuple[PrivateQuestion[Any, Any], str]] = field(default_factory=list)  # in somebody else's name
+
+
+class Accounts:
+    """Anybody can say a number: what a node claims counts for a client once it is known to be that one."""
+
+    def __init__(self, grid: Grid, ledger: Ledger) -> None:
+        self._grid, self.ledger, self.meter = grid, ledger, Meter()
+        self.nodes: dict[int, int] = {}  # by client
+        self.clients: dict[int, int] = {}  # by node
+        self._strangers: defaultdict[int, _Stranger] = defaultdict(_Stranger)
+
+    def book(self, node: int, question: Question[Any], answer: Answer, *, counted: int | None = None) -> bool:
+        """Count an answer and, if it is a release under DP, charge it; whether it holds something of a client's.
+
+        One from disk is `counted` with these bytes in place of its own; what it says of the node's account is old.
+        """
+        holds = answer.status == "ok" and not isinstance(question, WhoQuestion)
+        release = question if holds and isinstance(question, PrivateQuestion) else None
+        name = identity_of(answer.arrays) if release else ""
+        client, size = self._client_of(node, answer), answer.size if counted is None else counted
+        spent = _spent(answer) if counted is None else None
+        if spent is not None and node not in self.clients:
+            self._strangers[node].spent, spent = max(spent, self._strangers[node].spent), None
+        if client is None:
+            if release:
+                self._strangers[node].releases.append((release, name))
+            self._strangers[node].bytes_up += size
+            self.meter.came(None, size)
+            return False
+        if release:
+            self.ledger.came(client, release.dp, release.charged_as, name, reported=spent)
+        elif spent is not None:
+            self.ledger.correct(client, spent, _LOST)
+        labels = answer.details.get("labels")
+        cells = len(labels) if "sizes" in answer.details and isinstance(labels, list) else 0
+        told = release_of(question, client, size_bytes=size, cells=cells, name=name) if holds else None
+        self.meter.came(client, size, told)
+        return holds
+
+    def _client_of(self, node: int, answer: Answer) -> int | None:
+        """Which client a node is: as is known, or else as it says now, unless another node is that client."""
+        if node not in self.clients:
+            with suppress(DataError):
+                claimed = client_number(answer.details)
+                return None if self.nodes.get(claimed, node) != node else claimed
+        return self.clients.get(node)
+
+    def connected(self) -> list[int]:
+        """All nodes that can be asked now."""
+        nodes = sorted(self._grid.get_node_ids())
+        if not nodes:
+            raise ContactError("No node is connected to the federation: there is nobody to ask.")
+        return nodes
+
+    def meet(self, clients: Mapping[int, int]) -> None:
+        """Learn which node is which client; a number that two nodes claim is an error."""
+        connected = set(self._grid.get_node_ids())
+        for node, client in clients.items():
+            before = self.nodes.get(client, node)
+            if before != node and (before in connected or before in clients):  # else it has come back by another number
+                raise DataError(f"Two nodes say they are client {client}: {before} and {node}.")
+            if self.clients.get(node, client) != client:
+                raise DataError(
+                    f"Node {node} was client {self.clients[node]} before, and says now that it is {client}."
+                )
+            self.nodes[client], self.clients[node] = node, client
+            stranger = self._strangers.pop(node, _Stranger())
+            self.meter.by_client[client] += stranger.bytes_up
+            for release, name in stranger.releases:
+                self.ledger.came(client, release.dp, release.charged_as, name)
+            self.ledger.correct(client, stranger.spent, _LOST)
+
+
+def _spent(answer: Answer) -> float | None:
+    """The sum of μ² over all that the client has released, by its own account; None where it tells none of use."""
+    spent: Any = answer.details.get(SPENT)
+    is_number = isinstance(spent, int | float) and not isinstance(spent, bool)
+    return float(spent) if is_number and 0 <= spent <= _LARGEST_SPENT else None
