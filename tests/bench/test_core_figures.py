@@ -10,8 +10,8 @@ from fedup.bench.core_figures import is_current, run_seed, summary_rows
 from fedup.bench.scenarios import scenario_class
 from fedup.bench.tables import write_tables
 from fedup.errors import MissingDataError
-from fedup.tasks.accuracy import retain_and_forget
 from fedup.tasks.datasets import input_of, load_dataset
+from fedup.tasks.evaluation import retain_and_forget
 from fedup.tasks.models import build_model
 
 

@@ -16,9 +16,9 @@ from fedup.partition import dirichlet
 from fedup.request import Forget
 from fedup.serving.plugged import plug
 from fedup.statistics.store import Centroids
-from fedup.tasks.accuracy import predict, retain_and_forget
 from fedup.tasks.datasets import input_of, load_dataset
 from fedup.tasks.datasets._dataset import Dataset
+from fedup.tasks.evaluation import predict, retain_and_forget
 from fedup.tasks.machine import describe_machine
 from fedup.tasks.models import build_model
 from fedup.training.fedavg import federate

@@ -21,8 +21,8 @@ from fedup.request import Forget
 from fedup.rng import generator
 from fedup.serving.plugged import PluggedModel, plug
 from fedup.statistics.store import Centroids
-from fedup.tasks.accuracy import accuracy_per_class, predict, retain_and_forget
 from fedup.tasks.datasets import defaults_of, input_of, load_dataset
+from fedup.tasks.evaluation import accuracy_per_class, predict, retain_and_forget
 from fedup.tasks.machine import describe_machine
 from fedup.tasks.models import build_model
 from fedup.tasks.progress import Progress, RoundsShown

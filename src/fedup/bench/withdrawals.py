@@ -17,8 +17,8 @@ from fedup.serving.plugged import PluggedModel, Served
 from fedup.statistics.proportions import Paired
 from fedup.statistics.store import Centroids
 from fedup.statistics.tally import RowsToCount, tally
-from fedup.tasks.accuracy import accuracy, accuracy_per_class
 from fedup.tasks.datasets import Dataset, check_there
+from fedup.tasks.evaluation import accuracy, accuracy_per_class
 from fedup.tasks.machine import describe_code, describe_machine
 from fedup.tasks.progress import Progress
 from fedup.tasks.recipe import Recipe

@@ -21,7 +21,7 @@ from fedup.run.state import State
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import Centroids
 from fedup.tasks.datasets import Dataset
-from fedup.tasks.judge import FederationJudge
+from fedup.tasks.evaluation import FederationJudge
 from fedup.tasks.machine import describe_machine
 from fedup.tasks.recipe import Recipe
 

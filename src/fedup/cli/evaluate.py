@@ -50,8 +50,7 @@ def evaluate(
 
 
 def _figures(session: "Session", state: "State", plugged: "PluggedModel") -> dict[str, Any]:
-    from fedup.tasks.accuracy import accuracy
-    from fedup.tasks.judge import FederationJudge
+    from fedup.tasks.evaluation import FederationJudge, accuracy
 
     data = session.dataset
     test = data.test_x.to(session.device), data.test_y.to(session.device)
@@ -74,7 +73,7 @@ def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any
     from fedup.cli._progress import progress_bars
     from fedup.errors import RequestError
     from fedup.models.views import fingerprint
-    from fedup.tasks.judge import FederationJudge
+    from fedup.tasks.evaluation import FederationJudge
     from fedup.tasks.progress import RoundsShown
 
     recipe = session.recipe

@@ -86,7 +86,7 @@ def _inputs(data: str, identity: Mapping[str, Any]) -> "Images | Texts":
 def _batches(
     items: Iterator[tuple[str, Any]], how: Any, model: Any, names: list[str], filter_id: str | None, device: str
 ) -> Iterator[dict[str, Any]]:
-    from fedup.tasks.accuracy import predict as logits_for
+    from fedup.tasks.evaluation import predict as logits_for
 
     while batch := list(islice(items, _BATCH)):
         x = how.prepare([raw for _, raw in batch]).to(device)

@@ -126,7 +126,7 @@ def _train(
     from fedup.models.cut import find_cut
     from fedup.models.views import fingerprint
     from fedup.run.record import keep_model
-    from fedup.tasks.accuracy import accuracy
+    from fedup.tasks.evaluation import accuracy
     from fedup.tasks.progress import RoundsShown
 
     session = Session(path, device=device)

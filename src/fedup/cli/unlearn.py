@@ -123,7 +123,7 @@ def unlearn(
 def _new(session: "Session", state: Any, wanted: list[Any]) -> tuple[list[dict[str, Any]], "list[NewRequest]"]:
     """Requests in force already, and those to be answered, each checked."""
     from fedup.run.answer import NewRequest
-    from fedup.tasks.judge import describe_rows
+    from fedup.tasks.evaluation import describe_rows
 
     in_force = {request.forget: request for request in state.active}
     known, new = [], {}

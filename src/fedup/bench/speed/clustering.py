@@ -21,7 +21,7 @@ from fedup.request import Forget
 from fedup.rng import generator
 from fedup.serving.plugged import plug
 from fedup.statistics.store import Centroids
-from fedup.tasks.accuracy import accuracy, retain_and_forget
+from fedup.tasks.evaluation import accuracy, retain_and_forget
 from fedup.unlearning.unlearn import unlearn
 
 RATIO = 0.8
