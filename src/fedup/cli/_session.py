@@ -67,7 +67,7 @@ class Session:
         try:
             return self.federation
         except MissingDataError as error:
-            self.console.print(f"Note: {error}", highlight=False, markup=False)
+            self.console.print(f"Note: {error}", markup=False)
             return None
 
     def blank(self, state: State) -> nn.Module:
@@ -121,7 +121,7 @@ class Session:
             yield writer
 
     def _say_who(self, holder: str) -> None:
-        self.console.print(f"Waiting for {holder} …", highlight=False, markup=False)
+        self.console.print(f"Waiting for {holder} …", markup=False)
 
 
 def checked_device(device: str) -> str:

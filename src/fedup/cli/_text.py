@@ -1,7 +1,7 @@
 """Numbers and requests in words, the same in every verb."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,10 @@ def count(number: int, what: str) -> str:
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
-def accuracy(value: float | None) -> str:
-    """An accuracy, or a dash where nothing was measured."""
-    return "–" if value is None else f"{value:.3f}"
-
-
 def ids(numbers: Any) -> str:
     """Numbers, shortened when there are many."""
-    found = sorted(numbers)
-    return ", ".join(map(str, found)) if len(found) <= 8 else f"{', '.join(map(str, found[:6]))}, … ({len(found)})"
+    texts = [str(number) for number in sorted(numbers)]
+    return ", ".join(texts) if len(texts) <= 8 else f"{', '.join(texts[:6])}, … ({len(texts)})"
 
 
 def what(request: Request) -> str:
@@ -64,25 +59,34 @@ def seconds(time_s: Mapping[str, float]) -> str:
     return f"{sum(time_s.values()):.2f} s ({stages})" if stages else f"{sum(time_s.values()):.2f} s"
 
 
+def table(*columns: str, right: Collection[str] = (), **look: Any) -> Table:
+    """A table without rows; columns named in `right` hold numbers."""
+    made = Table(title_justify="left", **look)
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return made
+
+
+def accuracy_table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | None]]) -> Table:
+    """Accuracies by name of a row and column; a dash where nothing was measured."""
+    shown = table(title, *columns, right=columns, box=None, pad_edge=False)
+    for name, values in rows.items():
+        shown.add_row(name, *("–" if value is None else f"{value:.3f}" for value in values))
+    return shown
+
+
 def figures_table(figures: Mapping[str, Any]) -> Table:
     """Accuracies before, with the filter, and restored."""
-    table = Table("accuracy", box=None, pad_edge=False)
-    for column in ("validation, retained", "held-out, retained", "held-out, forgotten", "training, forgotten"):
-        table.add_column(column, justify="right")
+    rows = {}
     for state, name in (("original", "before"), ("forgotten", "with the filter"), ("restored", "restored")):
         own = figures[state]
-        values = (
-            own["validation"]["retain"],
-            own["heldout"]["retain"],
-            own["heldout"]["forget"],
-            own["train"]["forget"],
-        )
-        table.add_row(name, *map(accuracy, values))
-    return table
+        heldout = own["heldout"]
+        rows[name] = [own["validation"]["retain"], heldout["retain"], heldout["forget"], own["train"]["forget"]]
+    columns = ["validation, retained", "held-out, retained", "held-out, forgotten", "training, forgotten"]
+    return accuracy_table("accuracy", columns, rows)
 
 
 def why(declined: str, fitted: str) -> str:
     """A refusal as a sentence of its own, without what the library's callers are told to do."""
-    reason = declined.partition(" Nothing was changed.")[0]
-    reason = as_command_line(reason)
+    reason = as_command_line(declined.partition(" Nothing was changed.")[0])
     return reason if reason[0].isupper() else f"{fitted} was fitted, but {reason}."

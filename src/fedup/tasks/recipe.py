@@ -1,7 +1,7 @@
 """What a run folder is about: which data, split how, which model, trained how. Enough to make all of it again."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,21 +61,33 @@ class Recipe:
 
     data: str
     model: str
-    rounds: int
-    clients: int = 10
-    partition: str = "dirichlet:0.5"
-    rows: int | None = None  # a random subset of the data set
-    epochs: int = 1
-    batch_size: int = 64
-    lr: float = 0.05
+    rounds: int = field(metadata={"help": "Rounds of FedAvg.", "min": 0, "default": "what the data set needs"})
+    clients: int = field(default=10, metadata={"help": "Clients in the federation.", "min": 2})
+    partition: str = field(default="dirichlet:0.5", metadata={"help": "iid, dirichlet:0.5 or pathological:2."})
+    rows: int | None = field(default=None, metadata={"help": "Use a random subset of so many rows.", "min": 1})
+    epochs: int = field(default=1, metadata={"help": "Local epochs in each round.", "min": 1})
+    batch_size: int = field(
+        default=64, metadata={"help": "Local batch size.", "min": 1, "default": "what suits the data set"}
+    )
+    lr: float = field(default=0.05, metadata={"help": "Local learning rate.", "default": "what suits the model"})
     momentum: float = 0.9
-    optimizer: str = "sgd"
-    precision: str = "float32"
+    optimizer: str = field(default="sgd", metadata={"help": "sgd or adam.", "default": "what suits the model"})
+    precision: str = field(
+        default="float32",
+        metadata={
+            "help": "float32, bfloat16, or auto (bfloat16 on a GPU that has it).",
+            "default": "what suits the model",
+        },
+    )
     weight_decay: float = 0.0
-    clients_per_round: int | None = None
-    cut: str | None = None
+    clients_per_round: int | None = field(
+        default=None, metadata={"help": "Clients drawn in each round.", "min": 1, "default": "all"}
+    )
+    cut: str | None = field(
+        default=None, metadata={"help": "Module whose input is filtered.", "default": "the last linear layer"}
+    )
     weights: str | None = None  # file or folder of first weights; a run folder knows their fingerprint instead
-    seed: int = 0
+    seed: int = field(default=0, metadata={"help": "Same seed, same federation and model."})
 
     def __post_init__(self) -> None:
         if not -(2**63) <= self.seed < 2**63:
