@@ -38,7 +38,8 @@ def print_declined(console: "Console", result: dict[str, Any], *, done: str, fit
 
 def contact_in_words(result: dict[str, Any]) -> str:
     """Which clients were asked, and what they sent."""
-    from fedup.cli._text import ids, size
+    from fedup.cli._text import size
+    from fedup.run.in_words import ids
 
     contacted = result["clients_contacted"]
     return f"client {ids(contacted)} contacted, {size(result['bytes_up'])} sent" if contacted else "no client contacted"
@@ -46,7 +47,7 @@ def contact_in_words(result: dict[str, Any]) -> str:
 
 def print_orphaned_classes(console: "Console", result: dict[str, Any]) -> None:
     """A note where no retained client holds a class that nobody asked to forget."""
-    from fedup.cli._text import ids
+    from fedup.run.in_words import ids
 
     if result["classes_left_without_holder"]:
         console.print(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedup.cli._answer import print_orphaned_classes
 from fedup.cli._progress import wide_console
-from fedup.cli._text import count, ids
+from fedup.run.in_words import count, ids
 from fedup.unlearning.unlearn import classes_left_without_holder, plan, rehearse
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedup.cli._text import table, when
+from fedup.cli._text import table
+from fedup.run.in_words import moment
 
 _WHY_NOT_A_DIFFERENCE = (
     "ε left is that of the largest single release still allowed. It is not ε allowed − ε spent: releases add up as "
@@ -32,6 +33,6 @@ def charges_table(charges: list[dict[str, Any]]) -> Table:
     """Each release that was charged, in the order of the journal."""
     shown = table("when", "client", "for", "protection", "μ", right=("client", "μ"), title="Charges")
     for charge in charges:
-        row = (when(charge["at"]), str(charge["client"]), charge["what"], charge["mechanism"], f"{charge['mu']:.3g}")
+        row = (moment(charge["at"]), str(charge["client"]), charge["what"], charge["mechanism"], f"{charge['mu']:.3g}")
         shown.add_row(*row)
     return shown

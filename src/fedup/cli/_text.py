@@ -9,7 +9,6 @@ from rich.table import Table
 
 from fedup.cli._options import DEFAULT_RUN
 from fedup.cli._wording import as_command_line
-from fedup.run.state import Request
 
 
 def size(size_bytes: int) -> str:
@@ -23,34 +22,6 @@ def size(size_bytes: int) -> str:
 def of(run: Path) -> str:
     """How the next command names the folder; the default one needs no name."""
     return "" if run == DEFAULT_RUN else f" --run {shlex.quote(str(run))}"
-
-
-def count(number: int, what: str) -> str:
-    """A number of things: 1 client, 2 clients."""
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
-
-
-def ids(numbers: Any) -> str:
-    """Numbers, shortened when there are many."""
-    texts = [str(number) for number in sorted(numbers)]
-    return ", ".join(texts) if len(texts) <= 8 else f"{', '.join(texts[:6])}, … ({len(texts)})"
-
-
-def what(request: Request) -> str:
-    """What a request asks for, briefly."""
-    forget = request.forget
-    parts = []
-    if forget.client_ids:
-        parts.append(f"client {ids(forget.client_ids)}")
-    if forget.class_ids:
-        parts.append(f"class {ids(forget.class_ids)}")
-    parts += [f"{count(len(own), 'sample')} of client {client}" for client, own in forget.sample_ids.items()]
-    return " and ".join(parts)
-
-
-def when(at: str) -> str:
-    """A moment, without its milliseconds."""
-    return at[:19].replace("T", " ") + " UTC"
 
 
 def seconds(time_s: Mapping[str, float]) -> str:

@@ -22,8 +22,8 @@ def purge(
     import sys
 
     from fedup.cli._session import Session
-    from fedup.cli._text import count
     from fedup.run import answer
+    from fedup.run.in_words import count
     from fedup.unlearning.unlearn import sealed_cells
 
     if not yes and not sys.stdin.isatty():

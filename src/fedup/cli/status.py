@@ -30,7 +30,8 @@ def _print(result: dict[str, Any], state: "State") -> None:
 
     from fedup.cli._ledger import print_ledger
     from fedup.cli._progress import wide_console
-    from fedup.cli._text import size, when
+    from fedup.cli._text import size
+    from fedup.run.in_words import moment
 
     console = wide_console()
     facts = Table(Column(style="dim"), Column(overflow="fold"), show_header=False, box=None, pad_edge=False)
@@ -42,7 +43,7 @@ def _print(result: dict[str, Any], state: "State") -> None:
         print_ledger(console, result["ledger"])
     storage = ", ".join(f"{name} {size(count)}" for name, count in sorted(result["storage_bytes"].items()))
     console.print(f"[dim]Storage[/] {storage}")
-    last, head = when(state.events[-1].at), result["head"][:16]
+    last, head = moment(state.events[-1].at), result["head"][:16]
     console.print(f"[dim]Journal[/] {result['events']} events, last {last}, head {head}")
     if result["leftovers"]:
         console.print(
@@ -52,8 +53,8 @@ def _print(result: dict[str, Any], state: "State") -> None:
 
 
 def _facts(found: dict[str, Any]) -> dict[str, str]:
-    from fedup.cli._text import size, when
-    from fedup.run.evidence import machine_in_words
+    from fedup.cli._text import size
+    from fedup.run.in_words import machine_in_words, moment
 
     about, trained, collected, filtered = found["about"], found["trained"], found["collected"], found["filter"]
     facts = {"Run folder": found["run"]}
@@ -64,7 +65,7 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
     facts["Model"] = f"training: {found['rounds_done']} of {about.get('rounds')} rounds done; `fedup train` goes on"
     if trained:
         measured = ", ".join(f"{part} {value:.3f}" for part, value in trained["accuracy"].items())
-        facts["Model"] = f"{trained['fingerprint'][:16]}, trained {when(trained['at'])}" + (
+        facts["Model"] = f"{trained['fingerprint'][:16]}, trained {moment(trained['at'])}" + (
             f", accuracy {measured}" if measured else ""
         )
     if found["trained_on"]:
@@ -91,18 +92,19 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
 def _requests(state: "State", found: dict[str, Any]) -> "Table":
     from rich.markup import escape
 
-    from fedup.cli._text import table, what, when
+    from fedup.cli._text import table
+    from fedup.run.in_words import forget_set, moment
 
     shown = table("id", "reference", "forget", "rows", "status", "verdict", "asked", "took", right=("rows", "took"))
     for request, told in zip(state.requests, found["requests"], strict=True):
         shown.add_row(
             request.id,
             escape(request.reference or ""),
-            what(request),
+            forget_set(request.forget),
             "" if told["rows"] is None else f"{told['rows']:,}",
             f"[bold]{request.status}[/]" if request.is_active else request.status,
             told["verdict"] or "",
-            when(told["asked_at"])[:10],
+            moment(told["asked_at"])[:10],
             f"{told['time_s']:.2f} s",
         )
     return shown

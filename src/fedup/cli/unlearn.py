@@ -223,8 +223,9 @@ def _print_requests(result: dict[str, Any], console: Any) -> None:
     from rich.markup import escape
 
     from fedup.cli._answer import print_orphaned_classes
-    from fedup.cli._text import count, figures_table
+    from fedup.cli._text import figures_table
     from fedup.cli._wording import as_command_line
+    from fedup.run.in_words import count
 
     for request in result["requests"]:
         rows = f" ({count(request['rows'], 'training row')})" if request["rows"] is not None else ""
@@ -249,7 +250,8 @@ def _print_requests(result: dict[str, Any], console: Any) -> None:
 def _print_filter(result: dict[str, Any], console: Any, run: Path) -> None:
     """What it is made of, what it took, and what to do next."""
     from fedup.cli._answer import contact_in_words
-    from fedup.cli._text import count, of, seconds
+    from fedup.cli._text import of, seconds
+    from fedup.run.in_words import count
 
     for note in result["notes"]:
         console.print(f"[yellow]Note:[/] {note}")

@@ -59,10 +59,6 @@ CREATE VIEW releases AS
     FROM events, json_each(events.body, '$.releases') AS sent;
 """
 
-# From a format to the next: SQL that runs in one transaction and leaves the schema with the very text above (drop and
-# create anew what changed; ALTER TABLE would leave another text). There is one format so far.
-MIGRATIONS: dict[int, str] = {}
-
 
 @dataclass(frozen=True)
 class Event:
@@ -83,7 +79,7 @@ class Journal:
         self._connection = self._open(write)
         try:
             with self._explained():
-                self._check_format(write)
+                self._check_format()
         except BaseException:
             self._connection.close()
             raise
@@ -148,19 +144,16 @@ class Journal:
     def append(self, kind: str, body: Mapping[str, Any]) -> Event:
         """Write one event: when this returns it is on disk, when it raises it is not there."""
         with self._explained(), self._transaction("IMMEDIATE"):
-            return self._insert(kind, body)
-
-    def _insert(self, kind: str, body: Mapping[str, Any]) -> Event:
-        text = json.dumps(body, sort_keys=True, ensure_ascii=False, allow_nan=False)
-        last = self._connection.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
-        seq, previous = (last[0] + 1, last[1]) if last else (1, GENESIS)
-        at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        own = _hash(seq, at, kind, text, previous)
-        self._connection.execute(
-            "INSERT INTO events (seq, at, kind, body, previous, hash) VALUES (?, ?, ?, ?, ?, ?)",
-            (seq, at, kind, text, previous, own),
-        )
-        return Event(seq, at, kind, json.loads(text), own)
+            text = json.dumps(body, sort_keys=True, ensure_ascii=False, allow_nan=False)
+            last = self._connection.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+            seq, previous = (last[0] + 1, last[1]) if last else (1, GENESIS)
+            at = datetime.now(UTC).isoformat(timespec="milliseconds")
+            own = _hash(seq, at, kind, text, previous)
+            self._connection.execute(
+                "INSERT INTO events (seq, at, kind, body, previous, hash) VALUES (?, ?, ?, ?, ?, ?)",
+                (seq, at, kind, text, previous, own),
+            )
+            return Event(seq, at, kind, json.loads(text), own)
 
     def _open(self, write: bool) -> sqlite3.Connection:
         # A reader may have to roll back what a killed writer left, so it opens for writing where it is allowed to.
@@ -168,10 +161,7 @@ class Journal:
         mode = "rw" if write or may_write else "ro"
         try:
             connection = sqlite3.connect(
-                f"{_uri(self.path)}?mode={mode}",
-                uri=True,
-                isolation_level=None,
-                timeout=_BUSY_TIMEOUT_S,
+                f"{_uri(self.path)}?mode={mode}", uri=True, isolation_level=None, timeout=_BUSY_TIMEOUT_S
             )
             connection.execute("PRAGMA synchronous = EXTRA")  # a commit survives a power cut
             connection.execute("PRAGMA secure_delete = ON")
@@ -179,35 +169,16 @@ class Journal:
             raise _storage_error(self.path, error) from error
         return connection
 
-    def _check_format(self, write: bool) -> None:
+    def _check_format(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         (application,) = self._connection.execute("PRAGMA application_id").fetchone()
         if application != APPLICATION_ID:
             raise ArtifactError(f"{self.path} is no journal of a run folder: it was not made by fedup.")
-        if version > FORMAT_VERSION:
+        if version != FORMAT_VERSION:
             raise ArtifactError(
-                f"{self.path} has format {version}; this fedup knows formats up to {FORMAT_VERSION}. "
-                "Use a newer fedup: this one would not understand the folder, and has changed nothing."
+                f"{self.path} has format {version}, and this fedup knows format {FORMAT_VERSION} only: use "
+                f"{'a newer' if version > FORMAT_VERSION else 'an older'} fedup. Nothing was changed."
             )
-        if version < FORMAT_VERSION:
-            self._migrate(version, write)
-
-    def _migrate(self, version: int, write: bool) -> None:
-        if version not in MIGRATIONS:  # which has every format from the oldest known one on
-            raise ArtifactError(
-                f"{self.path} has format {version}, from which there is no way here: use an older fedup."
-            )
-        if not write:
-            raise ArtifactError(
-                f"{self.path} has the older format {version}. Any command that writes, such as `fedup collect`, brings "
-                f"it to format {FORMAT_VERSION}; until then it cannot be read."
-            )
-        with self._transaction("IMMEDIATE"):
-            for step in range(version, FORMAT_VERSION):
-                for statement in _statements(MIGRATIONS[step]):
-                    self._connection.execute(statement)
-            self._connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
-            self._insert("migrated", {"from": version, "to": FORMAT_VERSION})
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[None]:
@@ -246,16 +217,6 @@ def is_unfinished(path: Path) -> bool:
 
 def _uri(path: Path) -> str:
     return f"file:{quote(os.fsencode(path.absolute()))}"
-
-
-def _statements(script: str) -> Iterator[str]:
-    """The statements of a script; triggers hold semicolons of their own."""
-    statement = ""
-    for part in script.split(";"):
-        statement += part + ";"
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
 
 
 def _hash(seq: int, at: str, kind: str, body: str, previous: str) -> str:

@@ -166,7 +166,7 @@ def _unlearned(state: State, event: Event) -> State:
             Forget.from_json(asked["forget"]),
             asked["reference"],
             event,
-            withheld=asked.get("withheld", False),
+            withheld=asked["withheld"],
         )
         for asked in event.body["requests"]
     }
@@ -223,5 +223,4 @@ _APPLY = {
     "charged": _charged,
     "corrected": _charged,
     "budgeted": _budgeted,
-    "migrated": _unchanged,
 }
