@@ -10,7 +10,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -90,18 +90,13 @@ class Journal:
         if not is_unfinished(path):
             raise StorageError(f"{path} already exists.")
         try:
-            connection = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_TIMEOUT_S)
+            with closing(sqlite3.connect(path, isolation_level=None, timeout=_BUSY_TIMEOUT_S)) as connection:
+                connection.executescript(
+                    f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID}; "
+                    f"PRAGMA user_version = {FORMAT_VERSION}; {SCHEMA} COMMIT;"
+                )
         except sqlite3.Error as error:
             raise _storage_error(path, error) from error
-        try:
-            connection.executescript(
-                f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT_VERSION};"
-                f"{SCHEMA} COMMIT;"
-            )
-        except sqlite3.Error as error:
-            raise _storage_error(path, error) from error
-        finally:
-            connection.close()
         with suppress(OSError):  # the folder around it is private already
             path.chmod(0o600)
         return cls(path, write=True)
@@ -206,11 +201,8 @@ def is_unfinished(path: Path) -> bool:
     if not path.exists():
         return True
     try:
-        connection = sqlite3.connect(f"{_uri(path)}?mode=rw", uri=True, isolation_level=None)
-        try:
+        with closing(sqlite3.connect(f"{_uri(path)}?mode=rw", uri=True, isolation_level=None)) as connection:
             return connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
-        finally:
-            connection.close()
     except sqlite3.Error:
         return False
 
@@ -230,12 +222,9 @@ def _schema_of(connection: sqlite3.Connection) -> list[tuple[str, str]]:
 
 
 def _expected_schema() -> list[tuple[str, str]]:
-    connection = sqlite3.connect(":memory:")
-    try:
+    with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(SCHEMA)
         return _schema_of(connection)
-    finally:
-        connection.close()
 
 
 def _storage_error(path: Path, error: sqlite3.Error) -> Exception:
@@ -244,15 +233,13 @@ def _storage_error(path: Path, error: sqlite3.Error) -> Exception:
     if not name.startswith(_TROUBLE_OUTSIDE):  # corrupt, no database, no such table, no text, ...
         return ArtifactError(f"{path} is damaged or no SQLite file ({error}). Take a good copy of the folder.")
     advice = "Check the disk and the permissions; what was there before is untouched."
-    if name.startswith("SQLITE_FULL"):
-        advice = "Free some space and run the same command again; what was there before is untouched."
-    if name.startswith("SQLITE_CANTOPEN") and os.access(path.parent, os.W_OK):  # it says no more than that
+    if name.startswith("SQLITE_FULL") or (name.startswith("SQLITE_CANTOPEN") and os.access(path.parent, os.W_OK)):
         advice = "Free some space and run the same command again; what was there before is untouched."
     elif name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         advice = (
             "The folder is read-only here: ask for write permission, or work on a copy. (What a killed process left "
             "half-written must be rolled back once by someone who may write.)"
         )
-    if name.startswith("SQLITE_BUSY"):
+    elif name.startswith("SQLITE_BUSY"):
         advice = "Another program keeps the file locked: close it and run the same command again."
     return StorageError(f"Could not use {path}: {error}. {advice}")

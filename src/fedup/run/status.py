@@ -1,17 +1,15 @@
 """A run folder at a glance, without loading an array: for `fedup status` and for programs."""
 
 import json
-import struct
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from fedup.run.folder import Run
 from fedup.run.ledger import default_budget, describe_ledger
 from fedup.run.state import Request, State
-
-_LENGTH = struct.Struct("<Q")  # a safetensors file begins with the length of its header
-_LONGEST_HEADER = 100_000_000
 
 
 def overview(run: Run, state: State) -> dict[str, Any]:
@@ -110,10 +108,8 @@ def _storage(run: Run) -> dict[str, int]:
 def peek(path: Path) -> dict[str, Any]:
     """fedup's header of a safetensors file, unchecked; empty where it cannot be read."""
     try:
-        with path.open("rb") as file:
-            (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-            header = json.loads(file.read(min(length, _LONGEST_HEADER)))
-        found = json.loads(header["__metadata__"]["fedup"])
-    except (OSError, ValueError, KeyError, TypeError, struct.error):
+        with safe_open(path, framework="numpy") as file:
+            header = json.loads(file.metadata()["fedup"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return header if isinstance(header, dict) else {}

@@ -89,23 +89,17 @@ class FederationJudge:
         parts = [self._federation.rows(part) for part in _PARTS]
         return torch.cat([*parts, self._federation.forgotten(union(requests), "train")])
 
-    def _accuracies(self, rows: Tensor, predicted: Tensor, gone: Forget) -> dict[str, Any]:
-        federation = self._federation
-        right = predicted == federation.y[rows]
-        accuracies: dict[str, Any] = {}
-        start = 0
+    def _accuracies(self, rows: Tensor, predicted: Tensor, forget: Forget) -> dict[str, Any]:
+        federation, accuracies, start = self._federation, {}, 0
+        labels = federation.y[rows]
+        right = predicted == labels
         for part in _PARTS:
             here = slice(start, start + len(federation.rows(part)))
             start = here.stop
-            named = torch.isin(rows[here], federation.forgotten(gone, part))
+            named = torch.isin(rows[here], federation.forgotten(forget, part))
             accuracies[part] = {"retain": _share(right[here][~named]), "forget": _share(right[here][named])}
-            if part == "heldout":
-                labels = federation.y[rows[here]]
-                accuracies["per_class"] = [
-                    _share(right[here][labels == label]) for label in range(federation.num_classes)
-                ]
-        accuracies["train"] = {"forget": _share(right[start:])}
-        return accuracies
+        by_class = [_share(right[here][labels[here] == label]) for label in range(federation.num_classes)]  # held-out
+        return accuracies | {"per_class": by_class, "train": {"forget": _share(right[start:])}}
 
     def _forgotten(self, rows: Tensor, predicted: Tensor, request: Forget) -> dict[str, float | None]:
         """Accuracy on the rows that one request names, by part."""
@@ -118,8 +112,8 @@ def describe_rows(federation: Federation, request: Forget) -> dict[str, Any]:
     """How many training rows a request names, by client, and the sha256 of their ids: the hash of the forget set."""
     named = federation.forgotten(request)
     ids_of = {client.id: client.train[torch.isin(client.train, named)].tolist() for client in federation.clients}
-    by_client = {client: ids for client, ids in ids_of.items() if ids}
-    text = json.dumps([[client, ids] for client, ids in sorted(by_client.items())])
+    by_client = {client: ids for client, ids in sorted(ids_of.items()) if ids}
+    text = json.dumps(list(by_client.items()))
     return {
         "count": sum(map(len, by_client.values())),
         "clients": {str(client): len(ids) for client, ids in by_client.items()},

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedup.errors import DataError, MissingDataError, SettingError
 from fedup.tasks.datasets._dataset import Dataset, Defaults
 from fedup.tasks.datasets._inputs import Images, Texts
-from fedup.tasks.datasets._parquet import class_names, data_root, read_images, read_labels, read_texts
+from fedup.tasks.datasets._parquet import class_names, data_root, read_images, read_labels, read_schema, read_texts
 
 _TEST_EVERY = 5  # without a test split every fifth row is the official test set's
 _LENGTH = 64  # word pieces of a text
@@ -100,7 +100,7 @@ class OwnParquet:
         """The column that holds the inputs, and its kind."""
         import pyarrow as pa
 
-        schema = _schema(self._files("train")[0])
+        schema = read_schema(self._files("train")[0])
         kinds = {
             "image": [f.name for f in schema if pa.types.is_struct(f.type) and f.type.get_field_index("bytes") >= 0],
             "text": [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_large_string(f.type)],
@@ -118,7 +118,7 @@ class OwnParquet:
     def _label(self) -> str:
         import pyarrow as pa
 
-        schema = _schema(self._files("train")[0])
+        schema = read_schema(self._files("train")[0])
         whole = [field.name for field in schema if pa.types.is_integer(field.type)]
         if self.label in whole or (self.label is None and ("label" in whole or len(whole) == 1)):
             return self.label or ("label" if "label" in whole else whole[0])
@@ -153,12 +153,3 @@ class OwnParquet:
 
     def _labels(self, files: list[Path]) -> Tensor:
         return torch.cat([read_labels(path, self._label) for path in files])
-
-
-def _schema(path: Path) -> "pa.Schema":  # type: ignore[name-defined] # noqa: F821
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.read_schema(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is damaged or no Parquet file ({error}). Fetch it again.") from error
