@@ -7,7 +7,6 @@ from pathlib import Path
 
 from fedup.files import write_text
 
-_STYLE, _SORT = (Path(__file__).with_suffix(ending) for ending in (".css", ".js"))
 _COLORS = ("#9aa4b2", "#e4572e", "#2e86ab", "#4c9f70")
 
 
@@ -15,12 +14,16 @@ def _anchor(heading: str) -> str:
     return "-".join("".join(c if c.isalnum() else " " for c in heading.lower()).split())
 
 
-def _read(path: Path) -> str:
-    return "\n" + path.read_text(encoding="utf-8")
-
-
 def _tip(value: float | None) -> str:
     return "no row" if value is None else f"{value:.3f}"
+
+
+def _cells(texts: Iterable[str], tag: str = "td") -> str:
+    return "<tr>" + "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts) + "</tr>"
+
+
+def _scrolled(header: str, body: str, look: str = "") -> str:
+    return f'<div class="scroll"><table{look}><thead>{header}</thead><tbody>{body}</tbody></table></div>'
 
 
 class Page:
@@ -45,20 +48,14 @@ class Page:
 
     def paragraph(self, text: str) -> None:
         """A paragraph; none for an empty text."""
-        if not text:
-            return
-        self._parts.append(f"<p>{escape(text)}</p>")
+        self._parts += [f"<p>{escape(text)}</p>"] if text else []
 
     def note(self, text: str) -> None:
         """Something the reader must not miss."""
         self._parts.append(f'<p class="note">{escape(text)}</p>')
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        header = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        self._parts.append(
-            f'<div class="scroll"><table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>'
-        )
+        self._parts.append(_scrolled(_cells(head, "th"), "".join(_cells(row) for row in rows)))
 
     def sortable_table(
         self,
@@ -85,14 +82,12 @@ class Page:
             + "</tr>"
             for row in rows
         )
-        table = f'<table class="sortable"><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>'
-        self._parts.append(f'<div class="scroll">{table}</div>')
+        self._parts.append(_scrolled(f"<tr>{header}</tr>", body, ' class="sortable"'))
         self._sorts = True
 
     def facts(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Names and values, one below the other; long values break."""
-        body = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in pairs)
-        self._parts.append(f'<table class="facts"><tbody>{body}</tbody></table>')
+        self._parts.append(f'<table class="facts"><tbody>{"".join(map(_cells, pairs))}</tbody></table>')
 
     def bullets(self, items: Sequence[str]) -> None:
         self._parts.append("<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>")
@@ -127,10 +122,11 @@ class Page:
 
     def write(self, path: Path) -> None:
         """Write the page, whole or not at all."""
-        body = "\n".join([*self._parts, *([f"<script>{_read(_SORT)}</script>"] if self._sorts else [])])
+        style, sort = (Path(__file__).with_suffix(ending).read_text(encoding="utf-8") for ending in (".css", ".js"))
+        body = "\n".join([*self._parts, *([f"<script>\n{sort}</script>"] if self._sorts else [])])
         head = (
             f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<title>{escape(self._title)}</title><style>{_read(_STYLE)}</style>"
+            f"<title>{escape(self._title)}</title><style>\n{style}</style>"
         )
         page = f'<html lang="en"><head>{head}</head><body class="{self._class}">\n{body}\n</body></html>'
         write_text(path, f"<!doctype html>\n{page}\n")

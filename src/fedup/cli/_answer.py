@@ -1,14 +1,16 @@
 """What `fedup unlearn` and `fedup restore` tell alike: what an answer took, and why one was declined."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from rich.console import Console
+from rich.markup import escape
 
-    from fedup.run.answer import Outcome
+from fedup.cli._text import size, why
+from fedup.run.answer import Outcome
+from fedup.run.in_words import ids
 
 
-def describe(outcome: "Outcome") -> dict[str, Any]:
+def describe(outcome: Outcome) -> dict[str, Any]:
     """What came of an answer, as plain data."""
     report = outcome.report
     return {
@@ -22,12 +24,8 @@ def describe(outcome: "Outcome") -> dict[str, Any]:
     }
 
 
-def print_declined(console: "Console", result: dict[str, Any], *, done: str, fitted: str) -> None:
+def print_declined(console: Console, result: dict[str, Any], *, done: str, fitted: str) -> None:
     """That nothing was `done`, why, and what to do."""
-    from rich.markup import escape
-
-    from fedup.cli._text import why
-
     console.print(
         f"[bold red]Not {done}:[/] {escape(why(result['declined'], fitted))}\nThe folder serves what it served "
         f"before. To have it {done} all the same, pass --force"
@@ -38,17 +36,12 @@ def print_declined(console: "Console", result: dict[str, Any], *, done: str, fit
 
 def contact_in_words(result: dict[str, Any]) -> str:
     """Which clients were asked, and what they sent."""
-    from fedup.cli._text import size
-    from fedup.run.in_words import ids
-
     contacted = result["clients_contacted"]
     return f"client {ids(contacted)} contacted, {size(result['bytes_up'])} sent" if contacted else "no client contacted"
 
 
-def print_orphaned_classes(console: "Console", result: dict[str, Any]) -> None:
+def print_orphaned_classes(console: Console, result: dict[str, Any]) -> None:
     """A note where no retained client holds a class that nobody asked to forget."""
-    from fedup.run.in_words import ids
-
     if result["classes_left_without_holder"]:
         console.print(
             f"[yellow]Note:[/] no retained client holds class {ids(result['classes_left_without_holder'])}, which "

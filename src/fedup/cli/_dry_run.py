@@ -3,29 +3,27 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedup.cli._answer import print_orphaned_classes
 from fedup.cli._progress import wide_console
+from fedup.cli._session import Session
+from fedup.filters.bottleneck import FilterConfig
+from fedup.run.answer import NewRequest
 from fedup.run.in_words import count, ids
+from fedup.run.state import State
+from fedup.serving.plugged import PluggedModel
+from fedup.statistics.store import Centroids
 from fedup.unlearning.unlearn import classes_left_without_holder, plan, rehearse
-
-if TYPE_CHECKING:
-    from fedup.cli._session import Session
-    from fedup.filters.bottleneck import FilterConfig
-    from fedup.run.answer import NewRequest
-    from fedup.run.state import State
-    from fedup.serving.plugged import PluggedModel
-    from fedup.statistics.store import Centroids
 
 _REHEARSED_STEPS = 20
 
 
 def describe_plan(
-    session: "Session",
-    served: "tuple[State, PluggedModel]",
-    new: "Sequence[NewRequest]",
-    config: "FilterConfig",
+    session: Session,
+    served: tuple[State, PluggedModel],
+    new: Sequence[NewRequest],
+    config: FilterConfig,
     *,
     keep_sealed: bool,
     force: bool,
@@ -55,7 +53,7 @@ def describe_plan(
     }
 
 
-def _privacy_cost(cells: int, store: "Centroids", *, eraser: bool) -> str:
+def _privacy_cost(cells: int, store: Centroids, *, eraser: bool) -> str:
     mechanism = store.how.mechanism
     if store.dp is not None and (cells or eraser):
         releases = [f"{cells} cells sent again"] if cells else []
@@ -67,7 +65,7 @@ def _privacy_cost(cells: int, store: "Centroids", *, eraser: bool) -> str:
     return "; ".join(sent) or "none: nothing is sent"
 
 
-def _time_of_fit(plugged: "PluggedModel", store: "Centroids", requests: Any, config: "FilterConfig") -> float:
+def _time_of_fit(plugged: PluggedModel, store: Centroids, requests: Any, config: FilterConfig) -> float:
     """A few steps of the very fit, measured and multiplied."""
     steps = config.steps_for(len(store.vectors))
     few = min(steps, _REHEARSED_STEPS)

@@ -43,15 +43,15 @@ def parse_numbers(text: str) -> list[int]:
     >>> parse_numbers("17, 42, 50-52")
     [17, 42, 50, 51, 52]
     """
-    found: list[int] = []
+    numbers: list[int] = []
     for part in re.split(r"[,; ]+", text.strip()):
         first, _, last = part.partition("-")
         if last and int(last) < int(first):
             raise RequestError(f"A range runs upwards, as in 50-60; found {part!r}.")
-        if int(last or first) - int(first) + len(found) >= _MOST:
+        if int(last or first) - int(first) + len(numbers) >= _MOST:
             raise RequestError(f"At most {_MOST:,} ids are named at once; found {part!r}.")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
 
 
 def from_csv(path: Path, reason: str = "withdrawal") -> list[tuple[Forget, str | None]]:
@@ -70,9 +70,7 @@ def from_csv(path: Path, reason: str = "withdrawal") -> list[tuple[Forget, str |
         by_reference.setdefault(reference, []).append(part)
     if not by_reference:
         raise RequestError(f"{path} names no request: it has a head and no rows below it.")
-    return [
-        (union(parts), None if reference.startswith("\0") else reference) for reference, parts in by_reference.items()
-    ]
+    return [(union(parts), None if name.startswith("\0") else name) for name, parts in by_reference.items()]
 
 
 def _rows(path: Path) -> Iterable[tuple[int, dict[str, str]]]:

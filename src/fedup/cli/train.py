@@ -89,8 +89,8 @@ def _train(
     from fedup.tasks.progress import RoundsShown
 
     session = Session(path, device=device)
-    files = {"data": recipe.data, "model": recipe.model}
-    own = {name: Path(source) for name, source in files.items() if source.endswith(".py")}
+    parts = {"data": recipe.data, "model": recipe.model}
+    own = {name: Path(source) for name, source in parts.items() if source.endswith(".py")}
     dataset = recipe.load()
     federation = recipe.federation(dataset)
     start = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes)

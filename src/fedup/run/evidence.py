@@ -67,13 +67,17 @@ def build_evidence(state: State, request: Request) -> dict[str, Any]:
     Each later request and restoration makes another filter for all that are in force; accuracies, settings and claims
     are those of the last one that this request was in force under.
     """
-    event, serving = request.asked_in, _serving(state, request)
+    event, asked, serving = request.asked_in, request.entry, _serving(state, request)
     body = event.body
-    asked = next(entry for entry in body["requests"] if entry["id"] == request.id)
+    answered, in_force = [entry["id"] for entry in body["requests"]], serving.body["active"] if serving else []
     return {
         "format": FORMAT_VERSION,
         "fedup": fedup.__version__,
-        "request": _request(request, serving),
+        "request": {
+            **request.to_json(),
+            "answered_with": [name for name in answered if name != request.id],
+            "in_force_with": [name for name in in_force if name != request.id],
+        },
         "verdict": asked["verdict"],
         "forced": body["forced"],
         "forget_set": {"digest": asked["digest"], "rows": asked["rows"]},
@@ -95,23 +99,6 @@ def build_evidence(state: State, request: Request) -> dict[str, Any]:
         "notes": asked["notes"],
         "not_claimed": list(NOT_CLAIMED),
         "journal": {"event": event.seq, "event_hash": event.hash, "head": state.head, "events": len(state.events)},
-    }
-
-
-def _request(request: Request, serving: Event | None) -> dict[str, Any]:
-    """The request itself, and which others it was answered and served with."""
-    answered = [entry["id"] for entry in request.asked_in.body["requests"]]
-    return {
-        "id": request.id,
-        "reference": request.reference,
-        "kind": request.forget.kind,
-        "reason": request.forget.reason,
-        "forget": request.forget.to_json(),
-        "asked_at": request.asked_in.at,
-        "status": request.status,
-        "restored_at": request.restored_in.at if request.restored_in else None,
-        "answered_with": [name for name in answered if name != request.id],
-        "in_force_with": [name for name in serving.body["active"] if name != request.id] if serving else [],
     }
 
 

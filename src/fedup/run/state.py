@@ -53,6 +53,25 @@ class Request:
         """In words."""
         return "in force" if self.is_active else "open, no filter" if self.is_open else "taken back"
 
+    @property
+    def entry(self) -> Mapping[str, Any]:
+        """What the event that answered it noted of it alone."""
+        entry: Mapping[str, Any] = next(one for one in self.asked_in.body["requests"] if one["id"] == self.id)
+        return entry
+
+    def to_json(self) -> dict[str, Any]:
+        """What was asked and how it stands, as plain data."""
+        return {
+            "id": self.id,
+            "reference": self.reference,
+            "kind": self.forget.kind,
+            "reason": self.forget.reason,
+            "forget": self.forget.to_json(),
+            "asked_at": self.asked_in.at,
+            "status": self.status,
+            "restored_at": self.restored_in.at if self.restored_in else None,
+        }
+
 
 @dataclass(frozen=True)
 class State:

@@ -56,19 +56,11 @@ def request_releases(state: State) -> dict[int, dict[str, int]]:
 
 
 def _request(request: Request) -> dict[str, Any]:
-    body = request.asked_in.body
-    asked = next(one for one in body["requests"] if one["id"] == request.id)
+    body, entry = request.asked_in.body, request.entry
     return {
-        "id": request.id,
-        "reference": request.reference,
-        "kind": request.forget.kind,
-        "forget": request.forget.to_json(),
-        "status": request.status,
-        "reason": request.forget.reason,
-        "verdict": (asked.get("verdict") or {}).get("finding"),
-        "rows": asked["rows"].get("count"),
-        "asked_at": request.asked_in.at,
-        "restored_at": request.restored_in.at if request.restored_in else None,
+        **request.to_json(),
+        "verdict": entry["verdict"]["finding"] if entry["verdict"] else None,
+        "rows": entry["rows"].get("count"),
         "time_s": sum(body["time_s"].values()),
         "clients_contacted": body["clients_contacted"],
     }
