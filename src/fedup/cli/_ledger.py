@@ -21,7 +21,7 @@ def print_ledger(console: Console, ledger: list[dict[str, Any]]) -> None:
     for own in ledger:
         spent = f"{own['epsilon']:.3g}" + (" TEST MODE: no privacy" if own["test_mode"] else "")
         if own["unprotected"]:
-            spent = f"∞: {own['unprotected']} without guarantee, besides {spent}"
+            spent = f"∞: {own['unprotected']} without guarantee; the others {spent}"
         limits = ["no limit", ""] if own["budget"] is None else [f"{own['budget']:g}", f"{own['left']:.3g}"]
         releases = str(own["releases"]) + (f" (+{own['corrections']} by its own account)" if own["corrections"] else "")
         shown.add_row(str(own["client"]), releases, spent, *limits, f"{own['delta']:g}")

@@ -79,7 +79,8 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
         )
     sealed, in_force = found["sealed"], ", ".join(found["in_force"])
     facts["Sealed"] = (
-        f"{sealed['cells']} cells, {sealed['originals']} replaced originals; {sealed['purged']} cells purged"
+        f"{sealed['cells']} cells that requests leave out, {sealed['originals']} originals of replaced cells; "
+        f"{sealed['purged']} cells destroyed"
     )
     facts["Filter"] = f"{filtered['id']} for {in_force}" if filtered else "none: the original model answers"
     if found["budget"]:
