@@ -3,6 +3,7 @@
 import csv
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,11 +24,7 @@ def from_options(
     parts = [Forget.clients(clients)] if clients else []
     parts += [Forget.classes(classes)] if classes else []
     parts += [_samples_option(text) for text in samples]
-    return [_because(union(parts), reason)] if parts else []
-
-
-def _because(request: Forget, reason: str) -> Forget:
-    return Forget(request.client_ids, request.class_ids, request.sample_ids, cast(Any, reason))  # checked there
+    return [replace(union(parts), reason=cast(Any, reason))] if parts else []  # which is checked there
 
 
 def _samples_option(text: str) -> Forget:
@@ -63,7 +60,7 @@ def from_csv(path: Path, reason: str = "withdrawal") -> list[tuple[Forget, str |
     by_reference: dict[str, list[Forget]] = {}
     for line, row in _rows(path):
         try:
-            part = _because(_row(row), row["reason"] or reason)
+            part = replace(_row(row), reason=cast(Any, row["reason"] or reason))
         except RequestError as error:
             raise RequestError(f"Line {line} of {path}: {error} Nothing was changed.") from error
         reference = row["reference"] or f"\0{line}"  # a row without one is a request of its own
