@@ -162,7 +162,10 @@ def state_of(events: Iterable[Event]) -> State:
         try:
             state = _after(state, event)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ArtifactError(f"Event {event.seq} ({event.kind}) cannot be understood: {error!r}.") from error
+            raise ArtifactError(
+                f"Event {event.seq} ({event.kind}) cannot be understood: {error!r}. Another version of fedup wrote it; "
+                "use that one, or train and collect into a new folder."
+            ) from error
     return replace(state, events=events)
 
 
