@@ -10,8 +10,8 @@ from torch.nn.functional import relu
 
 import fedup
 from fedup import Federation, Forget
-from fedup.tasks.accuracy import retain_and_forget
 from fedup.tasks.datasets import load_dataset
+from fedup.tasks.evaluation import retain_and_forget
 
 
 class MyModel(nn.Module):

@@ -4,8 +4,8 @@ import torch
 
 import fedup
 from fedup import Federation, Forget
-from fedup.tasks.accuracy import retain_and_forget
 from fedup.tasks.datasets import load_dataset
+from fedup.tasks.evaluation import retain_and_forget
 from fedup.tasks.models import build_model
 
 data = load_dataset("digits")

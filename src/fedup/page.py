@@ -1,73 +1,13 @@
 """A self-contained HTML page: headings, paragraphs, tables and figures, nothing to load; a script only where tables
 are to be sorted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 from fedup.files import write_text
 
-_STYLE = """
-:root { color-scheme: light; --ink: #1d2733; --soft: #5d6b7a; --line: #e3e8ee; --accent: #e4572e; }
-body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: #fff; max-width: 62rem;
-       margin: 2.5rem auto; padding: 0 1.25rem; }
-h1 { font-size: 1.9rem; margin: 0 0 .25rem; } h2 { font-size: 1.25rem; margin: 2.5rem 0 .5rem; }
-p { margin: .5rem 0; } .lead { color: var(--soft); }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: .45rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th { font-weight: 600; color: var(--soft); font-size: .85rem; } th:first-child, td:first-child { text-align: left; }
-figure { margin: 1rem 0; } figure svg { width: 100%; height: auto; }
-figcaption { color: var(--soft); font-size: .9rem; }
-.note { border-left: 4px solid var(--accent); background: #fdf4f1; padding: .6rem 1rem; margin: 1.5rem 0; }
-.facts td { white-space: normal; text-align: left; overflow-wrap: anywhere; vertical-align: top; }
-.facts td:first-child { color: var(--soft); width: 17rem; }
-.badge { display: inline-block; border-radius: 1rem; padding: .1rem .8rem; font-size: .9rem; color: #fff;
-         background: var(--soft); } .badge.good { background: #2e7d5b; }
-li { margin: .35rem 0; }
-.classes { display: flex; gap: .6rem; align-items: flex-end; height: 9rem; border-bottom: 1px solid var(--line); }
-.classes > div { flex: 1; display: flex; gap: 2px; align-items: flex-end; justify-content: center; height: 100%; }
-.classes i { display: block; flex: 1; max-width: 1.1rem; min-height: 1px; }
-.names { display: flex; gap: .6rem; font-size: .85rem; } .names span { flex: 1; text-align: center; overflow: hidden; }
-.legend { font-size: .85rem; color: var(--soft); margin: .4rem 0; } .legend i { display: inline-block; width: .8rem;
-         height: .8rem; margin: 0 .3rem 0 .9rem; vertical-align: -1px; }
-h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
-nav { display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; margin: 1rem 0; }
-nav a, .sortable button { color: #2e6f95; } .sortable button { all: unset; cursor: pointer; color: var(--soft); }
-.sortable button:focus-visible { outline: 2px solid #2e6f95; } .sortable tbody tr:hover { background: #f6f8fa; }
-body.wide { max-width: 80rem; } body.wide figure { max-width: 60rem; }
-.sortable { font-size: .9rem; } .sortable th, .sortable td { padding: .35rem .5rem; }
-.sortable tr.marked { background: #fdf4f1; font-weight: 600; }
-th[aria-sort="none"] button::after { content: " ↕"; opacity: .35; }
-th[aria-sort="ascending"] button::after { content: " ▲"; } th[aria-sort="descending"] button::after { content: " ▼"; }
-@media (max-width: 40rem) { .facts td { display: block; border: 0; padding: .1rem 0; } th, td { padding: .4rem .5rem; }
-  .facts td:first-child { width: auto; padding-top: .6rem; }
-  .scroll td:first-child { white-space: normal; min-width: 8rem; } }
-@media print { body { margin: 1rem auto; } th, td { white-space: normal; } }
-footer { margin-top: 3rem; color: var(--soft); font-size: .85rem; }
-"""
-
-
 _COLORS = ("#9aa4b2", "#e4572e", "#2e86ab", "#4c9f70")
-
-
-# Sorts numbers by value with missing ones last, texts by the alphabet; a second click turns the order round.
-_SORT = """
-document.querySelectorAll("table.sortable").forEach(table => table.querySelectorAll("th").forEach((head, column) =>
-  head.addEventListener("click", () => {
-    const turned = { ascending: "descending", descending: "ascending" };
-    const order = turned[head.getAttribute("aria-sort")] || head.dataset.first;
-    table.querySelectorAll("th").forEach(other => other.setAttribute("aria-sort", "none"));
-    head.setAttribute("aria-sort", order);
-    const sign = order === "ascending" ? 1 : -1;
-    const numbers = [...table.tBodies[0].rows].some(row => row.cells[column].dataset.by !== "");
-    const key = row => row.cells[column].dataset.by;
-    [...table.tBodies[0].rows].sort((a, b) => {
-      if (!numbers) return sign * a.cells[column].textContent.localeCompare(b.cells[column].textContent);
-      if (key(a) === "" || key(b) === "") return (key(a) === "") - (key(b) === "");
-      return sign * (key(a) - key(b));
-    }).forEach(row => table.tBodies[0].append(row));
-  })));
-"""
 
 
 def _anchor(heading: str) -> str:
@@ -76,6 +16,14 @@ def _anchor(heading: str) -> str:
 
 def _tip(value: float | None) -> str:
     return "no row" if value is None else f"{value:.3f}"
+
+
+def _cells(texts: Iterable[str], tag: str = "td") -> str:
+    return "<tr>" + "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts) + "</tr>"
+
+
+def _scrolled(header: str, body: str, look: str = "") -> str:
+    return f'<div class="scroll"><table{look}><thead>{header}</thead><tbody>{body}</tbody></table></div>'
 
 
 class Page:
@@ -100,20 +48,14 @@ class Page:
 
     def paragraph(self, text: str) -> None:
         """A paragraph; none for an empty text."""
-        if not text:
-            return
-        self._parts.append(f"<p>{escape(text)}</p>")
+        self._parts += [f"<p>{escape(text)}</p>"] if text else []
 
     def note(self, text: str) -> None:
         """Something the reader must not miss."""
         self._parts.append(f'<p class="note">{escape(text)}</p>')
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        header = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        self._parts.append(
-            f'<div class="scroll"><table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>'
-        )
+        self._parts.append(_scrolled(_cells(head, "th"), "".join(_cells(row) for row in rows)))
 
     def sortable_table(
         self,
@@ -140,14 +82,12 @@ class Page:
             + "</tr>"
             for row in rows
         )
-        table = f'<table class="sortable"><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>'
-        self._parts.append(f'<div class="scroll">{table}</div>')
+        self._parts.append(_scrolled(f"<tr>{header}</tr>", body, ' class="sortable"'))
         self._sorts = True
 
-    def facts(self, pairs: Sequence[tuple[str, str]]) -> None:
+    def facts(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Names and values, one below the other; long values break."""
-        body = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in pairs)
-        self._parts.append(f'<table class="facts"><tbody>{body}</tbody></table>')
+        self._parts.append(f'<table class="facts"><tbody>{"".join(map(_cells, pairs))}</tbody></table>')
 
     def bullets(self, items: Sequence[str]) -> None:
         self._parts.append("<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>")
@@ -182,10 +122,11 @@ class Page:
 
     def write(self, path: Path) -> None:
         """Write the page, whole or not at all."""
-        body = "\n".join([*self._parts, *([f"<script>{_SORT}</script>"] if self._sorts else [])])
+        style, sort = (Path(__file__).with_suffix(ending).read_text(encoding="utf-8") for ending in (".css", ".js"))
+        body = "\n".join([*self._parts, *([f"<script>\n{sort}</script>"] if self._sorts else [])])
         head = (
             f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<title>{escape(self._title)}</title><style>{_STYLE}</style>"
+            f"<title>{escape(self._title)}</title><style>\n{style}</style>"
         )
         page = f'<html lang="en"><head>{head}</head><body class="{self._class}">\n{body}\n</body></html>'
         write_text(path, f"<!doctype html>\n{page}\n")

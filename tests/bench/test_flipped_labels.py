@@ -6,8 +6,8 @@ import torch
 from fedup import Federation, Forget, collect, dirichlet, federate, plug, unlearn
 from fedup.bench.scenarios import scenario_class
 from fedup.errors import MissingDataError
-from fedup.tasks.accuracy import retain_and_forget
 from fedup.tasks.datasets import input_of, load_dataset
+from fedup.tasks.evaluation import retain_and_forget
 from fedup.tasks.models import build_model
 
 

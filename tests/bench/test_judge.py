@@ -11,7 +11,7 @@ from torch import nn
 
 from fedup import Federation, FilterConfig, Forget, collect, iid, plug
 from fedup.federation import Client
-from fedup.tasks.judge import FederationJudge, describe_rows
+from fedup.tasks.evaluation import FederationJudge, describe_rows
 
 STATES = ("original", "forgotten", "restored")
 

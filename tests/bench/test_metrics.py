@@ -19,8 +19,8 @@ from fedup.bench.scenarios import Situation, Triggered
 from fedup.bench.task import Unlearned
 from fedup.federation import Client
 from fedup.registry import names
-from fedup.tasks.accuracy import accuracy, predict
 from fedup.tasks.datasets import Dataset
+from fedup.tasks.evaluation import accuracy, predict
 
 # Rows are numbered, and a row's input is its number. Three clients with 1, 2 and 3 held-out rows, classes 0, 1 and 2.
 LABELS = {

@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 
 from fedup import FilterConfig, Forget, collect, fingerprint, plug, restore, unlearn
 from fedup.errors import ArtifactError
-from fedup.tasks.accuracy import predict
 from fedup.tasks.datasets import files_of
+from fedup.tasks.evaluation import predict
 from fedup.tasks.models import build_model
 from fedup.tasks.recipe import Recipe
 from fedup.training.fedavg import federate

@@ -4,11 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from PIL import Image
 from tests.cli._in_process import FAST, TRAIN, copy_of, fedup, filter_file, ok
+
+from fedup.filters.bottleneck import FilterConfig
+from fedup.privacy.guarantee import DP
+from fedup.statistics.centroids import CentroidConfig
+from fedup.tasks.recipe import Recipe
 
 VERBS = (
     "train", "collect", "unlearn", "restore", "purge", "status", "evidence", "verify", "evaluate", "predict", "export",
@@ -35,7 +41,7 @@ def process(*arguments, stdin=None, **environment):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help_with_an_example(verb):
+def test_every_verb_has_help_with_an_example_and_offers_json(verb):
     for flag in ("--help", "-h"):
         ran = ok(verb, flag)
         text = " ".join(ran.out.replace("│", " ").split())
@@ -43,6 +49,7 @@ def test_every_verb_has_help_with_an_example(verb):
         assert f"fedup {verb}" in text
         assert max(map(len, ran.out.splitlines())) <= 100
         assert "[bold]" not in ran.out
+        assert "--json" in ran.out
 
 
 def test_the_first_page_names_every_verb():
@@ -50,11 +57,6 @@ def test_the_first_page_names_every_verb():
     assert all(f" {verb} " in page for verb in (*VERBS, "bench"))
     assert fedup().code == 2
     assert ok("--version").out.startswith("fedup ")
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_offers_json(verb):
-    assert "--json" in ok(verb, "--help").out
 
 
 def test_json_is_all_that_standard_output_holds(run, tmp_path):
@@ -79,6 +81,21 @@ def test_json_is_all_that_standard_output_holds(run, tmp_path):
         ("list", tmp_path),
     ):
         json.loads(ok(*arguments, "--json").out)
+
+
+@pytest.mark.parametrize(
+    ("verb", "settings"), [("train", Recipe), ("collect", CentroidConfig), ("collect", DP), ("unlearn", FilterConfig)]
+)
+def test_every_setting_with_a_help_is_an_option(verb, settings):
+    page = " ".join(ok(verb, "--help").out.replace("│", " ").split())
+    told = {field.name: field.metadata["help"] for field in fields(settings) if "help" in field.metadata}
+    assert told
+    assert [name for name, text in told.items() if f"--{name.replace('_', '-')} " not in page or text not in page] == []
+
+
+def test_the_command_line_starts_without_torch():
+    code = "import sys, fedup.cli._app; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
 # Real processes

@@ -18,7 +18,7 @@ from fedup.bench.task import Task, Unlearned
 from fedup.errors import DataError, SettingError
 from fedup.registry import names
 from fedup.statistics.moments import LEAST_ROWS
-from fedup.tasks.accuracy import predict
+from fedup.tasks.evaluation import predict
 
 METHODS = names("fedup.bench.methods")
 PLACES = [*names("fedup.bench.scenarios"), "mixed"]

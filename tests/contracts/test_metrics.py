@@ -12,7 +12,7 @@ from fedup import fingerprint
 from fedup.bench.case import Case
 from fedup.bench.metrics import columns, metric
 from fedup.registry import names
-from fedup.tasks.accuracy import predict
+from fedup.tasks.evaluation import predict
 
 METRICS = names("fedup.bench.metrics")
 METHODS = ["none", "retrain", "fedup", "logit_mask"]  # reversible or not, with a path or not, −∞ in logits

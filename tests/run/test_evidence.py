@@ -11,7 +11,7 @@ from tests.cli._in_process import FAST, contents, copy_of, fedup, filter_file, o
 from fedup.cli._session import Session
 from fedup.models.views import fingerprint
 from fedup.run.folder import Run
-from fedup.tasks.accuracy import accuracy
+from fedup.tasks.evaluation import accuracy
 
 
 @pytest.fixture(scope="module")

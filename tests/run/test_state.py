@@ -51,7 +51,7 @@ class Folder(RuleBasedStateMachine):
         self.centroids = self.new("centroids")
         self.append(kind, {"centroids": self.centroids.to_json(), "cells": []})
 
-    @rule(kind=st.sampled_from(["declined", "evaluated", "evidenced", "migrated"]))
+    @rule(kind=st.sampled_from(["declined", "evaluated", "evidenced"]))
     def note(self, kind):
         self.append(kind, {"requests": [], "declined": [{"id": "R1"}], "filter": None})
 
@@ -60,7 +60,8 @@ class Folder(RuleBasedStateMachine):
         state = state_of(self.events)
         requests = []
         for i, (forget, reference) in enumerate(new):
-            requests.append({"id": state.next_id(i), "forget": forget.to_json(), "reference": reference})
+            asked = {"id": state.next_id(i), "forget": forget.to_json(), "reference": reference, "withheld": False}
+            requests.append(asked)
             self.asked[requests[-1]["id"]] = (forget, reference)
             self.active.append(requests[-1]["id"])
         self._serve("unlearned", requests, replaced)
@@ -129,7 +130,8 @@ def event(kind, body, seq=1):
 
 def unlearned(*asked, seq=1):
     requests = [
-        {"id": number, "forget": Forget.clients([3]).to_json(), "reference": reference} for number, reference in asked
+        {"id": number, "forget": Forget.clients([3]).to_json(), "reference": reference, "withheld": False}
+        for number, reference in asked
     ]
     return event("unlearned", {"requests": requests, "filter": None, "centroids": None}, seq)
 
@@ -196,7 +198,7 @@ def test_an_event_that_lacks_something_is_refused_by_its_number(kind, body):
 
 @pytest.mark.parametrize("name", ["", " "])
 def test_an_empty_name_finds_no_request(name):
-    asked = {"id": "R1", "forget": Forget.classes([1]).to_json(), "reference": None}
+    asked = {"id": "R1", "forget": Forget.classes([1]).to_json(), "reference": None, "withheld": False}
     body = {"requests": [asked], "filter": None, "centroids": None}
     with pytest.raises(RequestError, match="no request"):
         state_of([Event(1, "", "unlearned", body, "")]).request(name)

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 import fedup
 from fedup.flower import Delivery, GridContact, RunServer
 from fedup.run.answer import Limits
-from fedup.tasks.accuracy import predict
+from fedup.tasks.evaluation import predict
 from flowerapp import task
 
 app = ServerApp()

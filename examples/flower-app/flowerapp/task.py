@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 
 import fedup
 from fedup import Federation, Forget
-from fedup.tasks.accuracy import accuracy
 from fedup.tasks.datasets import load_dataset
+from fedup.tasks.evaluation import accuracy
 
 torch.set_num_threads(1)  # nodes share a machine here; and the same number of threads gives the same bits
 EXAMPLE, NUM_CLASSES = torch.zeros(1, 1, 28, 28), 10

@@ -10,8 +10,8 @@ from fedup.bench.scenarios import Situation
 from fedup.bench.task import Unlearned
 from fedup.federation import Federation
 from fedup.request import Forget
-from fedup.tasks.accuracy import predict
 from fedup.tasks.datasets import Dataset
+from fedup.tasks.evaluation import predict
 
 Rows = Literal["heldout", "validation", "forgotten", "retained", "test", "triggered"]
 

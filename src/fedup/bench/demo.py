@@ -18,8 +18,8 @@ from fedup.request import Forget
 from fedup.rng import generator
 from fedup.serving.plugged import PluggedModel, plug
 from fedup.statistics.store import Centroids
-from fedup.tasks.accuracy import accuracy_per_class, predict, retain_and_forget
 from fedup.tasks.datasets import Dataset, input_of
+from fedup.tasks.evaluation import accuracy_per_class, predict, retain_and_forget
 from fedup.tasks.machine import describe_machine
 from fedup.tasks.progress import Progress, RoundsShown
 from fedup.tasks.recipe import Recipe

@@ -20,8 +20,8 @@ from fedup.statistics.client_data import ClientData
 from fedup.statistics.proportions import Paired
 from fedup.statistics.store import Centroids
 from fedup.statistics.tally import RowsToCount, tally
-from fedup.tasks.accuracy import accuracy, accuracy_per_class
 from fedup.tasks.datasets import check_there
+from fedup.tasks.evaluation import accuracy, accuracy_per_class
 from fedup.tasks.machine import describe_code, describe_machine
 from fedup.tasks.progress import Progress
 from fedup.tasks.recipe import Recipe

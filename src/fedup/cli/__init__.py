@@ -31,31 +31,24 @@ def _run() -> None:
 
     try:
         code = app(standalone_mode=False) or 0  # typer makes a code of KeyboardInterrupt, too
-        sys.exit(_interrupted() if code == _INTERRUPTED else code)
-    except click.exceptions.Abort:
-        sys.exit(_interrupted())
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        code = _INTERRUPTED
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        code = error.exit_code
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    except FedUPError as error:
-        _say_error(str(error))
-        sys.exit(1)
+        code = 0
     except Exception as error:
-        told = error_in_own_code(error) or (str(error) if isinstance(error, OSError) else None)
-        if told is None:
+        own = None if isinstance(error, FedUPError) else error_in_own_code(error)
+        if own is None and not isinstance(error, FedUPError | OSError):
             raise
-        _say_error(told)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(_interrupted())
-
-
-def _interrupted() -> int:
-    _say_error("Interrupted. The folder is sound, before the step or after it; the same command again completes it.")
-    return _INTERRUPTED
+        _say("Error: ", "bold red", own or str(error))
+        code = 1
+    if code == _INTERRUPTED:
+        text = "Interrupted. The folder is sound, before the step or after it; the same command again completes it."
+        _say("Error: ", "bold red", text)
+    sys.exit(code)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **others: Any) -> None:
@@ -66,10 +59,6 @@ def _show_warning(message: Warning | str, category: type[Warning], *where: Any, 
 
 
 _show_usual_warning = warnings.showwarning
-
-
-def _say_error(text: str) -> None:
-    _say("Error: ", "bold red", text)
 
 
 def _say(label: str, style: str, text: str) -> None:

@@ -1,24 +1,9 @@
+from importlib import import_module
+
 import typer
 
 from fedup import __version__
-from fedup.cli import (
-    bench,
-    budget,
-    collect,
-    data,
-    demo,
-    evaluate,
-    evidence,
-    export,
-    list,
-    predict,
-    purge,
-    restore,
-    status,
-    train,
-    unlearn,
-    verify,
-)
+from fedup.cli import bench, data
 
 app = typer.Typer(
     help="Make a federated model forget on request, in seconds, without touching its weights.",
@@ -27,23 +12,18 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_LEARN, _REQUESTS, _SERVE, _MORE = "Learn", "Requests", "Serve", "More"
-app.command("train", rich_help_panel=_LEARN)(train.train)
-app.command("collect", rich_help_panel=_LEARN)(collect.collect)
-app.command("budget", rich_help_panel=_LEARN)(budget.budget)
-app.command("unlearn", rich_help_panel=_REQUESTS)(unlearn.unlearn)
-app.command("restore", rich_help_panel=_REQUESTS)(restore.restore)
-app.command("purge", rich_help_panel=_REQUESTS)(purge.purge)
-app.command("status", rich_help_panel=_REQUESTS)(status.status)
-app.command("evidence", rich_help_panel=_REQUESTS)(evidence.evidence)
-app.command("verify", rich_help_panel=_REQUESTS)(verify.verify)
-app.command("evaluate", rich_help_panel=_SERVE)(evaluate.evaluate)
-app.command("predict", rich_help_panel=_SERVE)(predict.predict)
-app.command("export", rich_help_panel=_SERVE)(export.export)
-app.add_typer(data.app, name="data", rich_help_panel=_MORE)
-app.command("list", rich_help_panel=_MORE)(list.list_)
-app.command("demo", rich_help_panel=_MORE)(demo.demo)
-app.add_typer(bench.app, name="bench", rich_help_panel=_MORE)
+_VERBS = {  # by panel of the first page: one file each, with a function of its name
+    "Learn": ("train", "collect", "budget"),
+    "Requests": ("unlearn", "restore", "purge", "status", "evidence", "verify"),
+    "Serve": ("evaluate", "predict", "export"),
+    "More": ("list", "demo"),
+}
+for panel, verbs in _VERBS.items():
+    for verb in verbs:
+        module = import_module(f"fedup.cli.{verb}")
+        app.command(verb, rich_help_panel=panel)(getattr(module, "list_" if verb == "list" else verb))
+app.add_typer(data.app, name="data", rich_help_panel="More")
+app.add_typer(bench.app, name="bench", rich_help_panel="More")
 
 
 def _print_version(wanted: bool) -> None:

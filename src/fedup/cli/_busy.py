@@ -18,7 +18,6 @@ class BusyNoted(Observer):
             self._console.print(
                 f"Note: the machine is busy ({busy}), where {threads} threads wait for each other. --threads 1 may be "
                 "faster; the last bits of the model depend on it.",
-                highlight=False,
                 markup=False,
                 soft_wrap=not self._console.is_terminal,
             )

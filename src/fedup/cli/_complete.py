@@ -19,12 +19,14 @@ def models(incomplete: str) -> list[str]:
 
 def requests(incomplete: str) -> list[tuple[str, str]]:
     """Ids of the run folder's requests, with what they ask for."""
-    from fedup.cli._text import what
     from fedup.run.folder import Run
+    from fedup.run.in_words import forget_set
 
     with suppress(FedUPError, OSError):
         found = Run(os.environ.get("FEDUP_RUN", "run")).read().requests
-        return [(request.id, what(request)) for request in found if request.id.startswith(incomplete.upper())]
+        return [
+            (request.id, forget_set(request.forget)) for request in found if request.id.startswith(incomplete.upper())
+        ]
     return []
 
 

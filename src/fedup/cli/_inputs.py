@@ -1,89 +1,84 @@
 """What `fedup predict` reads: image files, text files, Parquet files, standard input."""
 
+import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedup.errors import DataError
 from fedup.tasks.datasets import Images, Texts
+from fedup.tasks.datasets._parquet import read_column
 
 _PARQUET = b"PAR1"
-_IMAGE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
+_ENDINGS = {"image": {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}, "text": {".txt"}}
+
+Named = Iterator[tuple[str, Any]]  # an input's name, and its content
 
 
-def read_inputs(
-    paths: list[str], how: Images | Texts, *, column: str | None, resize: bool
-) -> Iterator[tuple[str, Any]]:
-    """Names and contents, one at a time, in the order given; folders give their images by name."""
-    for text in paths:
-        if text == "-":
-            yield from _read_bytes("-", sys.stdin.buffer.read(), how, column, resize)
-            continue
-        path = Path(text)
-        if path.is_dir():
-            entries = sorted(entry for entry in path.iterdir() if entry.suffix.lower() in _wanted(how))
-            if not entries:
-                raise DataError(f"The folder {path} holds no {how.kind} file.")
-        else:
-            entries = [path]
-        for entry in entries:
-            yield from _read_file(entry, how, column, resize)
+@dataclass(frozen=True)
+class InputReader:
+    """Reads what a model takes; `column` is that of Parquet files, by default named as the kind of inputs is."""
 
+    inputs: Images | Texts
+    column: str | None = None
+    resize: bool = False
 
-def _wanted(how: Images | Texts) -> set[str]:
-    return _IMAGE_ENDINGS if how.kind == "image" else {".txt"}
+    def read(self, paths: Iterable[str]) -> Named:
+        """Names and contents, one at a time, in the order given; folders give their images by name."""
+        for text in paths:
+            path = Path(text)
+            if text == "-":
+                yield from self._read_bytes("Standard input", sys.stdin.buffer.read(), "-")
+            elif path.is_dir():
+                entries = sorted(entry for entry in path.iterdir() if entry.suffix.lower() in _ENDINGS[self._kind])
+                if not entries:
+                    raise DataError(f"The folder {path} holds no {self._kind} file.")
+                for entry in entries:
+                    yield from self._read_file(entry)
+            else:
+                yield from self._read_file(path)
 
+    @property
+    def _kind(self) -> str:
+        return self.inputs.kind
 
-def _read_file(path: Path, how: Images | Texts, column: str | None, resize: bool) -> Iterator[tuple[str, Any]]:
-    try:
-        with path.open("rb") as file:
-            is_parquet = file.read(len(_PARQUET)) == _PARQUET
-        if is_parquet:
-            yield from _read_parquet(path, str(path), how, column, resize)
-        else:
-            yield from _read_bytes(str(path), path.read_bytes(), how, column, resize)
-    except FileNotFoundError as error:
-        raise DataError(f"There is no file {path}.") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+    def _read_file(self, path: Path) -> Named:
+        try:
+            with path.open("rb") as file:
+                is_parquet = file.read(len(_PARQUET)) == _PARQUET
+            if is_parquet:
+                yield from self._read_parquet(path, str(path))
+            else:
+                yield from self._read_bytes(str(path), path.read_bytes(), str(path))
+        except FileNotFoundError as error:
+            raise DataError(f"There is no file {path}.") from error
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}.") from error
 
+    def _read_bytes(self, source: str, data: bytes, name: str) -> Named:
+        if data.startswith(_PARQUET):
+            yield from self._read_parquet(io.BytesIO(data), name)
+        elif not data:
+            raise DataError(f"{source} is empty.")
+        elif self._kind == "image":
+            yield name, self._decode(source, data)
+        else:  # a text on each line
+            lines = str(self._decode(source, data)).splitlines()
+            yield from ((f"{name}:{number}", line) for number, line in enumerate(lines, start=1) if line.strip())
 
-def _read_bytes(
-    name: str, data: bytes, how: Images | Texts, column: str | None, resize: bool
-) -> Iterator[tuple[str, Any]]:
-    if data.startswith(_PARQUET):
-        import io
-
-        yield from _read_parquet(io.BytesIO(data), name, how, column, resize)
-    elif not data:
-        raise DataError(f"{'Standard input' if name == '-' else name} is empty.")
-    elif how.kind == "image":
-        yield name, _read_one(name, data, how, resize)
-    else:  # a text on each line
-        lines = str(_read_one(name, data, how, resize)).splitlines()
-        yield from ((f"{name}:{number}", line) for number, line in enumerate(lines, start=1) if line.strip())
-
-
-def _read_parquet(
-    source: Any, name: str, how: Images | Texts, column: str | None, resize: bool
-) -> Iterator[tuple[str, Any]]:
-    from fedup.tasks.datasets._parquet import read_column
-
-    row = 0
-    for values in read_column(source, column or how.kind, name):
-        for value in values:
+    def _read_parquet(self, file: Any, name: str) -> Named:
+        column, is_image = self.column or self._kind, self._kind == "image"
+        values = (value for batch in read_column(file, column, name) for value in batch)
+        for row, value in enumerate(values):
             place = f"{name}:{row}"
-            if (how.kind == "image" and not isinstance(value, bytes)) or (
-                how.kind == "text" and not isinstance(value, str)
-            ):
-                raise DataError(f"{place}: the column {column or how.kind!r} holds no {how.kind} there.")
-            yield place, _read_one(place, value, how, resize) if how.kind == "image" else value
-            row += 1
+            if not isinstance(value, bytes if is_image else str):
+                raise DataError(f"{place}: the column {column!r} holds no {self._kind} there.")
+            yield place, self._decode(place, value) if isinstance(value, bytes) else value
 
-
-def _read_one(name: str, data: bytes, how: Images | Texts, resize: bool) -> Any:
-    try:
-        return how.read(data, resize=resize)
-    except DataError as error:
-        raise DataError(f"{'Standard input' if name == '-' else name}: {error}") from error
+    def _decode(self, source: str, data: bytes) -> Any:
+        try:
+            return self.inputs.read(data, resize=self.resize)
+        except DataError as error:
+            raise DataError(f"{source}: {error}") from error

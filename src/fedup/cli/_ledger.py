@@ -2,37 +2,37 @@
 
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
-WHY_NOT_A_DIFFERENCE = (
+from fedup.cli._text import table
+from fedup.run.in_words import moment
+
+_WHY_NOT_A_DIFFERENCE = (
     "ε left is that of the largest single release still allowed. It is not ε allowed − ε spent: releases add up as "
     "squares of μ (Gaussian DP), and each ε is read off such a sum."
 )
 
 
-def ledger_table(ledger: list[dict[str, Any]]) -> Table:
+def print_ledger(console: Console, ledger: list[dict[str, Any]]) -> None:
     """By client: releases, and ε spent, allowed and left."""
-    table = Table(title="Privacy spent by client", title_justify="left")
-    for column in ("client", "releases", "ε spent", "ε allowed", "ε left", "at δ"):
-        table.add_column(column, justify="right")
-    for one in ledger:
-        spent = f"{one['epsilon']:.3g}" + (" TEST MODE: no privacy" if one["test_mode"] else "")
-        if one["unprotected"]:
-            spent = f"∞: {one['unprotected']} without guarantee, besides {spent}"
-        limits = ["no limit", ""] if one["budget"] is None else [f"{one['budget']:g}", f"{one['left']:.3g}"]
-        releases = str(one["releases"]) + (f" (+{one['corrections']} by its own account)" if one["corrections"] else "")
-        table.add_row(str(one["client"]), releases, spent, *limits, f"{one['delta']:g}")
-    return table
+    columns = ("client", "releases", "ε spent", "ε allowed", "ε left", "at δ")
+    shown = table(*columns, right=columns, title="Privacy spent by client")
+    for own in ledger:
+        spent = f"{own['epsilon']:.3g}" + (" TEST MODE: no privacy" if own["test_mode"] else "")
+        if own["unprotected"]:
+            spent = f"∞: {own['unprotected']} without guarantee; the others {spent}"
+        limits = ["no limit", ""] if own["budget"] is None else [f"{own['budget']:g}", f"{own['left']:.3g}"]
+        releases = str(own["releases"]) + (f" (+{own['corrections']} by its own account)" if own["corrections"] else "")
+        shown.add_row(str(own["client"]), releases, spent, *limits, f"{own['delta']:g}")
+    console.print(shown)
+    console.print(_WHY_NOT_A_DIFFERENCE)
 
 
 def charges_table(charges: list[dict[str, Any]]) -> Table:
     """Each release that was charged, in the order of the journal."""
-    from fedup.cli._text import when
-
-    table = Table(title="Charges", title_justify="left")
-    for column in ("when", "client", "for", "protection", "μ"):
-        table.add_column(column, justify="right" if column in ("client", "μ") else "left", overflow="fold")
+    shown = table("when", "client", "for", "protection", "μ", right=("client", "μ"), title="Charges")
     for charge in charges:
-        mu = f"{charge['mu']:.3g}"
-        table.add_row(when(charge["at"]), str(charge["client"]), charge["what"], charge["mechanism"], mu)
-    return table
+        row = (moment(charge["at"]), str(charge["client"]), charge["what"], charge["mechanism"], f"{charge['mu']:.3g}")
+        shown.add_row(*row)
+    return shown

@@ -1,7 +1,9 @@
 """Options that several verbs share, each defined once."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -42,3 +44,8 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Put the filter in fo
 
 DEFAULT_RUN = Path("run")
 DEFAULT_WAIT_S = 10.0
+
+
+def show(result: Any, as_json: bool, show_people: Callable[[Any], None]) -> None:
+    """Print a result as JSON, for programs, or in the way given, for people."""
+    typer.echo(json.dumps(result, indent=2, ensure_ascii=False)) if as_json else show_people(result)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TaskID,
+    ProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -24,8 +25,8 @@ Show = Callable[[str, int, int], None]  # what, steps done, steps in all
 
 def wide_console(*, stderr: bool = False) -> Console:
     """A console whose tables keep their columns when the output goes to a file or a pipe."""
-    console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=100)
+    console = Console(stderr=stderr, highlight=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=100)
 
 
 @contextmanager
@@ -37,35 +38,22 @@ def progress_bars(console: Console, *, line_for_each: str | None = None) -> Iter
     if not console.is_terminal:
         yield _lines(console, line_for_each)
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=console) as bars:
+    with Progress(*_columns(), TimeRemainingColumn(), console=console) as bars:
+        task = cache(lambda what: bars.add_task(what, total=None))
+        yield lambda what, done, total: bars.update(task(what), completed=done, total=total)
 
-        def show(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done)
 
-        yield show
+def _columns() -> tuple[ProgressColumn, ...]:
+    return TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
 
 
 def _lines(console: Console, step: str | None) -> Show:
     started = time.perf_counter()
 
     def show(what: str, done: int, total: int) -> None:
-        if done == 0:
-            line = f"{what} …"
-        elif step is not None:
-            line = f"{what}: {step} {done} of {total}, {time.perf_counter() - started:.1f} s"
-        else:
-            return
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        line = f"{what}: {step} {done} of {total}, {time.perf_counter() - started:.1f} s" if done else f"{what} …"
+        if done == 0 or step is not None:
+            console.print(line, markup=False, soft_wrap=True)
 
     return show
 
@@ -74,10 +62,9 @@ def _lines(console: Console, step: str | None) -> Show:
 def cell_progress(console: Console, total: int) -> Iterator[tuple[Show, Callable[["CellEvent"], None]]]:
     """For an experiment: what is going on now, and how many cells are over, with the time left for the others."""
     if not console.is_terminal:
-        yield _say_nothing, lambda event: console.print(_line(event), highlight=False, markup=False, soft_wrap=True)
+        yield lambda *step: None, lambda event: console.print(_line(event), markup=False, soft_wrap=True)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bars:
+    with Progress(*_columns(), console=console) as bars:
         cells = bars.add_task("cells", total=total)
         now = bars.add_task("", total=None, visible=False)
 
@@ -85,14 +72,10 @@ def cell_progress(console: Console, total: int) -> Iterator[tuple[Show, Callable
             bars.update(now, description=what, completed=done, total=total, visible=bool(what))
 
         def note(event: "CellEvent") -> None:
-            console.print(_line(event), highlight=False, markup=False, soft_wrap=True)
+            console.print(_line(event), markup=False, soft_wrap=True)
             bars.update(cells, completed=event.done, description=f"cells, about {_duration(event.left_s)} left")
 
         yield show, note
-
-
-def _say_nothing(what: str, done: int, total: int) -> None:
-    pass
 
 
 def _line(event: "CellEvent") -> str:

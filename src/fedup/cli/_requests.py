@@ -3,6 +3,7 @@
 import csv
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,11 +24,7 @@ def from_options(
     parts = [Forget.clients(clients)] if clients else []
     parts += [Forget.classes(classes)] if classes else []
     parts += [_samples_option(text) for text in samples]
-    return [_because(union(parts), reason)] if parts else []
-
-
-def _because(request: Forget, reason: str) -> Forget:
-    return Forget(request.client_ids, request.class_ids, request.sample_ids, cast(Any, reason))  # checked there
+    return [replace(union(parts), reason=cast(Any, reason))] if parts else []  # which is checked there
 
 
 def _samples_option(text: str) -> Forget:
@@ -43,15 +40,15 @@ def parse_numbers(text: str) -> list[int]:
     >>> parse_numbers("17, 42, 50-52")
     [17, 42, 50, 51, 52]
     """
-    found: list[int] = []
+    numbers: list[int] = []
     for part in re.split(r"[,; ]+", text.strip()):
         first, _, last = part.partition("-")
         if last and int(last) < int(first):
             raise RequestError(f"A range runs upwards, as in 50-60; found {part!r}.")
-        if int(last or first) - int(first) + len(found) >= _MOST:
+        if int(last or first) - int(first) + len(numbers) >= _MOST:
             raise RequestError(f"At most {_MOST:,} ids are named at once; found {part!r}.")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
 
 
 def from_csv(path: Path, reason: str = "withdrawal") -> list[tuple[Forget, str | None]]:
@@ -63,16 +60,14 @@ def from_csv(path: Path, reason: str = "withdrawal") -> list[tuple[Forget, str |
     by_reference: dict[str, list[Forget]] = {}
     for line, row in _rows(path):
         try:
-            part = _because(_row(row), row["reason"] or reason)
+            part = replace(_row(row), reason=cast(Any, row["reason"] or reason))
         except RequestError as error:
             raise RequestError(f"Line {line} of {path}: {error} Nothing was changed.") from error
         reference = row["reference"] or f"\0{line}"  # a row without one is a request of its own
         by_reference.setdefault(reference, []).append(part)
     if not by_reference:
         raise RequestError(f"{path} names no request: it has a head and no rows below it.")
-    return [
-        (union(parts), None if reference.startswith("\0") else reference) for reference, parts in by_reference.items()
-    ]
+    return [(union(parts), None if name.startswith("\0") else name) for name, parts in by_reference.items()]
 
 
 def _rows(path: Path) -> Iterable[tuple[int, dict[str, str]]]:

@@ -1,7 +1,6 @@
 """A run folder together with what its recipe makes: data, federation, model; each made when first needed."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +20,7 @@ from fedup.run.state import State
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import Centroids
 from fedup.tasks.datasets import Dataset
-from fedup.tasks.judge import FederationJudge
+from fedup.tasks.evaluation import FederationJudge
 from fedup.tasks.machine import describe_machine
 from fedup.tasks.recipe import Recipe
 
@@ -67,7 +66,7 @@ class Session:
         try:
             return self.federation
         except MissingDataError as error:
-            self.console.print(f"Note: {error}", highlight=False, markup=False)
+            self.console.print(f"Note: {error}", markup=False)
             return None
 
     def blank(self, state: State) -> nn.Module:
@@ -92,8 +91,7 @@ class Session:
         return load_plugged(self.run, state, self.blank(state))
 
     def store(self, state: State, writer: Writer | None = None) -> Centroids:
-        """The centroids, where the model computes; for a writer with the folder's ledger, which releases are charged
-        to."""
+        """The centroids, where the model computes; a writer charges releases to the folder's ledger."""
         store = load_store(self.run, state)
         if store.vectors.device != torch.device(self.device):  # else it would be copied: a whole file into memory
             store = store.to(self.device)
@@ -114,14 +112,13 @@ class Session:
         """What an event notes besides its own matter."""
         return {"machine": describe_machine()}
 
-    @contextmanager
-    def writing(self, command: str, wait_s: float) -> Iterator[Writer]:
+    def writing(self, command: str, wait_s: float) -> AbstractContextManager[Writer]:
         """The folder with this process as its writer; says whom it waits for."""
-        with self.run.writing(command, wait_s=wait_s, on_wait=self._say_who) as writer:
-            yield writer
 
-    def _say_who(self, holder: str) -> None:
-        self.console.print(f"Waiting for {holder} …", highlight=False, markup=False)
+        def say(holder: str) -> None:
+            self.console.print(f"Waiting for {holder} …", markup=False)
+
+        return self.run.writing(command, wait_s=wait_s, on_wait=say)
 
 
 def checked_device(device: str) -> str:

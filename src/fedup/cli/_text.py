@@ -1,7 +1,7 @@
 """Numbers and requests in words, the same in every verb."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,6 @@ from rich.table import Table
 
 from fedup.cli._options import DEFAULT_RUN
 from fedup.cli._wording import as_command_line
-from fedup.run.state import Request
 
 
 def size(size_bytes: int) -> str:
@@ -25,64 +24,40 @@ def of(run: Path) -> str:
     return "" if run == DEFAULT_RUN else f" --run {shlex.quote(str(run))}"
 
 
-def count(number: int, what: str) -> str:
-    """A number of things: 1 client, 2 clients."""
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
-
-
-def accuracy(value: float | None) -> str:
-    """An accuracy, or a dash where nothing was measured."""
-    return "–" if value is None else f"{value:.3f}"
-
-
-def ids(numbers: Any) -> str:
-    """Numbers, shortened when there are many."""
-    found = sorted(numbers)
-    return ", ".join(map(str, found)) if len(found) <= 8 else f"{', '.join(map(str, found[:6]))}, … ({len(found)})"
-
-
-def what(request: Request) -> str:
-    """What a request asks for, briefly."""
-    forget = request.forget
-    parts = []
-    if forget.client_ids:
-        parts.append(f"client {ids(forget.client_ids)}")
-    if forget.class_ids:
-        parts.append(f"class {ids(forget.class_ids)}")
-    parts += [f"{count(len(own), 'sample')} of client {client}" for client, own in forget.sample_ids.items()]
-    return " and ".join(parts)
-
-
-def when(at: str) -> str:
-    """A moment, without its milliseconds."""
-    return at[:19].replace("T", " ") + " UTC"
-
-
 def seconds(time_s: Mapping[str, float]) -> str:
     """Times by stage and in all."""
     stages = ", ".join(f"{stage} {value:.2f}" for stage, value in time_s.items() if value >= 0.005)
     return f"{sum(time_s.values()):.2f} s ({stages})" if stages else f"{sum(time_s.values()):.2f} s"
 
 
+def table(*columns: str, right: Collection[str] = (), **look: Any) -> Table:
+    """A table without rows; columns named in `right` hold numbers."""
+    made = Table(title_justify="left", **look)
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return made
+
+
+def accuracy_table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | None]]) -> Table:
+    """Accuracies by name of a row and column; a dash where nothing was measured."""
+    shown = table(title, *columns, right=columns, box=None, pad_edge=False)
+    for name, values in rows.items():
+        shown.add_row(name, *("–" if value is None else f"{value:.3f}" for value in values))
+    return shown
+
+
 def figures_table(figures: Mapping[str, Any]) -> Table:
     """Accuracies before, with the filter, and restored."""
-    table = Table("accuracy", box=None, pad_edge=False)
-    for column in ("validation, retained", "held-out, retained", "held-out, forgotten", "training, forgotten"):
-        table.add_column(column, justify="right")
+    rows = {}
     for state, name in (("original", "before"), ("forgotten", "with the filter"), ("restored", "restored")):
         own = figures[state]
-        values = (
-            own["validation"]["retain"],
-            own["heldout"]["retain"],
-            own["heldout"]["forget"],
-            own["train"]["forget"],
-        )
-        table.add_row(name, *map(accuracy, values))
-    return table
+        heldout = own["heldout"]
+        rows[name] = [own["validation"]["retain"], heldout["retain"], heldout["forget"], own["train"]["forget"]]
+    columns = ["validation, retained", "held-out, retained", "held-out, forgotten", "training, forgotten"]
+    return accuracy_table("accuracy", columns, rows)
 
 
 def why(declined: str, fitted: str) -> str:
     """A refusal as a sentence of its own, without what the library's callers are told to do."""
-    reason = declined.partition(" Nothing was changed.")[0]
-    reason = as_command_line(reason)
+    reason = as_command_line(declined.partition(" Nothing was changed.")[0])
     return reason if reason[0].isupper() else f"{fitted} was fitted, but {reason}."

@@ -12,18 +12,9 @@ _FOR_PYTHON_CALLERS = (
     (r"\bDP\(\s*(…|\.\.\.)\s*\)", "--epsilon"),
     (r"\b(?:Posix|Windows)?Path\('([^']*)'\)", r"\1"),
 )
-_OPTIONS = "|".join(
-    (
-        "allow_delta",
-        "batch_size",
-        "class_policy",
-        "clients_per_round",
-        "eraser_cut",
-        "keep_sealed",
-        "max_class_loss",
-        "max_loss",
-        "paper_accounting",
-    )
+_OPTIONS = (
+    "allow_delta|batch_size|class_policy|clients_per_round|eraser_cut|keep_sealed|max_class_loss|max_loss|"
+    "paper_accounting"
 )
 
 

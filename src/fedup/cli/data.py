@@ -1,13 +1,12 @@
 """`fedup data`."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from fedup.cli import _options as options
 from fedup.cli._complete import data_sets
-from fedup.cli._options import JsonOption
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -21,7 +20,7 @@ def data(
     client: Annotated[
         int | None, typer.Option(help="With --run: the ids of this client's training rows.", min=0)
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Show which data sets are on this machine, check or fetch them; or show the rows of a run folder's clients.
 
@@ -32,15 +31,11 @@ def data(
     if run is None and client is not None:
         raise typer.BadParameter("--client needs the run folder: --run FOLDER.")
     if run is None:
-        _show(_data_sets(), as_json, _print_data_sets)
+        options.show(_data_sets(), as_json, _print_data_sets)
     elif client is None:
-        _show(_clients(run), as_json, _print_clients)
+        options.show(_clients(run), as_json, _print_clients)
     else:
-        _show(_ids(run, client), as_json, _print_ids)
-
-
-def _show(found: Any, as_json: bool, show: Any) -> None:
-    typer.echo(json.dumps(found, indent=2, ensure_ascii=False)) if as_json else show(found)
+        options.show(_ids(run, client), as_json, _print_ids)
 
 
 @app.command()
@@ -49,7 +44,7 @@ def check(
         list[str] | None,
         typer.Argument(help="Data sets, .py files, Parquet files; all by default.", autocompletion=data_sets),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Read every row of data sets and say what is missing or damaged; status 1 if one that was named is.
 
@@ -58,7 +53,7 @@ def check(
     Examples: [bold]fedup data check[/], [bold]fedup data check cifar10 my_photos/[/]
     """
     found = _data_sets(names)
-    _show(found, as_json, _print_data_sets)
+    options.show(found, as_json, _print_data_sets)
     if any(one["state"] == "damaged" or (names and one["state"] != "here") for one in found):
         raise typer.Exit(1)
 
@@ -119,9 +114,7 @@ def _clients(run: Path) -> list[dict[str, Any]]:
     return [
         {
             "client": client.id,
-            "train": len(client.train),
-            "validation": len(client.validation),
-            "heldout": len(client.heldout),
+            **{part: len(getattr(client, part)) for part in ("train", "validation", "heldout")},
             "train_by_class": federation.y[client.train].bincount(minlength=federation.num_classes).tolist(),
         }
         for client in federation.clients
@@ -144,16 +137,16 @@ def _print_data_sets(found: list[dict[str, Any]]) -> None:
 
     console = wide_console()
     table = Table("data set", "here", "rows", "test rows", "classes", "a row is")
-    for one in found:
-        if one["here"]:
-            shape = "×".join(map(str, one["shape"]))
-            table.add_row(one["name"], "yes", f"{one['rows']:,}", f"{one['test_rows']:,}", str(one["classes"]), shape)
-        else:
-            table.add_row(one["name"], f"[yellow]{one['state']}", "", "", "", "")
+    for own in found:
+        shown = [f"[yellow]{own['state']}"]
+        if own["here"]:
+            counts = (f"{own[name]:,}" for name in ("rows", "test_rows", "classes"))
+            shown = ["yes", *counts, "×".join(map(str, own["shape"]))]
+        table.add_row(own["name"], *shown)
     console.print(table)
-    for one in found:
-        if not one["here"]:
-            console.print(f"{one['name']}: {one['why']}", highlight=False, markup=False, soft_wrap=True)
+    for own in found:
+        if not own["here"]:
+            console.print(f"{own['name']}: {own['why']}", markup=False, soft_wrap=True)
 
 
 def _print_clients(found: list[dict[str, Any]]) -> None:
@@ -162,11 +155,9 @@ def _print_clients(found: list[dict[str, Any]]) -> None:
     from fedup.cli._progress import wide_console
 
     table = Table("client", "train", "validation", "held out", "training rows by class")
-    for one in found:
-        by_class = " ".join(f"{count:>4}" for count in one["train_by_class"])
-        table.add_row(
-            str(one["client"]), f"{one['train']:,}", f"{one['validation']:,}", f"{one['heldout']:,}", by_class
-        )
+    for own in found:
+        by_class = " ".join(f"{count:>4}" for count in own["train_by_class"])
+        table.add_row(str(own["client"]), *(f"{own[part]:,}" for part in ("train", "validation", "heldout")), by_class)
     wide_console().print(table)
 
 

@@ -1,19 +1,10 @@
 """`fedup evaluate`."""
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedup.cli._options import (
-    DEFAULT_RUN,
-    DEFAULT_WAIT_S,
-    DeviceOption,
-    JsonOption,
-    RunOption,
-    ThreadsOption,
-    WaitOption,
-)
+from fedup.cli import _options as options
 
 if TYPE_CHECKING:
     from fedup.cli._session import Session
@@ -22,15 +13,15 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: RunOption = DEFAULT_RUN,
+    run: options.RunOption = options.DEFAULT_RUN,
     retrain: Annotated[
         bool,
         typer.Option("--retrain", help="Also train anew without the forgotten data, and keep the figures as evidence."),
     ] = False,
-    device: DeviceOption = "cpu",
-    threads: ThreadsOption = None,
-    wait: WaitOption = DEFAULT_WAIT_S,
-    as_json: JsonOption = False,
+    device: options.DeviceOption = "cpu",
+    threads: options.ThreadsOption = None,
+    wait: options.WaitOption = options.DEFAULT_WAIT_S,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Measure the model before and under the filter in force, on held-out data and on the official test set.
 
@@ -43,15 +34,11 @@ def evaluate(
     result = _figures(session, state, plugged)
     if retrain:
         result["retrained"] = _retrain(session, state, wait)
-    if as_json:
-        typer.echo(json.dumps(result, indent=2))
-    else:
-        _print(result, list(state.about["class_names"]))
+    options.show(result, as_json, lambda result: _print(result, list(state.about["class_names"])))
 
 
 def _figures(session: "Session", state: "State", plugged: "PluggedModel") -> dict[str, Any]:
-    from fedup.tasks.accuracy import accuracy
-    from fedup.tasks.judge import FederationJudge
+    from fedup.tasks.evaluation import FederationJudge, accuracy
 
     data = session.dataset
     test = data.test_x.to(session.device), data.test_y.to(session.device)
@@ -74,7 +61,7 @@ def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any
     from fedup.cli._progress import progress_bars
     from fedup.errors import RequestError
     from fedup.models.views import fingerprint
-    from fedup.tasks.judge import FederationJudge
+    from fedup.tasks.evaluation import FederationJudge
     from fedup.tasks.progress import RoundsShown
 
     recipe = session.recipe
@@ -99,45 +86,20 @@ def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any
 
 
 def _print(result: dict[str, Any], class_names: list[str]) -> None:
-    from rich.table import Table
-
     from fedup.cli._progress import wide_console
-    from fedup.cli._text import accuracy
+    from fedup.cli._text import accuracy_table
 
     console = wide_console()
-    requests = ", ".join(result["in_force"])
-    console.print(
-        f"Filter {result['filter']} for {requests}"
-        if result["filter"]
-        else "No request is in force: the original model.",
-        highlight=False,
-    )
-    table = Table(box=None, pad_edge=False)
-    for column in (
-        "accuracy",
-        "held-out, retained",
-        "held-out, forgotten",
-        "training, forgotten",
-        "official test set",
-    ):
-        table.add_column(column, justify="left" if column == "accuracy" else "right")
-    names = (
-        ("original", "before"),
-        ("forgotten", "with the filter"),
-        ("restored", "restored"),
-        ("retrained", "Retrain"),
-    )
-    shown = [(state, name) for state, name in names if state in result]
-    for state, name in shown:
+    in_force = f"Filter {result['filter']} for {', '.join(result['in_force'])}"
+    console.print(in_force if result["filter"] else "No request is in force: the original model.")
+    names = {"original": "before", "forgotten": "with the filter", "restored": "restored", "retrained": "Retrain"}
+    rows, by_class = {}, {}
+    for state in (state for state in names if state in result):
         own = result[state]
-        values = (own["heldout"]["retain"], own["heldout"]["forget"], own["train"]["forget"], result["test"].get(state))
-        table.add_row(name, *map(accuracy, values))
-    console.print(table)
-    by_class = Table(box=None, pad_edge=False)
-    by_class.add_column("held-out, by class")
-    for name in class_names:
-        by_class.add_column(name, justify="right")
-    for state, name in shown:
-        by_class.add_row(name, *map(accuracy, result[state]["per_class"]))
+        heldout, test = own["heldout"], result["test"].get(state)
+        rows[names[state]] = [heldout["retain"], heldout["forget"], own["train"]["forget"], test]
+        by_class[names[state]] = own["per_class"]
+    columns = ["held-out, retained", "held-out, forgotten", "training, forgotten", "official test set"]
+    console.print(accuracy_table("accuracy", columns, rows))
     if len(class_names) <= 12:
-        console.print(by_class)
+        console.print(accuracy_table("held-out, by class", class_names, by_class))

@@ -1,23 +1,22 @@
 """`fedup evidence`."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedup.cli import _options as options
 from fedup.cli._complete import requests
-from fedup.cli._options import DEFAULT_RUN, DEFAULT_WAIT_S, JsonOption, RunOption, WaitOption
 
 
 def evidence(
     request: Annotated[str, typer.Argument(help="The request, by id (R1) or reference.", autocompletion=requests)],
-    run: RunOption = DEFAULT_RUN,
+    run: options.RunOption = options.DEFAULT_RUN,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the two files; by default evidence/ in the run folder, on record.")
     ] = None,
-    wait: WaitOption = DEFAULT_WAIT_S,
-    as_json: JsonOption = False,
+    wait: options.WaitOption = options.DEFAULT_WAIT_S,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Write one JSON file and one HTML page about a request: what was asked, what it did, what is claimed.
 
@@ -36,7 +35,5 @@ def evidence(
             found = checked_evidence(folder, writer.state, request)
             paths = write_evidence(found, run / "evidence")
             writer.commit("evidenced", {"request": found["request"]["id"], "files": record_of(paths)})
-    if as_json:
-        typer.echo(json.dumps({**found, "files": [str(path) for path in paths]}, indent=2, ensure_ascii=False))
-    else:
-        typer.echo(f"Wrote {paths[1]} and {paths[0].name} beside it. Journal head: {found['journal']['head'][:16]}")
+    told = f"Wrote {paths[1]} and {paths[0].name} beside it. Journal head: {found['journal']['head'][:16]}"
+    options.show({**found, "files": [str(path) for path in paths]}, as_json, lambda _: typer.echo(told))

@@ -1,18 +1,17 @@
 """`fedup export`."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedup.cli._options import DEFAULT_RUN, JsonOption, RunOption
+from fedup.cli import _options as options
 
 
 def export(
     out: Annotated[Path, typer.Argument(help="The file to write, such as model.pt2.")],
-    run: RunOption = DEFAULT_RUN,
-    as_json: JsonOption = False,
+    run: options.RunOption = options.DEFAULT_RUN,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Write the model and the filter in force as one torch.export program that runs without fedup.
 
@@ -40,12 +39,10 @@ def export(
     # Without a request in force there is no filter to export, and the original model is what the folder serves.
     served = plugged.view() if state.active else plugged.base
     export_program(served, session.probe(state), out, about=about)
-    if as_json:
-        typer.echo(json.dumps({**about, "file": str(out)}, indent=2, ensure_ascii=False))
-        return
     under = f"under filter {about['filter']}" if state.active else "without a filter: no request is in force"
     shape = ", ".join(map(str, ["N", *state.about["input_shape"]]))
-    typer.echo(
+    told = (
         f"Wrote {out}: the model {under}. A snapshot: requests that come later do not reach it.\n"
         f"It takes inputs of shape ({shape}), prepared as in training; fedup.json inside names classes and scaling."
     )
+    options.show({**about, "file": str(out)}, as_json, lambda _: typer.echo(told))

@@ -1,13 +1,12 @@
 """`fedup list`."""
 
-import json
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated
 
 import typer
 
-from fedup.cli._options import JsonOption
+from fedup.cli import _options as options
 from fedup.errors import SettingError
 
 _DEPTHS = ("", "*/", "*/*/")  # deep enough for runs/NAME, and fast in a large folder
@@ -18,7 +17,7 @@ def list_(
         Path, typer.Argument(help="Where to look for run folders; or `cuts`, for the places of filters in a model.")
     ] = Path(),
     model: Annotated[str | None, typer.Argument(help="The model, after `cuts`.")] = None,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """List what there is by name (data sets, models, scenarios, methods, metrics), and the run folders below a folder;
     or the cuts of a model.
@@ -35,7 +34,7 @@ def list_(
     from fedup.registry import names
     from fedup.tasks.recipe import PARTITIONS
 
-    found = {
+    listed = {
         "data": names("fedup.tasks.datasets"),
         "models": names("fedup.tasks.models"),
         "partitions": list(PARTITIONS),
@@ -44,10 +43,11 @@ def list_(
         "metrics": names("fedup.bench.metrics"),
         "runs": sorted(str(path.parent) for depth in _DEPTHS for path in folder.glob(f"{depth}run.sqlite")),
     }
-    if as_json:
-        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
-        return
-    for kind, entries in found.items():
+    options.show(listed, as_json, _print)
+
+
+def _print(listed: dict[str, list[str]]) -> None:
+    for kind, entries in listed.items():
         # Paths stay whole, one after another; names are broken to fit a terminal.
         text = ", ".join(entries) or "none"
         lines = [text] if kind == "runs" else wrap(text, 88)
@@ -61,8 +61,8 @@ def _list_cuts(model: str, as_json: bool) -> None:
     cuts = cuts_of(model)
     if not cuts:
         raise SettingError(f"{model} names no cuts: a filter sits before its last linear layer.")
-    if as_json:
-        typer.echo(json.dumps({"model": model, "cuts": list(cuts)}, indent=2))
-        return
-    typer.echo(f"{model}, from early to late: {', '.join(cuts)}")
-    typer.echo(f"A filter acts on what enters the module named; by default the bottleneck sits at {cuts[-1]}.")
+    told = (
+        f"{model}, from early to late: {', '.join(cuts)}\nA filter acts on what enters the module named; by default "
+        f"the bottleneck sits at {cuts[-1]}."
+    )
+    options.show({"model": model, "cuts": list(cuts)}, as_json, lambda _: typer.echo(told))

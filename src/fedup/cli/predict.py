@@ -1,16 +1,18 @@
 """`fedup predict`."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedup.cli._options import DEFAULT_RUN, DeviceOption, JsonOption, RunOption, ThreadsOption
+from fedup.cli import _options as options
 
 if TYPE_CHECKING:
-    from fedup.cli._session import Session
+    from torch import nn
+
+    from fedup.cli._inputs import InputReader
     from fedup.run.state import State
     from fedup.tasks.datasets import Images, Texts
 
@@ -21,16 +23,16 @@ def predict(
     inputs: Annotated[
         list[str], typer.Argument(help="Image, text or Parquet files, folders, or - for standard input.")
     ],
-    run: RunOption = DEFAULT_RUN,
+    run: options.RunOption = options.DEFAULT_RUN,
     filter_id: Annotated[
         str | None,
         typer.Option("--filter", help="Refuse unless this filter (its first digits) is in force; none: no filter."),
     ] = None,
     column: Annotated[str | None, typer.Option(help="Column of Parquet files; by default image or text.")] = None,
     resize: Annotated[bool, typer.Option("--resize", help="Resize images of another size.")] = False,
-    device: DeviceOption = "cpu",
-    threads: ThreadsOption = None,
-    as_json: JsonOption = False,
+    device: options.DeviceOption = "cpu",
+    threads: options.ThreadsOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Classify images or texts under the filter in force; each answer names the filter.
 
@@ -38,74 +40,62 @@ def predict(
 
     Examples: [bold]fedup predict digit.png[/], [bold]cat news.txt | fedup predict - --run runs/news --json[/]
     """
+    from fedup.cli._inputs import InputReader
     from fedup.cli._session import Session
 
     session = Session(run, device=device)
-    state, answers = _answers(session, inputs, filter_id, column, resize)
-    if as_json:
-        for answer in answers:
-            typer.echo(json.dumps(answer, ensure_ascii=False))
-    else:
-        _print(answers, state)
+    state, plugged = session.served()
+    _check_filter(state, filter_id)
+    reader = InputReader(_inputs(session.recipe.data, state), column, resize)
+    # Without a request in force the original model is what the folder serves; with one, only the filtered view answers.
+    model = plugged if state.active else plugged.base
+    for answer in _answers(reader, inputs, model, state, session.device):
+        line = f"{answer['input']}\t{answer['name']}\t{answer['probability']:.3f}"
+        typer.echo(json.dumps(answer, ensure_ascii=False) if as_json else line)
+    if not as_json:
+        told = "with no filter: no request is in force"
+        if state.filter:
+            told = f"under filter {state.filter.id} for {', '.join(request.id for request in state.active)}"
+        typer.echo(f"Answered {told}.", err=True)
 
 
-def _answers(
-    session: "Session", inputs: list[str], filter_id: str | None, column: str | None, resize: bool
-) -> tuple["State", Iterator[dict[str, Any]]]:
-    from fedup.cli._inputs import read_inputs
+def _check_filter(state: "State", filter_id: str | None) -> None:
     from fedup.errors import ArtifactError
 
-    state, plugged = session.served()
     served = state.filter.sha256 if state.filter else "none"
     if filter_id is not None and (not filter_id or not served.startswith(filter_id.lower())):
         raise ArtifactError(
             f"The filter in force is {served[:16]}, and {filter_id!r} was asked for: nothing was answered. "
             "`fedup status` shows what is in force."
         )
-    how = _inputs(session.recipe.data, state.about["input"])
-    if how.identity() != state.about["input"]:
-        raise ArtifactError(
-            "Inputs would be read otherwise than at training (another vocabulary or image size): nothing was answered."
-        )
-    # Without a request in force the original model is what the folder serves; with one, only the filtered view answers.
-    model = plugged if state.active else plugged.base
-    names = list(state.about["class_names"])
-    items = read_inputs(inputs, how, column=column, resize=resize)
-    return state, _batches(items, how, model, names, served[:16] if state.filter else None, session.device)
 
 
-def _inputs(data: str, identity: Mapping[str, Any]) -> "Images | Texts":
+def _inputs(data: str, state: "State") -> "Images | Texts":
     """How inputs are read: the data set's file says it; for Parquet files of one's own the run folder does."""
+    from fedup.errors import ArtifactError
     from fedup.registry import names
     from fedup.tasks.datasets import input_of, inputs_from
 
+    trained_with = state.about["input"]
     has_code = data.endswith(".py") or data in names("fedup.tasks.datasets")
-    return input_of(data) if has_code else inputs_from(identity)
+    inputs = input_of(data) if has_code else inputs_from(trained_with)
+    if inputs.identity() != trained_with:
+        raise ArtifactError(
+            "Inputs would be read otherwise than at training (another vocabulary or image size): nothing was answered."
+        )
+    return inputs
 
 
-def _batches(
-    items: Iterator[tuple[str, Any]], how: Any, model: Any, names: list[str], filter_id: str | None, device: str
+def _answers(
+    reader: "InputReader", paths: list[str], model: "nn.Module", state: "State", device: str
 ) -> Iterator[dict[str, Any]]:
-    from fedup.tasks.accuracy import predict as logits_for
+    from fedup.tasks.evaluation import predict as logits_for
 
+    names, filter_id = state.about["class_names"], state.filter.id if state.filter else None
+    items = reader.read(paths)
     while batch := list(islice(items, _BATCH)):
-        x = how.prepare([raw for _, raw in batch]).to(device)
-        shares = logits_for(model, x).softmax(1)
-        best = shares.max(1)
+        x = reader.inputs.prepare([raw for _, raw in batch]).to(device)
+        best = logits_for(model, x).softmax(1).max(1)
         for (name, _), share, label in zip(batch, best.values.tolist(), best.indices.tolist(), strict=True):
-            yield {
-                "input": name,
-                "class": label,
-                "name": names[label],
-                "probability": round(share, 6),
-                "filter": filter_id,
-            }
-
-
-def _print(answers: Iterator[dict[str, Any]], state: "State") -> None:
-    for answer in answers:
-        typer.echo(f"{answer['input']}\t{answer['name']}\t{answer['probability']:.3f}")
-    told = "with no filter: no request is in force"
-    if state.filter:
-        told = f"under filter {state.filter.id} for {', '.join(request.id for request in state.active)}"
-    typer.echo(f"Answered {told}.", err=True)
+            own = {"input": name, "class": label, "name": names[label], "probability": round(share, 6)}
+            yield {**own, "filter": filter_id}

@@ -1,18 +1,17 @@
 """`fedup purge`."""
 
-import json
 from typing import Annotated
 
 import typer
 
-from fedup.cli._options import DEFAULT_RUN, DEFAULT_WAIT_S, JsonOption, RunOption, WaitOption
+from fedup.cli import _options as options
 
 
 def purge(
-    run: RunOption = DEFAULT_RUN,
+    run: options.RunOption = options.DEFAULT_RUN,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    wait: WaitOption = DEFAULT_WAIT_S,
-    as_json: JsonOption = False,
+    wait: options.WaitOption = options.DEFAULT_WAIT_S,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Destroy the centroids that requests in force have sealed; restoring one of several then needs the clients.
 
@@ -23,8 +22,8 @@ def purge(
     import sys
 
     from fedup.cli._session import Session
-    from fedup.cli._text import count
     from fedup.run import answer
+    from fedup.run.in_words import count
     from fedup.unlearning.unlearn import sealed_cells
 
     if not yes and not sys.stdin.isatty():
@@ -38,12 +37,7 @@ def purge(
         cells = sealed_cells(store, writer.state.forgets)
         if cells:
             answer.purge(writer, session.plugged(writer.state), store)
-    if as_json:
-        typer.echo(json.dumps({"cells": [list(cell) for cell in cells]}))
-    elif not cells:
-        typer.echo("Nothing is sealed; nothing was changed.")
-    else:
-        clients = count(len({client for client, _ in cells}), "client")
-        typer.echo(
-            f"Destroyed the sealed centroids of {count(len(cells), 'cell')} of {clients}; they are in no file of {run}."
-        )
+    clients = count(len({client for client, _ in cells}), "client")
+    told = f"Destroyed the sealed centroids of {count(len(cells), 'cell')} of {clients}; they are in no file of {run}."
+    nothing = "Nothing is sealed; nothing was changed."
+    options.show({"cells": [list(cell) for cell in cells]}, as_json, lambda _: typer.echo(told if cells else nothing))

@@ -1,14 +1,16 @@
 """`fedup status`."""
 
-import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from fedup.cli import _options as options
 
-from fedup.cli._options import DEFAULT_RUN, JsonOption, RunOption
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fedup.run.state import State
 
 
-def status(run: RunOption = DEFAULT_RUN, as_json: JsonOption = False) -> None:
+def status(run: options.RunOption = options.DEFAULT_RUN, as_json: options.JsonOption = False) -> None:
     """Show requests, the filter in force, what is sealed and the storage; reads only, while others write too.
 
     Example: [bold]fedup status --run runs/mnist[/]
@@ -18,52 +20,41 @@ def status(run: RunOption = DEFAULT_RUN, as_json: JsonOption = False) -> None:
 
     folder = Run(run)
     state = folder.read()
-    found = overview(folder, state)
-    if as_json:
-        typer.echo(json.dumps({**found, "releases": request_releases(state)}, indent=2, ensure_ascii=False))
-    else:
-        _print(found, state, request_releases(state))
+    result = {**overview(folder, state), "releases": request_releases(state)}
+    options.show(result, as_json, lambda result: _print(result, state))
 
 
-def _print(found: dict[str, Any], state: Any, sent: dict[int, dict[str, int]]) -> None:
+def _print(result: dict[str, Any], state: "State") -> None:
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    from fedup.cli._ledger import WHY_NOT_A_DIFFERENCE, ledger_table
+    from fedup.cli._ledger import print_ledger
     from fedup.cli._progress import wide_console
-    from fedup.cli._text import size, when
+    from fedup.cli._text import size
+    from fedup.run.in_words import moment
 
     console = wide_console()
-    facts = Table(show_header=False, box=None, pad_edge=False)
-    facts.add_column(style="dim")
-    facts.add_column(overflow="fold")
-    for name, text in _facts(found, sent).items():
+    facts = Table(Column(style="dim"), Column(overflow="fold"), show_header=False, box=None, pad_edge=False)
+    for name, text in _facts(result).items():
         facts.add_row(name, escape(text))
-    console.print(facts, highlight=False)
-    if state.requests:
-        console.print(_requests(state, found))
-    else:
-        console.print("No request has come in.")
-    if found["ledger"]:
-        console.print(ledger_table(found["ledger"]), highlight=False)
-        console.print(WHY_NOT_A_DIFFERENCE, highlight=False)
-    storage = ", ".join(f"{name} {size(count)}" for name, count in sorted(found["storage_bytes"].items()))
-    console.print(f"[dim]Storage[/] {storage}", highlight=False)
-    console.print(
-        f"[dim]Journal[/] {found['events']} events, last {when(state.events[-1].at)}, head {found['head'][:16]}",
-        highlight=False,
-    )
-    if found["leftovers"]:
+    console.print(facts)
+    console.print(_requests(state, result) if state.requests else "No request has come in.")
+    if result["ledger"]:
+        print_ledger(console, result["ledger"])
+    storage = ", ".join(f"{name} {size(count)}" for name, count in sorted(result["storage_bytes"].items()))
+    console.print(f"[dim]Storage[/] {storage}")
+    last, head = moment(state.events[-1].at), result["head"][:16]
+    console.print(f"[dim]Journal[/] {result['events']} events, last {last}, head {head}")
+    if result["leftovers"]:
         console.print(
-            f"[yellow]Leftovers[/] {', '.join(found['leftovers'])}: of a killed process; the next command that writes "
-            "removes them.",
-            highlight=False,
+            f"[yellow]Leftovers[/] {', '.join(result['leftovers'])}: of a killed process; the next command that writes "
+            "removes them."
         )
 
 
-def _facts(found: dict[str, Any], sent: dict[int, dict[str, int]]) -> dict[str, str]:
-    from fedup.cli._text import size, when
-    from fedup.run.evidence import machine_in_words
+def _facts(found: dict[str, Any]) -> dict[str, str]:
+    from fedup.cli._text import size
+    from fedup.run.in_words import machine_in_words, moment
 
     about, trained, collected, filtered = found["about"], found["trained"], found["collected"], found["filter"]
     facts = {"Run folder": found["run"]}
@@ -74,22 +65,24 @@ def _facts(found: dict[str, Any], sent: dict[int, dict[str, int]]) -> dict[str, 
     facts["Model"] = f"training: {found['rounds_done']} of {about.get('rounds')} rounds done; `fedup train` goes on"
     if trained:
         measured = ", ".join(f"{part} {value:.3f}" for part, value in trained["accuracy"].items())
-        facts["Model"] = f"{trained['fingerprint'][:16]}, trained {when(trained['at'])}" + (
+        facts["Model"] = f"{trained['fingerprint'][:16]}, trained {moment(trained['at'])}" + (
             f", accuracy {measured}" if measured else ""
         )
     if found["trained_on"]:
         facts["Trained on"] = machine_in_words(found["trained_on"])
     if collected:
-        clients = f"{len(sent)} clients sent {size(sum(own['bytes'] for own in sent.values()))} in all"
-        how = _how(collected["how"], found["protection"])
-        facts["Collected"] = f"{collected['rows']:,} vectors of {collected['cells']} cells, {how}; {clients}"
-    sealed = found["sealed"]
+        sent, ratio = found["releases"], collected["how"].get("ratio")
+        facts["Collected"] = (
+            f"{collected['rows']:,} vectors of {collected['cells']} cells, {'' if ratio is None else f'ρ {ratio}, '}"
+            f"protection: {found['protection']}; {len(sent)} clients sent "
+            f"{size(sum(own['bytes'] for own in sent.values()))} in all"
+        )
+    sealed, in_force = found["sealed"], ", ".join(found["in_force"])
     facts["Sealed"] = (
-        f"{sealed['cells']} cells, {sealed['originals']} replaced originals; {sealed['purged']} cells purged"
+        f"{sealed['cells']} cells that requests leave out, {sealed['originals']} originals of replaced cells; "
+        f"{sealed['purged']} cells destroyed"
     )
-    facts["Filter"] = "none: the original model answers"
-    if filtered:
-        facts["Filter"] = f"{filtered['id']} for {', '.join(found['in_force'])}"
+    facts["Filter"] = f"{filtered['id']} for {in_force}" if filtered else "none: the original model answers"
     if found["budget"]:
         facts["Budget"] = f"ε = {found['budget']['epsilon']:g} at δ = {found['budget']['delta']:g} for each client"
     if found["written_by"]:
@@ -97,28 +90,22 @@ def _facts(found: dict[str, Any], sent: dict[int, dict[str, int]]) -> dict[str, 
     return facts
 
 
-def _how(how: dict[str, Any], protection: str) -> str:
-    return ", ".join([*([f"ρ {how['ratio']}"] if "ratio" in how else []), f"protection: {protection}"])
-
-
-def _requests(state: Any, found: dict[str, Any]) -> Any:
+def _requests(state: "State", found: dict[str, Any]) -> "Table":
     from rich.markup import escape
-    from rich.table import Table
 
-    from fedup.cli._text import what, when
+    from fedup.cli._text import table
+    from fedup.run.in_words import forget_set, moment
 
-    table = Table(title_justify="left")
-    for column in ("id", "reference", "forget", "rows", "status", "verdict", "asked", "took"):
-        table.add_column(column, justify="right" if column in ("rows", "took") else "left")
+    shown = table("id", "reference", "forget", "rows", "status", "verdict", "asked", "took", right=("rows", "took"))
     for request, told in zip(state.requests, found["requests"], strict=True):
-        table.add_row(
+        shown.add_row(
             request.id,
             escape(request.reference or ""),
-            what(request),
+            forget_set(request.forget),
             "" if told["rows"] is None else f"{told['rows']:,}",
             f"[bold]{request.status}[/]" if request.is_active else request.status,
             told["verdict"] or "",
-            when(told["asked_at"])[:10],
+            moment(told["asked_at"])[:10],
             f"{told['time_s']:.2f} s",
         )
-    return table
+    return shown

@@ -1,22 +1,21 @@
 """`fedup verify`."""
 
-import json
 import re
 from typing import Annotated, Any
 
 import typer
 
-from fedup.cli._options import DEFAULT_RUN, JsonOption, RunOption
+from fedup.cli import _options as options
 
 _LONG_HASH = re.compile(r"\b([0-9a-f]{16})[0-9a-f]{48}\b")
 
 
 def verify(
-    run: RunOption = DEFAULT_RUN,
+    run: options.RunOption = options.DEFAULT_RUN,
     head: Annotated[
         str | None, typer.Option(help="A head hash kept elsewhere (8 digits or more): it must be in the chain.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Recompute hashes, the chain and the restore check of the whole folder; exit 1 on any mismatch.
 
@@ -28,30 +27,25 @@ def verify(
     session = Session(run)
     checks = check_folder(session.run, session.blank, session.probe, head=head)
     good = all(check.ok is not False for check in checks)
-    if as_json:
-        typer.echo(json.dumps({"ok": good, "checks": [vars(check) for check in checks]}, indent=2, ensure_ascii=False))
-    else:
-        _print(checks, good)
+    result = {"ok": good, "checks": [vars(check) for check in checks]}
+    options.show(result, as_json, lambda _: _print(checks, good))
     if not good:
         raise typer.Exit(1)
 
 
 def _print(checks: list[Any], good: bool) -> None:
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from fedup.cli._progress import wide_console
 
     console = wide_console()
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column()
-    table.add_column()
-    table.add_column(overflow="fold")
+    table = Table("", "", Column(overflow="fold"), box=None, pad_edge=False, show_header=False)
     marks = {True: "[green]ok[/]", False: "[bold red]MISMATCH[/]", None: "[yellow]note[/]"}
     for check in checks:
         short = _LONG_HASH.sub(r"\1…", check.found)  # whole with --json
         table.add_row(marks[check.ok], check.name, escape(short))
-    console.print(table, highlight=False)
+    console.print(table)
     some = any(check.found.startswith("not checked") for check in checks)
     sound = "The folder is sound as far as it could be checked." if some else "The folder is sound."
     console.print(sound if good else "[bold red]The folder does not check out.[/]")

@@ -1,6 +1,6 @@
 """The filters that sit at a cut."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
@@ -35,16 +35,25 @@ class FilterConfig:
     may go with what is erased. A `gentle` bottleneck is fitted again where it would cost a class its recall.
     """
 
-    rank: int | None = None
-    alpha: float = 0.5
-    steps: int = 300
+    rank: int | None = field(
+        default=None,
+        metadata={"help": "Width of the filter's bottleneck.", "min": 1, "default": "32, or the features where fewer"},
+    )
+    alpha: float = field(default=0.5, metadata={"help": "Weight of the classes against the features, 0 to 1."})
+    steps: int = field(default=300, metadata={"help": "Steps of the fit.", "min": 1})
     batch_size: int = 128
     lr: float = 3e-3
-    class_policy: ClassPolicy = "drop"
+    class_policy: ClassPolicy = field(
+        default="drop",
+        metadata={"help": "drop (nothing of a forgotten class is used), remap or remap_client (it is relabelled)."},
+    )
     guard: bool = True
-    seed: int = 0
-    filter: FilterKind = "auto"
-    eraser_cut: str = "auto"
+    seed: int = field(default=0, metadata={"help": "Seed of the fit."})
+    filter: FilterKind = field(
+        default="auto",
+        metadata={"help": "auto (an eraser for samples, else a bottleneck), bottleneck, erasure or both."},
+    )
+    eraser_cut: str = field(default="auto", metadata={"help": "Cut of the eraser; `fedup list cuts MODEL` names them."})
     max_variance_loss: float = 0.02
     gentle: bool = True
     optimizer: OptimizerName = "adam"

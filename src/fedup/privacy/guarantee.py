@@ -1,7 +1,7 @@
 """What is promised: the settings of a differential-privacy guarantee."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from fedup.errors import SettingError
@@ -41,16 +41,19 @@ class DP:
     5.6
     """
 
-    epsilon: float
-    delta: float = 1e-5
-    clip: float | Literal["unit"] | None = None
+    epsilon: float = field(metadata={"help": "ε of a differential-privacy guarantee: noisy statistics, no centroids."})
+    delta: float = field(default=1e-5, metadata={"help": "Its δ.", "default": "1e-5"})
+    clip: float | Literal["unit"] | None = field(
+        default=None,
+        metadata={"help": "Under DP: the norm of a feature vector, a public number, or 'unit' to scale each to 1."},
+    )
     unit: Unit = "record"
     projection: ProjectionName = "auto"
     dims: int = 128
     cells: int = 1
     count_weight: float = 0.5
     spread_weight: float = 1.0
-    allow_delta: bool = False
+    allow_delta: bool = field(default=False, metadata={"help": "Allow a δ above 1e-5."})
     replay_seed: int | None = None
     erase_clip: float | None = None
 

@@ -10,8 +10,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,9 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.files = FileStore(self.path / "files")
-
-    @property
-    def journal_path(self) -> Path:
-        return self.path / "run.sqlite"
-
-    @property
-    def lock_path(self) -> Path:
-        return self.path / "lock"
+        self.journal_path, self.lock_path, self.code_path = (
+            self.path / name for name in ("run.sqlite", "lock", "code")
+        )
 
     @property
     def holder(self) -> str | None:
@@ -49,11 +43,8 @@ class Run:
     def read(self) -> State:
         """The state after the last committed event; the chain is checked. Never waits for a writer."""
         self._check_exists()
-        journal = Journal(self.journal_path)
-        try:
+        with closing(Journal(self.journal_path)) as journal:
             events = journal.events()
-        finally:
-            journal.close()
         if not events:  # killed while it was made
             raise self._missing()
         return state_of(events)
@@ -64,14 +55,13 @@ class Run:
     ) -> Iterator["Writer"]:
         """The folder with this process as its one writer."""
         self._check_exists()
-        with held(self.lock_path, command, wait_s=wait_s, on_wait=on_wait):
-            journal = Journal(self.journal_path, write=True)
-            try:
-                writer = Writer(self, journal)
-                writer.sweep()
-                yield writer
-            finally:
-                journal.close()
+        with (
+            held(self.lock_path, command, wait_s=wait_s, on_wait=on_wait),
+            closing(Journal(self.journal_path, write=True)) as journal,
+        ):
+            writer = Writer(self, journal)
+            writer.sweep()
+            yield writer
 
     def code(self, record: Mapping[str, str]) -> Path:
         """Where such a copy lies, after a check that it is the one that was kept."""
@@ -83,10 +73,6 @@ class Run:
                 "was stored. Take a good copy of it."
             )
         return path
-
-    @property
-    def code_path(self) -> Path:
-        return self.path / "code"
 
     def start(
         self,
@@ -101,8 +87,8 @@ class Run:
         Python files of the user's in `code` are copied into it and noted in `about`, by name and hash. While no round
         of training is done, or with `restart` while it is not finished, it may be about something else.
         """
-        kept = {name: _KeptCode.read(source) for name, source in (code or {}).items()}
-        about = {**about, "code": {name: one.record for name, one in kept.items()}} if kept else about
+        kept = {name: _read_code(source) for name, source in (code or {}).items()}
+        about = {**about, "code": {name: record for name, (record, _) in kept.items()}} if kept else about
         self._check_free()
         with explained(f"make the folder {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
@@ -111,21 +97,17 @@ class Run:
             if is_unfinished(self.journal_path):
                 self._check_nothing_lost()
                 Journal.create(self.journal_path).close()
-            journal = Journal(self.journal_path, write=True)
-            try:
-                events = journal.events()
-                state = state_of(events)
+            with closing(Journal(self.journal_path, write=True)) as journal:
+                state = state_of(journal.events())
                 if restart and state.trained is None:
                     self.files.checkpoint.unlink(missing_ok=True)
-                begun = state.trained is not None or self.files.checkpoint.exists()
-                if begun:
+                if state.trained is not None or self.files.checkpoint.exists():
                     self._check_about(state, about)
-                elif not events or _differences(state, about):
-                    for one in kept.values():
-                        one.write_to(self.code_path)
+                elif not state.events or _differences(state, about):
+                    for record, content in kept.values():
+                        with replacing(self.code_path / record["name"]) as partial:
+                            partial.write_bytes(content)
                     journal.append("created", {"about": about})
-            finally:
-                journal.close()
 
     def _check_nothing_lost(self) -> None:
         """A new journal would take files that it does not name for leftovers, and remove them."""
@@ -167,23 +149,12 @@ class Run:
             raise SettingError(f"{self.path} is a file: name a folder.")
 
 
-@dataclass(frozen=True)
-class _KeptCode:
-    """A Python file of the user's, named by its content."""
-
-    content: bytes
-    record: dict[str, str]
-
-    @classmethod
-    def read(cls, source: Path) -> "_KeptCode":
-        with explained(f"read {source}"):
-            content = source.read_bytes()
-        digest = hashlib.sha256(content).hexdigest()
-        return cls(content, {"name": f"{source.stem}-{digest[:16]}.py", "sha256": digest})
-
-    def write_to(self, folder: Path) -> None:
-        with replacing(folder / self.record["name"]) as partial:
-            partial.write_bytes(self.content)
+def _read_code(source: Path) -> tuple[dict[str, str], bytes]:
+    """A Python file of the user's: its record, by which it is named by its content, and the content."""
+    with explained(f"read {source}"):
+        content = source.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    return {"name": f"{source.stem}-{digest[:16]}.py", "sha256": digest}, content
 
 
 def _differences(state: State, about: Mapping[str, Any]) -> list[str]:

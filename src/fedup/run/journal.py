@@ -10,7 +10,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,10 +59,6 @@ CREATE VIEW releases AS
     FROM events, json_each(events.body, '$.releases') AS sent;
 """
 
-# From a format to the next: SQL that runs in one transaction and leaves the schema with the very text above (drop and
-# create anew what changed; ALTER TABLE would leave another text). There is one format so far.
-MIGRATIONS: dict[int, str] = {}
-
 
 @dataclass(frozen=True)
 class Event:
@@ -83,7 +79,7 @@ class Journal:
         self._connection = self._open(write)
         try:
             with self._explained():
-                self._check_format(write)
+                self._check_format()
         except BaseException:
             self._connection.close()
             raise
@@ -94,18 +90,13 @@ class Journal:
         if not is_unfinished(path):
             raise StorageError(f"{path} already exists.")
         try:
-            connection = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_TIMEOUT_S)
+            with closing(sqlite3.connect(path, isolation_level=None, timeout=_BUSY_TIMEOUT_S)) as connection:
+                connection.executescript(
+                    f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID}; "
+                    f"PRAGMA user_version = {FORMAT_VERSION}; {SCHEMA} COMMIT;"
+                )
         except sqlite3.Error as error:
             raise _storage_error(path, error) from error
-        try:
-            connection.executescript(
-                f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT_VERSION};"
-                f"{SCHEMA} COMMIT;"
-            )
-        except sqlite3.Error as error:
-            raise _storage_error(path, error) from error
-        finally:
-            connection.close()
         with suppress(OSError):  # the folder around it is private already
             path.chmod(0o600)
         return cls(path, write=True)
@@ -148,19 +139,16 @@ class Journal:
     def append(self, kind: str, body: Mapping[str, Any]) -> Event:
         """Write one event: when this returns it is on disk, when it raises it is not there."""
         with self._explained(), self._transaction("IMMEDIATE"):
-            return self._insert(kind, body)
-
-    def _insert(self, kind: str, body: Mapping[str, Any]) -> Event:
-        text = json.dumps(body, sort_keys=True, ensure_ascii=False, allow_nan=False)
-        last = self._connection.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
-        seq, previous = (last[0] + 1, last[1]) if last else (1, GENESIS)
-        at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        own = _hash(seq, at, kind, text, previous)
-        self._connection.execute(
-            "INSERT INTO events (seq, at, kind, body, previous, hash) VALUES (?, ?, ?, ?, ?, ?)",
-            (seq, at, kind, text, previous, own),
-        )
-        return Event(seq, at, kind, json.loads(text), own)
+            text = json.dumps(body, sort_keys=True, ensure_ascii=False, allow_nan=False)
+            last = self._connection.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+            seq, previous = (last[0] + 1, last[1]) if last else (1, GENESIS)
+            at = datetime.now(UTC).isoformat(timespec="milliseconds")
+            own = _hash(seq, at, kind, text, previous)
+            self._connection.execute(
+                "INSERT INTO events (seq, at, kind, body, previous, hash) VALUES (?, ?, ?, ?, ?, ?)",
+                (seq, at, kind, text, previous, own),
+            )
+            return Event(seq, at, kind, json.loads(text), own)
 
     def _open(self, write: bool) -> sqlite3.Connection:
         # A reader may have to roll back what a killed writer left, so it opens for writing where it is allowed to.
@@ -168,10 +156,7 @@ class Journal:
         mode = "rw" if write or may_write else "ro"
         try:
             connection = sqlite3.connect(
-                f"{_uri(self.path)}?mode={mode}",
-                uri=True,
-                isolation_level=None,
-                timeout=_BUSY_TIMEOUT_S,
+                f"{_uri(self.path)}?mode={mode}", uri=True, isolation_level=None, timeout=_BUSY_TIMEOUT_S
             )
             connection.execute("PRAGMA synchronous = EXTRA")  # a commit survives a power cut
             connection.execute("PRAGMA secure_delete = ON")
@@ -179,35 +164,16 @@ class Journal:
             raise _storage_error(self.path, error) from error
         return connection
 
-    def _check_format(self, write: bool) -> None:
+    def _check_format(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         (application,) = self._connection.execute("PRAGMA application_id").fetchone()
         if application != APPLICATION_ID:
             raise ArtifactError(f"{self.path} is no journal of a run folder: it was not made by fedup.")
-        if version > FORMAT_VERSION:
+        if version != FORMAT_VERSION:
             raise ArtifactError(
-                f"{self.path} has format {version}; this fedup knows formats up to {FORMAT_VERSION}. "
-                "Use a newer fedup: this one would not understand the folder, and has changed nothing."
+                f"{self.path} has format {version}, and this fedup knows format {FORMAT_VERSION} only: use "
+                f"{'a newer' if version > FORMAT_VERSION else 'an older'} fedup. Nothing was changed."
             )
-        if version < FORMAT_VERSION:
-            self._migrate(version, write)
-
-    def _migrate(self, version: int, write: bool) -> None:
-        if version not in MIGRATIONS:  # which has every format from the oldest known one on
-            raise ArtifactError(
-                f"{self.path} has format {version}, from which there is no way here: use an older fedup."
-            )
-        if not write:
-            raise ArtifactError(
-                f"{self.path} has the older format {version}. Any command that writes, such as `fedup collect`, brings "
-                f"it to format {FORMAT_VERSION}; until then it cannot be read."
-            )
-        with self._transaction("IMMEDIATE"):
-            for step in range(version, FORMAT_VERSION):
-                for statement in _statements(MIGRATIONS[step]):
-                    self._connection.execute(statement)
-            self._connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
-            self._insert("migrated", {"from": version, "to": FORMAT_VERSION})
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[None]:
@@ -235,27 +201,14 @@ def is_unfinished(path: Path) -> bool:
     if not path.exists():
         return True
     try:
-        connection = sqlite3.connect(f"{_uri(path)}?mode=rw", uri=True, isolation_level=None)
-        try:
+        with closing(sqlite3.connect(f"{_uri(path)}?mode=rw", uri=True, isolation_level=None)) as connection:
             return connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
-        finally:
-            connection.close()
     except sqlite3.Error:
         return False
 
 
 def _uri(path: Path) -> str:
     return f"file:{quote(os.fsencode(path.absolute()))}"
-
-
-def _statements(script: str) -> Iterator[str]:
-    """The statements of a script; triggers hold semicolons of their own."""
-    statement = ""
-    for part in script.split(";"):
-        statement += part + ";"
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
 
 
 def _hash(seq: int, at: str, kind: str, body: str, previous: str) -> str:
@@ -269,12 +222,9 @@ def _schema_of(connection: sqlite3.Connection) -> list[tuple[str, str]]:
 
 
 def _expected_schema() -> list[tuple[str, str]]:
-    connection = sqlite3.connect(":memory:")
-    try:
+    with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(SCHEMA)
         return _schema_of(connection)
-    finally:
-        connection.close()
 
 
 def _storage_error(path: Path, error: sqlite3.Error) -> Exception:
@@ -283,15 +233,13 @@ def _storage_error(path: Path, error: sqlite3.Error) -> Exception:
     if not name.startswith(_TROUBLE_OUTSIDE):  # corrupt, no database, no such table, no text, ...
         return ArtifactError(f"{path} is damaged or no SQLite file ({error}). Take a good copy of the folder.")
     advice = "Check the disk and the permissions; what was there before is untouched."
-    if name.startswith("SQLITE_FULL"):
-        advice = "Free some space and run the same command again; what was there before is untouched."
-    if name.startswith("SQLITE_CANTOPEN") and os.access(path.parent, os.W_OK):  # it says no more than that
+    if name.startswith("SQLITE_FULL") or (name.startswith("SQLITE_CANTOPEN") and os.access(path.parent, os.W_OK)):
         advice = "Free some space and run the same command again; what was there before is untouched."
     elif name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         advice = (
             "The folder is read-only here: ask for write permission, or work on a copy. (What a killed process left "
             "half-written must be rolled back once by someone who may write.)"
         )
-    if name.startswith("SQLITE_BUSY"):
+    elif name.startswith("SQLITE_BUSY"):
         advice = "Another program keeps the file locked: close it and run the same command again."
     return StorageError(f"Could not use {path}: {error}. {advice}")

@@ -28,12 +28,8 @@ def held(
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         _acquire(handle, path, wait_s, on_wait)
-        _describe(handle, {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "command": command,
-            "since": datetime.now(UTC).isoformat(timespec="seconds"),
-        })  # fmt: skip
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        _describe(handle, {"pid": os.getpid(), "host": socket.gethostname(), "command": command, "since": since})
         try:
             yield
         finally:
@@ -53,11 +49,10 @@ def holder(path: Path) -> str | None:
     except BlockingIOError:
         return _who(path)
     except OSError:
-        return None
-    else:
-        return None
+        pass
     finally:
         os.close(handle)
+    return None
 
 
 def _acquire(handle: int, path: Path, wait_s: float, on_wait: Callable[[str], None]) -> None:

@@ -55,9 +55,7 @@ def read_served(run: Run, blank: Callable[[State], nn.Module]) -> tuple[State, P
     state = run.read()
     while True:
         try:
-            for (
-                record
-            ) in state.files:  # also those that an answer does not need: a folder tampered with answers nothing
+            for record in state.files:  # needed for an answer or not: a folder tampered with answers nothing
                 run.files.checked(record)
             return state, load_plugged(run, state, blank(state))
         except ArtifactError:

@@ -53,6 +53,25 @@ class Request:
         """In words."""
         return "in force" if self.is_active else "open, no filter" if self.is_open else "taken back"
 
+    @property
+    def entry(self) -> Mapping[str, Any]:
+        """What the event that answered it noted of it alone."""
+        entry: Mapping[str, Any] = next(one for one in self.asked_in.body["requests"] if one["id"] == self.id)
+        return entry
+
+    def to_json(self) -> dict[str, Any]:
+        """What was asked and how it stands, as plain data."""
+        return {
+            "id": self.id,
+            "reference": self.reference,
+            "kind": self.forget.kind,
+            "reason": self.forget.reason,
+            "forget": self.forget.to_json(),
+            "asked_at": self.asked_in.at,
+            "status": self.status,
+            "restored_at": self.restored_in.at if self.restored_in else None,
+        }
+
 
 @dataclass(frozen=True)
 class State:
@@ -141,44 +160,52 @@ def state_of(events: Iterable[Event]) -> State:
     state, events = State(), tuple(events)
     for event in events:
         try:
-            state = _APPLY[event.kind](state, event)
+            state = _after(state, event)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ArtifactError(f"Event {event.seq} ({event.kind}) cannot be understood: {error!r}.") from error
+            raise ArtifactError(
+                f"Event {event.seq} ({event.kind}) cannot be understood: {error!r}. Another version of fedup wrote it; "
+                "use that one, or train and collect into a new folder."
+            ) from error
     return replace(state, events=events)
 
 
-def _created(state: State, event: Event) -> State:
-    return replace(state, about=event.body["about"])
+def _after(state: State, event: Event) -> State:
+    body = event.body
+    match event.kind:
+        case "created":
+            return replace(state, about=body["about"])
+        case "trained":
+            return replace(state, trained=event, model=FileRecord(**body["model"]))
+        case "collected":
+            return replace(state, collected=event, centroids=FileRecord(**body["centroids"]))
+        case "purged":
+            return replace(state, centroids=FileRecord(**body["centroids"]))
+        case "unlearned":
+            return replace(_served(state, event), requests=_with_new(state, event))
+        case "restored":
+            back = set(body["requests"])
+            requests = tuple(replace(r, restored_in=event) if r.id in back else r for r in state.requests)
+            return replace(_served(state, event), requests=requests)
+        case "charged" | "corrected":  # a release under DP, or what a client's own account has beyond; see run.ledger
+            if Charge(**body).correction != (event.kind == "corrected"):
+                raise ValueError("a charge under the name of a correction, or the other way round")
+        case "budgeted":  # what clients may spend
+            Budget(**body["budget"])
+            _ = [int(client) for client in body["clients"]]
+        case "declined" | "evaluated" | "evidenced":  # a filter that was not activated, Retrain's figures, pages
+            pass
+        case unknown:
+            raise KeyError(unknown)
+    return state
 
 
-def _trained(state: State, event: Event) -> State:
-    return replace(state, trained=event, model=FileRecord(**event.body["model"]))
-
-
-def _collected(state: State, event: Event) -> State:
-    return replace(state, collected=event, centroids=FileRecord(**event.body["centroids"]))
-
-
-def _unlearned(state: State, event: Event) -> State:
-    new = {
-        asked["id"]: Request(
-            asked["id"],
-            Forget.from_json(asked["forget"]),
-            asked["reference"],
-            event,
-            withheld=asked.get("withheld", False),
-        )
-        for asked in event.body["requests"]
-    }
-    kept = [request for request in state.requests if request.id not in new]
-    answered = sorted((*kept, *new.values()), key=lambda request: int(request.id[1:]))
-    return replace(_served(state, event), requests=tuple(answered))
-
-
-def _restored(state: State, event: Event) -> State:
-    back = set(event.body["requests"])
-    requests = tuple(replace(r, restored_in=event) if r.id in back else r for r in state.requests)
-    return replace(_served(state, event), requests=requests)
+def _with_new(state: State, event: Event) -> tuple[Request, ...]:
+    """All requests in the order of their ids: new ones, and open ones that were asked again."""
+    requests = {request.id: request for request in state.requests}
+    for asked in event.body["requests"]:
+        forget, name = Forget.from_json(asked["forget"]), asked["id"]
+        requests[name] = Request(name, forget, asked["reference"], event, withheld=asked["withheld"])
+    return tuple(sorted(requests.values(), key=lambda request: int(request.id[1:])))
 
 
 def _served(state: State, event: Event) -> State:
@@ -186,42 +213,3 @@ def _served(state: State, event: Event) -> State:
     now, changed = event.body["filter"], event.body["centroids"]
     state = replace(state, filter=None if now is None else FileRecord(**now))
     return state if changed is None else replace(state, centroids=FileRecord(**changed))
-
-
-def _purged(state: State, event: Event) -> State:
-    return replace(state, centroids=FileRecord(**event.body["centroids"]))
-
-
-def _unchanged(state: State, event: Event) -> State:
-    return state
-
-
-def _charged(state: State, event: Event) -> State:
-    """A client's release under DP, or what its own account has beyond these; `fedup.run.ledger` adds them up."""
-    if Charge(**event.body).correction != (event.kind == "corrected"):
-        raise ValueError("a charge under the name of a correction, or the other way round")
-    return state
-
-
-def _budgeted(state: State, event: Event) -> State:
-    """What clients may spend."""
-    Budget(**event.body["budget"])
-    _ = [int(client) for client in event.body["clients"]]
-    return state
-
-
-_APPLY = {
-    "created": _created,
-    "trained": _trained,
-    "collected": _collected,
-    "unlearned": _unlearned,
-    "restored": _restored,
-    "purged": _purged,
-    "declined": _unchanged,  # a filter that was not activated
-    "evaluated": _unchanged,  # figures of Retrain, for evidence
-    "evidenced": _unchanged,  # pages written, with their hashes
-    "charged": _charged,
-    "corrected": _charged,
-    "budgeted": _budgeted,
-    "migrated": _unchanged,
-}

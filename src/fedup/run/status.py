@@ -1,17 +1,15 @@
 """A run folder at a glance, without loading an array: for `fedup status` and for programs."""
 
 import json
-import struct
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from fedup.run.folder import Run
 from fedup.run.ledger import default_budget, describe_ledger
 from fedup.run.state import Request, State
-
-_LENGTH = struct.Struct("<Q")  # a safetensors file begins with the length of its header
-_LONGEST_HEADER = 100_000_000
 
 
 def overview(run: Run, state: State) -> dict[str, Any]:
@@ -58,19 +56,11 @@ def request_releases(state: State) -> dict[int, dict[str, int]]:
 
 
 def _request(request: Request) -> dict[str, Any]:
-    body = request.asked_in.body
-    asked = next(one for one in body["requests"] if one["id"] == request.id)
+    body, entry = request.asked_in.body, request.entry
     return {
-        "id": request.id,
-        "reference": request.reference,
-        "kind": request.forget.kind,
-        "forget": request.forget.to_json(),
-        "status": request.status,
-        "reason": request.forget.reason,
-        "verdict": (asked.get("verdict") or {}).get("finding"),
-        "rows": asked["rows"].get("count"),
-        "asked_at": request.asked_in.at,
-        "restored_at": request.restored_in.at if request.restored_in else None,
+        **request.to_json(),
+        "verdict": entry["verdict"]["finding"] if entry["verdict"] else None,
+        "rows": entry["rows"].get("count"),
         "time_s": sum(body["time_s"].values()),
         "clients_contacted": body["clients_contacted"],
     }
@@ -110,10 +100,8 @@ def _storage(run: Run) -> dict[str, int]:
 def peek(path: Path) -> dict[str, Any]:
     """fedup's header of a safetensors file, unchecked; empty where it cannot be read."""
     try:
-        with path.open("rb") as file:
-            (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-            header = json.loads(file.read(min(length, _LONGEST_HEADER)))
-        found = json.loads(header["__metadata__"]["fedup"])
-    except (OSError, ValueError, KeyError, TypeError, struct.error):
+        with safe_open(path, framework="numpy") as file:
+            header = json.loads(file.metadata()["fedup"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return header if isinstance(header, dict) else {}

@@ -43,7 +43,8 @@ def verify(
             raise
         except FedUPError as error:
             return [Check("journal", False, str(error))]
-        checks = list(_checks(run, state, blank, probe, head))
+        checks = [*_journal_checks(run, state, head), *_model_checks(run, state, blank, probe)]
+        checks += _record_checks(run, state)
         if all(check.ok is not False for check in checks) or not _moved_on(run, state):
             return checks
 
@@ -55,9 +56,17 @@ def _moved_on(run: Run, state: State) -> bool:
         return False
 
 
-def _checks(
-    run: Run, state: State, blank: Callable[[State], nn.Module], probe: Callable[[State], Tensor], head: str | None
-) -> Iterator[Check]:
+def _attempt(name: str, look: Callable[[], str]) -> Check:
+    try:
+        return Check(name, True, look())
+    except NoArchitectureError as error:
+        return Check(name, None, f"not checked: {error}")
+    except FedUPError as error:
+        return Check(name, False, str(error))
+
+
+def _journal_checks(run: Run, state: State, head: str | None) -> Iterator[Check]:
+    """The chain, and that files are those on record."""
     yield Check("journal", True, f"{len(state.events)} events, chained, head {state.head}")
     if head is not None:
         known = len(head) >= _SHORTEST_HEAD and any(event.hash.startswith(head) for event in state.events)
@@ -69,35 +78,38 @@ def _checks(
         yield _attempt(f"your own {name}", lambda record=record: f"sha256 {record['sha256']}, {run.code(record).name}")  # type: ignore[misc]
     for record in state.files:
         yield _attempt(record.name, lambda record=record: f"sha256 {run.files.checked(record).sha256}")  # type: ignore[misc]
-    if state.model is not None:
-        yield from _model_checks(run, state, blank, probe)
-    if any(event.kind in ("charged", "corrected") or _under_dp(event) for event in state.events):
-        yield _attempt("ledger", lambda: _check_ledger(state))
-    yield from _evidence_checks(run, state)
-    leftovers = run.files.leftovers(state.files, training=state.trained is None)
-    if leftovers:
-        names = ", ".join(path.name for path in leftovers)
-        yield Check("leftovers", None, f"{names}: the next command that writes removes them")
-
-
-def _attempt(name: str, look: Callable[[], str]) -> Check:
-    try:
-        return Check(name, True, look())
-    except NoArchitectureError as error:
-        return Check(name, None, f"not checked: {error}")
-    except FedUPError as error:
-        return Check(name, False, str(error))
 
 
 def _model_checks(
     run: Run, state: State, blank: Callable[[State], nn.Module], probe: Callable[[State], Tensor]
 ) -> Iterator[Check]:
+    """What fits what: model, centroids, filter, and that restoring gives the model's own answers."""
+    if state.model is None:
+        return
     yield _attempt("model", lambda: f"fingerprint {fingerprint(load_base(run, state, blank(state)))}")
     if state.centroids is not None:
         yield _attempt("centroids", lambda: _check_centroids(load_store(run, state), state))
     yield _attempt("filter", lambda: _describe_filter(load_plugged(run, state, blank(state))))
     if state.filter is not None:
-        yield _attempt("restore", lambda: _check_restore(run, state, blank, probe))
+        yield _attempt("restore", lambda: _check_restore(run, state, blank, probe(state)))
+
+
+def _record_checks(run: Run, state: State) -> Iterator[Check]:
+    """What was charged, evidence as it was written, and files that belong to nothing."""
+    if any(event.kind in ("charged", "corrected") or _under_dp(event) for event in state.events):
+        yield _attempt("ledger", lambda: _check_ledger(state))
+    for name, sha256 in evidence_files(state).items():
+        path = run.path / "evidence" / name
+        if not path.exists():
+            yield Check(f"evidence/{name}", None, "was written and is no longer here")
+            continue
+        found, _ = hash_of(path)
+        same = found == sha256
+        yield Check(f"evidence/{name}", same, f"sha256 {found}" + ("" if same else f", not {sha256}"))
+    leftovers = run.files.leftovers(state.files, training=state.trained is None)
+    if leftovers:
+        names = ", ".join(path.name for path in leftovers)
+        yield Check("leftovers", None, f"{names}: the next command that writes removes them")
 
 
 def _under_dp(event: Event) -> bool:
@@ -153,12 +165,8 @@ def _check_centroids(store: Centroids, state: State) -> str:
 
 
 @torch.no_grad()
-def _check_restore(
-    run: Run, state: State, blank: Callable[[State], nn.Module], probe: Callable[[State], Tensor]
-) -> str:
-    original = load_base(run, state, blank(state))
-    plugged = load_plugged(run, state, blank(state))
-    inputs = probe(state)
+def _check_restore(run: Run, state: State, blank: Callable[[State], nn.Module], inputs: Tensor) -> str:
+    original, plugged = load_base(run, state, blank(state)), load_plugged(run, state, blank(state))
     expected, filtered = logits_of(original(inputs)), logits_of(plugged(inputs))
     with plugged.restored():
         restored = logits_of(plugged(inputs))
@@ -168,15 +176,3 @@ def _check_restore(
     if torch.equal(filtered, expected):
         raise FedUPError("With the filter the model answers as without it.")
     return f"bit-identical on {len(inputs)} inputs; with the filter the answers differ"
-
-
-def _evidence_checks(run: Run, state: State) -> Iterator[Check]:
-    for name, sha256 in evidence_files(state).items():
-        path = run.path / "evidence" / name
-        if not path.exists():
-            yield Check(f"evidence/{name}", None, "was written and is no longer here")
-            continue
-        found, _ = hash_of(path)
-        yield Check(
-            f"evidence/{name}", found == sha256, f"sha256 {found}" + ("" if found == sha256 else f", not {sha256}")
-        )

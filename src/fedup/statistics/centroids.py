@@ -40,10 +40,15 @@ class Summary:
 class CentroidConfig:
     """How features become centroids: ratio ρ, noise σ, the run's seed; whether the paper's ε is counted."""
 
-    ratio: float = 0.8
-    sigma: float = 0.0
-    seed: int = 0
-    paper_accounting: bool = False
+    ratio: float = field(default=0.8, metadata={"help": "Centroids per row of a cell, ρ in (0, 1]."})
+    sigma: float = field(
+        default=0.0,
+        metadata={"help": "The paper's Gaussian noise on each centroid, σ: noise only, not a DP guarantee."},
+    )
+    seed: int = field(default=0, metadata={"help": "Seed of the clustering and of --sigma's noise."})
+    paper_accounting: bool = field(
+        default=False, metadata={"help": "Count the paper's ε of that noise: not a DP guarantee either."}
+    )
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:

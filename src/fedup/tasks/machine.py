@@ -31,9 +31,8 @@ def describe_code() -> dict[str, str | bool | None]:
     if told:
         return {"commit": told, "changed": None}
     package = Path(fedup.__file__).parent
-    if (
-        _git(package, "ls-files", "--error-unmatch", "__init__.py") is None
-    ):  # installed, inside another repository maybe
+    is_tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py") is not None
+    if not is_tracked:  # installed, inside another repository maybe
         return {"commit": None, "changed": None}
     changed = _git(package, "status", "--porcelain", "--", str(package))
     return {"commit": _git(package, "rev-parse", "HEAD"), "changed": None if changed is None else bool(changed)}

@@ -1,7 +1,7 @@
 """What a run folder is about: which data, split how, which model, trained how. Enough to make all of it again."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,9 +15,7 @@ from fedup.rng import generator
 from fedup.tasks.datasets import Dataset, defaults_of, input_of, load_dataset
 from fedup.tasks.initial_weights import take_weights
 from fedup.tasks.models import build_model, training_of
-from fedup.training.averaging import RunningAverage
-from fedup.training.engines import EngineName
-from fedup.training.fedavg import Averaging, Observer, Trained, federate
+from fedup.training.fedavg import Trained, federate
 from fedup.training.local import LocalTraining
 
 
@@ -36,7 +34,7 @@ PARTITIONS: dict[str, Callable[[Tensor, int, str, int], Sequence[Tensor]]] = {
     ),
 }
 
-_LATER: dict[str, Any] = {"precision": "float32", "weight_decay": 0.0}  # settings that came later, as it was before
+_LATER = ("precision", "weight_decay")  # settings that came later: results from before have none of them
 
 # What the public code of the paper's authors does (docs/fidelity.md). Each of the 50 rounds that it counts is two of
 # FedAvg. It leaves the number of clients to whoever runs it.
@@ -61,21 +59,33 @@ class Recipe:
 
     data: str
     model: str
-    rounds: int
-    clients: int = 10
-    partition: str = "dirichlet:0.5"
-    rows: int | None = None  # a random subset of the data set
-    epochs: int = 1
-    batch_size: int = 64
-    lr: float = 0.05
+    rounds: int = field(metadata={"help": "Rounds of FedAvg.", "min": 0, "default": "what the data set needs"})
+    clients: int = field(default=10, metadata={"help": "Clients in the federation.", "min": 2})
+    partition: str = field(default="dirichlet:0.5", metadata={"help": "iid, dirichlet:0.5 or pathological:2."})
+    rows: int | None = field(default=None, metadata={"help": "Use a random subset of so many rows.", "min": 1})
+    epochs: int = field(default=1, metadata={"help": "Local epochs in each round.", "min": 1})
+    batch_size: int = field(
+        default=64, metadata={"help": "Local batch size.", "min": 1, "default": "what suits the data set"}
+    )
+    lr: float = field(default=0.05, metadata={"help": "Local learning rate.", "default": "what suits the model"})
     momentum: float = 0.9
-    optimizer: str = "sgd"
-    precision: str = "float32"
+    optimizer: str = field(default="sgd", metadata={"help": "sgd or adam.", "default": "what suits the model"})
+    precision: str = field(
+        default="float32",
+        metadata={
+            "help": "float32, bfloat16, or auto (bfloat16 on a GPU that has it).",
+            "default": "what suits the model",
+        },
+    )
     weight_decay: float = 0.0
-    clients_per_round: int | None = None
-    cut: str | None = None
+    clients_per_round: int | None = field(
+        default=None, metadata={"help": "Clients drawn in each round.", "min": 1, "default": "all"}
+    )
+    cut: str | None = field(
+        default=None, metadata={"help": "Module whose input is filtered.", "default": "the last linear layer"}
+    )
     weights: str | None = None  # file or folder of first weights; a run folder knows their fingerprint instead
-    seed: int = 0
+    seed: int = field(default=0, metadata={"help": "Same seed, same federation and model."})
 
     def __post_init__(self) -> None:
         if not -(2**63) <= self.seed < 2**63:
@@ -110,18 +120,16 @@ class Recipe:
 
     def settings(self) -> dict[str, Any]:
         """All settings as plain data; those that came later only where they are not as before there was a choice:
-        folders and results of then stay valid."""
-        return {name: value for name, value in asdict(self).items() if name not in _LATER or value != _LATER[name]}
+        they name results, and those of then stay valid."""
+        settings = asdict(self).items()
+        return {name: value for name, value in settings if name not in _LATER or value != getattr(Recipe, name)}
 
     @classmethod
     def from_about(cls, about: Mapping[str, Any]) -> "Recipe":
         """The recipe that `about` was made from."""
-        known = [one.name for one in fields(cls) if one.name not in ("weights", *_LATER)]
+        names = [one.name for one in fields(cls) if one.name in about or one.name not in ("weights", *_LATER)]
         try:
-            return cls(
-                **{name: about[name] for name in known},
-                **{name: about.get(name, value) for name, value in _LATER.items()},
-            )
+            return cls(**{name: about[name] for name in names})
         except KeyError as error:
             raise ArtifactError(
                 f"The run folder does not say how its federation was made ({error} is missing): it was not made by "
@@ -141,35 +149,12 @@ class Recipe:
             precision=cast(Any, self.precision),
         )
 
-    def train(
-        self,
-        start: nn.Module,
-        federation: Federation,
-        *,
-        rounds: int | Sequence[int] | None = None,
-        local: LocalTraining | None = None,
-        device: torch.device | str | None = None,
-        observers: Sequence[Observer] = (),
-        checkpoint: Path | None = None,
-        engine: EngineName = "auto",
-        averaging: Averaging = RunningAverage,
-        threads: int | None = None,
-    ) -> Trained:
-        """FedAvg as the recipe says, from these first weights; other rounds, local training or averages on demand."""
-        return federate(
-            start,
-            federation,
-            rounds=self.rounds if rounds is None else rounds,
-            local=local or self.local,
-            clients_per_round=self.clients_per_round,
-            seed=self.seed,
-            device=device,
-            observers=observers,
-            checkpoint=checkpoint,
-            engine=engine,
-            averaging=averaging,
-            threads=threads,
-        )
+    def train(self, start: nn.Module, federation: Federation, **others: Any) -> Trained:
+        """FedAvg as the recipe says, from these first weights; others of `federate`'s settings on demand (None: none),
+        such as rounds or local training instead of the recipe's own."""
+        own = {"rounds": self.rounds, "local": self.local, "clients_per_round": self.clients_per_round}
+        given = {name: value for name, value in others.items() if value is not None}
+        return federate(start, federation, **{**own, "seed": self.seed, **given})
 
     def load(self) -> Dataset:
         """The data set, or the chosen number of its rows."""
@@ -179,14 +164,7 @@ class Recipe:
         if not 1 <= self.rows <= len(dataset.y):
             raise DataError(f"rows must lie in 1 … {len(dataset.y)}, all there are; found {self.rows}.")
         chosen = torch.randperm(len(dataset.y), generator=generator(self.seed, "rows"))[: self.rows].sort().values
-        return Dataset(
-            dataset.name,
-            dataset.x[chosen],
-            dataset.y[chosen],
-            dataset.test_x,
-            dataset.test_y,
-            dataset.class_names,
-        )
+        return replace(dataset, x=dataset.x[chosen], y=dataset.y[chosen])
 
     def federation(self, dataset: Dataset) -> Federation:
         """The data set, split over clients."""

@@ -18,7 +18,7 @@ from fedup.errors import DataError, SettingError
 from fedup.models.cut import logits_of
 from fedup.request import Forget
 from fedup.rng import seed_for
-from fedup.tasks.accuracy import predict
+from fedup.tasks.evaluation import predict
 from fedup.training.averaging import weights_of
 from fedup.training.local import Job, LocalTraining
 

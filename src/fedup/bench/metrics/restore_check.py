@@ -5,7 +5,7 @@ import torch
 from fedup.bench.case import Case
 from fedup.bench.metrics import Column
 from fedup.models.views import fingerprint
-from fedup.tasks.accuracy import predict
+from fedup.tasks.evaluation import predict
 
 COLUMNS = (
     Column(

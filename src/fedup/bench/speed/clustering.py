@@ -20,7 +20,7 @@ from fedup.request import Forget
 from fedup.rng import generator
 from fedup.serving.plugged import plug
 from fedup.statistics.store import Centroids
-from fedup.tasks.accuracy import retain_and_forget
+from fedup.tasks.evaluation import retain_and_forget
 from fedup.unlearning.plan import Terms
 from fedup.unlearning.unlearn import unlearn
 

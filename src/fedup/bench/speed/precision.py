@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fedup.bench.speed._rows import Row, Tell
-from fedup.tasks.accuracy import accuracy
+from fedup.tasks.evaluation import accuracy
 from fedup.tasks.recipe import Recipe
 
 _SEEDS = (0, 1, 2)

@@ -2,7 +2,7 @@
 optionally the settings that suit it (`DEFAULTS`) and the hub's files that it needs (`FILES`)."""
 
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from fedup.errors import MissingDataError
 from fedup.registry import find, names
@@ -26,17 +26,6 @@ __all__ = [
 ]
 
 
-class Source(Protocol):
-    """What a data set's file defines."""
-
-    @property
-    def INPUT(self) -> Images | Texts:  # noqa: N802 (a module's constant)
-        """How raw inputs become rows."""
-
-    def load(self) -> Dataset:
-        """Rows, labels and the official test set."""
-
-
 def load_dataset(name: str) -> Dataset:
     """The data set of that name.
 
@@ -44,7 +33,8 @@ def load_dataset(name: str) -> Dataset:
     torch.Size([1437, 1, 28, 28])
     """
     check_there(name)
-    return _find(name).load()
+    dataset: Dataset = _find(name).load()
+    return dataset
 
 
 def defaults_of(name: str) -> Defaults:
@@ -83,7 +73,7 @@ def check_there(name: str) -> None:
         )
 
 
-def _find(name: str) -> Source:
+def _find(name: str) -> Any:
     """A file of that name here, a .py file, or Parquet files of the user's own."""
     if name not in names(__name__) and not name.endswith(".py"):
         own = own_parquet(name)

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedup.errors import StorageError
 from fedup.files import replacing, write_text
+from fedup.run.store import hash_of
 
 _VERSION = 1  # of what decoding makes: raise it when that changes
 _CONTENT = "content.json"  # names and hashes of the arrays; written last
@@ -32,17 +33,12 @@ def cached(source: Path, what: str, make: Callable[[], dict[str, np.ndarray]]) -
         return make()
     with suppress(Exception):  # a cache that is damaged, in whatever way, is made again
         content = json.loads((folder / _CONTENT).read_text(encoding="utf-8"))
-        if all(_sha256(folder / f"{name}.npy") == digest for name, digest in content.items()):
+        if all(hash_of(folder / f"{name}.npy")[0] == digest for name, digest in content.items()):
             return {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in content}
     arrays = make()
     with suppress(StorageError):  # a cache that cannot be written is done without
         for name, array in arrays.items():
             with replacing(folder / f"{name}.npy") as partial, partial.open("wb") as file:
                 np.save(file, array)
-        write_text(folder / _CONTENT, json.dumps({name: _sha256(folder / f"{name}.npy") for name in arrays}))
+        write_text(folder / _CONTENT, json.dumps({name: hash_of(folder / f"{name}.npy")[0] for name in arrays}))
     return arrays
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -148,9 +148,7 @@ class Texts:
             )
         marked = x.clone()
         rows = torch.arange(len(x), device=x.device)
-        end = (
-            (x == closing).int().argmax(1).clamp(max=self.length - 2)
-        )  # where the closing mark stands, or must move to
+        end = (x == closing).int().argmax(1).clamp(max=self.length - 2)  # of the closing mark, or where it must move to
         marked[rows, end], marked[rows, end + 1] = word, closing
         return marked
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from fedup.errors import DataError, MissingDataError, SettingError
 from fedup.tasks.datasets._dataset import Dataset, Defaults
 from fedup.tasks.datasets._inputs import Images, Texts
-from fedup.tasks.datasets._parquet import class_names, data_root, read_images, read_labels, read_texts
+from fedup.tasks.datasets._parquet import class_names, data_root, read_images, read_labels, read_schema, read_texts
 
 _TEST_EVERY = 5  # without a test split every fifth row is the official test set's
 _LENGTH = 64  # word pieces of a text
@@ -66,11 +67,11 @@ class OwnParquet:
         else:
             is_test = torch.arange(len(y)) % _TEST_EVERY == 0
             x, test_x, y, test_y = x[~is_test], x[is_test], y[~is_test], y[is_test]
-        highest = max(int(y.max()), int(test_y.max()) if len(test_y) else 0)
-        if highest >= 10 * len(torch.cat([y, test_y]).unique()) + 1000:
+        labels = torch.cat([y, test_y])
+        lowest, highest = int(labels.min()), int(labels.max())
+        if highest >= 10 * len(labels.unique()) + 1000:
             raise DataError(f"The labels in {self._label!r} of {self.path} reach to {highest}: they are no classes.")
         names = class_names(train[0], self._label) or tuple(map(str, range(highest + 1)))
-        lowest = min(int(y.min()), int(test_y.min()) if len(test_y) else 0)
         if highest >= len(names) or lowest < 0:
             raise DataError(
                 f"{self.path} names {len(names)} classes, and its labels in {self._label!r} reach from {lowest} to "
@@ -96,11 +97,15 @@ class OwnParquet:
         return train if split == "train" else kept_apart
 
     @cached_property
+    def _schema(self) -> Any:
+        return read_schema(self._files("train")[0])
+
+    @cached_property
     def _content(self) -> tuple[str, str]:
         """The column that holds the inputs, and its kind."""
         import pyarrow as pa
 
-        schema = _schema(self._files("train")[0])
+        schema = self._schema
         kinds = {
             "image": [f.name for f in schema if pa.types.is_struct(f.type) and f.type.get_field_index("bytes") >= 0],
             "text": [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_large_string(f.type)],
@@ -118,8 +123,7 @@ class OwnParquet:
     def _label(self) -> str:
         import pyarrow as pa
 
-        schema = _schema(self._files("train")[0])
-        whole = [field.name for field in schema if pa.types.is_integer(field.type)]
+        whole = [field.name for field in self._schema if pa.types.is_integer(field.type)]
         if self.label in whole or (self.label is None and ("label" in whole or len(whole) == 1)):
             return self.label or ("label" if "label" in whole else whole[0])
         wanted = f"there is none called {self.label!r}" if self.label else "there is not one called label"
@@ -129,20 +133,17 @@ class OwnParquet:
         )
 
     def _pixels(self, files: list[Path]) -> Tensor:
-        columns = {"image_column": self._content[0], "label_column": self._label}
-        found = {path: read_images(path, **columns)[0] for path in files}
-        for path, pixels in found.items():
-            if pixels.shape[1:] != self._shape:
-                raise DataError(
-                    f"The images in {path} are of shape {tuple(pixels.shape[1:])}, those in {self._files('train')[0]} "
-                    f"{self._shape}: a data set needs images of one size and colour mode."
-                )
-        return torch.cat(list(found.values()))
-
-    @cached_property
-    def _shape(self) -> tuple[int, ...]:
         first = self._files("train")[0]
-        return tuple(read_images(first, image_column=self._content[0], label_column=self._label)[0].shape[1:])
+        columns = {"image_column": self._content[0], "label_column": self._label}
+        images = {path: read_images(path, **columns)[0] for path in {first: None, **dict.fromkeys(files)}}
+        shape = tuple(images[first].shape[1:])
+        for path, pixels in images.items():
+            if pixels.shape[1:] != shape:
+                raise DataError(
+                    f"The images in {path} are of shape {tuple(pixels.shape[1:])}, those in {first} {shape}: a data "
+                    "set needs images of one size and colour mode."
+                )
+        return torch.cat([images[path] for path in files])
 
     def _rows(self, files: list[Path]) -> Tensor:
         how = self.INPUT
@@ -153,12 +154,3 @@ class OwnParquet:
 
     def _labels(self, files: list[Path]) -> Tensor:
         return torch.cat([read_labels(path, self._label) for path in files])
-
-
-def _schema(path: Path) -> "pa.Schema":  # type: ignore[name-defined] # noqa: F821
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.read_schema(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is damaged or no Parquet file ({error}). Fetch it again.") from error

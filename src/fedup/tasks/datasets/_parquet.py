@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +49,15 @@ def load_images(name: str, how: Images, *, image_column: str, label_column: str)
 
 def class_names(path: Path, label_column: str) -> tuple[str, ...]:
     """The names that the hub's schema gives to the labels; none where it gives none."""
-    import pyarrow.parquet as pq
-
     try:
-        features = json.loads((pq.read_schema(path).metadata or {})[b"huggingface"])["info"]["features"]
+        features = json.loads((read_schema(path).metadata or {})[b"huggingface"])["info"]["features"]
         return tuple(map(str, features[label_column]["names"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return ()
 
 
 def read_images(path: Path, *, image_column: str, label_column: str = "label") -> tuple[Tensor, Tensor]:
     """Images (N, C, H, W) as uint8, and labels; decoded once, then from the cache."""
-    check_there(path)
     labels = read_labels(path, label_column)  # cheap, and first: a wrong column is told before a long decoding
     arrays = cached(path, image_column, lambda: {"images": _decode_images(path, image_column)})
     return torch.from_numpy(arrays["images"]), labels
@@ -67,9 +65,8 @@ def read_images(path: Path, *, image_column: str, label_column: str = "label") -
 
 def read_texts(path: Path, *, text_column: str = "text", label_column: str = "label") -> tuple[list[str], Tensor]:
     """Texts and labels."""
-    check_there(path)
     labels = read_labels(path, label_column)
-    values = _read_columns(path, [text_column]).column(text_column).to_pylist()
+    values = _read_whole(path, text_column).to_pylist()
     odd = next((row for row, text in enumerate(values) if not isinstance(text, str)), None)
     if odd is not None:
         raise DataError(f"Row {odd} of {path} holds no text. Fetch the file again.")
@@ -78,7 +75,7 @@ def read_texts(path: Path, *, text_column: str = "text", label_column: str = "la
 
 def read_labels(path: Path, column: str) -> Tensor:
     """The labels of all rows."""
-    labels = _read_columns(path, [column]).column(column).to_numpy()
+    labels = _read_whole(path, column).to_numpy()
     if len(labels) == 0 or not np.issubdtype(labels.dtype, np.integer):
         raise DataError(
             f"{path} has {len(labels)} rows with labels of type {labels.dtype} in {column!r}; labels are whole "
@@ -90,19 +87,19 @@ def read_labels(path: Path, column: str) -> Tensor:
 def read_column(source: Any, column: str, name: str) -> Iterator[list[Any]]:
     """The values of one column of a path or an open file, a few thousand at a time: bytes of images, or texts."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    try:
-        file = pq.ParquetFile(source)
-        if column not in file.schema_arrow.names:
-            raise DataError(f"{name} has no column {column!r}; it has {', '.join(file.schema_arrow.names)}.")
-        for batch in file.iter_batches(batch_size=4096, columns=[column]):
+    with _readable(name):
+        for batch in _open(source, column, name).iter_batches(batch_size=4096, columns=[column]):
             values = batch.column(0)
             yield (values.field("bytes") if pa.types.is_struct(values.type) else values).to_pylist()
-    except (OSError, ValueError, KeyError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{name} is damaged or no Parquet file ({error}). Fetch it again.") from error
+
+
+def read_schema(path: Path) -> Any:
+    """Names and types of a file's columns."""
+    import pyarrow.parquet as pq
+
+    with _readable(path):
+        return pq.read_schema(path)
 
 
 def check_there(path: Path) -> None:
@@ -111,26 +108,36 @@ def check_there(path: Path) -> None:
         raise MissingDataError(f"{path} is missing: fetch the data set's parquet files again.")
 
 
-def _read_columns(path: Path, columns: list[str]) -> Any:
-    """These columns of a file as a table."""
+def _read_whole(path: Path, column: str) -> Any:
+    """All values of a column."""
+    check_there(path)
+    with _readable(path):
+        return _open(path, column, path).read([column]).column(column)
+
+
+def _open(source: Any, column: str, name: object) -> Any:
+    """A Parquet file that has the column."""
     import pyarrow.parquet as pq
 
+    file = pq.ParquetFile(source)
+    if column not in file.schema_arrow.names:
+        raise DataError(f"{name} has no column {column!r}; it has {', '.join(file.schema_arrow.names)}.")
+    return file
+
+
+@contextmanager
+def _readable(name: object) -> Iterator[None]:
     try:
-        file = pq.ParquetFile(path)
-        there = file.schema_arrow.names
-        missing = [column for column in columns if column not in there]
-        if missing:
-            raise DataError(f"{path} has no column {missing[0]!r}; it has {', '.join(there)}.")
-        return file.read(columns)
-    except (OSError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path} is damaged or no Parquet file ({error}). Fetch it again.") from error
+        yield
+    except DataError:
+        raise
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{name} is damaged or no Parquet file ({error}). Fetch it again.") from error
 
 
 def _decode_images(path: Path, image_column: str) -> np.ndarray:
     """All images of a column, (N, C, H, W), uint8."""
-    values = _read_columns(path, [image_column]).column(image_column).combine_chunks()
+    values = _read_whole(path, image_column).combine_chunks()
     try:
         encoded = values.field("bytes").to_pylist()
     except (AttributeError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""Accuracies of a plugged model before and after its filter, and restored, on the data of a federation."""
+"""How well a model answers: logits, accuracies, and those of a plugged model before, under and after its filter."""
 
 import hashlib
 import json
@@ -9,12 +9,45 @@ import torch
 from torch import Tensor, nn
 
 from fedup.federation import Federation, Part
+from fedup.models.cut import logits_of
 from fedup.models.views import shared_view
 from fedup.request import Forget, union
 from fedup.serving.plugged import PluggedModel
-from fedup.tasks.accuracy import predict
 
 _PARTS: tuple[Part, ...] = ("validation", "heldout")
+
+
+@torch.no_grad()
+def predict(model: nn.Module, x: Tensor, rows: Tensor | None = None, *, batch_size: int = 512) -> Tensor:
+    """Logits of the rows chosen, or of all, batch after batch: no second array of the data's size."""
+    if rows is None:
+        return torch.cat([logits_of(model(batch)) for batch in x.split(batch_size)])
+    return torch.cat([logits_of(model(x[batch])) for batch in rows.split(batch_size)])
+
+
+def accuracy(model: nn.Module, x: Tensor, y: Tensor, rows: Tensor | None = None) -> float:
+    """Share of the rows (chosen, or all) whose largest logit is their label's; NaN where there is no row."""
+    labels = y if rows is None else y[rows]
+    return float((predict(model, x, rows).argmax(1) == labels).float().mean()) if len(labels) else float("nan")
+
+
+def retain_and_forget(model: nn.Module, federation: Federation, request: Forget) -> dict[str, float]:
+    """R-A on held-out rows that the request leaves, F-A on held-out rows that it names.
+
+    Single samples have no held-out counterpart: for them F-A is the accuracy on the forgotten training rows.
+    """
+    forgotten = federation.forgotten(request, "train" if request.sample_ids else "heldout")
+    retained = federation.retained(request, "heldout")
+    return {
+        "retain": accuracy(model, federation.x, federation.y, retained),
+        "forget": accuracy(model, federation.x, federation.y, forgotten),
+    }
+
+
+def accuracy_per_class(model: nn.Module, x: Tensor, y: Tensor, num_classes: int) -> list[float]:
+    """Recall of each class."""
+    right = predict(model, x).argmax(1) == y
+    return [float(right[y == label].float().mean()) for label in range(num_classes)]
 
 
 class FederationJudge:
@@ -56,23 +89,17 @@ class FederationJudge:
         parts = [self._federation.rows(part) for part in _PARTS]
         return torch.cat([*parts, self._federation.forgotten(union(requests), "train")])
 
-    def _accuracies(self, rows: Tensor, predicted: Tensor, gone: Forget) -> dict[str, Any]:
-        federation = self._federation
-        right = predicted == federation.y[rows]
-        accuracies: dict[str, Any] = {}
-        start = 0
+    def _accuracies(self, rows: Tensor, predicted: Tensor, forget: Forget) -> dict[str, Any]:
+        federation, accuracies, start = self._federation, {}, 0
+        labels = federation.y[rows]
+        right = predicted == labels
         for part in _PARTS:
             here = slice(start, start + len(federation.rows(part)))
             start = here.stop
-            named = torch.isin(rows[here], federation.forgotten(gone, part))
+            named = torch.isin(rows[here], federation.forgotten(forget, part))
             accuracies[part] = {"retain": _share(right[here][~named]), "forget": _share(right[here][named])}
-            if part == "heldout":
-                labels = federation.y[rows[here]]
-                accuracies["per_class"] = [
-                    _share(right[here][labels == label]) for label in range(federation.num_classes)
-                ]
-        accuracies["train"] = {"forget": _share(right[start:])}
-        return accuracies
+        by_class = [_share(right[here][labels[here] == label]) for label in range(federation.num_classes)]  # held-out
+        return accuracies | {"per_class": by_class, "train": {"forget": _share(right[start:])}}
 
     def _forgotten(self, rows: Tensor, predicted: Tensor, request: Forget) -> dict[str, float | None]:
         """Accuracy on the rows that one request names, by part."""
@@ -85,8 +112,8 @@ def describe_rows(federation: Federation, request: Forget) -> dict[str, Any]:
     """How many training rows a request names, by client, and the sha256 of their ids: the hash of the forget set."""
     named = federation.forgotten(request)
     ids_of = {client.id: client.train[torch.isin(client.train, named)].tolist() for client in federation.clients}
-    by_client = {client: ids for client, ids in ids_of.items() if ids}
-    text = json.dumps([[client, ids] for client, ids in sorted(by_client.items())])
+    by_client = {client: ids for client, ids in sorted(ids_of.items()) if ids}
+    text = json.dumps(list(by_client.items()))
     return {
         "count": sum(map(len, by_client.values())),
         "clients": {str(client): len(ids) for client, ids in by_client.items()},

@@ -1,0 +1,107 @@
+"""What `fedup collect` does: settings checked, clients asked, what they sent put into the folder."""
+
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fedup.cli._progress import progress_bars
+from fedup.cli._session import Session
+from fedup.cli._settings import Settings
+from fedup.cli._text import of, size
+from fedup.clients.collect import collect as ask_clients
+from fedup.errors import RequestError, SettingError
+from fedup.privacy.guarantee import DP
+from fedup.privacy.paper import DISCLAIMER
+from fedup.run.folder import Writer
+from fedup.run.ledger import RunLedger
+from fedup.run.record import keep_centroids
+from fedup.run.serving import load_base
+from fedup.statistics.centroids import CentroidConfig
+from fedup.statistics.store import how_from
+from fedup.tasks.progress import ClientsShown
+
+
+def config_of(centroids: Settings, privacy: Settings) -> CentroidConfig | DP:
+    """Centroids, with the paper's noise or without; or statistics under a guarantee."""
+    if "epsilon" not in privacy:
+        if privacy:
+            raise SettingError("--clip, --delta and --allow-delta belong to a guarantee: pass --epsilon as well.")
+        return CentroidConfig(**centroids)
+    if "ratio" in centroids:
+        raise SettingError("Under --epsilon there are no centroids, and so no --ratio of them: leave it out.")
+    if centroids.get("sigma") or "paper_accounting" in centroids:
+        raise SettingError("--epsilon is a guarantee with its own noise: pass neither --sigma nor --paper-accounting.")
+    with suppress(KeyError, ValueError):  # what it may be besides a number, the guarantee says
+        privacy = {**privacy, "clip": float(privacy["clip"])}
+    return DP(**privacy)
+
+
+def collect_into(session: Session, config: CentroidConfig | DP, *, again: bool, wait_s: float) -> dict[str, Any]:
+    """All clients asked, and what they sent put into the folder; or what is there already, if it is of that kind."""
+    with session.writing("collect", wait_s) as writer:
+        known = writer.state.collected
+        return _already(known.body, config) if known and not again else _collect(session, writer, config)
+
+
+def print_collected(result: dict[str, Any], run: Path) -> None:
+    """What came, and what protected it."""
+    next_step = f"Next: fedup unlearn --class 0{of(run)}"
+    if result["already"]:
+        typer.echo(f"The centroids are in {run} already; nothing was changed. {next_step}")
+        return
+    counted = result["paper_epsilon"]
+    told = f" The paper's ε, mean over cells: {counted:.2f} ({DISCLAIMER})." if counted is not None else ""
+    kind = "vectors of noisy statistics" if "epsilon" in result["how"] else "centroids"
+    typer.echo(
+        f"{result['centroids']:,} {kind} of {result['cells']} cells from {result['clients']} clients, "
+        f"{size(result['bytes_up'])} sent, in {result['time_s']:.1f} s.\n"
+        f"Protection: {result['mechanism']}.{told} {next_step}"
+    )
+
+
+def _already(body: Any, config: CentroidConfig | DP) -> dict[str, Any]:
+    if how_from(body["how"]) != config:
+        raise SettingError(
+            f"Centroids were collected with {_as_options(body['how'])} before, and {_as_options(asdict(config))} was "
+            "asked for. Use those settings, or ask all clients anew with --again."
+        )
+    return {"already": True, **_describe(body)}
+
+
+def _as_options(settings: Settings) -> str:
+    """Settings as options of the command; those that are not set are left out."""
+    names = ("ratio", "sigma", "paper_accounting", "epsilon", "delta", "clip", "allow_delta", "seed")
+    given = {name.replace("_", "-"): settings[name] for name in names if settings.get(name)}
+    return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items())
+
+
+def _collect(session: Session, writer: Writer, config: CentroidConfig | DP) -> dict[str, Any]:
+    state = writer.state
+    waiting = [request.id for request in state.requests if request.restored_in is None]
+    if waiting:
+        raise RequestError(
+            f"Requests are in force or open ({', '.join(waiting)}): asking all clients anew would bring back what they "
+            "forget. Take them back first."
+        )
+    model = load_base(session.run, state, session.blank(state))
+    with progress_bars(session.console) as show:
+        started = time.perf_counter()
+        contact = ClientsShown(session.federation, model, show, "Collecting centroids", ledger=RunLedger(writer))
+        settings: dict[str, Any] = {"privacy": config}
+        if not isinstance(config, DP):
+            privacy = "paper" if config.paper_accounting else None
+            settings = {"ratio": config.ratio, "sigma": config.sigma, "seed": config.seed, "privacy": privacy}
+        store = ask_clients(model, contact, cut=state.about["cut"], **settings)
+        time_s = time.perf_counter() - started
+    body = keep_centroids(writer, store, {"time_s": time_s, **session.facts})
+    return {"already": False, **_describe(body)}
+
+
+def _describe(body: Any) -> dict[str, Any]:
+    names = ("width", "cells", "bytes_up", "bytes_down", "mechanism", "how", "paper_epsilon", "time_s")
+    clients = len({release["client"] for release in body["releases"]})
+    return {"centroids": body["rows"], "clients": clients, **{name: body[name] for name in names}}

@@ -1,0 +1,46 @@
+"""Requests, moments and machines in words, the same on a terminal and in evidence."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedup.request import Forget
+
+
+def count(number: int, thing: str) -> str:
+    """A number of things: 1 client, 2 clients."""
+    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+
+
+def ids(numbers: Iterable[int], most: int | None = 8) -> str:
+    """Numbers, shortened when there are more than `most`."""
+    texts = [str(number) for number in sorted(numbers)]
+    return ", ".join(texts) if most is None or len(texts) <= most else f"{', '.join(texts[:6])}, … ({len(texts)})"
+
+
+def moment(at: str) -> str:
+    """A moment, without its milliseconds."""
+    return at[:19].replace("T", " ") + " UTC"
+
+
+def forget_set(forget: Forget, *, class_names: Sequence[str] = (), most: int | None = 8) -> str:
+    """What a request names: client 3 and class 7 “ship”."""
+    parts = [f"client {ids(forget.client_ids, most)}"] if forget.client_ids else []
+    if forget.class_ids and class_names:
+        parts.append("class " + ", ".join(class_in_words(label, class_names) for label in sorted(forget.class_ids)))
+    elif forget.class_ids:
+        parts.append(f"class {ids(forget.class_ids, most)}")
+    parts += [f"{count(len(own), 'sample')} of client {client}" for client, own in forget.sample_ids.items()]
+    return " and ".join(parts)
+
+
+def class_in_words(label: int, names: Sequence[str]) -> str:
+    """A class by its number, and its name where that says more."""
+    name = names[label] if label < len(names) else ""
+    return str(label) if name in ("", str(label)) else f"{label} “{name}”"
+
+
+def machine_in_words(machine: Mapping[str, Any] | None) -> str:
+    """What the bits of a result depend on besides its settings: processor, threads and version of torch."""
+    if not machine:
+        return "an unknown machine"
+    return f"{machine['processor']}, {count(machine['threads'], 'thread')}, torch {machine['torch']}"
