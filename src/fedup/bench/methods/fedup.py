@@ -7,11 +7,11 @@ from typing import Any, Literal
 from torch import nn
 
 from fedup.bench.cost import Cost
-from fedup.bench.settings import later
+from fedup.bench.settings import borrowed, later, lent
 from fedup.bench.task import Task, Unlearned
 from fedup.clients.collect import collect
 from fedup.errors import SettingError
-from fedup.filters.bottleneck import DEFAULT_RANK, ClassPolicy, FilterConfig, FilterKind, OptimizerName
+from fedup.filters.bottleneck import DEFAULT_RANK, FilterConfig
 from fedup.filters.presets import PresetName, preset
 from fedup.privacy.guarantee import DP
 from fedup.request import Forget
@@ -24,9 +24,16 @@ from fedup.unlearning.unlearn import unlearn
 GRID = {"lr": (0.003, 0.001), "steps": (300, 600)}
 
 
+_FIRST = {
+    **{"ratio": 0.8, "sigma": 0.0, "rank": DEFAULT_RANK, "alpha": 0.5, "steps": 300, "batch_size": 128, "lr": 3e-3},
+    **{"class_policy": "drop", "guard": True, "weighted": False},
+}
+_Borrowed: Any = borrowed(DP, CentroidConfig, FilterConfig, first=_FIRST, before={"filter": "bottleneck"})
+
+
 @dataclass(frozen=True)
-class Method:
-    """The settings of the filter, of the centroids and of the protocol.
+class Method(_Borrowed):  # type: ignore[misc]
+    """The settings of the filter, of the centroids, of the guarantee and of the protocol.
 
     With `cache` clients send centroids of all their data once, ahead of any request; without it, as in the paper, they
     are asked after the request and leave out what it names. With `preset = "paper"` ratio, sigma, cache, class_policy,
@@ -38,52 +45,30 @@ class Method:
     that results can be reproduced: no privacy, of public data. `paper_accounting` counts the paper's ε of `sigma`.
     """
 
-    ratio: float = 0.8
-    sigma: float = 0.0
     cut: str | None = None
     cache: bool = True
-    rank: int = DEFAULT_RANK
-    alpha: float = 0.5
-    steps: int = 300
-    batch_size: int = 128
-    lr: float = 3e-3
-    class_policy: ClassPolicy = "drop"
-    guard: bool = True
-    weighted: bool = False
     preset: PresetName = later("default")
-    filter: FilterKind = later("auto", before="bottleneck")
-    eraser_cut: str = later("auto")
-    max_variance_loss: float = later(0.02)
-    per_position: bool = later(False)
-    gentle: bool = later(True)
-    optimizer: OptimizerName = later("adam")
-    epochs: int | None = later(None)  # in place of steps
+    rank: int = later(DEFAULT_RANK)
     epsilon: float = later(0.0)  # none
-    delta: float = later(1e-5)
     clip: str = later("unit")  # or a number
-    cells: int = later(1)
-    paper_accounting: bool = later(False)
 
     def __post_init__(self) -> None:
         self.config(0)  # checks the settings of the filter
         self.privacy(0)  # of the guarantee
         if self.epsilon and (self.sigma or self.paper_accounting):
             raise SettingError("epsilon is a guarantee with its own noise: leave sigma and paper_accounting out.")
-        CentroidConfig(self.ratio, self.sigma, paper_accounting=self.paper_accounting)  # those of the centroids
+        lent(self, CentroidConfig)  # those of the centroids
         preset(self.preset)  # and the name
 
     def config(self, seed: int) -> FilterConfig:
         """The settings of the filter; the default rank counts as not chosen."""
-        own = ("ratio", "sigma", "cut", "cache", "preset", "epsilon", "delta", "clip", "cells", "paper_accounting")
-        config = FilterConfig(**{name: value for name, value in asdict(self).items() if name not in own}, seed=seed)
-        return replace(config, rank=None) if self.rank == DEFAULT_RANK else config
+        return lent(self, FilterConfig, seed=seed, rank=None if self.rank == DEFAULT_RANK else self.rank)
 
     def privacy(self, seed: int) -> DP | Literal["paper"] | None:
         """What protects messages."""
         if not self.epsilon:
             return "paper" if self.paper_accounting else None
-        clip: Any = self.clip if self.clip == "unit" else float(self.clip)
-        return DP(self.epsilon, self.delta, clip, cells=self.cells, replay_seed=seed)
+        return lent(self, DP, clip=self.clip if self.clip == "unit" else float(self.clip), replay_seed=seed)
 
     def _about_messages(self) -> dict[str, Any]:
         """How centroids are made, as `collect` takes it."""
@@ -93,7 +78,8 @@ class Method:
         """The same with the preset's values in place."""
         chosen, usual = preset(self.preset, request), asdict(FilterConfig())
         settled = {name: value for name, value in asdict(chosen.config).items() if value != usual[name]}
-        return replace(self, preset="default", ratio=chosen.ratio, sigma=chosen.sigma, cache=chosen.cache, **settled)
+        settled |= {"preset": "default", "ratio": chosen.ratio, "sigma": chosen.sigma, "cache": chosen.cache}
+        return replace(self, **settled)
 
     def supports(self, request: Forget) -> bool:
         """Clients, classes and samples alike."""
