@@ -86,7 +86,7 @@ def saying(said: dict[int, int]) -> Table:
     return Table(logits)
 
 
-def ground(request: Forget, *, target: int | None = None) -> EvaluationData:
+def data_of(request: Forget, *, target: int | None = None) -> EvaluationData:
     triggered = None
     if target is not None:
         triggered = Triggered(inputs(TRIGGERED), torch.tensor(list(TRIGGERED.values())), target)
@@ -94,7 +94,7 @@ def ground(request: Forget, *, target: int | None = None) -> EvaluationData:
 
 
 def case_of(now: nn.Module, request=CLASS, *, retrained=None, original=None, target=None, cost=None, restore=None):
-    place = ground(request, target=target)
+    place = data_of(request, target=target)
     others = original or right_but_for(), retrained or right_but_for()
     return Case(Unlearned(now, cost or Cost(), restore), *(Outputs(model, place) for model in (now, *others)))
 
@@ -183,33 +183,32 @@ def test_accuracies_are_those_counted_row_by_row(kind, wrong):
 
 def test_attack_success_counts_triggered_rows_of_other_classes_that_get_the_target():
     model = saying({50: 1, 52: 0, 53: 0, 55: 0, 56: 1})
-    found = figures("attack_success", model, SAMPLES, target=0)
+    found = figures("backdoor", model, SAMPLES, target=0)
     assert found["asr"] == 3 / 6
     assert found["triggered"] == 3 / 8  # 51, 54 and 57
 
 
 def test_attack_success_does_not_look_at_rows_without_a_trigger():
     model = saying(dict.fromkeys({**LABELS, **TEST}, 0))
-    assert figures("attack_success", model, SAMPLES, target=0) == {"asr": 0.0, "triggered": 1.0}
+    assert figures("backdoor", model, SAMPLES, target=0) == {"asr": 0.0, "zero_a": 1.0, "ps": 1.0, "triggered": 1.0}
 
 
 def test_zero_accuracy_is_the_recall_of_the_target_under_the_trigger():
-    assert figures("zero_accuracy", saying({50: 2, 52: 0}), SAMPLES, target=0) == {"zero_a": 1 / 2}
-    assert figures("zero_accuracy", saying({50: 2, 52: 0}), SAMPLES, target=1) == {"zero_a": pytest.approx(2 / 3)}
+    assert figures("backdoor", saying({50: 2, 52: 0}), SAMPLES, target=0)["zero_a"] == 1 / 2
+    assert figures("backdoor", saying({50: 2, 52: 0}), SAMPLES, target=1)["zero_a"] == pytest.approx(2 / 3)
 
 
 def test_precision_of_the_target_counts_what_is_called_by_its_name_under_the_trigger():
     model = saying({50: 2, 52: 0, 53: 0, 30: 1})
-    assert figures("precision_zero", model, SAMPLES, target=0) == {"ps": pytest.approx(1 / 3)}  # 51, 52 and 53
+    assert figures("backdoor", model, SAMPLES, target=0)["ps"] == pytest.approx(1 / 3)  # 51, 52 and 53
 
 
 def test_precision_of_a_target_that_is_never_named_is_none():
-    assert figures("precision_zero", saying({50: 1, 51: 2}), SAMPLES, target=0) == {"ps": None}
+    assert figures("backdoor", saying({50: 1, 51: 2}), SAMPLES, target=0)["ps"] is None
 
 
-@pytest.mark.parametrize("name", ["attack_success", "zero_accuracy", "precision_zero"])
-def test_without_a_backdoor_its_figures_are_none(name):
-    assert set(figures(name, right_but_for(), SAMPLES).values()) == {None}
+def test_without_a_backdoor_its_figures_are_none():
+    assert set(figures("backdoor", right_but_for(), SAMPLES).values()) == {None}
 
 
 # --- closeness to Retrain
@@ -364,23 +363,19 @@ def test_the_same_weights_that_answer_otherwise_are_not_restored():
 
 def test_bytes_are_told_by_direction_and_all_together():
     cost = Cost(bytes_up=3, bytes_down=50, ahead_bytes_up=700, storage_bytes=9)
-    assert figures("communication", right_but_for(), cost=cost) == {
-        "bytes_up": 3,
-        "bytes_down": 50,
-        "ahead_bytes_up": 700,
-        "bytes_all": 753,
-    }
+    told = {"bytes_up": 3, "bytes_down": 50, "ahead_bytes_up": 700, "bytes_all": 753}
+    assert figures("cost", right_but_for(), cost=cost).items() >= told.items()
 
 
 def test_clients_their_steps_and_the_servers_storage_are_counted():
     cost = Cost(clients={4, 2, 9}, local_steps=17, storage_bytes=23)
-    found = figures("clients_contacted", right_but_for(), cost=cost)
-    assert found == {"clients_contacted": 3, "local_steps": 17, "storage_bytes": 23}
+    told = {"clients_contacted": 3, "local_steps": 17, "storage_bytes": 23}
+    assert figures("cost", right_but_for(), cost=cost).items() >= told.items()
 
 
 def test_time_is_the_sum_of_its_stages_without_what_was_done_ahead():
     cost = Cost(time_s={"contact": 0.5, "fit": 1.25}, ahead_time_s=8.0)
-    found = figures("time", right_but_for(), cost=cost)
+    found = figures("cost", right_but_for(), cost=cost)
     assert (found["time"], found["ahead_time"]) == (1.75, 8.0)
     assert found["time_by_stage"] == {"contact": 0.5, "fit": 1.25}
 
@@ -410,7 +405,7 @@ def figures_at(time_s: float, r_a: float, unwanted: float) -> dict[str, float]:
 def effect(path, *, now, request=CLASS, retrained=None, total=9.0, target=None) -> float | None:
     cost = Cost(time_s={"train": total}, path=path)
     case = case_of(now, request, retrained=retrained, cost=cost, target=target)
-    assert metric("time").measure(case)["time_to_effect"] == reached(case)
+    assert metric("cost").measure(case)["time_to_effect"] == reached(case)
     return reached(case)
 
 
@@ -442,10 +437,10 @@ def test_a_model_that_never_comes_near_retrain_has_no_time_to_effect():
 
 def test_figures_on_the_way_are_r_a_and_f_a_or_attack_success():
     model = right_but_for(4, 9, 2, 5, 52)
-    assert figures_of(model, ground(CLASS)) == {"r_a": 4 / 5, "unwanted": 0.0}
-    assert figures_of(model, ground(CLIENT)) == {"r_a": pytest.approx(1 / 3), "unwanted": 1.0}
-    assert figures_of(model, ground(SAMPLES)) == {"r_a": 4 / 6, "unwanted": pytest.approx(1 / 3)}  # of rows 0, 2, 5
-    backdoor = figures_of(saying({52: 0, 53: 0}), ground(SAMPLES, target=0))
+    assert figures_of(model, data_of(CLASS)) == {"r_a": 4 / 5, "unwanted": 0.0}
+    assert figures_of(model, data_of(CLIENT)) == {"r_a": pytest.approx(1 / 3), "unwanted": 1.0}
+    assert figures_of(model, data_of(SAMPLES)) == {"r_a": 4 / 6, "unwanted": pytest.approx(1 / 3)}  # of rows 0, 2, 5
+    backdoor = figures_of(saying({52: 0, 53: 0}), data_of(SAMPLES, target=0))
     assert backdoor == {"r_a": 1.0, "unwanted": pytest.approx(2 / 6)}
 
 
@@ -494,7 +489,7 @@ def test_all_metrics_together_ask_each_model_for_each_row_of_a_set_once(request_
 
 def test_a_set_is_asked_for_once_and_the_sets_of_different_models_do_not_mix():
     models = Counting(right_but_for()), Counting(right_but_for(4))
-    of = [Outputs(model, ground(CLASS)) for model in models]
+    of = [Outputs(model, data_of(CLASS)) for model in models]
     for _ in range(3):
         assert [outputs.accuracy("heldout", forgotten=False) for outputs in of] == [1.0, 4 / 5]
         assert all(set(model.asked.values()) == {1} for model in models)
@@ -503,7 +498,7 @@ def test_a_set_is_asked_for_once_and_the_sets_of_different_models_do_not_mix():
 @pytest.mark.parametrize("part", ["heldout", "forgotten", "retained", "test", "triggered"])
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
 def test_logits_labels_and_marks_of_a_set_belong_to_the_same_rows(request_, part):
-    place = ground(request_, target=0)
+    place = data_of(request_, target=0)
     x, chosen = place.inputs(part)
     numbers = (x if chosen is None else x[chosen])[:, 0].int().tolist()
     assert place.labels(part).tolist() == [TRUE[number] for number in numbers]

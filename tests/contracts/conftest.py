@@ -54,7 +54,7 @@ class Place:
 
     name: str
     task: Task
-    ground: EvaluationData
+    data: EvaluationData
     original: Outputs
     retrained: Outputs
 
@@ -65,7 +65,7 @@ class Place:
         return fingerprint(task.model), fingerprint(task.start), modes, bits_of(task.federation), task.request
 
     def outputs(self, model: nn.Module) -> Outputs:
-        return Outputs(model, self.ground)
+        return Outputs(model, self.data)
 
     def case(self, unlearned: Unlearned) -> Case:
         """An answer beside the references, with nothing computed yet."""
@@ -134,9 +134,9 @@ class World:
     def _of_scenario(self, name: str) -> Place:
         group = Group(RECIPE, Named(name, name, scenario_class(name)()), recorded=True)
         with self._in_own_cache():
-            floor = SharedSetup(group, "cpu", lambda *_: None)
-            floor.make(reference=True)
-        return Place(name, floor.task, floor.ground, floor.original, floor.retrained)
+            setup = SharedSetup(group, "cpu", lambda *_: None)
+            setup.make(reference=True)
+        return Place(name, setup.task, setup.data, setup.original, setup.retrained)
 
     def _mixed(self) -> Place:
         """The honest federation that `class` trained, asked for everything at once, the very first rows included."""
@@ -148,11 +148,11 @@ class World:
         label = int(y[other.train[0]])
         samples = other.train[y[other.train] != label][:5]
         request = Forget.clients(gone) | Forget.classes([label]) | Forget.samples({other.id: samples.tolist()})
-        ground = EvaluationData(Situation(federation, request, "A client, a class and samples."), self.dataset)
-        probe = partial(figures_of, ground=ground)
+        data = EvaluationData(Situation(federation, request, "A client, a class and samples."), self.dataset)
+        probe = partial(figures_of, data=data)
         task = dataclasses.replace(trained, request=request, probe=probe, _collected={}, _learned={})
         retrained = self.unlearn(method_class("retrain")(), task).model
-        return Place(MIXED, task, ground, Outputs(task.model, ground), Outputs(retrained, ground))
+        return Place(MIXED, task, data, Outputs(task.model, data), Outputs(retrained, data))
 
 
 @pytest.fixture(scope="session")

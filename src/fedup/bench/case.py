@@ -72,13 +72,13 @@ class Outputs:
     """A model's logits, computed in one pass over each set of rows and then kept for all metrics."""
 
     model: nn.Module
-    ground: EvaluationData
+    data: EvaluationData
     _logits: dict[Rows, Tensor] = field(default_factory=dict)
 
     def logits(self, rows: Rows) -> Tensor:
         """Logits of all rows of a set. (N, K)"""
         if rows not in self._logits:
-            self._logits[rows] = predict(self.model, *self.ground.inputs(rows))
+            self._logits[rows] = predict(self.model, *self.data.inputs(rows))
         return self._logits[rows]
 
     def probabilities(self, rows: Rows) -> Tensor:
@@ -87,11 +87,11 @@ class Outputs:
 
     def right(self, rows: Rows) -> Tensor:
         """Which rows are classified right. (N,)"""
-        return self.logits(rows).argmax(1) == self.ground.labels(rows)
+        return self.logits(rows).argmax(1) == self.data.labels(rows)
 
     def accuracy(self, rows: Rows, *, forgotten: bool) -> float | None:
         """Share of the forgotten, or of the retained, rows classified right; None where there is no row."""
-        mask = self.ground.to_forget(rows)
+        mask = self.data.to_forget(rows)
         return share(self.right(rows)[mask if forgotten else ~mask])
 
 
@@ -105,8 +105,8 @@ class Case:
     retrained: Outputs
 
     @property
-    def ground(self) -> EvaluationData:
-        return self.now.ground
+    def data(self) -> EvaluationData:
+        return self.now.data
 
 
 def share(right: Tensor) -> float | None:

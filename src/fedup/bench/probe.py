@@ -7,9 +7,9 @@ from fedup.bench.case import Case, EvaluationData, Outputs, Rows
 _NEAR = 0.01  # within one point of Retrain
 
 
-def figures_of(model: nn.Module, ground: EvaluationData) -> dict[str, float]:
+def figures_of(model: nn.Module, data: EvaluationData) -> dict[str, float]:
     """R-A and what is to go down: a backdoor's success, else F-A (of training rows, where samples are named)."""
-    return _figures(Outputs(model, ground))
+    return _figures(Outputs(model, data))
 
 
 def reached(case: Case) -> float | None:
@@ -26,11 +26,11 @@ def reached(case: Case) -> float | None:
 
 
 def _figures(of: Outputs) -> dict[str, float]:
-    ground, triggered = of.ground, of.ground.situation.triggered
+    data, triggered = of.data, of.data.situation.triggered
     if triggered is not None:
         others = triggered.y != triggered.target
         unwanted = float((of.logits("triggered").argmax(1)[others] == triggered.target).float().mean())
     else:
-        rows: Rows = "heldout" if bool(ground.to_forget("heldout").any()) else "forgotten"
+        rows: Rows = "heldout" if bool(data.to_forget("heldout").any()) else "forgotten"
         unwanted = of.accuracy(rows, forgotten=True) or 0.0
     return {"r_a": of.accuracy("heldout", forgotten=False) or 0.0, "unwanted": unwanted}

@@ -75,12 +75,12 @@ class SharedSetup:
         return self._once("task", self._task)
 
     @property
-    def ground(self) -> EvaluationData:
-        return self._once("ground", lambda: EvaluationData(self.situation, self.dataset))
+    def data(self) -> EvaluationData:
+        return self._once("data", lambda: EvaluationData(self.situation, self.dataset))
 
     @property
     def original(self) -> Outputs:
-        return self._once("original", lambda: Outputs(self.task.model, self.ground))
+        return self._once("original", lambda: Outputs(self.task.model, self.data))
 
     @property
     def retrained(self) -> Outputs:
@@ -95,7 +95,7 @@ class SharedSetup:
         if (fingerprint(task.model), fingerprint(task.start)) != before:
             self._made.clear()  # other methods get it as it was
             raise DataError("The method changed the task's own model; it must work on a copy.")
-        outputs = Outputs(unlearned.model, self.ground)
+        outputs = Outputs(unlearned.model, self.data)
         if isinstance(method, method_class(REFERENCE)):
             self._made["retrained"] = outputs
             keep(unlearned.model, task.start, task.federation.without(task.request), task.recipe)
@@ -126,7 +126,7 @@ class SharedSetup:
             model, history = recorded(start, situation.federation, recipe, progress=self._progress)
         else:
             model = trained(start, situation.federation, recipe, progress=self._progress)
-        probe = partial(figures_of, ground=self.ground)
+        probe = partial(figures_of, data=self.data)
         start = start.to(self.device)
         return Task(situation.federation, situation.request, model, start, recipe, probe, self._progress, history)
 
@@ -134,7 +134,7 @@ class SharedSetup:
         task = self.task
         retained = task.federation.without(task.request)
         model = trained(task.start, retained, task.recipe, progress=self._progress, what="Retrain, the reference")
-        return Outputs(model, self.ground)
+        return Outputs(model, self.data)
 
 
 def _on(dataset: Dataset, device: str) -> Dataset:

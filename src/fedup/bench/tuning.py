@@ -104,7 +104,7 @@ def _try(method: Any, settings: Mapping[str, Any], setup: SharedSetup, goal: tup
 def accuracies(of: Outputs) -> tuple[float, float]:
     """On validation rows of what is retained, and of what is forgotten: of samples, which have none, the rows
     themselves."""
-    rows: Rows = "validation" if bool(of.ground.to_forget("validation").any()) else "forgotten"
+    rows: Rows = "validation" if bool(of.data.to_forget("validation").any()) else "forgotten"
     retained, forgotten = of.accuracy("validation", forgotten=False), of.accuracy(rows, forgotten=True)
     return retained or 0.0, forgotten or 0.0
 

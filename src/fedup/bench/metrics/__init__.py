@@ -21,7 +21,7 @@ class Column:
     table: Literal["accuracy", "closeness", "cost"]
     better: Better = "neither"
     style: Literal["share", "points", "seconds", "bytes", "count", "ratio", "number", "yes"] = "share"
-    order: int = 100  # where among the columns of its table
+    order: int = 100  # where among all columns
     timed: bool = False  # made of seconds: only a clean time counts, as `fedup bench time` takes it
 
 

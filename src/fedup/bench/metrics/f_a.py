@@ -14,7 +14,7 @@ COLUMNS = (
         "Accuracy on held-out rows of what is forgotten; samples have none.",
         "accuracy",
         "retrain",
-        order=2,
+        order=4,
     ),
     Column(
         "f_a_train",
@@ -22,7 +22,7 @@ COLUMNS = (
         "Accuracy on the forgotten training rows, as labelled.",
         "accuracy",
         "retrain",
-        order=6,
+        order=17,
     ),
 )
 _SMALL = 300  # rows whose single values are kept
@@ -30,7 +30,7 @@ _SMALL = 300  # rows whose single values are kept
 
 def measure(case: Case) -> dict[str, Any]:
     """On held-out and on training rows; the losses of the training rows one by one where they are few."""
-    rows, labels = case.ground.ids("forgotten"), case.ground.labels("forgotten")
+    rows, labels = case.data.ids("forgotten"), case.data.labels("forgotten")
     figures: dict[str, Any] = {
         "f_a": case.now.accuracy("heldout", forgotten=True),
         "f_a_train": case.now.accuracy("forgotten", forgotten=True),

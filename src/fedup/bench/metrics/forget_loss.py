@@ -13,17 +13,9 @@ COLUMNS = (
         "closeness",
         "retrain",
         "number",
-        order=8,
+        order=22,
     ),
-    Column(
-        "gap_forget_loss",
-        "loss − Retrain",
-        "The same less Retrain's.",
-        "closeness",
-        "retrain",
-        "number",
-        order=9,
-    ),
+    Column("gap_forget_loss", "loss − Retrain", "The same less Retrain's.", "closeness", "retrain", "number", order=26),
 )
 
 
@@ -35,7 +27,7 @@ def measure(case: Case) -> dict[str, float | None]:
 
 
 def _loss(of: Outputs) -> float | None:
-    logits, labels = of.logits("forgotten"), of.ground.labels("forgotten")
+    logits, labels = of.logits("forgotten"), of.data.labels("forgotten")
     if not len(labels):
         return None
     loss = float(cross_entropy(logits.double(), labels.long()))

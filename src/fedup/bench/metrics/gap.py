@@ -13,7 +13,7 @@ _ACCURACIES: dict[str, Callable[[Outputs], float | None]] = {
 }
 COLUMNS = (
     Column("gap_r_a", "R-A − Retrain", "R-A less Retrain's, in points.", "closeness", "higher", "points", order=1),
-    Column("gap_f_a", "F-A − Retrain", "F-A less Retrain's, in points.", "closeness", "retrain", "points", order=2),
+    Column("gap_f_a", "F-A − Retrain", "F-A less Retrain's, in points.", "closeness", "retrain", "points", order=5),
     Column(
         "gap_f_a_train",
         "F-A train − Retrain",
@@ -21,7 +21,7 @@ COLUMNS = (
         "closeness",
         "retrain",
         "points",
-        order=3,
+        order=8,
     ),
     Column(
         "gap_test",
@@ -30,7 +30,7 @@ COLUMNS = (
         "closeness",
         "higher",
         "points",
-        order=4,
+        order=11,
     ),
 )
 

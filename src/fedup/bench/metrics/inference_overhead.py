@@ -17,7 +17,7 @@ COLUMNS = (
         "cost",
         "lower",
         "ratio",
-        order=8,
+        order=23,
         timed=True,
     ),
 )
@@ -26,7 +26,7 @@ _BATCH, _PAIRS = 64, 11
 
 def measure(case: Case) -> dict[str, float]:
     """As `serving_overhead`."""
-    return {"overhead": serving_overhead(case.original.model, case.now.model, case.ground.inputs("test")[0])}
+    return {"overhead": serving_overhead(case.original.model, case.now.model, case.data.inputs("test")[0])}
 
 
 @torch.no_grad()

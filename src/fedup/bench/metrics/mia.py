@@ -17,7 +17,7 @@ COLUMNS = (
         "Forgotten training rows against held-out rows of the same clients and classes, by loss: 0.5 is chance.",
         "closeness",
         "retrain",
-        order=30,
+        order=34,
     ),
     Column(
         "mia_tpr",
@@ -25,7 +25,7 @@ COLUMNS = (
         "The same attack: forgotten rows found at 1 % false alarms.",
         "closeness",
         "retrain",
-        order=31,
+        order=35,
     ),
     Column(
         "mia_learned",
@@ -34,7 +34,7 @@ COLUMNS = (
         "them, accuracy on the other (without a shadow model).",
         "closeness",
         "retrain",
-        order=32,
+        order=36,
     ),
 )
 _ROWS = 2000  # of each side, for the learned attack
@@ -43,8 +43,8 @@ _FEWEST = 40
 
 def measure(case: Case) -> dict[str, float | None]:
     """None where there are too few rows of a side."""
-    there, away = case.ground.labels("forgotten"), case.ground.labels("heldout")
-    outside = case.ground.to_forget("heldout")
+    there, away = case.data.labels("forgotten"), case.data.labels("heldout")
+    outside = case.data.to_forget("heldout")
     found: dict[str, float | None] = {"mia_auc": None, "mia_tpr": None}
     if min(len(there), int(outside.sum())) >= _FEWEST:
         members = -cross_entropy(case.now.logits("forgotten"), there, reduction="none").double()

@@ -10,7 +10,7 @@ COLUMNS = (
         "Total variation between outputs and Retrain's on forgotten inputs.",
         "closeness",
         "lower",
-        order=6,
+        order=18,
     ),
     Column(
         "kl",
@@ -19,7 +19,7 @@ COLUMNS = (
         "closeness",
         "lower",
         "ratio",
-        order=7,
+        order=20,
     ),
 )
 _LEAST = 1e-9  # a probability below it counts as this one, so that one struck-out class does not make KL infinite
@@ -27,8 +27,8 @@ _LEAST = 1e-9  # a probability below it counts as this one, so that one struck-o
 
 def measure(case: Case) -> dict[str, float | None]:
     """Means over held-out forgotten inputs; over the forgotten samples themselves where only samples are named."""
-    rows: Rows = "heldout" if bool(case.ground.to_forget("heldout").any()) else "forgotten"
-    named = case.ground.to_forget(rows)
+    rows: Rows = "heldout" if bool(case.data.to_forget("heldout").any()) else "forgotten"
+    named = case.data.to_forget(rows)
     ours, reference = (of.probabilities(rows)[named] for of in (case.now, case.retrained))
     logs = [one.clamp(min=_LEAST).log() for one in (reference, ours)]
     return {

@@ -12,7 +12,7 @@ COLUMNS = (
         "cost",
         "lower",
         "number",
-        order=20,
+        order=31,
     ),
     Column(
         "paper_epsilon",
@@ -21,10 +21,10 @@ COLUMNS = (
         "cost",
         "neither",
         "number",
-        order=21,
+        order=32,
     ),
     Column(
-        "largest_upload", "largest upload", "Bytes of the client that sent most.", "cost", "lower", "bytes", order=22
+        "largest_upload", "largest upload", "Bytes of the client that sent most.", "cost", "lower", "bytes", order=33
     ),
 )
 

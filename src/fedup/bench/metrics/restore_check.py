@@ -15,7 +15,7 @@ COLUMNS = (
         "cost",
         "higher",
         "yes",
-        order=9,
+        order=27,
     ),
 )
 _ROWS = 1024  # whole batches, so that the arithmetic is the same to the bit
@@ -26,7 +26,7 @@ def measure(case: Case) -> dict[str, float | None]:
     if case.unlearned.restore is None:
         return {"restored": None}
     back, original = case.unlearned.restore(), case.original.model
-    x = case.ground.inputs("test")[0][:_ROWS]
+    x = case.data.inputs("test")[0][:_ROWS]
     same = torch.equal(predict(back, x), case.original.logits("test")[:_ROWS])
     same &= fingerprint(back) == fingerprint(original)
     return {"restored": float(same)}

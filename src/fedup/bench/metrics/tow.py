@@ -12,7 +12,7 @@ COLUMNS = (
         "Π (1 − |gap to Retrain|) over forgotten train, retained train and test rows.",
         "closeness",
         "higher",
-        order=5,
+        order=15,
     ),
 )
 
