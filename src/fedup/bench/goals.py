@@ -51,6 +51,11 @@ class Judged:
         beyond = self.bound - self.found if self.goal.at_least else self.found - self.bound
         return beyond if beyond > _ROUNDING else 0.0
 
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        return f"missed by {self.missed_by:.3f}" if self.missed_by > 0 else "met"
+
 
 def read_goals(table: object, federations: Mapping[str, Sequence[str]], methods: Sequence[str]) -> tuple[Goal, ...]:
     """The goals in `[goals.FEDERATION.SCENARIO]`: lines such as `asr = "<= retrain.asr + 0.02"`, the left side being a

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedup.artifacts import serialized_size
 from fedup.bench.cost import Cost, Meter
 from fedup.bench.history import History
+from fedup.bench.methods import AnswersAll
 from fedup.bench.task import Task, Unlearned
 from fedup.errors import SettingError
 from fedup.federation import Federation
@@ -25,7 +26,7 @@ GRID = {"step": (0.0003, 0.003)}
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(AnswersAll):
     """After each round the global weights are rounded to multiples of `step`; each round is kept, and seeds are fixed.
 
     On a request rounds are replayed: clients that hold forgotten data train again without it, from the stored weights,
@@ -41,10 +42,6 @@ class Method:
     def __post_init__(self) -> None:
         if not 0 < self.step < 1:
             raise SettingError(f"step must lie between 0 and 1; found {self.step}.")
-
-    def supports(self, request: Forget) -> bool:
-        """Whatever is a set of rows: a replay leaves them out."""
-        return True
 
     def averaging(self, model: nn.Module) -> Averaging:
         """FedAvg's average, with parameters rounded; buffers are as they come, since a variance must not become 0."""

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from torch import nn
 
 from fedup.bench.cost import Cost
+from fedup.bench.methods import AnswersAll
 from fedup.bench.settings import borrowed, later, lent
 from fedup.bench.task import Task, Unlearned
 from fedup.clients.collect import collect
@@ -32,7 +33,7 @@ _Borrowed: Any = borrowed(DP, CentroidConfig, FilterConfig, first=_FIRST, before
 
 
 @dataclass(frozen=True)
-class Method(_Borrowed):  # type: ignore[misc]
+class Method(AnswersAll, _Borrowed):  # type: ignore[misc]
     """The settings of the filter, of the centroids, of the guarantee and of the protocol.
 
     With `cache` clients send centroids of all their data once, ahead of any request; without it, as in the paper, they
@@ -80,10 +81,6 @@ class Method(_Borrowed):  # type: ignore[misc]
         settled = {name: value for name, value in asdict(chosen.config).items() if value != usual[name]}
         settled |= {"preset": "default", "ratio": chosen.ratio, "sigma": chosen.sigma, "cache": chosen.cache}
         return replace(self, **settled)
-
-    def supports(self, request: Forget) -> bool:
-        """Clients, classes and samples alike."""
-        return True
 
     def unlearn(self, task: Task) -> Unlearned:
         """The original model behind a filter."""

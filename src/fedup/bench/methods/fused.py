@@ -10,6 +10,7 @@ from torch import nn
 
 from fedup.artifacts import serialized_size
 from fedup.bench.cost import Cost
+from fedup.bench.methods import AnswersAll
 from fedup.bench.methods._deltas import Adapted, LowRank
 from fedup.bench.task import Task, Unlearned
 from fedup.errors import SettingError
@@ -21,7 +22,7 @@ GRID = {"rounds": (5, 10, 20, 40)}
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(AnswersAll):
     """The `layers` (names of modules; by default those that the model's file names, `FUSED_LAYERS`) get a delta of
     `rank` each, times `alpha` / `rank`.
 
@@ -43,10 +44,6 @@ class Method:
             raise SettingError(
                 f"rank and rounds must be 1 or more, alpha above 0; found {self.rank}, {self.rounds}, {self.alpha}."
             )
-
-    def supports(self, request: Forget) -> bool:
-        """Any data can be left out or relabelled."""
-        return True
 
     def unlearn(self, task: Task) -> Unlearned:
         """The frozen model under trained deltas."""

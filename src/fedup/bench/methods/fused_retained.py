@@ -9,17 +9,17 @@ from torch import nn
 
 from fedup.artifacts import serialized_size
 from fedup.bench.cost import Cost
+from fedup.bench.methods import AnswersAll
 from fedup.bench.methods._deltas import Adapted, LowRank, Sparse, ranking
 from fedup.bench.settings import later
 from fedup.bench.task import Task, Unlearned
 from fedup.errors import SettingError
-from fedup.request import Forget
 
 GRID = {"lr": (1.0, 0.3), "rounds": (5, 10)}
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(AnswersAll):
     """The `layers` (a share of them) that clients changed most in training get a delta each: some entries, a share
     `density` drawn at random, or a product of two matrices of `rank`. Clients train the deltas alone, by FedAvg for
     `rounds` on what is retained at `lr` times the federation's learning rate, with everything else frozen, BatchNorm's
@@ -41,10 +41,6 @@ class Method:
                 "layers, density and lr must lie in (0, 1], rank and rounds must be 1 or more; found "
                 f"{self.layers}, {self.density}, {self.lr}, {self.rank}, {self.rounds}."
             )
-
-    def supports(self, request: Forget) -> bool:
-        """Any data can be left out."""
-        return True
 
     def unlearn(self, task: Task) -> Unlearned:
         """The frozen model under trained deltas."""
