@@ -13,13 +13,12 @@ from fedup.bench.figures import (
     times_of_methods,
 )
 from fedup.bench.format import show_figure, show_value
-from fedup.bench.goals import judge_goals
-from fedup.bench.metrics import Column, columns, timed_keys
+from fedup.bench.goals import GOALS_ABOUT, GOALS_HEAD, goal_rows
+from fedup.bench.metrics import Column, columns, columns_of
 from fedup.bench.privacy_report import BUDGET_ABOUT, BUDGET_TITLE, budget_table, curves
 from fedup.bench.summary import FLOOR, Block, Figure, Row
 from fedup.bench.tables import GENERATED, markdown_table
-from fedup.bench.verdicts import CLOSE, OURS, verdicts
-from fedup.bench.words import rows_in_words
+from fedup.bench.verdicts import CLOSE, OURS, rows_in_words, verdicts
 from fedup.files import write_text
 from fedup.page import Page
 
@@ -164,13 +163,11 @@ def _attack_note(block: Block) -> str:
 def _spread_note(block: Block) -> str:
     """Retrain's own spread from seed to seed: a gap within it is no gap."""
     retrained = block.row(REFERENCE)
-    if retrained is None:
-        return ""
-    spreads = []
-    for key, title in (("r_a", "R-A"), ("f_a", "F-A"), ("f_a_train", "F-A, train"), ("test", "test")):
-        figure = retrained.figure(key)
-        if figure is not None and figure.std is not None:
-            spreads.append(f"{title} {100 * figure.std:.2f}")
+    spreads = [
+        f"{column.title} {100 * figure.std:.2f}"
+        for column in columns_of("r_a", "f_a", "f_a_train", "test")
+        if retrained and (figure := retrained.figure(column.key)) and figure.std is not None
+    ]
     return f"Retrain's own deviation from seed to seed, in points: {', '.join(spreads)}." if spreads else ""
 
 
@@ -186,33 +183,25 @@ def _floor_note(block: Block) -> str:
     floor = block.floor
     if floor is None:
         return f"Floor of ToW, TV and KL, a second Retrain with other seeds (`{FLOOR}`): not measured."
-    figures = [(column, floor.figure(column.key)) for column in columns() if column.key in CLOSE]
-    told = ", ".join(f"{column.title} {show_figure(figure, column)}" for column, figure in figures if figure)
-    return f"Floor, a second Retrain with other seeds (`{floor.method.name}`, n = {len(floor.seeds)}): {told}."
+    figures = [(column, floor.figure(column.key)) for column in columns_of(*CLOSE)]
+    texts = ", ".join(f"{column.title} {show_figure(figure, column)}" for column, figure in figures if figure)
+    return f"Floor, a second Retrain with other seeds (`{floor.method.name}`, n = {len(floor.seeds)}): {texts}."
 
 
 def _time_note(block: Block) -> str:
     """Which times count, and that the others do not."""
-    timed = [row for row in block.rows if row.times]
-    marked = any(row.uncounted(column.key) for row in block.rows for column in block.shown("cost"))
-    clean = (
-        f"Clean times (`fedup bench time`: one process on an idle device, a warm-up, median of three runs) with "
-        f"{_many_seeds(timed)}, on {block.timed_on}."
-        if timed
-        else ""
-    )
-    shared = (
-        "‡ shared: measured once, on a device that other processes may have used. Such times enter no ratio, no goal "
-        "and no sentence."
-        if marked
-        else ""
-    )
-    return " ".join(part for part in (clean, shared) if part)
-
-
-def _many_seeds(rows: Sequence[Row]) -> str:
-    seeds = sorted({seed for row in rows for seed in row.times})
-    return f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}"
+    notes, seeds = [], sorted({seed for row in block.rows for seed in row.times})
+    if seeds:
+        notes.append(
+            f"Clean times (`fedup bench time`: one process on an idle device, a warm-up, median of three runs) with "
+            f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}, on {block.timed_on}."
+        )
+    if any(row.uncounted(column.key) for row in block.rows for column in block.shown("cost")):
+        notes.append(
+            "‡ shared: measured once, on a device that other processes may have used. Such times enter no ratio, no "
+            "goal and no sentence."
+        )
+    return " ".join(notes)
 
 
 def _unsupported(block: Block) -> str:
@@ -240,38 +229,11 @@ _RULE = (
 )
 
 
-_GOALS = "Means over the seeds; the bound is the goal's right side with this experiment's own figures in it."
-_GOAL_HEAD = ["federation", "scenario", "goal", "found", "bound", "", "n"]
-
-
-def _goals(experiment: Experiment, blocks: Sequence[Block]) -> list[list[str]]:
-    """The experiment's goals, each met or missed by so much; without clean times those for times are not judged."""
-    judged = list(judge_goals(experiment.goals, blocks))
-    there = {(block.federation, block.scenario.name) for block in blocks}
-    left = [
-        goal
-        for goal in experiment.goals
-        if goal not in [one.goal for one in judged]
-        and (goal.federation, goal.scenario) in there
-        and timed_keys() & {goal.metric, goal.other[1] if goal.other else ""}
-    ]
-    lines = [(one.goal, f"{one.found:.3f}", f"{one.bound:.3f}", one.verdict, str(one.seeds)) for one in judged]
-    lines += [(goal, "–", "–", "not judged: no clean time", "0") for goal in left]
-    return [
-        [goal.federation, goal.scenario, f"{goal.method}.{goal.metric} {goal.text}", *cells] for goal, *cells in lines
-    ]
-
-
 def _legend(blocks: Sequence[Block]) -> list[str]:
     shown = {column.key for block in blocks for table in _TABLES for column in block.shown(table)}
-    goal = {
-        "higher": "Higher is better.",
-        "lower": "Lower is better.",
-        "retrain": "Best where Retrain's is.",
-        "neither": "",
-    }
+    goal = {"higher": "Higher is better.", "lower": "Lower is better.", "retrain": "Best where Retrain's is."}
     by_table = [column for table in _TABLES for column in columns() if column.table == table]
-    return [f"{c.title}: {c.about} {goal[c.better]}".strip() for c in by_table if c.key in shown]
+    return [f"{c.title}: {c.about} {goal.get(c.better, '')}".strip() for c in by_table if c.key in shown]
 
 
 def _csv(blocks: Sequence[Block]) -> str:
@@ -296,10 +258,10 @@ def _write_into(out: Page | _Text, experiment: Experiment, blocks: Sequence[Bloc
     page = out if isinstance(out, Page) else None
     if page:
         page.links([f"{block.federation}, {block.scenario.name}" for block in blocks])
-    if goals := _goals(experiment, blocks):
+    if goals := goal_rows(experiment.goals, blocks):
         out.heading("Goals")
-        out.paragraph(_GOALS)
-        out.table(_GOAL_HEAD, goals)
+        out.paragraph(GOALS_ABOUT)
+        out.table(GOALS_HEAD, goals)
     if page and (guarded := curves(blocks)):
         page.heading("Accuracy against ε")
         page.figure(

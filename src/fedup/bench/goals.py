@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedup.bench.metrics import columns
+from fedup.bench.metrics import columns, timed_keys
 from fedup.bench.settings import checked, closest, convert
 from fedup.errors import SettingError
 
@@ -20,6 +20,8 @@ _GOAL = re.compile(
 )
 _OURS = "fedup"
 _ROUNDING = 1e-9
+GOALS_ABOUT = "Means over the seeds; the bound is the goal's right side with this experiment's own figures in it."
+GOALS_HEAD = ["federation", "scenario", "goal", "found", "bound", "", "n"]
 
 
 @dataclass(frozen=True)
@@ -105,3 +107,17 @@ def _values(block: "Block", method: str, metric: str) -> Mapping[int, float]:
     row = block.row(method)
     figure = row.figure(metric) if row else None
     return figure.values if figure else {}
+
+
+def goal_rows(goals: Sequence[Goal], blocks: "Sequence[Block]") -> list[list[str]]:
+    """Goals as rows of a table, each met or missed by so much; without clean times those for times are not judged."""
+    judged = list(judge_goals(goals, blocks))
+    there = {(block.federation, block.scenario.name) for block in blocks}
+    lines = [(one.goal, f"{one.found:.3f}", f"{one.bound:.3f}", one.verdict, str(one.seeds)) for one in judged]
+    for goal in goals:
+        timed = timed_keys() & {goal.metric, goal.other[1] if goal.other else ""}
+        if timed and (goal.federation, goal.scenario) in there and goal not in [one.goal for one in judged]:
+            lines.append((goal, "–", "–", "not judged: no clean time", "0"))
+    return [
+        [goal.federation, goal.scenario, f"{goal.method}.{goal.metric} {goal.text}", *cells] for goal, *cells in lines
+    ]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedup.bench.experiment import REFERENCE, Experiment
 from fedup.bench.format import show_value
-from fedup.bench.metrics import Column, columns
+from fedup.bench.metrics import columns_of
 from fedup.bench.summary import Block, Row
 from fedup.bench.tables import GENERATED, markdown_table
 from fedup.bench.verdicts import OURS
@@ -23,6 +23,7 @@ _ABOUT = (
     "method's, with the same seed on the same device: below 1 the method is slower than retraining. Times that were "
     "measured otherwise are in no ratio."
 )
+(_TIME,) = columns_of("time")
 _HEAD = ["federation", "scenario", "method", "seed", "time", "three runs", "×", "time to effect", "time ahead"]
 
 
@@ -46,7 +47,7 @@ def short_table(summed: Summed) -> str:
             if ours is None or reference is None:
                 continue
             for seed in sorted(set(ours.times) & set(reference.times)):
-                times = [show_value(row.times[seed]["median"]["time"], _column("time")) for row in (reference, ours)]
+                times = [show_value(row.times[seed]["median"]["time"], _TIME) for row in (reference, ours)]
                 where = [f"[{experiment.name}](benchmarks/tables/{experiment.name}.md)", block.federation]
                 rows.append([*where, block.scenario.name, str(seed), *times, _ratio(ours, reference, seed)])
                 places.append(block.timed_on)
@@ -84,8 +85,8 @@ def _lines(block: Block) -> Iterator[list[str]]:
                 block.scenario.name,
                 row.method.name,
                 str(seed),
-                show_value(median["time"], _column("time")),
-                " … ".join(show_value(one, _column("time")) for one in (min(runs), max(runs))),
+                show_value(median["time"], _TIME),
+                " … ".join(show_value(one, _TIME) for one in (min(runs), max(runs))),
                 _ratio(row, reference, seed),
                 _seconds(median["time_to_effect"], "time_to_effect"),
                 _seconds(median["ahead_time"], "ahead_time"),
@@ -104,7 +105,7 @@ def _ratio(row: Row, reference: Row | None, seed: int) -> str:
 
 
 def _seconds(value: float | None, key: str) -> str:
-    return "never" if value is None else show_value(value, _column(key))
+    return "never" if value is None else show_value(value, *columns_of(key))
 
 
 def _origin(blocks: Sequence[Block]) -> str:
@@ -112,7 +113,3 @@ def _origin(blocks: Sequence[Block]) -> str:
     places = "; ".join(dict.fromkeys(block.timed_on for block in blocks if block.timed_on))
     commits = sorted({show_commit(timing["code"]) for timing in timings})
     return f"On {places}. Commit {', '.join(commits)}."
-
-
-def _column(key: str) -> Column:
-    return next(column for column in columns() if column.key == key)

@@ -1,12 +1,15 @@
-"""In words, from the results: where another method does better than FedUP, and where FedUP is the worst of all."""
+"""In words, from the results: where another method does better than FedUP, where FedUP is the worst of all, and a line
+for each row of a table: what the method did, what it took, and how it stands beside FedUP."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 
-from fedup.bench.experiment import REFERENCE
+from fedup.bench.experiment import REFERENCE, Experiment
 from fedup.bench.format import show_value
-from fedup.bench.metrics import Column, columns
+from fedup.bench.metrics import Column, columns, columns_of
 from fedup.bench.summary import FLOOR, ORIGINAL, Block, Row
+from fedup.bench.tuning import grid_of
 
 OURS = "fedup"
 PRIVACY = ("mia_auc", "mia_tpr", "mia_learned")  # membership inference, by its distance to Retrain's
@@ -19,6 +22,13 @@ _LEAST = 0.002  # of a share: less is no difference
 _LEAST_OF = {"kl": 0.01, "forget_loss": 0.01} | dict.fromkeys(PRIVACY, 0.01)  # an attack is no finer on these rows
 _LEAST_SHARE = 0.1  # of times, bytes, KL and losses: a tenth less, or no less
 _USABLE = 0.1  # a method that loses more R-A than this to Retrain, or keeps more of a backdoor, is no alternative
+_TAKES = {  # what a row's words say that it took: name before, unit after
+    "time": "{}",
+    "bytes_all": "traffic of {}",
+    "storage_bytes": "storage of {}",
+    "clients_contacted": "{} clients",
+    "local_steps": "{} local steps",
+}
 
 
 def verdicts(blocks: Sequence[Block]) -> list[str]:
@@ -40,12 +50,11 @@ def _of_block(block: Block) -> Iterator[str]:
             continue
         better = [column for column in _judged() if beats(row, ours, reference, column, seeds)]
         if better:
-            told = ", ".join(
-                f"{_told(row, ours, reference, column, seeds)}{_above(block, column, seeds)})" for column in better
-            )
+            compared = [_compared(row, ours, reference, column, seeds) for column in better]
+            figures = [f"{text}{_above(block, column, seeds)})" for text, column in zip(compared, better, strict=True)]
             some = "" if seeds == set(reference.seeds) else f" (in {len(seeds)} of {len(reference.seeds)} seeds)"
-            yield f"{place}: {row.method.name} does better than FedUP on {told}{some}."
-    worst = [told for column in _judged() if (told := _worst(block, ours, reference, column, valid))]
+            yield f"{place}: {row.method.name} does better than FedUP on {', '.join(figures)}{some}."
+    worst = [text for column in _judged() if (text := _worst(block, ours, reference, column, valid))]
     if worst:
         yield f"{place}: FedUP is the worst of all on {', '.join(worst)}."
 
@@ -132,7 +141,7 @@ def _gain(theirs: float, mine: float, goal: float | None, column: Column) -> flo
     return mine - theirs if column.better == "lower" else theirs - mine
 
 
-def _told(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) -> str:
+def _compared(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) -> str:
     """Up to the closing bracket. Means over the seeds that were judged; where closeness to Retrain decides, of the
     distances: a mean of figures above and below it would look close."""
     if column.better == "retrain":
@@ -149,3 +158,76 @@ def _distance(row: Row, reference: Row, column: Column, seeds: set[int]) -> floa
     here, goal = row.figure(column.key), reference.figure(column.key)
     assert here is not None and goal is not None  # or nothing would have been found better
     return sum(abs(here.values[seed] - goal.values[seed]) for seed in seeds) / len(seeds)
+
+
+def rows_in_words(experiment: Experiment, block: Block) -> list[str]:
+    """A line for each method that answered and says what it did."""
+    return [line for row in block.rows if (line := _line(experiment, block, row))]
+
+
+def _line(experiment: Experiment, block: Block, row: Row) -> str:
+    did = next((text for result in row.results.values() if (text := result.get("about", {}).get("did"))), None)
+    if did is None:
+        return ""
+    taken = ((column, figure) for column in columns_of(*_TAKES) if (figure := row.figure(column.key)))
+    sentences = [
+        f"{row.method.name}{_settings(experiment, block, row)}: {did}.",
+        _sentence((_TAKES[column.key].format(show_value(figure.mean, column)) for column, figure in taken), "It took "),
+        _knows(row, block.row(REFERENCE)),
+        _privacy(block, row),
+        _beside_ours(block, row),
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _settings(experiment: Experiment, block: Block, row: Row) -> str:
+    """What could be chosen, and who chose it."""
+    values = asdict(row.method.settings)
+    chosen = ", ".join(f"{name} = {values[name]}" for name in grid_of(row.method.use))
+    tuned = (block.federation, block.scenario.name, row.method.name) in experiment.tuned
+    return f" ({chosen}; {'tuned' if tuned else 'not tuned'})" if chosen else ""
+
+
+def _knows(row: Row, reference: Row | None) -> str:
+    """What is to stay and the first of what is to go, beside Retrain's."""
+    to_go = next((key for key in ("f_a", "asr", "f_a_train") if row.figure(key)), "")
+    other = None if row is reference else reference
+    return _sentence(_beside(row, column, other) for column in columns_of("r_a", to_go))
+
+
+def _privacy(block: Block, row: Row) -> str:
+    """What its outputs still tell of the forgotten rows: each figure beside Retrain's, or beside the floor."""
+    reference, floor = block.row(REFERENCE), None if row is block.floor else block.floor
+    if reference is None or row is reference:
+        return ""
+    return _sentence(
+        _beside(row, column, floor, "floor") if column.key in CLOSE else _beside(row, column, reference)
+        for column in columns_of("tv", "kl", "forget_loss", *PRIVACY)
+    )
+
+
+def _beside_ours(block: Block, row: Row) -> str:
+    """Where it is better than FedUP, and where FedUP is: in every seed in which there was something to forget."""
+    ours, reference = block.row(OURS), block.row(REFERENCE)
+    if ours is None or reference is None or row is ours or row is block.floor:
+        return ""
+    seeds = set(row.seeds) & set(ours.seeds) & set(reference.seeds) - set(block.failed_attacks)
+    if not seeds:
+        return "No seed in which it can be compared with FedUP."
+    judged = columns_of(*JUDGED, "time", "bytes_all", "storage_bytes")
+    wins = ", ".join(column.title for column in judged if beats(row, ours, reference, column, seeds))
+    loses = ", ".join(column.title for column in judged if beats(ours, row, reference, column, seeds))
+    lost, won = (f"on {titles}" if titles else "nowhere" for titles in (wins, loses))
+    return f"FedUP loses to it {lost}. FedUP is better {won}."
+
+
+def _beside(row: Row, column: Column, other: Row | None, name: str = "Retrain") -> str:
+    """A figure, with another row's in brackets; empty where there is none."""
+    figure, goal = row.figure(column.key), other.figure(column.key) if other else None
+    brackets = f" ({name} {show_value(goal.mean, column)})" if goal else ""
+    return f"{column.title} {show_value(figure.mean, column)}{brackets}" if figure else ""
+
+
+def _sentence(parts: Iterable[str], start: str = "") -> str:
+    text = ", ".join(part for part in parts if part)
+    return f"{start}{text}." if text else ""

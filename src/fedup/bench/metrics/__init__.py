@@ -45,6 +45,12 @@ def columns() -> list[Column]:
     return sorted(found, key=lambda column: column.order)
 
 
+def columns_of(*keys: str) -> list[Column]:
+    """The columns of these figures, in this order."""
+    by_key = {column.key: column for column in columns()}
+    return [by_key[key] for key in keys if key in by_key]
+
+
 @cache
 def timed_keys() -> frozenset[str]:
     """The figures that are made of seconds."""
