@@ -12,7 +12,7 @@ from fedup.bench.figures import (
     methods_against_retrain,
     times_of_methods,
 )
-from fedup.bench.format import show_figure, show_value
+from fedup.bench.format import show_count, show_figure, show_value
 from fedup.bench.goals import GOALS_ABOUT, GOALS_HEAD, goal_rows
 from fedup.bench.metrics import Column, columns, columns_of
 from fedup.bench.privacy_report import BUDGET_ABOUT, BUDGET_TITLE, budget_table, curves
@@ -135,16 +135,12 @@ def _about(block: Block) -> str:
     return (
         f"{rows}{Path(config['data']).name}, {Path(config['model']).stem}, {config['clients']} clients{drawn}, "
         f"{config['partition']}, "
-        f"{_many(config['rounds'], 'round')} of {_many(config['epochs'], 'epoch')}, "
+        f"{show_count(config['rounds'], 'round')} of {show_count(config['epochs'], 'epoch')}, "
         f"{config['optimizer']} lr {config['lr']:g}, batch {config['batch_size']}. "
-        f"n = {_many(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
+        f"n = {show_count(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
         f"{', mean ± deviation' if len(seeds) > 1 else ''}. "
         f"On {'; '.join(block.machines)}. Commit {', '.join(block.commits)}."
     )
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _story(block: Block) -> str:
@@ -155,7 +151,7 @@ def _story(block: Block) -> str:
 def _attack_note(block: Block) -> str:
     failed = block.failed_attacks
     return (
-        f"† The attack did not take in {len(failed)} of {_many(len(_seeds(block)), 'seed')} "
+        f"† The attack did not take in {len(failed)} of {show_count(len(_seeds(block)), 'seed')} "
         f"({', '.join(map(str, failed))}): nothing was there to forget, and nothing is tested."
     )
 
