@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -61,17 +61,8 @@ class Cost:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "time_s": dict(self.time_s),
-            "bytes_up": self.bytes_up,
-            "bytes_down": self.bytes_down,
-            "clients": sorted(self.clients),
-            "local_steps": self.local_steps,
-            "ahead_time_s": self.ahead_time_s,
-            "ahead_bytes_up": self.ahead_bytes_up,
-            "storage_bytes": self.storage_bytes,
-            "path": [dict(moment) for moment in self.path],
-        }
+        values = {name: value for name, value in asdict(self).items() if not name.startswith("_")}
+        return {**values, "clients": sorted(self.clients)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Cost":

@@ -17,7 +17,6 @@ from fedup.bench.history import History
 from fedup.bench.methods import AnswersAll
 from fedup.bench.task import Task, Unlearned
 from fedup.errors import SettingError
-from fedup.federation import Federation
 from fedup.request import Forget
 from fedup.training.averaging import RunningAverage, Weights, weights_of
 from fedup.training.fedavg import Averaging, Observer
@@ -51,7 +50,8 @@ class Method(AnswersAll):
         """What the rounded federation would have learned without the data."""
         cost = Cost()
         model, history = task.learned_otherwise(self.averaging(task.start), named=f"weights rounded to {self.step!r}")
-        cost.storage_bytes = sum(_size(history, number) for number in history.rounds)
+        kept = [(1 + len(clients), number) for number in history.rounds if (clients := history.shares(number))]
+        cost.storage_bytes = sum(count * serialized_size(history.before(number), {}) for count, number in kept)
         if not self.answer:
             did = f"no request is answered: the model of the federation whose weights are rounded to {self.step:g}"
             return Unlearned(model, cost, about={"did": did})
@@ -104,7 +104,8 @@ class Replay:
                 continue  # neither uploads nor shares are others
             average = self._round(number, cost)
             with cost.stage("replay"):
-                if not _same(average, self._after(number)):
+                stored = self._after(number)
+                if not all(torch.equal(tensor.cpu(), stored[name].cpu()) for name, tensor in average.current.items()):
                     model = copy.deepcopy(self._task.start)
                     average.load(weights_of(model))
                     return number, model
@@ -127,7 +128,8 @@ class Replay:
         here = set(self._touched) & set(self._history.shares(number))
         if not any(len(self.retained.client(client).train) for client in here):
             return {}
-        only_touched = _without_clients(self.retained, set(self.retained.ids) - set(self._touched))
+        others = frozenset(self.retained.ids) - set(self._touched)  # stay without rows: cohorts are drawn alike
+        only_touched = self.retained.without(Forget.clients(others)) if others else self.retained
         start, recipe, keep = copy.deepcopy(self._task.start), self._task.recipe, _Uploads()
         meter = Meter(cost, only_touched, recipe.local)  # no probe: the average of these clients is nobody's model
         with cost.stage("replay"):
@@ -152,21 +154,5 @@ class _Uploads(Observer):
         self.found[client] = {name: tensor.detach().clone() for name, tensor in after.items()}
 
 
-def _without_clients(federation: Federation, ids: Iterable[int]) -> Federation:
-    """The same places, with no rows at these clients: cohorts are drawn alike."""
-    gone = frozenset(ids)
-    return federation.without(Forget.clients(gone)) if gone else federation
-
-
 def _like(weights: Weights, live: Weights) -> dict[str, Tensor]:
     return {name: tensor.to(live[name].device) for name, tensor in weights.items()}
-
-
-def _same(average: RunningAverage, stored: Weights) -> bool:
-    return all(torch.equal(tensor.cpu(), stored[name].cpu()) for name, tensor in average.current.items())
-
-
-def _size(history: History, number: int) -> int:
-    """Bytes of a round as it is kept: the global weights, and an upload of each client."""
-    clients = history.shares(number)
-    return (1 + len(clients)) * serialized_size(history.before(number), {}) if clients else 0

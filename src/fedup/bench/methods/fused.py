@@ -3,15 +3,13 @@ are trained on that class's rows, too, under labels drawn at random (docs/baseli
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import nn
 
-from fedup.artifacts import serialized_size
 from fedup.bench.cost import Cost
 from fedup.bench.methods import AnswersAll
-from fedup.bench.methods._deltas import Adapted, LowRank
+from fedup.bench.methods._deltas import Adapted, LowRank, train_deltas
 from fedup.bench.task import Task, Unlearned
 from fedup.errors import SettingError
 from fedup.federation import Federation
@@ -53,11 +51,7 @@ class Method(AnswersAll):
             start = self.on(task.model, chosen, task.recipe.seed)
         with cost.stage("relabel"):
             shown, relabelled = overwritten(task.federation, task.request, task.recipe.seed)
-        local = replace(task.recipe.local, lr=self.lr * task.recipe.lr)
-        trained = task.train(start, shown, rounds=self.rounds, cost=cost, what="FUSED", local=local)
-        model = cast(Adapted, trained)
-        entries = sum(delta.numel() for delta in model.parameters())
-        cost.storage_bytes = serialized_size(dict(model.named_parameters()), {})
+        model, entries = train_deltas(task, start, shown, rounds=self.rounds, lr=self.lr, cost=cost)
         rows = "retained rows" + (f" and {relabelled:,} forgotten rows under random labels" if relabelled else "")
         did = (
             f"deltas of rank {self.rank} ({entries:,} entries) on {', '.join(chosen)} were trained for {self.rounds} "

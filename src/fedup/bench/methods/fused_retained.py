@@ -2,15 +2,14 @@
 what is retained alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, cast
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from torch import nn
 
-from fedup.artifacts import serialized_size
 from fedup.bench.cost import Cost
 from fedup.bench.methods import AnswersAll
-from fedup.bench.methods._deltas import Adapted, LowRank, Sparse, ranking
+from fedup.bench.methods._deltas import Adapted, LowRank, Sparse, ranking, train_deltas
 from fedup.bench.settings import later
 from fedup.bench.task import Task, Unlearned
 from fedup.errors import SettingError
@@ -50,19 +49,16 @@ class Method(AnswersAll):
             chosen = ranked[: max(1, round(self.layers * len(ranked)))]
             start = self.on(task.model, chosen, task.recipe.seed)
         retained = task.federation.without(task.request)
-        local = replace(task.recipe.local, lr=self.lr * task.recipe.lr)
-        trained = task.train(start, retained, rounds=self.rounds, cost=cost, what="FUSED", local=local)
-        model = cast(Adapted, trained)
-        deltas = sum(delta.numel() for delta in model.parameters())
-        cost.storage_bytes = serialized_size(dict(model.named_parameters()), {})
+        model, entries = train_deltas(task, start, retained, rounds=self.rounds, lr=self.lr, cost=cost)
         did = (
-            f"deltas of {deltas:,} entries on {len(chosen)} of {len(ranked)} layers were trained for {self.rounds} "
+            f"deltas of {entries:,} entries on {len(chosen)} of {len(ranked)} layers were trained for {self.rounds} "
             "rounds by the clients that hold retained data; the model under them is frozen"
         )
         return Unlearned(model, cost, restore=lambda: model.base, about={"did": did, "layers": chosen})
 
     def on(self, model: nn.Module, chosen: Sequence[str], seed: int) -> Adapted:
         """The model under deltas that do nothing yet."""
+        weights = {name: model.get_parameter(name) for name in chosen}
         if self.delta == "lora":
-            return Adapted(model, {name: LowRank(model.get_parameter(name), self.rank, seed, name) for name in chosen})
-        return Adapted(model, {name: Sparse(model.get_parameter(name), self.density, seed, name) for name in chosen})
+            return Adapted(model, {name: LowRank(weight, self.rank, seed, name) for name, weight in weights.items()})
+        return Adapted(model, {name: Sparse(weight, self.density, seed, name) for name, weight in weights.items()})
