@@ -17,7 +17,7 @@ from torch import nn
 from fedup.bench.alone import AloneCheck
 from fedup.bench.cost import Cost
 from fedup.bench.experiment import REFERENCE, BenchCell
-from fedup.bench.metrics.inference_overhead import serving_overhead
+from fedup.bench.metrics.serving import serving_overhead
 from fedup.bench.results import Results
 from fedup.bench.runner import BudgetSpentError, origin_of, setups, within
 from fedup.bench.shared_setup import SharedSetup
