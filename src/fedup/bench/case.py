@@ -41,21 +41,22 @@ class EvaluationData:
 
     def inputs(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
         """An array, and which of its rows make up a set (None for all); none where nothing carries a trigger."""
-        triggered = self.situation.triggered
-        if rows == "test":
-            return self.dataset.test_x, None
-        if rows == "triggered":
-            return triggered.x if triggered else self.dataset.test_x[:0], None
-        return self.federation.x, self.ids(rows)
+        x, _, ids = self._arrays(rows)
+        return x, ids
 
     def labels(self, rows: Rows) -> Tensor:
         """Labels of a set of rows. (N,)"""
-        triggered = self.situation.triggered
-        if rows == "test":
-            return self.dataset.test_y
+        _, y, ids = self._arrays(rows)
+        return y if ids is None else y[ids]
+
+    def _arrays(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs, labels, and which of them make up a set."""
+        federation, dataset, triggered = self.federation, self.dataset, self.situation.triggered
         if rows == "triggered":
-            return triggered.y if triggered else self.dataset.test_y[:0]
-        return self.federation.y[self.ids(rows)]
+            return (triggered.x, triggered.y, None) if triggered else (dataset.test_x[:0], dataset.test_y[:0], None)
+        return (
+            (dataset.test_x, dataset.test_y, None) if rows == "test" else (federation.x, federation.y, self.ids(rows))
+        )
 
     def to_forget(self, rows: Rows) -> Tensor:
         """Which of these rows are to be forgotten; of test rows, those of forgotten classes. (N,)"""

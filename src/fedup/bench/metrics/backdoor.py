@@ -3,29 +3,15 @@
 from fedup.bench.case import Case, share
 from fedup.bench.metrics import Column
 
+_ASR = "Share of triggered rows of other classes that get the backdoor's."
+_ZERO_A = "Recall of the backdoor's class on the test set with the trigger."
+_PS = "Precision of the backdoor's class on the test set with the trigger."
+_TRIGGERED = "Accuracy on the test set with the trigger."
 COLUMNS = (
-    Column(
-        "asr", "ASR", "Share of triggered rows of other classes that get the backdoor's.", "accuracy", "lower", order=7
-    ),
-    Column(
-        "zero_a",
-        "0A",
-        "Recall of the backdoor's class on the test set with the trigger.",
-        "accuracy",
-        "higher",
-        order=12,
-    ),
-    Column(
-        "ps",
-        "PS",
-        "Precision of the backdoor's class on the test set with the trigger.",
-        "accuracy",
-        "higher",
-        order=14,
-    ),
-    Column(
-        "triggered", "test, triggered", "Accuracy on the test set with the trigger.", "accuracy", "higher", order=25
-    ),
+    Column("asr", "ASR", _ASR, "accuracy", "lower", order=7),
+    Column("zero_a", "0A", _ZERO_A, "accuracy", "higher", order=12),
+    Column("ps", "PS", _PS, "accuracy", "higher", order=14),
+    Column("triggered", "test, triggered", _TRIGGERED, "accuracy", "higher", order=25),
 )
 
 
