@@ -2,6 +2,7 @@
 for each row of a table: what the method did, what it took, and how it stands beside FedUP."""
 
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
@@ -81,8 +82,8 @@ def _worst(block: Block, ours: Row, reference: Row, column: Column, valid: set[i
         and _usable(row, reference, valid)
         and (column.key != "zero_a" or _resists(row, reference, valid))
     ]
-    bad = [badness for row in rivals if (badness := _badness(row, reference, column, valid)) is not None]
-    mine = _badness(ours, reference, column, valid)
+    bad = [badness for row in rivals if (badness := _mean_badness(row, reference, column, valid)) is not None]
+    mine = _mean_badness(ours, reference, column, valid)
     if mine is None or len(bad) < 2 or mine - max(bad) <= _least(column, max(map(abs, bad))):
         return ""
     sign = -1 if column.better == "higher" else 1
@@ -91,14 +92,25 @@ def _worst(block: Block, ours: Row, reference: Row, column: Column, valid: set[i
     return f"{column.title} ({here}{what} against {best} … {next_worst}{_above(block, column, valid)})"
 
 
-def _badness(row: Row, reference: Row, column: Column, seeds: set[int]) -> float | None:
-    """The larger the worse; None where a seed has no figure."""
-    here, goal = row.figure(column.key, seeds), reference.figure(column.key, seeds)
-    if here is None or set(here.values) != seeds:
-        return None
+def _badness(value: float, goal: float | None, column: Column) -> float:
+    """The larger the worse: the distance to Retrain's value (none without one), the value, or what it lacks."""
     if column.better == "retrain":
-        return _distance(row, reference, column, seeds) if goal and set(goal.values) == seeds else None
-    return here.mean if column.better == "lower" else -here.mean
+        return 0.0 if goal is None else abs(value - goal)
+    return value if column.better == "lower" else -value
+
+
+def _mean_badness(row: Row, reference: Row, column: Column, seeds: set[int]) -> float | None:
+    """None where a seed has no figure. Where closeness to Retrain decides it is the mean of the distances: a mean of
+    figures above and below Retrain's would look close."""
+    values, goals = _values(row, column), _values(reference, column)
+    if not seeds or not seeds <= values.keys() or (column.better == "retrain" and not seeds <= goals.keys()):
+        return None
+    return statistics.fmean(_badness(values[seed], goals.get(seed), column) for seed in seeds)
+
+
+def _values(row: Row, column: Column) -> dict[int, float]:
+    figure = row.figure(column.key)
+    return dict(figure.values) if figure else {}
 
 
 def _usable(row: Row, reference: Row, seeds: set[int]) -> bool:
@@ -108,18 +120,20 @@ def _usable(row: Row, reference: Row, seeds: set[int]) -> bool:
 
 def beats(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) -> bool:
     """Whether the row is better in every one of these seeds, and by more than nothing."""
-    theirs, mine, goal = (figure.values if (figure := one.figure(column.key)) else {} for one in (row, ours, reference))
+    theirs, mine, goals = (_values(one, column) for one in (row, ours, reference))
     if column.timed:  # only where both have clean times
         seeds = seeds & set(row.times) & set(ours.times)
-    if not seeds or not seeds <= theirs.keys():
+    if column.key == "time_to_effect":  # a moment that we never reach is later than any
+        mine = {seed: mine.get(seed, math.inf) for seed in seeds}
+    if not seeds or not seeds <= theirs.keys() & mine.keys():
         return False
     if column.key == "zero_a" and not _resists(row, reference, seeds):
         return False
-    if column.key == "time_to_effect":  # a moment that we never reach is later than any
-        mine = {seed: mine.get(seed, math.inf) for seed in seeds}
-    if not seeds <= mine.keys():
-        return False
-    return all(_gain(theirs[s], mine[s], goal.get(s), column) > _least(column, abs(theirs[s])) for s in seeds)
+    return all(
+        _badness(mine[seed], goals.get(seed), column) - _badness(theirs[seed], goals.get(seed), column)
+        > _least(column, abs(theirs[seed]))
+        for seed in seeds
+    )
 
 
 def _least(column: Column, size: float) -> float:
@@ -130,34 +144,19 @@ def _least(column: Column, size: float) -> float:
 
 
 def _resists(row: Row, reference: Row, seeds: set[int]) -> bool:
-    """Whether the backdoor is gone: who calls every triggered row by its class finds all that are of it."""
+    """Whether the backdoor is gone: a model that gives its class to every triggered row has a 0A of 1 for nothing."""
     here, goal = row.figure("asr", seeds), reference.figure("asr", seeds)
     return here is not None and goal is not None and here.mean <= goal.mean + _USABLE
 
 
-def _gain(theirs: float, mine: float, goal: float | None, column: Column) -> float:
-    if column.better == "retrain":
-        return 0.0 if goal is None else abs(mine - goal) - abs(theirs - goal)
-    return mine - theirs if column.better == "lower" else theirs - mine
-
-
 def _compared(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) -> str:
-    """Up to the closing bracket. Means over the seeds that were judged; where closeness to Retrain decides, of the
-    distances: a mean of figures above and below it would look close."""
-    if column.better == "retrain":
-        near, far = (show_value(_distance(one, reference, column, seeds), column) for one in (row, ours))
-        return f"{column.title} ({near} from Retrain's against {far}"
+    """Up to the closing bracket. Means over the seeds that were judged."""
     if column.timed:
         seeds = seeds & set(row.times) & set(ours.times)
-    figures = [one.figure(column.key, seeds) for one in (row, ours)]
-    values = [show_value(figure.mean, column) if figure else "never" for figure in figures]
-    return f"{column.title} ({values[0]} against {values[1]}"
-
-
-def _distance(row: Row, reference: Row, column: Column, seeds: set[int]) -> float:
-    here, goal = row.figure(column.key), reference.figure(column.key)
-    assert here is not None and goal is not None  # or nothing would have been found better
-    return sum(abs(here.values[seed] - goal.values[seed]) for seed in seeds) / len(seeds)
+    sign, what = -1 if column.better == "higher" else 1, " from Retrain's" if column.better == "retrain" else ""
+    means = [_mean_badness(one, reference, column, seeds & _values(one, column).keys()) for one in (row, ours)]
+    values = ["never" if mean is None else show_value(sign * mean, column) for mean in means]
+    return f"{column.title} ({values[0]}{what} against {values[1]}"
 
 
 def rows_in_words(experiment: Experiment, block: Block) -> list[str]:
