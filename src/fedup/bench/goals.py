@@ -77,14 +77,11 @@ def _goal(federation: str, scenario: str, figure: str, text: Any, methods: Seque
         raise SettingError(f'{where} must read like "<= retrain.asr + 0.02" or ">= 0.9"; found {text!r}.')
     method, _, metric = figure.rpartition(".")
     other = (parsed["method"], parsed["metric"]) if parsed["metric"] else None
-    for one, kind in (
-        (method or _OURS, "method"),
-        (metric, "metric"),
-        *zip(other or (), ("method", "metric"), strict=False),
-    ):
-        known = list(methods) if kind == "method" else [column.key for column in columns()]
-        if one not in known:
-            raise SettingError(f"{where}: there is no {kind} {one!r}; {closest(one, known)}")
+    known = {"method": list(methods), "metric": [column.key for column in columns()]}
+    for names in ((method or _OURS, metric), other or ()):
+        for name, kind in zip(names, known, strict=False):
+            if name not in known[kind]:
+                raise SettingError(f"{where}: there is no {kind} {name!r}; {closest(name, known[kind])}")
     margin = float((parsed["margin"] or parsed["fixed"] or "0").replace(" ", ""))
     return Goal(federation, scenario, method or _OURS, metric, parsed["sign"] == ">=", other, margin, text)
 
@@ -94,19 +91,14 @@ def judge_goals(goals: Sequence[Goal], blocks: "Sequence[Block]") -> Iterator[Ju
     by_name = {(block.federation, block.scenario.name): block for block in blocks}
     for goal in goals:
         block = by_name.get((goal.federation, goal.scenario))
-        values = _values(block, goal.method, goal.metric) if block else {}
-        others = _values(block, *goal.other) if block and goal.other else dict.fromkeys(values, 0.0)
+        row, other = (block.row(name) if block else None for name in (goal.method, goal.other[0] if goal.other else ""))
+        values = row.values(goal.metric) if row else {}
+        others = dict.fromkeys(values, 0.0) if not goal.other else other.values(goal.other[1]) if other else {}
         seeds = sorted(values.keys() & others.keys())
         if seeds:
             found = statistics.fmean(values[seed] for seed in seeds)
             bound = statistics.fmean(others[seed] for seed in seeds) + goal.margin
             yield Judged(goal, found, bound, len(seeds))
-
-
-def _values(block: "Block", method: str, metric: str) -> Mapping[int, float]:
-    row = block.row(method)
-    figure = row.figure(metric) if row else None
-    return figure.values if figure else {}
 
 
 def goal_rows(goals: Sequence[Goal], blocks: "Sequence[Block]") -> list[list[str]]:

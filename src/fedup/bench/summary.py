@@ -56,6 +56,11 @@ class Row:
             return _figure(self._measured(key), seeds)
         return _figure({seed: timing["median"].get(key) for seed, timing in self.times.items()}, seeds)
 
+    def values(self, key: str) -> Mapping[int, float]:
+        """The values of a figure by seed; none where there is none."""
+        figure = self.figure(key)
+        return figure.values if figure else {}
+
     def uncounted(self, key: str) -> Figure | None:
         """Seconds that were measured beside the accuracies, once and on a device that others may have used: to be shown
         with a mark where there are no clean ones, and to enter nothing."""

@@ -102,15 +102,10 @@ def _badness(value: float, goal: float | None, column: Column) -> float:
 def _mean_badness(row: Row, reference: Row, column: Column, seeds: set[int]) -> float | None:
     """None where a seed has no figure. Where closeness to Retrain decides it is the mean of the distances: a mean of
     figures above and below Retrain's would look close."""
-    values, goals = _values(row, column), _values(reference, column)
+    values, goals = row.values(column.key), reference.values(column.key)
     if not seeds or not seeds <= values.keys() or (column.better == "retrain" and not seeds <= goals.keys()):
         return None
     return statistics.fmean(_badness(values[seed], goals.get(seed), column) for seed in seeds)
-
-
-def _values(row: Row, column: Column) -> dict[int, float]:
-    figure = row.figure(column.key)
-    return dict(figure.values) if figure else {}
 
 
 def _usable(row: Row, reference: Row, seeds: set[int]) -> bool:
@@ -120,7 +115,7 @@ def _usable(row: Row, reference: Row, seeds: set[int]) -> bool:
 
 def beats(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) -> bool:
     """Whether the row is better in every one of these seeds, and by more than nothing."""
-    theirs, mine, goals = (_values(one, column) for one in (row, ours, reference))
+    theirs, mine, goals = (one.values(column.key) for one in (row, ours, reference))
     if column.timed:  # only where both have clean times
         seeds = seeds & set(row.times) & set(ours.times)
     if column.key == "time_to_effect":  # a moment that we never reach is later than any
@@ -154,7 +149,7 @@ def _compared(row: Row, ours: Row, reference: Row, column: Column, seeds: set[in
     if column.timed:
         seeds = seeds & set(row.times) & set(ours.times)
     sign, what = -1 if column.better == "higher" else 1, " from Retrain's" if column.better == "retrain" else ""
-    means = [_mean_badness(one, reference, column, seeds & _values(one, column).keys()) for one in (row, ours)]
+    means = [_mean_badness(one, reference, column, seeds & one.values(column.key).keys()) for one in (row, ours)]
     values = ["never" if mean is None else show_value(sign * mean, column) for mean in means]
     return f"{column.title} ({values[0]}{what} against {values[1]}"
 
