@@ -97,8 +97,7 @@ class SharedSetup:
     def retrained(self) -> Outputs:
         """The reference: from this run, from the cache, or made now."""
         task = self.task
-        retained = task.federation.without(task.request)
-        model = trained(task.start, retained, task.recipe, progress=self._progress, what="Retrain, the reference")
+        model = trained(task.start, task.retained, task.recipe, progress=self._progress, what="Retrain, the reference")
         return Outputs(model, self.data)
 
     def answer(self, method: Method) -> tuple[Unlearned, Outputs]:
@@ -113,7 +112,7 @@ class SharedSetup:
         outputs = Outputs(unlearned.model, self.data)
         if isinstance(method, method_class(REFERENCE)):
             self.retrained = outputs
-            keep(unlearned.model, task.start, task.federation.without(task.request), task.recipe)
+            keep(unlearned.model, task.start, task.retained, task.recipe)
         return unlearned, outputs
 
     def clear(self) -> None:

@@ -92,7 +92,7 @@ class Replay:
     """The stored rounds again, on what is retained."""
 
     def __init__(self, task: Task, history: History, averaging: Averaging, *, final: Weights) -> None:
-        self.averaging, self.retained = averaging, task.federation.without(task.request)
+        self.averaging, self.retained = averaging, task.retained
         self._task, self._history, self._final = task, history, final
         before, after = task.federation, self.retained
         self._touched = [id for id in before.ids if len(before.client(id).train) != len(after.client(id).train)]

@@ -106,9 +106,7 @@ class Method(AnswersAll, _Borrowed):  # type: ignore[misc]
         )
         for stage, seconds in report.time_s.items():
             cost.time_s[stage] = cost.time_s.get(stage, 0.0) + seconds
-        cost.bytes_up += report.bytes_up
-        cost.bytes_down += report.bytes_down
-        cost.clients.update(report.clients_contacted)
+        cost.count(bytes_up=report.bytes_up, bytes_down=report.bytes_down, clients=report.clients_contacted)
         cost.storage_bytes += plugged.served.size_bytes if plugged.served else 0
         about = {
             "did": self._did(report, plugged),
@@ -142,9 +140,8 @@ class Method(AnswersAll, _Borrowed):  # type: ignore[misc]
                 forget=[task.request],
                 keep_forgotten_classes=self.class_policy != "drop",
             )
-        cost.bytes_up += centroids.size_bytes
-        cost.bytes_down += centroids.traffic.bytes_down
-        cost.clients.update(centroids.bytes_up)
+        down = centroids.traffic.bytes_down
+        cost.count(bytes_up=centroids.size_bytes, bytes_down=down, clients=centroids.bytes_up)
         return centroids
 
 

@@ -23,6 +23,5 @@ class Method(AnswersAll):
     def unlearn(self, task: Task) -> Unlearned:
         """The original model, trained on."""
         cost = Cost()
-        retained = task.federation.without(task.request)
-        model = task.train(task.model, retained, rounds=self.rounds, cost=cost, what="Fine-tune")
+        model = task.train(task.model, task.retained, rounds=self.rounds, cost=cost, what="Fine-tune")
         return Unlearned(model, cost, about={"did": f"{self.rounds} more rounds of FedAvg on what is retained"})

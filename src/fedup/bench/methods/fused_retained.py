@@ -48,8 +48,7 @@ class Method(AnswersAll):
             ranked = ranking(task.model, history)
             chosen = ranked[: max(1, round(self.layers * len(ranked)))]
             start = self.on(task.model, chosen, task.recipe.seed)
-        retained = task.federation.without(task.request)
-        model, entries = train_deltas(task, start, retained, rounds=self.rounds, lr=self.lr, cost=cost)
+        model, entries = train_deltas(task, start, task.retained, rounds=self.rounds, lr=self.lr, cost=cost)
         did = (
             f"deltas of {entries:,} entries on {len(chosen)} of {len(ranked)} layers were trained for {self.rounds} "
             "rounds by the clients that hold retained data; the model under them is frozen"

@@ -72,9 +72,8 @@ def _retained(centroids: Centroids, task: Task, cost: Cost) -> tuple[Tensor, Ten
     used = [cell for cell in centroids.cells if cell.client not in gone.client_ids and cell.label not in gone.class_ids]
     contact = InProcess(task.federation, task.model, one_reader=True)
     Refresh(centroids, contact, report, keep_sealed=False).bring_up_to_date(used, gone)
-    cost.bytes_up += contact.traffic.bytes_up
-    cost.bytes_down += contact.traffic.bytes_down
-    cost.clients.update(report.clients_contacted)
+    sent = contact.traffic
+    cost.count(bytes_up=sent.bytes_up, bytes_down=sent.bytes_down, clients=report.clients_contacted)
     rows = centroids.rows_of(used)
     return centroids.vectors[rows], centroids.row_labels()[rows]
 

@@ -14,8 +14,7 @@ class Method(AnswersAll):
     def unlearn(self, task: Task) -> Unlearned:
         """A model that never saw what is forgotten."""
         cost = Cost()
-        retained = task.federation.without(task.request)
         rounds = task.recipe.rounds
-        model = task.train(task.start, retained, rounds=rounds, cost=cost, what="Retrain")
+        model = task.train(task.start, task.retained, rounds=rounds, cost=cost, what="Retrain")
         did = f"{rounds} rounds from the first weights, on what is retained"
         return Unlearned(model, cost, about={"did": did})

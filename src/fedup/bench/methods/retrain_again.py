@@ -25,7 +25,7 @@ class Method(AnswersAll):
         federation = task.federation
         start = recipe.blank_model(federation.x.shape[1:], federation.num_classes).to(federation.x.device)
         model = replace(task, recipe=recipe).train(
-            start, federation.without(task.request), rounds=recipe.rounds, cost=cost, what="Retrain, other seeds"
+            start, task.retained, rounds=recipe.rounds, cost=cost, what="Retrain, other seeds"
         )
         did = f"{recipe.rounds} rounds on what is retained, with first weights, cohorts and batches of another seed"
         return Unlearned(model, cost, about={"did": did})
