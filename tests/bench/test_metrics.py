@@ -14,7 +14,6 @@ from fedup import Federation, Forget
 from fedup.bench.case import Case, EvaluationData, Outputs
 from fedup.bench.cost import Cost
 from fedup.bench.metrics import metric
-from fedup.bench.probe import figures_of, reached
 from fedup.bench.scenarios import Situation, Triggered
 from fedup.bench.task import Unlearned
 from fedup.federation import Client
@@ -405,8 +404,8 @@ def figures_at(time_s: float, r_a: float, unwanted: float) -> dict[str, float]:
 def effect(path, *, now, request=CLASS, retrained=None, total=9.0, target=None) -> float | None:
     cost = Cost(time_s={"train": total}, path=path)
     case = case_of(now, request, retrained=retrained, cost=cost, target=target)
-    assert metric("cost").measure(case)["time_to_effect"] == reached(case)
-    return reached(case)
+    assert metric("cost").measure(case)["time_to_effect"] == case.effect_s()
+    return case.effect_s()
 
 
 FORGOT = right_but_for(9)  # R-A is 1, F-A is 0: as good as a model can be
@@ -437,10 +436,13 @@ def test_a_model_that_never_comes_near_retrain_has_no_time_to_effect():
 
 def test_figures_on_the_way_are_r_a_and_f_a_or_attack_success():
     model = right_but_for(4, 9, 2, 5, 52)
-    assert figures_of(model, data_of(CLASS)) == {"r_a": 4 / 5, "unwanted": 0.0}
-    assert figures_of(model, data_of(CLIENT)) == {"r_a": pytest.approx(1 / 3), "unwanted": 1.0}
-    assert figures_of(model, data_of(SAMPLES)) == {"r_a": 4 / 6, "unwanted": pytest.approx(1 / 3)}  # of rows 0, 2, 5
-    backdoor = figures_of(saying({52: 0, 53: 0}), data_of(SAMPLES, target=0))
+    assert Outputs(model, data_of(CLASS)).moment() == {"r_a": 4 / 5, "unwanted": 0.0}
+    assert Outputs(model, data_of(CLIENT)).moment() == {"r_a": pytest.approx(1 / 3), "unwanted": 1.0}
+    assert Outputs(model, data_of(SAMPLES)).moment() == {
+        "r_a": 4 / 6,
+        "unwanted": pytest.approx(1 / 3),
+    }  # of rows 0, 2, 5
+    backdoor = Outputs(saying({52: 0, 53: 0}), data_of(SAMPLES, target=0)).moment()
     assert backdoor == {"r_a": 1.0, "unwanted": pytest.approx(2 / 6)}
 
 

@@ -13,6 +13,7 @@ from fedup.request import Forget
 from fedup.tasks.accuracy import predict
 from fedup.tasks.datasets import Dataset
 
+_NEAR = 0.01  # within one point of Retrain
 Rows = Literal["heldout", "validation", "forgotten", "retained", "test", "triggered"]
 
 
@@ -95,6 +96,17 @@ class Outputs:
         mask = self.data.to_forget(rows)
         return share(self.right(rows)[mask if forgotten else ~mask])
 
+    def moment(self) -> dict[str, float]:
+        """R-A and what is to go down: a backdoor's success, else F-A (of training rows, where samples are named)."""
+        triggered = self.data.situation.triggered
+        if triggered is not None:
+            named = self.logits("triggered").argmax(1) == triggered.target
+            unwanted: float | None = float(named[triggered.y != triggered.target].float().mean())
+        else:
+            rows: Rows = "heldout" if bool(self.data.to_forget("heldout").any()) else "forgotten"
+            unwanted = self.accuracy(rows, forgotten=True)
+        return {"r_a": self.accuracy("heldout", forgotten=False) or 0.0, "unwanted": unwanted or 0.0}
+
 
 @dataclass(frozen=True, eq=False)
 class Case:
@@ -108,6 +120,15 @@ class Case:
     @property
     def data(self) -> EvaluationData:
         return self.now.data
+
+    def effect_s(self) -> float | None:
+        """The paper's "Time": seconds until R-A ≥ Retrain − 1 point and F-A, or attack success, ≤ Retrain + 1 point;
+        None if never. A model that is put in force at once, such as a filter, has its one moment at the end."""
+        cost, goal = self.unlearned.cost, self.retrained.moment()
+        for moment in [*cost.path, {"time_s": cost.total_time_s, **self.now.moment()}]:
+            if moment["r_a"] >= goal["r_a"] - _NEAR and moment["unwanted"] <= goal["unwanted"] + _NEAR:
+                return moment["time_s"]
+        return None
 
 
 def share(right: Tensor) -> float | None:

@@ -3,12 +3,11 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 
 from fedup.bench.case import EvaluationData, Outputs
 from fedup.bench.experiment import REFERENCE, Group
 from fedup.bench.methods import Method, method_class
-from fedup.bench.probe import figures_of
 from fedup.bench.scenarios import Situation
 from fedup.bench.task import Task, Unlearned
 from fedup.bench.training_cache import keep, recorded, trained, use_histories
@@ -81,9 +80,8 @@ class SharedSetup:
             model, history = recorded(start, situation.federation, recipe, progress=self._progress)
         else:
             model = trained(start, situation.federation, recipe, progress=self._progress)
-        probe = partial(figures_of, data=self.data)
-        start = start.to(self.device)
-        return Task(situation.federation, situation.request, model, start, recipe, probe, self._progress, history)
+        parts = situation.federation, situation.request, model, start.to(self.device), recipe
+        return Task(*parts, lambda model: Outputs(model, self.data).moment(), self._progress, history)
 
     @cached_property
     def data(self) -> EvaluationData:

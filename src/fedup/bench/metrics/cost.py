@@ -4,7 +4,6 @@ from typing import Any
 
 from fedup.bench.case import Case
 from fedup.bench.metrics import Column
-from fedup.bench.probe import reached
 
 _EFFECT = "Seconds until R-A is at most 1 point below Retrain's and F-A (backdoors: ASR) at most 1 point above."
 _AHEAD = "Seconds of work before any request, once a federation."
@@ -31,7 +30,7 @@ def measure(case: Case) -> dict[str, Any]:
     return {
         "time": cost.total_time_s,
         "time_by_stage": cost.time_s,
-        "time_to_effect": reached(case),
+        "time_to_effect": case.effect_s(),
         "ahead_time": cost.ahead_time_s,
         "bytes_up": cost.bytes_up,
         "bytes_down": cost.bytes_down,
