@@ -5,7 +5,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ class Experiment:
         for recipe in self.recipes:
             for seed in self.seeds if seeds is None else seeds:
                 for scenario in self.scenarios[federation_name(recipe)]:
-                    yield Group(Recipe(**{**asdict(recipe), "seed": seed}), scenario, recorded)
+                    yield Group(replace(recipe, seed=seed), scenario, recorded)
 
     def cells(self, seeds: Sequence[int] | None = None, only: Sequence[str] = ()) -> list[BenchCell]:
         """All cells, or those that bear the names in `only`: of federations, data sets, models, scenarios, methods."""
@@ -156,9 +156,9 @@ def _read(name: str, table: dict[str, Any]) -> Experiment:
     if not federations:
         raise SettingError("federations: there is none; add [[federations]] with at least data = …")
     recipes, scenarios = [], {}
-    for place, one in enumerate(federations):
-        where = f"federations[{place}]"
-        settings = dict(convert(one, dict, where))
+    for number, federation in enumerate(federations):
+        where = f"federations[{number}]"
+        settings = dict(convert(federation, dict, where))
         known = convert(table.get("scenarios", {}), dict, "scenarios")
         own = checked(settings.pop("scenarios", {}), list(known), f"{where}.scenarios")
         left_out = convert(settings.pop("leave_out", []), tuple[str, ...], f"{where}.leave_out")
@@ -192,13 +192,13 @@ def _with_tuned(experiment: Experiment, table: dict[str, Any], folder: Path) -> 
     if "tuned" not in table:
         return experiment
     place = folder / convert(table["tuned"], str, "tuned")
-    found: dict[tuple[str, str, str], Named] = {}
+    chosen: dict[tuple[str, str, str], Named] = {}
     for method in experiment.methods:
         own = {name: value for name, value in table["methods"].get(method.name, {}).items() if name != "use"}
         for one in load_tuned(place / f"{Path(method.use).stem}.toml"):
             settings = build(type(method.settings), {**one.settings, **own}, f"{place}, {method.use}")
-            found[one.federation, one.scenario, method.name] = replace(method, settings=settings)
-    return replace(experiment, tuned=found, tuned_folder=place)
+            chosen[one.federation, one.scenario, method.name] = replace(method, settings=settings)
+    return replace(experiment, tuned=chosen, tuned_folder=place)
 
 
 def _recipe(settings: dict[str, Any], where: str) -> Recipe:

@@ -155,7 +155,7 @@ def keep(model: nn.Module, start: nn.Module, federation: Federation, recipe: Rec
 
 
 def _path(start: nn.Module, federation: Federation, recipe: Recipe, kind: Sequence[str] = ()) -> Path:
-    how = {
+    config = {
         **({"kind": list(kind)} if kind else {}),
         "local": asdict(recipe.local),
         "rounds": recipe.rounds,
@@ -167,7 +167,7 @@ def _path(start: nn.Module, federation: Federation, recipe: Recipe, kind: Sequen
         "start": fingerprint(start),
         "federation": federation.digest(),
     }
-    digest = hashlib.sha256(json.dumps(how, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     for rows in federation.rows("train").sort().values.split(4096):  # no second array of the data's size
         digest.update(_bytes(federation.x[rows]))
     return cache_folder() / "federations" / f"{digest.hexdigest()[:32]}.safetensors"

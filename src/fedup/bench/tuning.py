@@ -32,12 +32,12 @@ def grid_of(use: str) -> dict[str, tuple[Any, ...]]:
 def combinations(use: str) -> list[dict[str, Any]]:
     """All settings of a method's grid; the file's own order, in which earlier ones win a tie."""
     grid = grid_of(use)
-    found = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    tried = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     if not grid:
         raise SettingError(f"{use} declares no GRID: there is nothing to tune.")
-    if len(found) > BUDGET:
-        raise SettingError(f"{use} declares {len(found)} combinations; every method may try {BUDGET}.")
-    return found
+    if len(tried) > BUDGET:
+        raise SettingError(f"{use} declares {len(tried)} combinations; every method may try {BUDGET}.")
+    return tried
 
 
 def tunable(experiment: Experiment) -> list[str]:

@@ -16,5 +16,5 @@ COLUMNS = (
 
 def measure(case: Case) -> dict[str, float | None]:
     """As the method tells; None where it tells nothing."""
-    told = case.unlearned.about.get("privacy", {})
-    return {column.key: told.get(column.key) for column in COLUMNS}
+    reported = case.unlearned.about.get("privacy", {})
+    return {column.key: reported.get(column.key) for column in COLUMNS}
