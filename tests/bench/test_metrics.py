@@ -468,7 +468,7 @@ class Counting(Table):
         return super().forward(x)
 
 
-CLOCKED = 13  # passes of inference_overhead over test rows, through two of the models
+CLOCKED = 13  # passes of serving_overhead over test rows, through two of the models
 
 
 @pytest.mark.parametrize("target", [None, 0], ids=["no trigger", "a trigger"])
