@@ -14,7 +14,6 @@ from fedup import Federation, Forget
 from fedup.bench.case import Case, EvaluationData, Outputs
 from fedup.bench.cost import Cost
 from fedup.bench.metrics import metric
-from fedup.bench.probe import figures_of, reached
 from fedup.bench.scenarios import Situation, Triggered
 from fedup.bench.task import Unlearned
 from fedup.federation import Client
@@ -86,7 +85,7 @@ def saying(said: dict[int, int]) -> Table:
     return Table(logits)
 
 
-def ground(request: Forget, *, target: int | None = None) -> EvaluationData:
+def data_of(request: Forget, *, target: int | None = None) -> EvaluationData:
     triggered = None
     if target is not None:
         triggered = Triggered(inputs(TRIGGERED), torch.tensor(list(TRIGGERED.values())), target)
@@ -94,7 +93,7 @@ def ground(request: Forget, *, target: int | None = None) -> EvaluationData:
 
 
 def case_of(now: nn.Module, request=CLASS, *, retrained=None, original=None, target=None, cost=None, restore=None):
-    place = ground(request, target=target)
+    place = data_of(request, target=target)
     others = original or right_but_for(), retrained or right_but_for()
     return Case(Unlearned(now, cost or Cost(), restore), *(Outputs(model, place) for model in (now, *others)))
 
@@ -107,37 +106,37 @@ def figures(name: str, *args, **kwargs) -> dict:
 
 
 def test_r_a_is_pooled_over_held_out_rows_of_clients_that_stay():
-    found = figures("r_a", right_but_for(4, 15, 16, 17), CLIENT)
+    found = figures("accuracy", right_but_for(4, 15, 16, 17), CLIENT)
     assert found["r_a"] == 2 / 3  # rows 4, 9, 10; those of client 2 do not count
     assert found["r_a_groups"] == (0 + 1) / 2  # client 0 has one row, client 1 two
     assert found["test"] == 1.0
 
 
 def test_r_a_of_a_class_request_leaves_the_class_out_and_averages_over_classes():
-    found = figures("r_a", right_but_for(9, 15, 30, 32, 33), CLASS)
+    found = figures("accuracy", right_but_for(9, 15, 30, 32, 33), CLASS)
     assert found["r_a"] == 4 / 5  # rows 4, 10, 15, 16, 17; row 9 is of class 1
     assert found["r_a_groups"] == pytest.approx((1 + 2 / 3) / 2)  # class 0: 4, 17; class 2: 10, 15, 16
     assert found["test"] == 4 / 5  # test rows of class 1 are left out
 
 
 def test_r_a_of_a_sample_request_counts_every_held_out_row_and_averages_over_clients():
-    found = figures("r_a", right_but_for(0, 2, 5, 10, 17), SAMPLES)
+    found = figures("accuracy", right_but_for(0, 2, 5, 10, 17), SAMPLES)
     assert found["r_a"] == 4 / 6
     assert found["r_a_groups"] == pytest.approx((1 + 1 / 2 + 2 / 3) / 3)
 
 
 def test_f_a_is_over_held_out_rows_of_what_is_forgotten_and_over_its_training_rows():
-    assert figures("f_a", right_but_for(9), CLASS)["f_a"] == 0.0  # the one held-out row of class 1
-    of_client = figures("f_a", right_but_for(16, 17, 11, 4), CLIENT)
+    assert figures("accuracy", right_but_for(9), CLASS)["f_a"] == 0.0  # the one held-out row of class 1
+    of_client = figures("accuracy", right_but_for(16, 17, 11, 4), CLIENT)
     assert (of_client["f_a"], of_client["f_a_train"]) == (pytest.approx(1 / 3), 3 / 4)
-    of_class = figures("f_a", right_but_for(2, 5, 19), CLASS)
+    of_class = figures("accuracy", right_but_for(2, 5, 19), CLASS)
     assert (of_class["f_a"], of_class["f_a_train"]) == (1.0, 2 / 4)  # trained on: 2, 5, 6, 14
-    of_samples = figures("f_a", right_but_for(2, 6), SAMPLES)
+    of_samples = figures("accuracy", right_but_for(2, 6), SAMPLES)
     assert (of_samples["f_a"], of_samples["f_a_train"]) == (None, pytest.approx(2 / 3))
 
 
 def test_forgotten_training_rows_are_told_one_by_one_where_they_are_few():
-    found = figures("f_a", right_but_for(2), SAMPLES)["per_sample"]
+    found = figures("accuracy", right_but_for(2), SAMPLES)["per_sample"]
     assert found["row"] == [0, 2, 5]
     assert found["right"] == [1, 0, 1]
     sure = math.log(math.exp(5) + 2)
@@ -148,7 +147,7 @@ def test_a_loss_that_is_infinite_is_none():
     masked = right_but_for()
     with torch.no_grad():
         masked.logits[:, 1] = -torch.inf
-    assert figures("f_a", masked, CLASS)["per_sample"]["loss"] == [None] * 4
+    assert figures("accuracy", masked, CLASS)["per_sample"]["loss"] == [None] * 4
 
 
 @settings(max_examples=60, deadline=None)
@@ -171,7 +170,7 @@ def test_accuracies_are_those_counted_row_by_row(kind, wrong):
     pooled = [right for group in groups.values() for right in group]
     test = [number not in wrong for number, label in TEST.items() if label not in request.class_ids]
     mean = lambda values: pytest.approx(sum(values) / len(values)) if values else None  # noqa: E731
-    found = metric("r_a").measure(case) | metric("f_a").measure(case)
+    found = metric("accuracy").measure(case)
     assert found["r_a"] == mean(pooled)
     assert found["r_a_groups"] == mean([sum(group) / len(group) for group in groups.values()])
     assert found["test"] == mean(test)
@@ -183,49 +182,48 @@ def test_accuracies_are_those_counted_row_by_row(kind, wrong):
 
 def test_attack_success_counts_triggered_rows_of_other_classes_that_get_the_target():
     model = saying({50: 1, 52: 0, 53: 0, 55: 0, 56: 1})
-    found = figures("attack_success", model, SAMPLES, target=0)
+    found = figures("backdoor", model, SAMPLES, target=0)
     assert found["asr"] == 3 / 6
     assert found["triggered"] == 3 / 8  # 51, 54 and 57
 
 
 def test_attack_success_does_not_look_at_rows_without_a_trigger():
     model = saying(dict.fromkeys({**LABELS, **TEST}, 0))
-    assert figures("attack_success", model, SAMPLES, target=0) == {"asr": 0.0, "triggered": 1.0}
+    assert figures("backdoor", model, SAMPLES, target=0) == {"asr": 0.0, "zero_a": 1.0, "ps": 1.0, "triggered": 1.0}
 
 
 def test_zero_accuracy_is_the_recall_of_the_target_under_the_trigger():
-    assert figures("zero_accuracy", saying({50: 2, 52: 0}), SAMPLES, target=0) == {"zero_a": 1 / 2}
-    assert figures("zero_accuracy", saying({50: 2, 52: 0}), SAMPLES, target=1) == {"zero_a": pytest.approx(2 / 3)}
+    assert figures("backdoor", saying({50: 2, 52: 0}), SAMPLES, target=0)["zero_a"] == 1 / 2
+    assert figures("backdoor", saying({50: 2, 52: 0}), SAMPLES, target=1)["zero_a"] == pytest.approx(2 / 3)
 
 
 def test_precision_of_the_target_counts_what_is_called_by_its_name_under_the_trigger():
     model = saying({50: 2, 52: 0, 53: 0, 30: 1})
-    assert figures("precision_zero", model, SAMPLES, target=0) == {"ps": pytest.approx(1 / 3)}  # 51, 52 and 53
+    assert figures("backdoor", model, SAMPLES, target=0)["ps"] == pytest.approx(1 / 3)  # 51, 52 and 53
 
 
 def test_precision_of_a_target_that_is_never_named_is_none():
-    assert figures("precision_zero", saying({50: 1, 51: 2}), SAMPLES, target=0) == {"ps": None}
+    assert figures("backdoor", saying({50: 1, 51: 2}), SAMPLES, target=0)["ps"] is None
 
 
-@pytest.mark.parametrize("name", ["attack_success", "zero_accuracy", "precision_zero"])
-def test_without_a_backdoor_its_figures_are_none(name):
-    assert set(figures(name, right_but_for(), SAMPLES).values()) == {None}
+def test_without_a_backdoor_its_figures_are_none():
+    assert set(figures("backdoor", right_but_for(), SAMPLES).values()) == {None}
 
 
 # --- closeness to Retrain
 
 
 def test_gaps_are_ours_less_retrains():
-    found = figures("gap", right_but_for(4, 2), CLASS, retrained=right_but_for(9, 5, 6, 30))
+    found = figures("closeness", right_but_for(4, 2), CLASS, retrained=right_but_for(9, 5, 6, 30))
     assert found["gap_r_a"] == pytest.approx(4 / 5 - 1)
     assert found["gap_f_a"] == 1.0
     assert found["gap_f_a_train"] == pytest.approx(3 / 4 - 2 / 4)
     assert found["gap_test"] == pytest.approx(1 - 4 / 5)
-    assert figures("gap", right_but_for(), SAMPLES)["gap_f_a"] is None
+    assert figures("closeness", right_but_for(), SAMPLES)["gap_f_a"] is None
 
 
 def test_tug_of_war_multiplies_closeness_on_forgotten_retained_and_test_rows():
-    found = figures("tow", right_but_for(2, 0, 3), CLASS, retrained=right_but_for(2, 5, 6, 14, 35))
+    found = figures("closeness", right_but_for(2, 0, 3), CLASS, retrained=right_but_for(2, 5, 6, 14, 35))
     forgotten, retained, test = 3 / 4 - 0, 6 / 8 - 1, 1 - 4 / 5
     assert found["tow"] == pytest.approx((1 - forgotten) * (1 + retained) * (1 - test))
 
@@ -238,7 +236,7 @@ def test_tug_of_war_multiplies_closeness_on_forgotten_retained_and_test_rows():
 )
 def test_tug_of_war_is_one_just_where_all_accuracies_are_retrains(kind, ours, retrains):
     case = case_of(right_but_for(*ours), REQUESTS[kind], retrained=right_but_for(*retrains))
-    found = metric("tow").measure(case)["tow"]
+    found = metric("closeness").measure(case)["tow"]
     parts = (("forgotten", True), ("retained", False), ("test", False))
     equal = all(case.now.accuracy(p, forgotten=f) == case.retrained.accuracy(p, forgotten=f) for p, f in parts)
     assert 0 <= found <= 1
@@ -257,7 +255,7 @@ def test_total_variation_and_kl_are_means_over_held_out_rows_of_what_is_forgotte
     ours = {15: [0.5, 0.25, 0.25], 16: [0.2, 0.3, 0.5], 17: [0.1, 0.1, 0.8]}
     theirs = {15: [0.25, 0.25, 0.5], 16: [0.2, 0.3, 0.5], 17: [0.4, 0.4, 0.2]}
     models = [logits_for({n: [math.log(p) for p in row] for n, row in of.items()}) for of in (ours, theirs)]
-    found = figures("output_distance", models[0], CLIENT, retrained=models[1])
+    found = figures("closeness", models[0], CLIENT, retrained=models[1])
     assert found["tv"] == pytest.approx((0.25 + 0 + 0.6) / 3)
     kl = sum(q * math.log(q / p) for n in ours for p, q in zip(ours[n], theirs[n], strict=True)) / 3
     assert found["kl"] == pytest.approx(kl, rel=1e-5)
@@ -265,10 +263,10 @@ def test_total_variation_and_kl_are_means_over_held_out_rows_of_what_is_forgotte
 
 def test_the_distance_on_samples_is_over_the_samples_themselves():
     far = logits_for({row: [0.0, 0.0, 50.0] for row in (0, 2)})
-    near = figures("output_distance", far, SAMPLES, retrained=right_but_for(2, 0))
-    other_rows = figures("output_distance", logits_for({4: [0.0, 0.0, 50.0], 6: [50.0, 0.0, 0.0]}), SAMPLES)
+    near = figures("closeness", far, SAMPLES, retrained=right_but_for(2, 0))
+    other_rows = figures("closeness", logits_for({4: [0.0, 0.0, 50.0], 6: [50.0, 0.0, 0.0]}), SAMPLES)
     assert near["tv"] > 0.3
-    assert other_rows == {"tv": 0.0, "kl": 0.0}
+    assert (other_rows["tv"], other_rows["kl"]) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("struck_out", ["ours", "retrains", "both"])
@@ -278,7 +276,7 @@ def test_a_class_that_is_struck_out_makes_no_infinite_distance(struck_out):
         masked.logits[:, 1] = -torch.inf
     now = right_but_for() if struck_out == "retrains" else masked
     retrained = right_but_for() if struck_out == "ours" else masked
-    found = figures("output_distance", now, CLASS, retrained=retrained)
+    found = figures("closeness", now, CLASS, retrained=retrained)
     assert 0 <= found["tv"] <= 1
     assert math.isfinite(found["kl"])
     if struck_out == "ours":  # Retrain puts nearly all on the class that has none
@@ -286,7 +284,7 @@ def test_a_class_that_is_struck_out_makes_no_infinite_distance(struck_out):
         assert found["tv"] == pytest.approx(certain)
         assert found["kl"] > certain * math.log(certain / 1e-9) - 1
     if struck_out == "both":
-        assert found == {"tv": 0.0, "kl": 0.0}
+        assert (found["tv"], found["kl"]) == (0.0, 0.0)
 
 
 logit_tables = st.lists(st.floats(-60, 60), min_size=9, max_size=9)
@@ -296,14 +294,14 @@ logit_tables = st.lists(st.floats(-60, 60), min_size=9, max_size=9)
 @given(logit_tables, logit_tables)
 def test_total_variation_lies_in_zero_to_one_is_symmetric_and_zero_for_the_same(first, second):
     models = [logits_for({15 + i: values[3 * i : 3 * i + 3] for i in range(3)}) for values in (first, second)]
-    there = figures("output_distance", models[0], CLIENT, retrained=models[1])
-    back = figures("output_distance", models[1], CLIENT, retrained=models[0])
+    there = figures("closeness", models[0], CLIENT, retrained=models[1])
+    back = figures("closeness", models[1], CLIENT, retrained=models[0])
     assert 0 <= there["tv"] <= 1 + 1e-12
     assert there["tv"] == pytest.approx(back["tv"])
     assert there["kl"] >= -1e-6 and math.isfinite(there["kl"])
     assert there["kl"] >= 2 * there["tv"] ** 2 - 1e-6  # Pinsker
-    same = figures("output_distance", models[0], CLIENT, retrained=models[0])
-    assert same == {"tv": 0.0, "kl": 0.0}
+    same = figures("closeness", models[0], CLIENT, retrained=models[0])
+    assert (same["tv"], same["kl"]) == (0.0, 0.0)
 
 
 # --- whether the original is back
@@ -317,7 +315,7 @@ def linear() -> nn.Linear:
 
 def restored(original: nn.Module, back: nn.Module | None) -> float | None:
     restore = None if back is None else lambda: back
-    return figures("restore_check", right_but_for(), original=original, restore=restore)["restored"]
+    return figures("serving", right_but_for(), original=original, restore=restore)["restored"]
 
 
 def test_the_original_and_a_copy_of_it_are_restored():
@@ -364,23 +362,19 @@ def test_the_same_weights_that_answer_otherwise_are_not_restored():
 
 def test_bytes_are_told_by_direction_and_all_together():
     cost = Cost(bytes_up=3, bytes_down=50, ahead_bytes_up=700, storage_bytes=9)
-    assert figures("communication", right_but_for(), cost=cost) == {
-        "bytes_up": 3,
-        "bytes_down": 50,
-        "ahead_bytes_up": 700,
-        "bytes_all": 753,
-    }
+    told = {"bytes_up": 3, "bytes_down": 50, "ahead_bytes_up": 700, "bytes_all": 753}
+    assert figures("cost", right_but_for(), cost=cost).items() >= told.items()
 
 
 def test_clients_their_steps_and_the_servers_storage_are_counted():
     cost = Cost(clients={4, 2, 9}, local_steps=17, storage_bytes=23)
-    found = figures("clients_contacted", right_but_for(), cost=cost)
-    assert found == {"clients_contacted": 3, "local_steps": 17, "storage_bytes": 23}
+    told = {"clients_contacted": 3, "local_steps": 17, "storage_bytes": 23}
+    assert figures("cost", right_but_for(), cost=cost).items() >= told.items()
 
 
 def test_time_is_the_sum_of_its_stages_without_what_was_done_ahead():
     cost = Cost(time_s={"contact": 0.5, "fit": 1.25}, ahead_time_s=8.0)
-    found = figures("time", right_but_for(), cost=cost)
+    found = figures("cost", right_but_for(), cost=cost)
     assert (found["time"], found["ahead_time"]) == (1.75, 8.0)
     assert found["time_by_stage"] == {"contact": 0.5, "fit": 1.25}
 
@@ -396,8 +390,8 @@ class Slow(nn.Module):
 
 
 def test_the_overhead_of_serving_is_over_the_originals_time():
-    assert figures("inference_overhead", Slow(0.008), original=Slow(0.002))["overhead"] > 1.5
-    assert figures("inference_overhead", Slow(0.002), original=Slow(0.008))["overhead"] < 1 / 1.5
+    assert figures("serving", Slow(0.008), original=Slow(0.002))["overhead"] > 1.5
+    assert figures("serving", Slow(0.002), original=Slow(0.008))["overhead"] < 1 / 1.5
 
 
 # --- time to effect
@@ -410,8 +404,8 @@ def figures_at(time_s: float, r_a: float, unwanted: float) -> dict[str, float]:
 def effect(path, *, now, request=CLASS, retrained=None, total=9.0, target=None) -> float | None:
     cost = Cost(time_s={"train": total}, path=path)
     case = case_of(now, request, retrained=retrained, cost=cost, target=target)
-    assert metric("time").measure(case)["time_to_effect"] == reached(case)
-    return reached(case)
+    assert metric("cost").measure(case)["time_to_effect"] == case.effect_s()
+    return case.effect_s()
 
 
 FORGOT = right_but_for(9)  # R-A is 1, F-A is 0: as good as a model can be
@@ -442,10 +436,13 @@ def test_a_model_that_never_comes_near_retrain_has_no_time_to_effect():
 
 def test_figures_on_the_way_are_r_a_and_f_a_or_attack_success():
     model = right_but_for(4, 9, 2, 5, 52)
-    assert figures_of(model, ground(CLASS)) == {"r_a": 4 / 5, "unwanted": 0.0}
-    assert figures_of(model, ground(CLIENT)) == {"r_a": pytest.approx(1 / 3), "unwanted": 1.0}
-    assert figures_of(model, ground(SAMPLES)) == {"r_a": 4 / 6, "unwanted": pytest.approx(1 / 3)}  # of rows 0, 2, 5
-    backdoor = figures_of(saying({52: 0, 53: 0}), ground(SAMPLES, target=0))
+    assert Outputs(model, data_of(CLASS)).moment() == {"r_a": 4 / 5, "unwanted": 0.0}
+    assert Outputs(model, data_of(CLIENT)).moment() == {"r_a": pytest.approx(1 / 3), "unwanted": 1.0}
+    assert Outputs(model, data_of(SAMPLES)).moment() == {
+        "r_a": 4 / 6,
+        "unwanted": pytest.approx(1 / 3),
+    }  # of rows 0, 2, 5
+    backdoor = Outputs(saying({52: 0, 53: 0}), data_of(SAMPLES, target=0)).moment()
     assert backdoor == {"r_a": 1.0, "unwanted": pytest.approx(2 / 6)}
 
 
@@ -471,7 +468,7 @@ class Counting(Table):
         return super().forward(x)
 
 
-CLOCKED = 13  # passes of inference_overhead over test rows, through two of the models
+CLOCKED = 13  # passes of serving_overhead over test rows, through two of the models
 
 
 @pytest.mark.parametrize("target", [None, 0], ids=["no trigger", "a trigger"])
@@ -494,7 +491,7 @@ def test_all_metrics_together_ask_each_model_for_each_row_of_a_set_once(request_
 
 def test_a_set_is_asked_for_once_and_the_sets_of_different_models_do_not_mix():
     models = Counting(right_but_for()), Counting(right_but_for(4))
-    of = [Outputs(model, ground(CLASS)) for model in models]
+    of = [Outputs(model, data_of(CLASS)) for model in models]
     for _ in range(3):
         assert [outputs.accuracy("heldout", forgotten=False) for outputs in of] == [1.0, 4 / 5]
         assert all(set(model.asked.values()) == {1} for model in models)
@@ -503,7 +500,7 @@ def test_a_set_is_asked_for_once_and_the_sets_of_different_models_do_not_mix():
 @pytest.mark.parametrize("part", ["heldout", "forgotten", "retained", "test", "triggered"])
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
 def test_logits_labels_and_marks_of_a_set_belong_to_the_same_rows(request_, part):
-    place = ground(request_, target=0)
+    place = data_of(request_, target=0)
     x, chosen = place.inputs(part)
     numbers = (x if chosen is None else x[chosen])[:, 0].int().tolist()
     assert place.labels(part).tolist() == [TRUE[number] for number in numbers]
@@ -545,25 +542,26 @@ RIGHT = math.log(1 + 2 * math.exp(-5))  # of a row with logits 5, 0, 0
 
 
 def test_the_loss_is_the_mean_over_forgotten_training_rows_and_no_others():
-    found = figures("forget_loss", right_but_for(0, 1, 3, 6, 4), SAMPLES)  # of 0, 2 and 5 one is wrong
+    found = figures("closeness", right_but_for(0, 1, 3, 6, 4), SAMPLES)  # of 0, 2 and 5 one is wrong
     assert found["forget_loss"] == pytest.approx(RIGHT + 5 / 3)
-    assert figures("forget_loss", right_but_for(15, 19), CLIENT)["forget_loss"] == pytest.approx(RIGHT)
-    of_class = figures("forget_loss", right_but_for(2, 5, 6, 9), CLASS)  # trained on: 2, 5, 6, 14
+    assert figures("closeness", right_but_for(15, 19), CLIENT)["forget_loss"] == pytest.approx(RIGHT)
+    of_class = figures("closeness", right_but_for(2, 5, 6, 9), CLASS)  # trained on: 2, 5, 6, 14
     assert of_class["forget_loss"] == pytest.approx(RIGHT + 5 * 3 / 4)
 
 
 def test_the_gap_is_ours_less_retrains():
-    found = figures("forget_loss", right_but_for(0), SAMPLES, retrained=right_but_for(0, 2, 5))
+    found = figures("closeness", right_but_for(0), SAMPLES, retrained=right_but_for(0, 2, 5))
     assert found["gap_forget_loss"] == pytest.approx(5 / 3 - 5)
     retrained = right_but_for(0, 2)
-    assert figures("forget_loss", retrained, SAMPLES, retrained=retrained)["gap_forget_loss"] == 0
+    assert figures("closeness", retrained, SAMPLES, retrained=retrained)["gap_forget_loss"] == 0
 
 
 def test_a_masked_logit_has_no_loss_and_leaves_no_gap():
     masked = right_but_for()
     masked.logits.data[5, 1] = -math.inf  # row 5 is of class 1
-    assert figures("forget_loss", masked, SAMPLES) == {"forget_loss": None, "gap_forget_loss": None}
-    found = figures("forget_loss", right_but_for(), SAMPLES, retrained=masked)
-    assert found == {"forget_loss": pytest.approx(RIGHT), "gap_forget_loss": None}
+    found = figures("closeness", masked, SAMPLES)
+    assert (found["forget_loss"], found["gap_forget_loss"]) == (None, None)
+    found = figures("closeness", right_but_for(), SAMPLES, retrained=masked)
+    assert (found["forget_loss"], found["gap_forget_loss"]) == (pytest.approx(RIGHT), None)
     masked.logits.data[5, 1], masked.logits.data[6, 1] = 5.0, -math.inf  # not among those forgotten
-    assert figures("forget_loss", masked, SAMPLES)["forget_loss"] == pytest.approx(RIGHT)
+    assert figures("closeness", masked, SAMPLES)["forget_loss"] == pytest.approx(RIGHT)

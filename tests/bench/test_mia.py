@@ -114,9 +114,9 @@ class World:
 
     def figures(self, request=None, original=None):
         dataset = Dataset("numbers", self.x, self.y, self.x[:3], self.y[:3], ("a", "b", "c"))
-        ground = EvaluationData(Situation(self.federation, request or Forget.clients([0]), "A story."), dataset)
+        data = EvaluationData(Situation(self.federation, request or Forget.clients([0]), "A story."), dataset)
         now = Table(self.logits)
-        outputs = [Outputs(model, ground) for model in (now, original or now, original or now)]
+        outputs = [Outputs(model, data) for model in (now, original or now, original or now)]
         return metric("mia").measure(Case(Unlearned(now, Cost()), *outputs))
 
 

@@ -13,7 +13,9 @@ from fedup.bench.results import Results
 from fedup.bench.runner import run_cells
 from fedup.bench.settings import config_of
 from fedup.errors import SettingError
+from fedup.filters.bottleneck import FilterConfig
 from fedup.privacy import DP, epsilon_of
+from fedup.statistics.centroids import CentroidConfig
 
 CHOSEN = {  # cells of the experiment below that are measured, to save time
     "class": ["retrain", "fedup", "dp4", "clipped", "paper-0.05", "asked-after"],
@@ -149,6 +151,11 @@ def test_its_goals_are_about_methods_and_figures_that_there_are_and_can_be_misse
 
 
 # --- what was measured before stays valid
+
+
+def test_the_method_has_every_setting_of_what_it_is_made_of():
+    named = {field.name for cls in (FilterConfig, CentroidConfig, DP) for field in fields(cls)}
+    assert named - {"seed", "replay_seed"} <= {field.name for field in fields(Method)}
 
 
 def test_configurations_without_the_new_settings_do_not_tell_them():

@@ -137,17 +137,17 @@ def world_of_rows(request, experiment):
     from fedup.bench.shared_setup import SharedSetup
 
     (cell, *_) = experiment.cells([0], [request.param])
-    floor = SharedSetup(replace(cell.group, recorded=False), "cpu", lambda *_: None)
-    situation, dataset = floor.situation, floor.dataset
+    setup = SharedSetup(replace(cell.group, recorded=False), "cpu", lambda *_: None)
+    situation, dataset = setup.situation, setup.dataset
     federation = replace(situation.federation, x=situation.federation.x.clone())
-    ground = EvaluationData(
+    data = EvaluationData(
         replace(situation, federation=federation), replace(dataset, test_x=dataset.test_x * torch.nan)
     )
 
     def hide(part):
         federation.x[federation.rows(part)] = torch.nan
 
-    return lambda: Outputs(floor.task.model, ground), hide
+    return lambda: Outputs(setup.task.model, data), hide
 
 
 def test_all_that_declare_a_grid_are_tuned_place_by_place(experiment):

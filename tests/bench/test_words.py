@@ -6,7 +6,7 @@ from tests.bench._made_up import TOML, MadeUp
 from fedup.bench.experiment import load_experiment
 from fedup.bench.summary import summarize
 from fedup.bench.tuned import Tuned, save_tuned
-from fedup.bench.words import rows_in_words
+from fedup.bench.verdicts import rows_in_words
 
 MORE = 'tuned = "chosen"\n' + TOML + "[methods.finetune]\n"
 

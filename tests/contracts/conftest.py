@@ -5,7 +5,6 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from fedup import Federation, Forget, fingerprint
 from fedup.bench.case import Case, EvaluationData, Outputs
 from fedup.bench.experiment import Group, Named
 from fedup.bench.methods import Method, method_class
-from fedup.bench.probe import figures_of
 from fedup.bench.scenarios import Situation, scenario_class
 from fedup.bench.shared_setup import SharedSetup
 from fedup.bench.task import Task, Unlearned
@@ -54,7 +52,7 @@ class Place:
 
     name: str
     task: Task
-    ground: EvaluationData
+    data: EvaluationData
     original: Outputs
     retrained: Outputs
 
@@ -65,7 +63,7 @@ class Place:
         return fingerprint(task.model), fingerprint(task.start), modes, bits_of(task.federation), task.request
 
     def outputs(self, model: nn.Module) -> Outputs:
-        return Outputs(model, self.ground)
+        return Outputs(model, self.data)
 
     def case(self, unlearned: Unlearned) -> Case:
         """An answer beside the references, with nothing computed yet."""
@@ -134,9 +132,9 @@ class World:
     def _of_scenario(self, name: str) -> Place:
         group = Group(RECIPE, Named(name, name, scenario_class(name)()), recorded=True)
         with self._in_own_cache():
-            floor = SharedSetup(group, "cpu", lambda *_: None)
-            floor.make(reference=True)
-        return Place(name, floor.task, floor.ground, floor.original, floor.retrained)
+            setup = SharedSetup(group, "cpu", lambda *_: None)
+            setup.make(reference=True)
+        return Place(name, setup.task, setup.data, setup.original, setup.retrained)
 
     def _mixed(self) -> Place:
         """The honest federation that `class` trained, asked for everything at once, the very first rows included."""
@@ -148,11 +146,11 @@ class World:
         label = int(y[other.train[0]])
         samples = other.train[y[other.train] != label][:5]
         request = Forget.clients(gone) | Forget.classes([label]) | Forget.samples({other.id: samples.tolist()})
-        ground = EvaluationData(Situation(federation, request, "A client, a class and samples."), self.dataset)
-        probe = partial(figures_of, ground=ground)
+        data = EvaluationData(Situation(federation, request, "A client, a class and samples."), self.dataset)
+        probe = lambda model: Outputs(model, data).moment()  # noqa: E731
         task = dataclasses.replace(trained, request=request, probe=probe, _collected={}, _learned={})
         retrained = self.unlearn(method_class("retrain")(), task).model
-        return Place(MIXED, task, ground, Outputs(task.model, ground), Outputs(retrained, ground))
+        return Place(MIXED, task, data, Outputs(task.model, data), Outputs(retrained, data))
 
 
 @pytest.fixture(scope="session")

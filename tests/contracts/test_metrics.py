@@ -43,7 +43,7 @@ def state(case: Case) -> tuple[object, ...]:
     models = case.now.model, case.original.model, case.retrained.model
     weights = [fingerprint(model) for model in models]
     modes = [module.training for model in models for module in model.modules()]
-    x = case.ground.dataset.test_x[:8]
+    x = case.data.dataset.test_x[:8]
     return (
         weights,
         modes,
@@ -142,7 +142,7 @@ def test_retrain_measured_against_itself_is_no_distance_away(world, measured):
 def test_figures_of_a_backdoor_are_there_where_there_is_one_and_nowhere_else(world, measured):
     for place, _ in world.answers("none"):
         figures = all_of(measured[f"none in {place.name}"])
-        there = place.ground.situation.triggered is not None
+        there = place.data.situation.triggered is not None
         assert [figures[key] is not None for key in ("asr", "triggered", "zero_a")] == [there] * 3, place.name
 
 

@@ -123,7 +123,7 @@ def test_whether_it_took_is_judged_by_the_metrics_of_results(name, world):
     measured = []
     for method in ("none", "retrain"):
         case, figures = place.case(world.answer(method, place).unlearned), {}
-        for one in ("r_a", "f_a", "attack_success", "gap"):
+        for one in ("accuracy", "backdoor", "closeness"):
             figures |= metric(one).measure(case)
         measured.append(figures)
     assert scenario.took(*measured) in (True, False)

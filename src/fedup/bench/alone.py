@@ -84,32 +84,30 @@ def _judge(device: torch.device, looks: list[dict[str, Any]], cores: float | Non
 
 def _look(device: torch.device, *, idle: bool) -> dict[str, Any]:
     """What can be seen at one moment; None where it cannot."""
-    found: dict[str, Any] = {"load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None}
+    seen: dict[str, Any] = {"load": round(os.getloadavg()[0], 2)}
     if device.type != "cuda":
-        return found
+        return seen
     torch.cuda.synchronize(device)
     if idle:
-        found["utilization"] = _utilization(device)
+        seen["utilization"] = _utilization(device)
     listed = _smi(device, "--query-compute-apps=pid")
     # this process is one of them, under whatever number it has outside of a container; an empty list hides all
-    found["processes"] = len(listed) if listed else None
+    seen["processes"] = len(listed) if listed else None
     free, total = torch.cuda.mem_get_info(device)
-    found["foreign_bytes"] = max(0, total - free - torch.cuda.memory_reserved(device))
-    return found
+    seen["foreign_bytes"] = max(0, total - free - torch.cuda.memory_reserved(device))
+    return seen
 
 
 def _utilization(device: torch.device) -> int | None:
     """Percent at which the GPU is used while this process waits."""
-    least: int | None = None
-    for _ in range(_LOOKS):
+    seen: list[int] = []
+    while len(seen) < _LOOKS and (not seen or min(seen) > _BUSY_GPU):
         time.sleep(_IDLE_S)
-        told = _smi(device, "--query-gpu=utilization.gpu")
-        if not told or not told[0].isdigit():
-            return least
-        least = int(told[0]) if least is None else min(least, int(told[0]))
-        if least <= _BUSY_GPU:
-            return least
-    return least
+        answer = _smi(device, "--query-gpu=utilization.gpu")
+        if not answer or not answer[0].isdigit():
+            break
+        seen.append(int(answer[0]))
+    return min(seen, default=None)
 
 
 def _smi(device: torch.device, query: str) -> list[str] | None:
@@ -138,33 +136,33 @@ def _cpu_now() -> _Cpu:
     return _Cpu(time.perf_counter(), own, _busy_s())
 
 
+def _stat() -> list[list[str]]:
+    """The kernel's counts of CPU time, of all cores together and of each; none where it does not tell."""
+    try:
+        return [line.split() for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu")]
+    except OSError:
+        return []
+
+
 def _cores() -> int:
     """As many as the kernel counts CPU time for; a container may have fewer of its own."""
-    try:
-        counted = sum(line.startswith("cpu") for line in Path("/proc/stat").read_text().splitlines()) - 1
-    except OSError:
-        counted = 0
-    return counted if counted > 0 else os.cpu_count() or 1
+    return max(0, len(_stat()) - 1) or os.cpu_count() or 1
 
 
 def _busy_s() -> float | None:
     """Seconds that all cores together have worked; None where the kernel does not tell."""
-    try:
-        first = Path("/proc/stat").read_text().splitlines()[0].split()
-    except (OSError, IndexError):
+    counts = _stat()[:1]
+    if not counts or len(counts[0]) < 8:
         return None
-    if first[0] != "cpu" or len(first) < 8:
-        return None
-    user, nice, system, _, _, irq, softirq = map(int, first[1:8])  # idle and waiting for disks are no work
-    busy = user + nice + system + irq + softirq
-    return busy / os.sysconf("SC_CLK_TCK") if busy else None
+    user, nice, system, _, _, irq, softirq = map(int, counts[0][1:8])  # idle and waiting for disks are no work
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK") or None
 
 
 def _others_cores(first: _Cpu, last: _Cpu) -> float | None:
     """Cores that other processes kept busy between two moments; by the load average where nothing better is told."""
     elapsed = last.at - first.at
     if first.busy_s is None or last.busy_s is None:
-        return max(0.0, os.getloadavg()[0] - torch.get_num_threads()) if hasattr(os, "getloadavg") else None
+        return max(0.0, os.getloadavg()[0] - torch.get_num_threads())
     if elapsed < _LEAST_S:
         return None
     return max(0.0, (last.busy_s - first.busy_s - (last.own_s - first.own_s)) / elapsed)

@@ -13,6 +13,7 @@ from fedup.request import Forget
 from fedup.tasks.datasets import Dataset
 from fedup.tasks.evaluation import predict
 
+_NEAR = 0.01  # within one point of Retrain
 Rows = Literal["heldout", "validation", "forgotten", "retained", "test", "triggered"]
 
 
@@ -41,21 +42,22 @@ class EvaluationData:
 
     def inputs(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
         """An array, and which of its rows make up a set (None for all); none where nothing carries a trigger."""
-        triggered = self.situation.triggered
-        if rows == "test":
-            return self.dataset.test_x, None
-        if rows == "triggered":
-            return triggered.x if triggered else self.dataset.test_x[:0], None
-        return self.federation.x, self.ids(rows)
+        x, _, ids = self._arrays(rows)
+        return x, ids
 
     def labels(self, rows: Rows) -> Tensor:
         """Labels of a set of rows. (N,)"""
-        triggered = self.situation.triggered
-        if rows == "test":
-            return self.dataset.test_y
+        _, y, ids = self._arrays(rows)
+        return y if ids is None else y[ids]
+
+    def _arrays(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs, labels, and which of them make up a set."""
+        federation, dataset, triggered = self.federation, self.dataset, self.situation.triggered
         if rows == "triggered":
-            return triggered.y if triggered else self.dataset.test_y[:0]
-        return self.federation.y[self.ids(rows)]
+            return (triggered.x, triggered.y, None) if triggered else (dataset.test_x[:0], dataset.test_y[:0], None)
+        return (
+            (dataset.test_x, dataset.test_y, None) if rows == "test" else (federation.x, federation.y, self.ids(rows))
+        )
 
     def to_forget(self, rows: Rows) -> Tensor:
         """Which of these rows are to be forgotten; of test rows, those of forgotten classes. (N,)"""
@@ -72,13 +74,13 @@ class Outputs:
     """A model's logits, computed in one pass over each set of rows and then kept for all metrics."""
 
     model: nn.Module
-    ground: EvaluationData
+    data: EvaluationData
     _logits: dict[Rows, Tensor] = field(default_factory=dict)
 
     def logits(self, rows: Rows) -> Tensor:
         """Logits of all rows of a set. (N, K)"""
         if rows not in self._logits:
-            self._logits[rows] = predict(self.model, *self.ground.inputs(rows))
+            self._logits[rows] = predict(self.model, *self.data.inputs(rows))
         return self._logits[rows]
 
     def probabilities(self, rows: Rows) -> Tensor:
@@ -87,12 +89,23 @@ class Outputs:
 
     def right(self, rows: Rows) -> Tensor:
         """Which rows are classified right. (N,)"""
-        return self.logits(rows).argmax(1) == self.ground.labels(rows)
+        return self.logits(rows).argmax(1) == self.data.labels(rows)
 
     def accuracy(self, rows: Rows, *, forgotten: bool) -> float | None:
         """Share of the forgotten, or of the retained, rows classified right; None where there is no row."""
-        mask = self.ground.to_forget(rows)
+        mask = self.data.to_forget(rows)
         return share(self.right(rows)[mask if forgotten else ~mask])
+
+    def moment(self) -> dict[str, float]:
+        """R-A and what is to go down: a backdoor's success, else F-A (of training rows, where samples are named)."""
+        triggered = self.data.situation.triggered
+        if triggered is not None:
+            named = self.logits("triggered").argmax(1) == triggered.target
+            unwanted: float | None = float(named[triggered.y != triggered.target].float().mean())
+        else:
+            rows: Rows = "heldout" if bool(self.data.to_forget("heldout").any()) else "forgotten"
+            unwanted = self.accuracy(rows, forgotten=True)
+        return {"r_a": self.accuracy("heldout", forgotten=False) or 0.0, "unwanted": unwanted or 0.0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +118,17 @@ class Case:
     retrained: Outputs
 
     @property
-    def ground(self) -> EvaluationData:
-        return self.now.ground
+    def data(self) -> EvaluationData:
+        return self.now.data
+
+    def effect_s(self) -> float | None:
+        """The paper's "Time": seconds until R-A ≥ Retrain − 1 point and F-A, or attack success, ≤ Retrain + 1 point;
+        None if never. A model that is put in force at once, such as a filter, has its one moment at the end."""
+        cost, goal = self.unlearned.cost, self.retrained.moment()
+        for moment in [*cost.path, {"time_s": cost.total_time_s, **self.now.moment()}]:
+            if moment["r_a"] >= goal["r_a"] - _NEAR and moment["unwanted"] <= goal["unwanted"] + _NEAR:
+                return moment["time_s"]
+        return None
 
 
 def share(right: Tensor) -> float | None:

@@ -1,9 +1,9 @@
 """What an answer takes: time by stage, bytes, clients, local steps; the same for every method."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -48,6 +48,12 @@ class Cost:
         finally:
             self.time_s[name] = self.time_s.get(name, 0.0) + self._spent(_now())
 
+    def count(self, *, bytes_up: int, bytes_down: int, clients: Iterable[int]) -> None:
+        """Add messages after the request, and whom they went to or came from."""
+        self.bytes_up += bytes_up
+        self.bytes_down += bytes_down
+        self.clients.update(clients)
+
     def probe(self, probe: Probe, model: nn.Module) -> None:
         """Note how things stand now, within a stage; the clock is stopped meanwhile."""
         started = _now()
@@ -61,17 +67,8 @@ class Cost:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "time_s": dict(self.time_s),
-            "bytes_up": self.bytes_up,
-            "bytes_down": self.bytes_down,
-            "clients": sorted(self.clients),
-            "local_steps": self.local_steps,
-            "ahead_time_s": self.ahead_time_s,
-            "ahead_bytes_up": self.ahead_bytes_up,
-            "storage_bytes": self.storage_bytes,
-            "path": [dict(moment) for moment in self.path],
-        }
+        values = {name: value for name, value in asdict(self).items() if not name.startswith("_")}
+        return {**values, "clients": sorted(self.clients)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Cost":
@@ -88,9 +85,7 @@ class Meter(Observer):
 
     def on_update(self, round_index: int, client: int, *, before: Weights, after: Weights, weight: float) -> None:
         self._size = self._size or serialized_size(dict(before), {})
-        self._cost.clients.add(client)
-        self._cost.bytes_down += self._size
-        self._cost.bytes_up += self._size
+        self._cost.count(bytes_up=self._size, bytes_down=self._size, clients=[client])
         self._cost.local_steps += self._local.steps_of(len(self._federation.client(client).train))
 
     def on_round(self, round_index: int, model: nn.Module) -> None:

@@ -5,14 +5,14 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fedup.bench.goals import Goal, read_goals
-from fedup.bench.methods import Method, method_class, needs_history
-from fedup.bench.scenarios import Scenario, scenario_class
+from fedup.bench.methods import method_class, needs_history
+from fedup.bench.scenarios import scenario_class
 from fedup.bench.settings import build, checked, closest, config_of, convert
 from fedup.bench.tuned import load_tuned
 from fedup.errors import FedUPError, MissingDataError, SettingError
@@ -99,7 +99,7 @@ class Experiment:
         for recipe in self.recipes:
             for seed in self.seeds if seeds is None else seeds:
                 for scenario in self.scenarios[federation_name(recipe)]:
-                    yield Group(Recipe(**{**asdict(recipe), "seed": seed}), scenario, recorded)
+                    yield Group(replace(recipe, seed=seed), scenario, recorded)
 
     def cells(self, seeds: Sequence[int] | None = None, only: Sequence[str] = ()) -> list[BenchCell]:
         """All cells, or those that bear the names in `only`: of federations, data sets, models, scenarios, methods."""
@@ -156,21 +156,20 @@ def _read(name: str, table: dict[str, Any]) -> Experiment:
     if not federations:
         raise SettingError("federations: there is none; add [[federations]] with at least data = …")
     recipes, scenarios = [], {}
-    for place, one in enumerate(federations):
-        where = f"federations[{place}]"
-        settings = dict(convert(one, dict, where))
+    for number, federation in enumerate(federations):
+        where = f"federations[{number}]"
+        settings = dict(convert(federation, dict, where))
         known = convert(table.get("scenarios", {}), dict, "scenarios")
         own = checked(settings.pop("scenarios", {}), list(known), f"{where}.scenarios")
         left_out = convert(settings.pop("leave_out", []), tuple[str, ...], f"{where}.leave_out")
         checked(dict.fromkeys(left_out), list(known), f"{where}.leave_out")
         recipe = _recipe(settings, where)
-        if federation_name(recipe) in scenarios:
-            raise SettingError(
-                f"{where}: {federation_name(recipe)} is there already; an experiment has each pair once."
-            )
+        name_here = federation_name(recipe)
+        if name_here in scenarios:
+            raise SettingError(f"{where}: {name_here} is there already; an experiment has each pair once.")
         recipes.append(recipe)
         wanted = _named(table, "scenarios", scenario_class, own)
-        scenarios[federation_name(recipe)] = tuple(one for one in wanted if one.name not in left_out)
+        scenarios[name_here] = tuple(one for one in wanted if one.name not in left_out)
     methods = _named(table, "methods", method_class)
     if any((method.name == REFERENCE) != (method.use == REFERENCE) for method in methods):
         raise SettingError(
@@ -193,13 +192,13 @@ def _with_tuned(experiment: Experiment, table: dict[str, Any], folder: Path) -> 
     if "tuned" not in table:
         return experiment
     place = folder / convert(table["tuned"], str, "tuned")
-    found: dict[tuple[str, str, str], Named] = {}
+    chosen: dict[tuple[str, str, str], Named] = {}
     for method in experiment.methods:
         own = {name: value for name, value in table["methods"].get(method.name, {}).items() if name != "use"}
         for one in load_tuned(place / f"{Path(method.use).stem}.toml"):
             settings = build(type(method.settings), {**one.settings, **own}, f"{place}, {method.use}")
-            found[one.federation, one.scenario, method.name] = replace(method, settings=settings)
-    return replace(experiment, tuned=found, tuned_folder=place)
+            chosen[one.federation, one.scenario, method.name] = replace(method, settings=settings)
+    return replace(experiment, tuned=chosen, tuned_folder=place)
 
 
 def _recipe(settings: dict[str, Any], where: str) -> Recipe:
@@ -235,8 +234,13 @@ def _named(
 
 def _own_code(**sources: str) -> dict[str, Any]:
     """sha256 of the user's own files among these: what they hold is part of the configuration."""
-    found = {name: [_sha256(path) for path in _own_files(source)] for name, source in sources.items()}
-    return {"own_files": own} if (own := {name: hashes for name, hashes in found.items() if hashes}) else {}
+    files = {name: [(path, path.stat()) for path in _own_files(source)] for name, source in sources.items()}
+    own = {
+        name: [_sha256(path, stat.st_size, stat.st_mtime_ns) for path, stat in paths]
+        for name, paths in files.items()
+        if paths
+    }
+    return {"own_files": own} if own else {}
 
 
 def _own_files(source: str) -> list[Path]:
@@ -249,13 +253,8 @@ def _own_files(source: str) -> list[Path]:
     return own.files if own else []
 
 
-def _sha256(path: Path) -> str:
-    stat = path.stat()
-    return _sha256_of(path, stat.st_size, stat.st_mtime_ns)
-
-
 @cache
-def _sha256_of(path: Path, size: int, mtime_ns: int) -> str:
+def _sha256(path: Path, size: int, mtime_ns: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -268,6 +267,3 @@ def hash_of(config: Mapping[str, Any]) -> str:
 def _plain(value: Any) -> Any:
     """Tuples as lists, as JSON gives them back."""
     return json.loads(json.dumps(value))
-
-
-__all__ = ["REFERENCE", "BenchCell", "Experiment", "Group", "Method", "Named", "Scenario", "load_experiment"]

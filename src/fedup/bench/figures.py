@@ -3,7 +3,7 @@
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,13 +11,16 @@ from matplotlib.figure import Figure
 if TYPE_CHECKING:
     from fedup.bench.summary import Figure as Summed
 
+_CLASS_COLORS = (
+    *("#5b8ff9", "#61c9a8", "#8d7fd1", "#c9b458", "#6dc8ec"),
+    *("#9270ca", "#7aa874", "#b39b8e", "#6f8fa6", "#a7b86a"),
+)
 COLORS = {"original": "#9aa4b2", "forgotten": "#e4572e", "restored": "#2e86ab", "retrained": "#4c9f70"}
 
 
-def _figure(width: float, height: float, columns: int = 1, **shared: Any) -> tuple[Figure, list[Axes]]:
+def _figure(width: float, height: float, columns: int = 1, rows: int = 1, **shared: Any) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(1, columns, squeeze=False, **shared)[0]
-    return figure, list(axes)
+    return figure, list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
 
 
 def _svg(figure: Figure) -> str:
@@ -29,9 +32,28 @@ def _svg(figure: Figure) -> str:
     return text.getvalue()[text.getvalue().index("<svg") :]
 
 
-def _plain(axes: Axes) -> None:
+def _plain(axes: Axes, grid: Literal["x", "y", "both"] | None = None) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
+    if grid:
+        axes.grid(axis=grid, alpha=0.3)
+
+
+def _as_columns(axes: Axes, names: Sequence[str], entries: int) -> None:
+    """Shares as bars that stand, with a legend above them."""
+    axes.set_xticks(range(len(names)), names)
+    axes.set_ylim(0, 1.05)
+    axes.legend(ncols=entries, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    _plain(axes, "y")
+
+
+def _as_lines(axes: Axes, names: Sequence[str], most: float) -> None:
+    """Seconds as bars that lie, on a logarithmic axis."""
+    axes.set_xscale("log")
+    axes.set_xlim(right=most)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    _plain(axes, "x")
 
 
 def bars_per_class(accuracies: Mapping[str, Sequence[float]], class_names: Sequence[str]) -> str:
@@ -41,13 +63,9 @@ def bars_per_class(accuracies: Mapping[str, Sequence[float]], class_names: Seque
     for i, (state, values) in enumerate(accuracies.items()):
         places = [label + (i - (len(accuracies) - 1) / 2) * width for label in range(len(class_names))]
         axes.bar(places, values, width, label=state, color=COLORS[state])
-    axes.set_xticks(range(len(class_names)), class_names)
     axes.set_xlabel("class (official test set)")
     axes.set_ylabel("accuracy")
-    axes.set_ylim(0, 1.05)
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(ncols=len(accuracies), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
-    _plain(axes)
+    _as_columns(axes, class_names, len(accuracies))
     return _svg(figure)
 
 
@@ -58,34 +76,29 @@ def bars_of_time(seconds: Mapping[str, tuple[float, float]]) -> str:
         for offset, value, state in ((-0.2, forget, "forgotten"), (0.2, retrain, "retrained")):
             axes.barh(row + offset, value, 0.36, color=COLORS[state])
             axes.text(value * 1.05, row + offset, f"{value:.2f} s" if value < 10 else f"{value:.0f} s", va="center")
-    axes.set_xscale("log")
-    axes.set_xlim(right=max(retrain for _, retrain in seconds.values()) * 2.5)
-    axes.set_yticks(range(len(seconds)), list(seconds))
-    axes.invert_yaxis()
     axes.set_xlabel("seconds (filter in orange, retraining in green)")
-    axes.grid(axis="x", alpha=0.3)
-    _plain(axes)
+    _as_lines(axes, list(seconds), max(retrain for _, retrain in seconds.values()) * 2.5)
     return _svg(figure)
 
 
 def features_before_and_after(points: Mapping[str, Any], class_names: Sequence[str], what: str) -> str:
     """Features on two principal axes, before and after the filter; what is to be forgotten in orange."""
     figure, both = _figure(9.6, 4.2, 2, sharex=True, sharey=True)
-    for axes, state, title in zip(both, ("before", "after"), ("before the filter", "after the filter"), strict=True):
-        kept = [(x, y, label) for (x, y), label, f in _rows(points, state) if not f]
-        gone = [(x, y, label) for (x, y), label, f in _rows(points, state) if f]
+    for axes, state in zip(both, ("before", "after"), strict=True):
+        rows = list(zip(points[state], points["labels"], points["forgotten"], strict=True))
+        kept = [(x, y, label) for (x, y), label, forgotten in rows if not forgotten]
+        named = [(x, y) for (x, y), _, forgotten in rows if forgotten]
         colors = [_CLASS_COLORS[label % len(_CLASS_COLORS)] for _, _, label in kept]
         axes.scatter([x for x, _, _ in kept], [y for _, y, _ in kept], s=9, c=colors, alpha=0.45, linewidths=0)
         axes.scatter(
-            [x for x, _, _ in gone], [y for _, y, _ in gone], s=16, c=COLORS["forgotten"], label=what, linewidths=0
+            [x for x, _ in named], [y for _, y in named], s=16, c=COLORS["forgotten"], label=what, linewidths=0
         )
         for label in {label for _, _, label in kept}:
             own = [(x, y) for x, y, other in kept if other == label]
             x, y = (sum(axis) / len(own) for axis in zip(*own, strict=True))
             axes.text(x, y, class_names[label], ha="center", va="center", fontweight="bold")
-        axes.set_title(title, fontsize=10)
-        axes.set_xticks([])
-        axes.set_yticks([])
+        axes.set_title(f"{state} the filter", fontsize=10)
+        axes.set(xticks=[], yticks=[])
         _plain(axes)
     both[0].legend(loc="best", frameon=False)
     return _svg(figure)
@@ -97,8 +110,7 @@ def images_under_attack(attack: Mapping[str, Any], class_names: Sequence[str]) -
     before, after = attack["answers"]["original"], attack["answers"]["forgotten"]
     for axis, image, true, wrong, right in zip(axes, attack["images"], attack["true"], before, after, strict=True):
         axis.imshow(image, cmap="gray_r", interpolation="nearest")
-        axis.set_xticks([])
-        axis.set_yticks([])
+        axis.set(xticks=[], yticks=[])
         axis.set_xlabel(f"before: {class_names[wrong]}", color=COLORS["original"])
         color = COLORS["retrained" if right == true else "forgotten"]
         axis.set_title(f"after: {class_names[right]}", color=color, fontsize=10)
@@ -119,8 +131,7 @@ def methods_against_retrain(sides: Mapping[str, Mapping[str, "Summed"]], referen
                 axes.errorbar(one.mean, row, xerr=one.std or 0, fmt="o", ms=7, color=color, capsize=3, elinewidth=1.2)
         axes.set_xlim(-0.03, 1.03)
         axes.set_title(title, fontsize=10)
-        axes.grid(axis="x", alpha=0.3)
-        _plain(axes)
+        _plain(axes, "x")
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
     return _svg(figure)
@@ -141,12 +152,8 @@ def accuracy_under_attack(pairs: Mapping[str, Mapping[str, tuple[float, float]]]
         right = [place + width for place in left]
         axes.bar(left, triggered, width * 0.94, label=method, color=shades[i % len(shades)], align="edge")
         axes.hlines(clean, left, right, color="#333")
-    axes.set_xticks(range(len(pairs)), list(pairs))
     axes.set_ylabel("accuracy, triggered (line: clean)")
-    axes.set_ylim(0, 1.05)
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
-    _plain(axes)
+    _as_columns(axes, list(pairs), 6)
     return _svg(figure)
 
 
@@ -165,8 +172,7 @@ def accuracy_against_epsilon(curves: Mapping[str, Curve]) -> str:
     """Retained accuracy by the ε of the guarantee, a panel for each federation and scenario."""
     columns = min(3, len(curves))
     rows = -(-len(curves) // columns)
-    figure = Figure(figsize=(9.6, 2.9 * rows), layout="constrained")
-    panels = [axes for line in figure.subplots(rows, columns, squeeze=False) for axes in line]
+    figure, panels = _figure(9.6, 2.9 * rows, columns, rows)
     colors = {"no noise": COLORS["forgotten"], "original": COLORS["original"], "retrained": COLORS["retrained"]}
     for axes, (title, curve) in zip(panels, curves.items(), strict=False):
         epsilons, means, deviations = zip(*curve.points, strict=True)
@@ -180,8 +186,7 @@ def accuracy_against_epsilon(curves: Mapping[str, Curve]) -> str:
         axes.set_ylim(low - room, high + room)
         axes.set_title(title, fontsize=9)
         axes.set_xlabel("ε (δ = 1e-5)")
-        axes.grid(alpha=0.3)
-        _plain(axes)
+        _plain(axes, "both")
     for axes in panels[len(curves) :]:
         axes.set_visible(False)
     panels[0].set_ylabel("R-A")
@@ -196,28 +201,5 @@ def times_of_methods(seconds: Mapping[str, float]) -> str:
     for row, (name, value) in enumerate(seconds.items()):
         axes.barh(row, value, 0.62, color=COLORS["forgotten"] if name == "fedup" else COLORS["original"])
         axes.text(value * 1.08, row, f"{value:.3g} s", va="center")
-    axes.set_xscale("log")
-    axes.set_xlim(right=max(seconds.values()) * 4)
-    axes.set_yticks(range(len(seconds)), list(seconds))
-    axes.invert_yaxis()
-    axes.grid(axis="x", alpha=0.3)
-    _plain(axes)
+    _as_lines(axes, list(seconds), max(seconds.values()) * 4)
     return _svg(figure)
-
-
-_CLASS_COLORS = (
-    "#5b8ff9",
-    "#61c9a8",
-    "#8d7fd1",
-    "#c9b458",
-    "#6dc8ec",
-    "#9270ca",
-    "#7aa874",
-    "#b39b8e",
-    "#6f8fa6",
-    "#a7b86a",
-)
-
-
-def _rows(points: Mapping[str, Any], state: str) -> list[tuple[tuple[float, float], int, bool]]:
-    return list(zip(points[state], points["labels"], points["forgotten"], strict=True))

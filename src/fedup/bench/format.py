@@ -1,48 +1,42 @@
-"""Figures as people read them."""
+"""Figures as people read them: the one place for it in the benchmark."""
 
 from fedup.bench.metrics import Column
 from fedup.bench.summary import Figure
 
 
-def show_value(value: float, column: Column) -> str:
-    """One value in the style of its column."""
+def show_value(value: float, column: Column, spread: float | None = None) -> str:
+    """One value in the style of its column, and its deviation where there is one."""
     match column.style:
-        case "share":
-            return f"{value:.3f}"
-        case "points":
-            return f"{100 * value:+.2f}".replace("-", "−")
         case "seconds":
-            return _seconds(value)
+            return show_seconds(value, spread)
         case "bytes":
             return show_bytes(value)
         case "count":
             return f"{value:,.0f}"
-        case "number":
-            return f"{value:.3f}".replace("-", "−")
         case "yes":
             return "yes" if value == 1 else "NO"
+        case "points":
+            text, beside = f"{100 * value:+.2f}".replace("-", "−"), 100 * (spread or 0.0)
         case _:
-            return f"{value:.2f}"
+            text, beside = f"{value:.{_digits(column)}f}", spread or 0.0
+    if column.style == "number":
+        text = text.replace("-", "−")
+    return text if spread is None else f"{text} ± {beside:.{_digits(column)}f}"
+
+
+def _digits(column: Column) -> int:
+    return 3 if column.style in ("share", "number") else 2
 
 
 def show_figure(figure: Figure | None, column: Column) -> str:
     """Mean ± deviation over seeds; a dash where there is none."""
     if figure is None:
         return "–"
-    if column.style == "yes":
-        return f"{'yes' if figure.mean == 1 else 'NO'} ({sum(figure.values.values()):.0f}/{figure.n})"
-    text = show_value(figure.mean, column)
-    if figure.std is None or column.style in ("bytes", "count"):
-        return text
-    if column.style == "seconds":
-        return _seconds(figure.mean, figure.std)
-    spread = {"share": f"{figure.std:.3f}", "number": f"{figure.std:.3f}", "points": f"{100 * figure.std:.2f}"}.get(
-        column.style, f"{figure.std:.2f}"
-    )
-    return f"{text} ± {spread}"
+    text = show_value(figure.mean, column, figure.std)
+    return f"{text} ({sum(figure.values.values()):.0f}/{figure.n})" if column.style == "yes" else text
 
 
-def _seconds(value: float, spread: float | None = None) -> str:
+def show_seconds(value: float, spread: float | None = None) -> str:
     """Seconds, or thousandths where there is less than a tenth of one; the spread in the same unit."""
     unit, factor = ("ms", 1000) if 0 < value < 0.1 else ("s", 1)
     digits = 0 if value == 0 or value >= 100 else 1 if value >= 10 or unit == "ms" else 2
@@ -56,3 +50,8 @@ def show_bytes(size: float) -> str:
         if size >= factor:
             return f"{size / factor:.1f} {unit}"
     return f"{size:.0f} B"
+
+
+def show_count(count: int, noun: str) -> str:
+    """A number of things: 1 seed, 2 seeds."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

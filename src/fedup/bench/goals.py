@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedup.bench.metrics import columns
+from fedup.bench.metrics import columns, timed_keys
 from fedup.bench.settings import checked, closest, convert
 from fedup.errors import SettingError
 
@@ -20,6 +20,8 @@ _GOAL = re.compile(
 )
 _OURS = "fedup"
 _ROUNDING = 1e-9
+GOALS_ABOUT = "Means over the seeds; the bound is the goal's right side with this experiment's own figures in it."
+GOALS_HEAD = ["federation", "scenario", "goal", "found", "bound", "", "n"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class Judged:
         beyond = self.bound - self.found if self.goal.at_least else self.found - self.bound
         return beyond if beyond > _ROUNDING else 0.0
 
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        return f"missed by {self.missed_by:.3f}" if self.missed_by > 0 else "met"
+
 
 def read_goals(table: object, federations: Mapping[str, Sequence[str]], methods: Sequence[str]) -> tuple[Goal, ...]:
     """The goals in `[goals.FEDERATION.SCENARIO]`: lines such as `asr = "<= retrain.asr + 0.02"`, the left side being a
@@ -70,14 +77,11 @@ def _goal(federation: str, scenario: str, figure: str, text: Any, methods: Seque
         raise SettingError(f'{where} must read like "<= retrain.asr + 0.02" or ">= 0.9"; found {text!r}.')
     method, _, metric = figure.rpartition(".")
     other = (parsed["method"], parsed["metric"]) if parsed["metric"] else None
-    for one, kind in (
-        (method or _OURS, "method"),
-        (metric, "metric"),
-        *zip(other or (), ("method", "metric"), strict=False),
-    ):
-        known = list(methods) if kind == "method" else [column.key for column in columns()]
-        if one not in known:
-            raise SettingError(f"{where}: there is no {kind} {one!r}; {closest(one, known)}")
+    known = {"method": list(methods), "metric": [column.key for column in columns()]}
+    for names in ((method or _OURS, metric), other or ()):
+        for name, kind in zip(names, known, strict=False):
+            if name not in known[kind]:
+                raise SettingError(f"{where}: there is no {kind} {name!r}; {closest(name, known[kind])}")
     margin = float((parsed["margin"] or parsed["fixed"] or "0").replace(" ", ""))
     return Goal(federation, scenario, method or _OURS, metric, parsed["sign"] == ">=", other, margin, text)
 
@@ -87,8 +91,9 @@ def judge_goals(goals: Sequence[Goal], blocks: "Sequence[Block]") -> Iterator[Ju
     by_name = {(block.federation, block.scenario.name): block for block in blocks}
     for goal in goals:
         block = by_name.get((goal.federation, goal.scenario))
-        values = _values(block, goal.method, goal.metric) if block else {}
-        others = _values(block, *goal.other) if block and goal.other else dict.fromkeys(values, 0.0)
+        row, other = (block.row(name) if block else None for name in (goal.method, goal.other[0] if goal.other else ""))
+        values = row.values(goal.metric) if row else {}
+        others = dict.fromkeys(values, 0.0) if not goal.other else other.values(goal.other[1]) if other else {}
         seeds = sorted(values.keys() & others.keys())
         if seeds:
             found = statistics.fmean(values[seed] for seed in seeds)
@@ -96,7 +101,15 @@ def judge_goals(goals: Sequence[Goal], blocks: "Sequence[Block]") -> Iterator[Ju
             yield Judged(goal, found, bound, len(seeds))
 
 
-def _values(block: "Block", method: str, metric: str) -> Mapping[int, float]:
-    row = block.row(method)
-    figure = row.figure(metric) if row else None
-    return figure.values if figure else {}
+def goal_rows(goals: Sequence[Goal], blocks: "Sequence[Block]") -> list[list[str]]:
+    """Goals as rows of a table, each met or missed by so much; without clean times those for times are not judged."""
+    judged = list(judge_goals(goals, blocks))
+    there = {(block.federation, block.scenario.name) for block in blocks}
+    lines = [(one.goal, f"{one.found:.3f}", f"{one.bound:.3f}", one.verdict, str(one.seeds)) for one in judged]
+    for goal in goals:
+        timed = timed_keys() & {goal.metric, goal.other[1] if goal.other else ""}
+        if timed and (goal.federation, goal.scenario) in there and goal not in [one.goal for one in judged]:
+            lines.append((goal, "–", "–", "not judged: no clean time", "0"))
+    return [
+        [goal.federation, goal.scenario, f"{goal.method}.{goal.metric} {goal.text}", *cells] for goal, *cells in lines
+    ]

@@ -48,13 +48,12 @@ def fit_literally(
     alpha: float,
     nonnegative: bool,
     seed: int,
-    epochs: int = EPOCHS,
 ) -> Bottleneck:
     """Fifty epochs of SGD in batches of ten."""
     source = generator(seed, "literal filter")
     fitted = Bottleneck(centroids.shape[1], rank, nonnegative=nonnegative, source=source)
     optimizer = torch.optim.SGD(fitted.parameters(), lr=LR)
-    for _ in range(epochs):
+    for _ in range(EPOCHS):
         for batch in torch.randperm(len(centroids), generator=source).split(BATCH):
             passed = fitted(centroids[batch])
             loss = alpha * cross_entropy(tail(passed), labels[batch]) + (1 - alpha) * mse_loss(passed, centroids[batch])

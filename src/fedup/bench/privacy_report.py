@@ -20,12 +20,12 @@ def budget_table(blocks: Sequence[Block]) -> tuple[list[str], list[list[str]]]:
         return [], []
     sigmas = sorted({sigma for block in counted for sigma in _budgets(block)})
     head = ["federation", *(f"σ = {sigma:g}" for sigma in sigmas)]
-    return head, [[block.federation, *(_told(_budgets(block).get(sigma)) for sigma in sigmas)] for block in counted]
+    return head, [[block.federation, *(_show(_budgets(block).get(sigma)) for sigma in sigmas)] for block in counted]
 
 
 def curves(blocks: Sequence[Block]) -> dict[str, Curve]:
     """Retained accuracy by the ε of the guarantee, by federation and scenario; empty where there are no guarantees."""
-    found = {}
+    by_place = {}
     for block in blocks:
         points = sorted(
             (epsilon.mean, kept.mean, kept.std or 0.0)
@@ -35,10 +35,10 @@ def curves(blocks: Sequence[Block]) -> dict[str, Curve]:
         if len(points) > 1:
             lines = {"no noise": "fedup", "original": ORIGINAL, "retrained": "retrain"}
             heights = {label: row.figure("r_a") for label, name in lines.items() if (row := block.row(name))}
-            found[f"{block.federation}, {block.scenario.name}"] = Curve(
+            by_place[f"{block.federation}, {block.scenario.name}"] = Curve(
                 points, {label: height.mean for label, height in heights.items() if height}
             )
-    return found
+    return by_place
 
 
 def _budgets(block: Block) -> dict[float, Row]:
@@ -46,7 +46,7 @@ def _budgets(block: Block) -> dict[float, Row]:
     return {float(row.method.settings.sigma): row for row in block.rows if row.figure("paper_epsilon")}
 
 
-def _told(row: Row | None) -> str:
+def _show(row: Row | None) -> str:
     figure = row.figure("paper_epsilon") if row else None
     if row is None or figure is None:
         return "–"

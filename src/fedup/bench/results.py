@@ -31,10 +31,10 @@ class Results:
 
     def load(self, cell: BenchCell) -> dict[str, Any] | None:
         """A cell's result, or None where there is none yet."""
-        found = _load(self.path(cell), cell)
-        if found is not None and hash_of(found.get("config", {})) != cell.hash:
+        result = _load(self.path(cell), cell)
+        if result is not None and hash_of(result.get("config", {})) != cell.hash:
             raise _of_another(self.path(cell))
-        return found
+        return result
 
     def load_timing(self, cell: BenchCell) -> dict[str, Any] | None:
         """What `fedup bench time` took of a cell, or None where it did not."""
@@ -47,13 +47,13 @@ class Results:
 
     def seeds(self) -> list[int]:
         """The seeds of which there are results."""
-        found = (re.search(r"-seed(-?\d+)-[0-9a-f]{8}\.json$", path.name) for path in self.folder.glob("*/*/*.json"))
-        return sorted({int(one[1]) for one in found if one})
+        matches = (re.search(r"-seed(-?\d+)-[0-9a-f]{8}\.json$", path.name) for path in self.folder.glob("*/*/*.json"))
+        return sorted({int(match[1]) for match in matches if match})
 
     def is_done(self, cell: BenchCell) -> bool:
         """Whether there is a result; a failure is none."""
-        found = self.load(cell)
-        return found is not None and "failed" not in found
+        result = self.load(cell)
+        return result is not None and "failed" not in result
 
     def save(self, cell: BenchCell, found: Mapping[str, Any]) -> None:
         """Write a cell's result."""

@@ -5,6 +5,7 @@ import os
 import statistics
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,6 +29,7 @@ from fedup.tasks.progress import Progress
 from fedup.tasks.recipe import Recipe
 
 Outcome = Literal["done", "failed", "not supported"]
+_ANY, _SHARED = "*", "*"  # federation, and what a group shares in place of a method: no name is like this
 
 
 @dataclass(frozen=True)
@@ -67,35 +69,44 @@ def run_cells(
     clock = _Clock(missing, results, cells)
     watched = within(budget_s, progress)
     done = len(cells) - len(missing)
-    loaded: dict[Recipe, Dataset] = {}
-    origin = {"machine": describe_machine(), "device": device, "code": describe_code(), "note": note}  # of this process
-    for group, members in groupby(missing, key=lambda cell: cell.group):
-        left = list(members)
-        needed = any(needs_history(cell.method.settings) for cell in left)
-        setup = SharedSetup(group, device, watched, loaded, with_history=needed)
-        for cell in left:
+    origin = origin_of(device, note)
+    for setup, members in setups(missing, device, watched):
+        for cell in members:
+            done += 1
             if not force and results.is_done(cell):  # by another process, meanwhile
                 clock.note(cell, 0.0, 0.0)
-                done += 1
                 continue
             check = AloneCheck(device)
             outcome, result = _measure(cell, setup)
             results.save(cell, {**origin, **check.finish().to_json(), **result})
             clock.note(cell, result["wall_s"], setup.made_in_s())
-            done += 1
             yield CellEvent(cell, outcome, result, done, len(cells), clock.left_s())
             if done < len(cells):
                 watched("", 1, 1)  # a moment to stop at
+
+
+def setups(
+    cells: Sequence[BenchCell], device: str, progress: Progress
+) -> Iterator[tuple[SharedSetup, list[BenchCell]]]:
+    """The cells group by group, each with what it shares."""
+    loaded: dict[Recipe, Dataset] = {}
+    for group, members in groupby(cells, key=lambda cell: cell.group):
+        left = list(members)
+        needed = any(needs_history(cell.method.settings) for cell in left)
+        setup = SharedSetup(group, device, progress, loaded, with_history=needed)
+        yield setup, left
         setup.clear()
+
+
+def origin_of(device: str, note: str | None) -> dict[str, Any]:
+    """Where the results of this process come from."""
+    return {"machine": describe_machine(), "device": device, "code": describe_code(), "note": note}
 
 
 def _measure(cell: BenchCell, setup: SharedSetup) -> tuple[Outcome, dict[str, Any]]:
     """Outcome and result of a cell."""
     method: Method = cell.method.settings
-    about: dict[str, Any] = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "wall_s": 0.0,
-    }
+    about: dict[str, Any] = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "wall_s": 0.0}
     try:
         setup.make(reference=not isinstance(method, method_class(REFERENCE)))
         started = time.perf_counter()
@@ -118,16 +129,9 @@ def _measure(cell: BenchCell, setup: SharedSetup) -> tuple[Outcome, dict[str, An
     except (StorageError, BudgetSpentError):
         raise
     except Exception as error:  # whatever a method or a data set does wrong: the other cells go on
-        return "failed", {
-            **about,
-            "failed": {"error": type(error).__name__, "message": str(error), "where": _traceback()},
-        }
+        where = traceback.format_exc().replace(f"{Path(fedup.__file__).parents[1]}{os.sep}", "")  # on any machine
+        return "failed", {**about, "failed": {"error": type(error).__name__, "message": str(error), "where": where}}
     return "done", {**about, **measured}
-
-
-def _traceback() -> str:
-    """Of the error being handled; places in this package without the path that it has on this machine."""
-    return traceback.format_exc().replace(f"{Path(fedup.__file__).parents[1]}{os.sep}", "")
 
 
 class _Clock:
@@ -135,34 +139,32 @@ class _Clock:
 
     def __init__(self, missing: Sequence[BenchCell], results: Results, cells: Sequence[BenchCell]) -> None:
         self._left = list(missing)
-        self._seen: dict[tuple[str, ...], list[float]] = {}
+        self._seen: defaultdict[tuple[str, str], list[float]] = defaultdict(list)  # by federation, or any, and kind
         for cell in set(cells) - set(missing):
-            self._add(_kinds(cell), (results.load(cell) or {}).get("wall_s", 0.0))
+            self._add(cell, cell.method.name, (results.load(cell) or {}).get("wall_s", 0.0))
 
     def note(self, cell: BenchCell, seconds: float, shared_s: float) -> None:
         """A cell took so many seconds, and what its group shares so many more."""
-        self._add(_kinds(cell), seconds)
+        self._add(cell, cell.method.name, seconds)
         self._left.remove(cell)
         if shared_s > 1:
-            self._add([("shared", cell.group.federation), ("shared",)], shared_s)
+            self._add(cell, _SHARED, shared_s)
 
     def left_s(self) -> float:
         """Seconds that the rest will take."""
-        groups = {cell.group: cell.group.federation for cell in self._left}
-        shared = [self._guess([("shared", federation), ("shared",)]) for federation in groups.values()]
-        return sum(self._guess(_kinds(cell)) for cell in self._left) + sum(shared)
+        groups = {cell.group: cell for cell in self._left}
+        return sum(self._guess(cell, cell.method.name) for cell in self._left) + sum(
+            self._guess(cell, _SHARED) for cell in groups.values()
+        )
 
-    def _add(self, kinds: Sequence[tuple[str, ...]], seconds: float) -> None:
-        for kind in kinds:
-            self._seen.setdefault(kind, []).append(seconds)
+    def _add(self, cell: BenchCell, kind: str, seconds: float) -> None:
+        for federation in (cell.group.federation, _ANY):
+            self._seen[federation, kind].append(seconds)
 
-    def _guess(self, kinds: Sequence[tuple[str, ...]]) -> float:
-        return next((statistics.fmean(self._seen[kind]) for kind in kinds if kind in self._seen), 0.0)
-
-
-def _kinds(cell: BenchCell) -> list[tuple[str, ...]]:
-    """What may take as long as this cell, from like to unlike."""
-    return [(cell.group.federation, cell.method.name), ("any", cell.method.name)]
+    def _guess(self, cell: BenchCell, kind: str) -> float:
+        """As long as its like took, else as what is less like it."""
+        seen = self._seen.get((cell.group.federation, kind)) or self._seen.get((_ANY, kind)) or [0.0]
+        return statistics.fmean(seen)
 
 
 def within(budget_s: float | None, progress: Progress) -> Progress:

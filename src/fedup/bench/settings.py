@@ -3,7 +3,7 @@
 import difflib
 import types
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, asdict, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, field, fields, is_dataclass, make_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedup.errors import FedUPError, SettingError
@@ -13,6 +13,7 @@ _FORMER_NAMES = {
     "eraser_cut": "erase_at",
     "max_variance_loss": "most_price",
 }  # in results on disk, and so in their hashes
+_OF_RUNS = ("seed", "replay_seed")  # no settings of a method
 
 
 def later(default: Any, *, before: Any = MISSING) -> Any:
@@ -21,14 +22,35 @@ def later(default: Any, *, before: Any = MISSING) -> Any:
     return field(default=default, metadata={"before": default if before is MISSING else before})
 
 
+def borrowed(*parts: Any, first: Mapping[str, Any], before: Mapping[str, Any]) -> Any:
+    """A base class that has all settings of other dataclasses: what is added there is a setting here.
+
+    `first` are the settings that all results tell, as they were then (those that are no more included). All others
+    count as added `later`: they are told where they have neither their default nor the value `before`.
+    """
+    was = {**first, **before}
+    own: list[tuple[str, Any, Any]] = []
+    for cls in parts:
+        hints = get_type_hints(cls)
+        own += [
+            (one.name, hints[one.name], later(one.default, before=was.get(one.name, one.default)))
+            for one in fields(cls)
+            if one.name not in _OF_RUNS
+        ]
+    return make_dataclass("Borrowed", own, frozen=True, namespace={"first": first})
+
+
+def lent(settings: Any, cls: type[T], **also: Any) -> T:
+    """The borrowed settings as the dataclass that they are from."""
+    own = {one.name: getattr(settings, one.name) for one in fields(cls) if one.name not in _OF_RUNS}  # type: ignore
+    return cls(**{**own, **also})
+
+
 def config_of(settings: Any) -> dict[str, Any]:
     """A dataclass as plain data that says what was measured."""
     before = {one.name: one.metadata["before"] for one in fields(settings) if "before" in one.metadata}
-    return getattr(settings, "FORMER_SETTINGS", {}) | {
-        _FORMER_NAMES.get(name, name): value
-        for name, value in asdict(settings).items()
-        if name not in before or value != before[name]
-    }
+    told = {name: value for name, value in asdict(settings).items() if name not in before or value != before[name]}
+    return {_FORMER_NAMES.get(name, name): value for name, value in {**getattr(settings, "first", {}), **told}.items()}
 
 
 def build(cls: type[T], table: object, where: str, *, also: Mapping[str, Any] | None = None) -> T:

@@ -3,13 +3,11 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from functools import cached_property
 
 from fedup.bench.case import EvaluationData, Outputs
 from fedup.bench.experiment import REFERENCE, Group
 from fedup.bench.methods import Method, method_class
-from fedup.bench.probe import figures_of
 from fedup.bench.scenarios import Situation
 from fedup.bench.task import Task, Unlearned
 from fedup.bench.training_cache import keep, recorded, trained, use_histories
@@ -34,7 +32,6 @@ class SharedSetup:
     ) -> None:
         self.group, self.device, self._progress, self._with_history = group, device, progress, with_history
         self._loaded = {} if loaded is None else loaded  # the last data set, for groups that have the same
-        self._made: dict[str, Any] = {}
         self._seconds = 0.0
         self._done_with_histories: Callable[[], None] | None = None  # once they are in use
 
@@ -53,70 +50,27 @@ class SharedSetup:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
-
     @property
     def dataset(self) -> Dataset:
         recipe = self.group.recipe
         if recipe not in self._loaded:
             self._loaded.clear()
-            self._loaded[recipe] = _on(recipe.load(), self.device)
+            dataset = recipe.load()
+            tensors = {name: getattr(dataset, name).to(self.device) for name in ("x", "y", "test_x", "test_y")}
+            self._loaded[recipe] = replace(dataset, **tensors)
         return self._loaded[recipe]
 
-    @property
+    @cached_property
     def situation(self) -> Situation:
-        return self._once("situation", self._prepare)
-
-    @property
-    def task(self) -> Task:
-        return self._once("task", self._task)
-
-    @property
-    def ground(self) -> EvaluationData:
-        return self._once("ground", lambda: EvaluationData(self.situation, self.dataset))
-
-    @property
-    def original(self) -> Outputs:
-        return self._once("original", lambda: Outputs(self.task.model, self.ground))
-
-    @property
-    def retrained(self) -> Outputs:
-        """The reference: from this run, from the cache, or made now."""
-        return self._once("retrained", self._retrain)
-
-    def answer(self, method: Method) -> tuple[Unlearned, Outputs]:
-        """What a method makes of the task; Retrain's model is kept as the reference of the others."""
-        task = self.task
-        before = fingerprint(task.model), fingerprint(task.start)
-        unlearned = method.unlearn(task)
-        if (fingerprint(task.model), fingerprint(task.start)) != before:
-            self._made.clear()  # other methods get it as it was
-            raise DataError("The method changed the task's own model; it must work on a copy.")
-        outputs = Outputs(unlearned.model, self.ground)
-        if isinstance(method, method_class(REFERENCE)):
-            self._made["retrained"] = outputs
-            keep(unlearned.model, task.start, task.federation.without(task.request), task.recipe)
-        return unlearned, outputs
-
-    def clear(self) -> None:
-        """All cells of the group are over: its histories go, unless another process still needs them."""
-        if self._done_with_histories is not None:
-            self._done_with_histories()
-            self._done_with_histories = None
-
-    def _prepare(self) -> Situation:
         recipe, dataset = self.group.recipe, self.dataset
-        honest = recipe.federation(dataset)
         situation: Situation = self.group.scenario.settings.prepare(
-            honest, dataset=dataset, inputs=input_of(recipe.data), seed=recipe.seed
+            recipe.federation(dataset), dataset=dataset, inputs=input_of(recipe.data), seed=recipe.seed
         )
         situation.federation.check(situation.request)
         return situation
 
-    def _task(self) -> Task:
+    @cached_property
+    def task(self) -> Task:
         situation, recipe = self.situation, self.group.recipe
         start = recipe.blank_model(self.dataset.x.shape[1:], self.dataset.num_classes)
         history = None
@@ -126,17 +80,41 @@ class SharedSetup:
             model, history = recorded(start, situation.federation, recipe, progress=self._progress)
         else:
             model = trained(start, situation.federation, recipe, progress=self._progress)
-        probe = partial(figures_of, ground=self.ground)
-        start = start.to(self.device)
-        return Task(situation.federation, situation.request, model, start, recipe, probe, self._progress, history)
+        parts = situation.federation, situation.request, model, start.to(self.device), recipe
+        return Task(*parts, lambda model: Outputs(model, self.data).moment(), self._progress, history)
 
-    def _retrain(self) -> Outputs:
+    @cached_property
+    def data(self) -> EvaluationData:
+        return EvaluationData(self.situation, self.dataset)
+
+    @cached_property
+    def original(self) -> Outputs:
+        return Outputs(self.task.model, self.data)
+
+    @cached_property
+    def retrained(self) -> Outputs:
+        """The reference: from this run, from the cache, or made now."""
         task = self.task
-        retained = task.federation.without(task.request)
-        model = trained(task.start, retained, task.recipe, progress=self._progress, what="Retrain, the reference")
-        return Outputs(model, self.ground)
+        model = trained(task.start, task.retained, task.recipe, progress=self._progress, what="Retrain, the reference")
+        return Outputs(model, self.data)
 
+    def answer(self, method: Method) -> tuple[Unlearned, Outputs]:
+        """What a method makes of the task; Retrain's model is kept as the reference of the others."""
+        task = self.task
+        before = fingerprint(task.model), fingerprint(task.start)
+        unlearned = method.unlearn(task)
+        if (fingerprint(task.model), fingerprint(task.start)) != before:
+            for name in ("situation", "task", "data", "original", "retrained"):  # other methods get it as it was
+                self.__dict__.pop(name, None)
+            raise DataError("The method changed the task's own model; it must work on a copy.")
+        outputs = Outputs(unlearned.model, self.data)
+        if isinstance(method, method_class(REFERENCE)):
+            self.retrained = outputs
+            keep(unlearned.model, task.start, task.retained, task.recipe)
+        return unlearned, outputs
 
-def _on(dataset: Dataset, device: str) -> Dataset:
-    tensors = {name: getattr(dataset, name).to(device) for name in ("x", "y", "test_x", "test_y")}
-    return replace(dataset, **tensors)
+    def clear(self) -> None:
+        """All cells of the group are over: its histories go, unless another process still needs them."""
+        if self._done_with_histories is not None:
+            self._done_with_histories()
+            self._done_with_histories = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedup.bench.experiment import REFERENCE, BenchCell, Experiment, Named
 from fedup.bench.metrics import Column, columns, timed_keys
@@ -52,11 +52,14 @@ class Row:
 
     def figure(self, key: str, seeds: Collection[int] | None = None) -> Figure | None:
         """A figure over the seeds that have it, or over those of these; of what is made of seconds, clean ones only."""
-        if key in timed_keys():
-            found = {seed: timing["median"].get(key) for seed, timing in self.times.items()}
-        else:
-            found = self._measured(key)
-        return _figure(found, seeds)
+        if key not in timed_keys():
+            return _figure(self._measured(key), seeds)
+        return _figure({seed: timing["median"].get(key) for seed, timing in self.times.items()}, seeds)
+
+    def values(self, key: str) -> Mapping[int, float]:
+        """The values of a figure by seed; none where there is none."""
+        figure = self.figure(key)
+        return figure.values if figure else {}
 
     def uncounted(self, key: str) -> Figure | None:
         """Seconds that were measured beside the accuracies, once and on a device that others may have used: to be shown
@@ -85,7 +88,8 @@ class Row:
     @property
     def failures(self) -> dict[int, str]:
         """What went wrong, by seed."""
-        return {seed: _reason(result["failed"]) for seed, result in self.results.items() if "failed" in result}
+        failed = {seed: result["failed"] for seed, result in self.results.items() if "failed" in result}
+        return {seed: f"{reason['error']}: {reason['message']}" for seed, reason in failed.items()}
 
     @property
     def supported(self) -> bool:
@@ -140,21 +144,19 @@ class Block:
     @property
     def machines(self) -> list[str]:
         """Where the results come from."""
-        found = {_machine(result) for row in self.rows for result in row.results.values()}
-        return sorted(found)
+        return sorted({_machine(result) for row in self.rows for result in row.results.values()})
 
 
 def summarize(experiment: Experiment, results: Results) -> list[Block]:
     """A block for each federation and scenario that has a result, with whatever seeds."""
-    by_place: dict[tuple[str, str], list[_Found]] = {}
+    by_place: dict[tuple[str, str], list[_Measured]] = {}
     for cell in experiment.cells(results.seeds()):
         result = results.load(cell)
         if result is not None:
             _check_parts(result, results.path(cell))
-            by_place.setdefault((cell.group.federation, cell.group.scenario.name), []).append(
-                _Found(cell, result, _clean(results, cell))
-            )
-    return [_block(found) for found in by_place.values()]
+            place = cell.group.federation, cell.group.scenario.name
+            by_place.setdefault(place, []).append(_Measured(cell, result, _clean(results, cell)))
+    return [_block(measured) for measured in by_place.values()]
 
 
 def _check_parts(result: Mapping[str, Any], path: Path) -> None:
@@ -163,8 +165,7 @@ def _check_parts(result: Mapping[str, Any], path: Path) -> None:
         raise ArtifactError(f"{path} lacks a part of a result: remove it, and its cell is measured again.")
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Measured(NamedTuple):
     """What there is of a cell."""
 
     cell: BenchCell
@@ -178,24 +179,26 @@ class _Found:
 
 def _clean(results: Results, cell: BenchCell) -> Mapping[str, Any] | None:
     timing = results.load_timing(cell)
-    if not is_clean(timing):
+    if timing is None or not is_clean(timing):
         return None
-    if timing is None or not isinstance(timing.get("median"), dict) or not isinstance(timing.get("machine"), dict):
+    if not isinstance(timing.get("median"), dict) or not isinstance(timing.get("machine"), dict):
         raise ArtifactError(f"{results.timing_path(cell)} lacks a part: remove it, and its cell is timed again.")
     return timing
 
 
-def _block(found: Sequence[_Found]) -> Block:
-    methods = {one.cell.method.name: one.cell for one in found}
-    places = Counter(place_of(one.timing) for one in found if one.timing)
+def _block(measured: Sequence[_Measured]) -> Block:
+    places = Counter(place_of(one.timing) for one in measured if one.timing)
     timed_on = max(sorted(places), key=places.__getitem__, default="")  # times of two machines make no ratio
+    by_method: dict[str, list[_Measured]] = {}
+    for one in measured:
+        by_method.setdefault(one.cell.method.name, []).append(one)
     rows = []
-    for name, cell in methods.items():
-        own = [one for one in found if one.cell.method.name == name]
+    for own in by_method.values():
+        cell = own[-1].cell
         times = {one.seed: one.timing for one in own if one.timing and place_of(one.timing) == timed_on}
         rows.append(Row(cell.method, {one.seed: one.result for one in own}, printed(cell), times))
-    group = found[0].cell.group
-    stories = {one.seed: one.result["story"] for one in found if one.result.get("story")}
+    group = measured[0].cell.group
+    stories = {one.seed: one.result["story"] for one in measured if one.result.get("story")}
     return Block(group.federation, group.scenario, rows, group.config()["federation"], stories, timed_on)
 
 
@@ -224,10 +227,6 @@ def _is_of_the_paper(method: Named) -> bool:
 @cache
 def _paper() -> dict[str, Any]:
     return tomllib.loads(files("fedup.bench").joinpath("paper.toml").read_text(encoding="utf-8"))
-
-
-def _reason(failed: Mapping[str, str]) -> str:
-    return f"{failed['error']}: {failed['message']}"
 
 
 def _machine(result: Mapping[str, Any]) -> str:

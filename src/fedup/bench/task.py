@@ -4,13 +4,14 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from torch import nn
 
 from fedup.bench.cost import Cost, Meter, Probe
 from fedup.bench.history import History
-from fedup.bench.training_cache import recorded
+from fedup.bench.training_cache import LEARNING, recorded
 from fedup.clients.collect import collect
 from fedup.errors import DataError
 from fedup.federation import Federation
@@ -39,6 +40,11 @@ class Task:
     _collected: dict[tuple[Any, ...], tuple[Centroids, float]] = field(default_factory=dict)
     _learned: dict[str, tuple[nn.Module, History]] = field(default_factory=dict)
 
+    @property
+    def retained(self) -> Federation:
+        """The federation without what is to be forgotten."""
+        return self.federation.without(self.request)
+
     def train(
         self,
         model: nn.Module,
@@ -57,10 +63,14 @@ class Task:
             Meter(cost, federation, local or recipe.local, self.probe),
         ]
         with cost.stage("train"):
-            trained = recipe.train(
+            return recipe.train(
                 model, federation, rounds=rounds, local=local, averaging=averaging, observers=watchers
-            )
-        return trained.model
+            ).model
+
+    def train_after(self, model: nn.Module, *, rounds: int, cost: Cost, what: str) -> nn.Module:
+        """So many more rounds after those of the training, on what is retained."""
+        last = self.recipe.rounds
+        return self.train(model, self.retained, rounds=range(last, last + rounds), cost=cost, what=what)
 
     def kept(self) -> History:
         """What the server kept of the training."""
@@ -78,15 +88,8 @@ class Task:
         """The same federation trained from the same first weights with another average, ahead of any request; `named`
         tells such trainings apart."""
         if named not in self._learned:
-            self._learned[named] = recorded(
-                self.start,
-                self.federation,
-                self.recipe,
-                progress=self.progress,
-                what=f"the federation learns with {named}",
-                averaging=averaging,
-                named=named,
-            )
+            learn = partial(recorded, self.start, self.federation, self.recipe, progress=self.progress)
+            self._learned[named] = learn(what=f"{LEARNING} with {named}", averaging=averaging, named=named)
         return self._learned[named]
 
     def collect(
@@ -102,15 +105,8 @@ class Task:
         key = ratio, sigma or 0.0, privacy, cut
         if key not in self._collected:
             started = time.perf_counter()
-            made = collect(
-                self.model,
-                self.federation,
-                ratio=ratio,
-                sigma=sigma,
-                privacy=privacy,
-                cut=cut,
-                seed=self.recipe.seed,
-            )
+            seed = self.recipe.seed
+            made = collect(self.model, self.federation, ratio=ratio, sigma=sigma, privacy=privacy, cut=cut, seed=seed)
             self._collected[key] = made, time.perf_counter() - started
         centroids, seconds = self._collected[key]
         cost.ahead_time_s += seconds

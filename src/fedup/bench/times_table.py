@@ -4,15 +4,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedup.bench.experiment import REFERENCE, Experiment
-from fedup.bench.format import show_value
-from fedup.bench.metrics import Column, columns
+from fedup.bench.format import show_seconds
 from fedup.bench.summary import Block, Row
 from fedup.bench.tables import GENERATED, markdown_table
 from fedup.bench.verdicts import OURS
 from fedup.files import write_text
 from fedup.tasks.machine import show_commit
 
-Summed = Sequence[tuple[Experiment, Sequence[Block]]]
+Summed = tuple[Experiment, Sequence[Block]]
 
 NONE = "No clean time has been taken yet: `fedup bench time benchmarks/experiments/main.toml` takes them."
 BEGIN, END = "<!-- times: written by `fedup bench report` -->", "<!-- /times -->"
@@ -26,7 +25,7 @@ _ABOUT = (
 _HEAD = ["federation", "scenario", "method", "seed", "time", "three runs", "×", "time to effect", "time ahead"]
 
 
-def times_table(summed: Summed) -> str:
+def times_table(summed: Sequence[Summed]) -> str:
     """All clean times in Markdown."""
     parts = ["# Clean times", _ABOUT]
     for experiment, blocks in summed:
@@ -36,17 +35,16 @@ def times_table(summed: Summed) -> str:
     return "\n\n".join(parts if len(parts) > 2 else [*parts, NONE])
 
 
-def short_table(summed: Summed) -> str:
+def short_table(summed: Sequence[Summed]) -> str:
     """FedUP beside Retrain, for the README."""
-    rows = []
-    places = []
+    rows, places = [], []
     for experiment, blocks in summed:
         for block in blocks:
             ours, reference = block.row(OURS), block.row(REFERENCE)
             if ours is None or reference is None:
                 continue
             for seed in sorted(set(ours.times) & set(reference.times)):
-                times = [show_value(row.times[seed]["median"]["time"], _column("time")) for row in (reference, ours)]
+                times = [show_seconds(row.times[seed]["median"]["time"]) for row in (reference, ours)]
                 where = [f"[{experiment.name}](benchmarks/tables/{experiment.name}.md)", block.federation]
                 rows.append([*where, block.scenario.name, str(seed), *times, _ratio(ours, reference, seed)])
                 places.append(block.timed_on)
@@ -56,7 +54,7 @@ def short_table(summed: Summed) -> str:
     return f"{markdown_table(head, rows)}\n\nOn {'; '.join(dict.fromkeys(places))}."
 
 
-def write_times(summed: Summed, benchmarks: Path) -> list[Path]:
+def write_times(summed: Sequence[Summed], benchmarks: Path) -> list[Path]:
     """Write times.md, and the README's part between its marks where there is one."""
     path = benchmarks / "tables" / "times.md"
     write_text(path, f"{GENERATED.format(folder='benchmarks/results')}\n\n{times_table(summed)}\n")
@@ -84,11 +82,13 @@ def _lines(block: Block) -> Iterator[list[str]]:
                 block.scenario.name,
                 row.method.name,
                 str(seed),
-                show_value(median["time"], _column("time")),
-                " … ".join(show_value(one, _column("time")) for one in (min(runs), max(runs))),
+                show_seconds(median["time"]),
+                " … ".join(show_seconds(one) for one in (min(runs), max(runs))),
                 _ratio(row, reference, seed),
-                _seconds(median["time_to_effect"], "time_to_effect"),
-                _seconds(median["ahead_time"], "ahead_time"),
+                *(
+                    "never" if median[key] is None else show_seconds(median[key])
+                    for key in ("time_to_effect", "ahead_time")
+                ),
             ]
 
 
@@ -103,16 +103,8 @@ def _ratio(row: Row, reference: Row | None, seed: int) -> str:
     return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}" if ratio >= 1 else f"{ratio:.2f}"
 
 
-def _seconds(value: float | None, key: str) -> str:
-    return "never" if value is None else show_value(value, _column(key))
-
-
 def _origin(blocks: Sequence[Block]) -> str:
     timings = [timing for block in blocks for row in block.rows for timing in row.times.values()]
     places = "; ".join(dict.fromkeys(block.timed_on for block in blocks if block.timed_on))
     commits = sorted({show_commit(timing["code"]) for timing in timings})
     return f"On {places}. Commit {', '.join(commits)}."
-
-
-def _column(key: str) -> Column:
-    return next(column for column in columns() if column.key == key)

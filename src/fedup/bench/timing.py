@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import groupby
 from typing import Any
 
 from torch import nn
@@ -18,21 +17,19 @@ from torch import nn
 from fedup.bench.alone import AloneCheck
 from fedup.bench.cost import Cost
 from fedup.bench.experiment import REFERENCE, BenchCell
-from fedup.bench.methods import needs_history
-from fedup.bench.metrics.inference_overhead import serving_overhead
+from fedup.bench.metrics.serving import serving_overhead
 from fedup.bench.results import Results
-from fedup.bench.runner import BudgetSpentError, within
+from fedup.bench.runner import BudgetSpentError, origin_of, setups, within
 from fedup.bench.shared_setup import SharedSetup
 from fedup.bench.task import Task
 from fedup.errors import StorageError
-from fedup.tasks.datasets import Dataset
-from fedup.tasks.machine import describe_code, describe_machine
+from fedup.tasks.machine import describe_machine
 from fedup.tasks.progress import Progress
-from fedup.tasks.recipe import Recipe
 
 REPEATS = 3
-_FIRST_SCENARIOS = ("client", "class")  # what the paper compares times for; time may be scarce
-_FIRST_METHODS = (REFERENCE, "fedup")  # a ratio needs both
+_LAST = 9
+_SCENARIOS = {"client": 0, "class": 1}  # first comes what the paper compares times for: time may be scarce
+_METHODS = {REFERENCE: 0, "fedup": 1}  # a ratio needs both
 
 
 @dataclass(frozen=True)
@@ -59,15 +56,11 @@ def in_order(cells: Sequence[BenchCell]) -> list[BenchCell]:
         key=lambda cell: (
             federations.index(cell.group.federation),
             cell.group.recipe.seed,
-            _rank(cell.group.scenario.name, _FIRST_SCENARIOS),
+            _SCENARIOS.get(cell.group.scenario.name, _LAST),
             cell.group.scenario.name,
-            _rank(cell.method.name, _FIRST_METHODS),
+            _METHODS.get(cell.method.name, _LAST),
         ),
     )
-
-
-def _rank(name: str, first: Sequence[str]) -> int:
-    return first.index(name) if name in first else len(first)
 
 
 def finished(cells: Sequence[BenchCell], results: Results) -> list[BenchCell]:
@@ -106,39 +99,25 @@ def time_cells(
 
     Raises BudgetSpentError shortly before the budget is over, and before runs that would not end within it.
     """
-    started = time.perf_counter()
+    until = None if budget_s is None else time.perf_counter() + budget_s
     watched = within(budget_s, progress)
-    loaded: dict[Recipe, Dataset] = {}
-    origin = {"machine": describe_machine(), "device": device, "code": describe_code(), "note": note}
-    done = 0
-    for group, members in groupby(cells, key=lambda cell: cell.group):
-        left = list(members)
-        setup = SharedSetup(
-            group, device, watched, loaded, with_history=any(needs_history(cell.method.settings) for cell in left)
-        )
-        for cell in left:
+    origin, done = origin_of(device, note), 0
+    for setup, members in setups(cells, device, watched):
+        for cell in members:
             watched("", 1, 1)  # a moment to stop at
-            until = None if budget_s is None else started + budget_s
-            timing, error = _attempt(cell, setup, results.load(cell) or {}, repeats, until)
-            if timing:
-                timing = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **origin, **timing}
-                if is_clean(timing) or not is_clean(results.load_timing(cell)):  # a clean time stays
-                    results.save_timing(cell, timing)
+            timing: dict[str, Any] = {}
+            error = ""
+            try:
+                taken = _take(cell, setup, results.load(cell) or {}, repeats, until)
+                timing = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **origin, **taken}
+            except (StorageError, BudgetSpentError):
+                raise
+            except Exception as caught:  # the other cells go on
+                error = f"{type(caught).__name__}: {' '.join(str(caught).split())}"
+            if timing and (is_clean(timing) or not is_clean(results.load_timing(cell))):  # a clean time stays
+                results.save_timing(cell, timing)
             done += 1
             yield TimedEvent(cell, timing, error, done, len(cells))
-        setup.clear()
-
-
-def _attempt(
-    cell: BenchCell, setup: SharedSetup, result: Mapping[str, Any], repeats: int, until: float | None
-) -> tuple[dict[str, Any], str]:
-    """Times, or what went wrong: the other cells go on."""
-    try:
-        return _take(cell, setup, result, repeats, until), ""
-    except (StorageError, BudgetSpentError):
-        raise
-    except Exception as error:
-        return {}, f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _take(

@@ -42,9 +42,9 @@ def trained(
     What decides is the content: rows, labels, first weights, settings, kind of device and version of torch. An
     interrupted training goes on where it stopped.
     """
-    path = _path(start, federation, recipe)
-    found = _load(start, _recorded_path(start, federation, recipe), federation) or _load(start, path, federation)
-    return found or _learn(start, federation, recipe, path, progress, what, [])
+    path, recorded_path = _path(start, federation, recipe), _path(start, federation, recipe, ["recorded"])
+    found = _load(start, recorded_path, federation) or _load(start, path, federation)
+    return found or _learn(start, federation, recipe, path, [_shown(recipe, progress, what)])
 
 
 def recorded(
@@ -61,7 +61,7 @@ def recorded(
 
     A model without its history is learned again: on a GPU one that was learned twice differs in its last bits.
     """
-    path = _recorded_path(start, federation, recipe)
+    path = _path(start, federation, recipe, ["recorded"])
     if named:
         path = path.with_name(f"{path.stem}-{_digest_of(averaging, named)}.safetensors")
     folder = path.with_suffix(".history")
@@ -72,17 +72,18 @@ def recorded(
             if not history.rounds or not path.with_suffix(".rounds").exists():  # one without the other is of no use
                 path.with_suffix(".rounds").unlink(missing_ok=True)
                 history.remove()
-            found = _learn(start, federation, recipe, path, progress, what, [history], averaging)
+            watchers = [history, _shown(recipe, progress, what)]
+            found = _learn(start, federation, recipe, path, watchers, averaging)
             if not history.holds(recipe.rounds):  # the checkpoint was of another training
                 history.remove()
-                found = _learn(start, federation, recipe, path, progress, what, [history], averaging)
+                found = _learn(start, federation, recipe, path, watchers, averaging)
     return found, history
 
 
 def use_histories(start: nn.Module, federation: Federation, recipe: Recipe) -> Callable[[], None]:
     """Until the returned function is called (or this process ends) nobody takes away a federation's histories. The last
     user's call does: they may be many times the model's size. Models stay."""
-    path = _recorded_path(start, federation, recipe)
+    path = _path(start, federation, recipe, ["recorded"])
     with explained(f"write to {path.parent}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         users = path.with_suffix(".users").open("a")  # with it the lock, until done
@@ -100,10 +101,6 @@ def use_histories(start: nn.Module, federation: Federation, recipe: Recipe) -> C
             users.close()
 
     return done
-
-
-def _recorded_path(start: nn.Module, federation: Federation, recipe: Recipe) -> Path:
-    return _path(start, federation, recipe, ["recorded"])
 
 
 def _digest_of(averaging: Averaging, named: str) -> str:
@@ -127,27 +124,21 @@ def _load(start: nn.Module, path: Path, federation: Federation) -> nn.Module | N
     return None
 
 
+def _shown(recipe: Recipe, progress: Progress, what: str) -> Observer:
+    return RoundsShown(progress, f"{recipe.data}, seed {recipe.seed}: {what}", recipe.rounds)
+
+
 def _learn(
     start: nn.Module,
     federation: Federation,
     recipe: Recipe,
     path: Path,
-    progress: Progress,
-    what: str,
     observers: Sequence[Observer],
     averaging: Averaging = RunningAverage,
 ) -> nn.Module:
     checkpoint = path.with_suffix(".rounds")
-    watch = RoundsShown(progress, f"{recipe.data}, seed {recipe.seed}: {what}", recipe.rounds)
-    learn = partial(
-        recipe.train,
-        start,
-        federation,
-        device=federation.x.device,
-        observers=[*observers, watch],
-        checkpoint=checkpoint,
-        averaging=averaging,
-    )
+    learn = partial(recipe.train, start, federation, device=federation.x.device)
+    learn = partial(learn, observers=observers, checkpoint=checkpoint, averaging=averaging)
     try:
         model = learn().model
     except (ArtifactError, FileNotFoundError):  # a checkpoint that is damaged, or that another process took away
@@ -164,7 +155,7 @@ def keep(model: nn.Module, start: nn.Module, federation: Federation, recipe: Rec
 
 
 def _path(start: nn.Module, federation: Federation, recipe: Recipe, kind: Sequence[str] = ()) -> Path:
-    how = {
+    config = {
         **({"kind": list(kind)} if kind else {}),
         "local": asdict(recipe.local),
         "rounds": recipe.rounds,
@@ -176,7 +167,7 @@ def _path(start: nn.Module, federation: Federation, recipe: Recipe, kind: Sequen
         "start": fingerprint(start),
         "federation": federation.digest(),
     }
-    digest = hashlib.sha256(json.dumps(how, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     for rows in federation.rows("train").sort().values.split(4096):  # no second array of the data's size
         digest.update(_bytes(federation.x[rows]))
     return cache_folder() / "federations" / f"{digest.hexdigest()[:32]}.safetensors"

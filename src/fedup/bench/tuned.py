@@ -43,23 +43,17 @@ class Tuned:
 def save_tuned(path: Path, use: str, experiment: str, found: Sequence[Tuned]) -> None:
     """Write choices and evidence as TOML; those of other places that are there already stay."""
     with _alone_in(path.parent):
-        _save(path, use, experiment, found)
-
-
-def _save(path: Path, use: str, experiment: str, found: Sequence[Tuned]) -> None:
-    places = {(one.federation, one.scenario): one for one in [*load_tuned(path), *found]}
-    lines = [
-        f"# Chosen by `fedup bench tune {use} benchmarks/experiments/{experiment}.toml`; do not edit.",
-        "# score = (1 + R-A - Retrain's) * (1 - |F-A - Retrain's|), on validation rows; of samples, F-A is that of the",
-        "# rows to be forgotten.",
-        f"method = {json.dumps(use)}",
-        f"budget = {BUDGET}",
-    ]
-    for one in sorted(places.values(), key=lambda each: (each.federation, each.scenario)):
-        lines += ["", "[[places]]", *_pairs(asdict(one), leave_out=("tried",))]
-        for trial in one.tried:
-            lines += ["", "[[places.tried]]", *_pairs(asdict(trial))]
-    write_text(path, "\n".join(lines) + "\n")
+        places = {(one.federation, one.scenario): one for one in [*load_tuned(path), *found]}
+        lines = [
+            f"# Chosen by `fedup bench tune {use} benchmarks/experiments/{experiment}.toml`; do not edit.",
+            "# score = (1 + R-A - Retrain's) * (1 - |F-A - Retrain's|), on validation rows; of samples, F-A is that",
+            "# of the rows to be forgotten.",
+            f"method = {_toml(use)}",
+            f"budget = {BUDGET}",
+        ]
+        for _, one in sorted(places.items()):
+            lines += ["", "[[places]]", *(f"{name} = {_toml(value)}" for name, value in asdict(one).items())]
+        write_text(path, "\n".join(lines) + "\n")
 
 
 @contextmanager
@@ -89,13 +83,11 @@ def load_tuned(path: Path) -> list[Tuned]:
         ) from error
 
 
-def _pairs(values: Mapping[str, Any], leave_out: Sequence[str] = ()) -> list[str]:
-    return [f"{name} = {_toml(value)}" for name, value in values.items() if name not in leave_out]
-
-
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{name} = {_toml(one)}" for name, one in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ",".join(f"\n  {_toml(one)}" for one in value) + "\n]"
     if isinstance(value, float):
         return repr(round(value, 6))
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # else texts, numbers and truth are alike

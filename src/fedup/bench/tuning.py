@@ -9,11 +9,11 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import groupby
 from typing import Any
 
 from fedup.bench.case import Outputs, Rows
 from fedup.bench.experiment import Experiment
+from fedup.bench.runner import setups
 from fedup.bench.shared_setup import SharedSetup
 from fedup.bench.tuned import BUDGET, Trial, Tuned
 from fedup.errors import DataError, SettingError
@@ -32,12 +32,12 @@ def grid_of(use: str) -> dict[str, tuple[Any, ...]]:
 def combinations(use: str) -> list[dict[str, Any]]:
     """All settings of a method's grid; the file's own order, in which earlier ones win a tie."""
     grid = grid_of(use)
-    found = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    tried = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     if not grid:
         raise SettingError(f"{use} declares no GRID: there is nothing to tune.")
-    if len(found) > BUDGET:
-        raise SettingError(f"{use} declares {len(found)} combinations; every method may try {BUDGET}.")
-    return found
+    if len(tried) > BUDGET:
+        raise SettingError(f"{use} declares {len(tried)} combinations; every method may try {BUDGET}.")
+    return tried
 
 
 def tunable(experiment: Experiment) -> list[str]:
@@ -64,9 +64,8 @@ def tune_places(
             raise SettingError(f"{experiment.name} has no method {use}, or none where --only says.")
     bases = {method.name: method.settings for method in experiment.methods}
     about = _origin(seed, device)
-    for group, members in groupby(cells, key=lambda cell: cell.group):
-        place = group.federation, group.scenario.name
-        setup = SharedSetup(group, device, progress)
+    for setup, members in setups(cells, device, progress):
+        place = setup.group.federation, setup.group.scenario.name
         for use in [cell.method.name for cell in members if cell.method.name in uses]:
             if (*place, use) in leave_out or not bases[use].supports(setup.situation.request):
                 continue
@@ -77,7 +76,6 @@ def tune_places(
                 progress(f"{use}: {place[0]}, {place[1]}", len(tried), len(grids[use]))
             best = max(tried, key=lambda trial: trial.score)
             yield use, Tuned(*place, best.settings, dict(zip(("r_a", "f_a"), goal, strict=True)), tried, about)
-        setup.clear()
 
 
 def _origin(seed: int, device: str) -> dict[str, Any]:
@@ -104,7 +102,7 @@ def _try(method: Any, settings: Mapping[str, Any], setup: SharedSetup, goal: tup
 def accuracies(of: Outputs) -> tuple[float, float]:
     """On validation rows of what is retained, and of what is forgotten: of samples, which have none, the rows
     themselves."""
-    rows: Rows = "validation" if bool(of.ground.to_forget("validation").any()) else "forgotten"
+    rows: Rows = "validation" if bool(of.data.to_forget("validation").any()) else "forgotten"
     retained, forgotten = of.accuracy("validation", forgotten=False), of.accuracy(rows, forgotten=True)
     return retained or 0.0, forgotten or 0.0
 

@@ -1,12 +1,16 @@
-"""In words, from the results: where another method does better than FedUP, and where FedUP is the worst of all."""
+"""In words, from the results: where another method does better than FedUP, where FedUP is the worst of all, and a line
+for each row of a table: what the method did, what it took, and how it stands beside FedUP."""
 
 import math
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 
-from fedup.bench.experiment import REFERENCE
+from fedup.bench.experiment import REFERENCE, Experiment
 from fedup.bench.format import show_value
-from fedup.bench.metrics import Column, columns
+from fedup.bench.metrics import Column, columns, columns_of
 from fedup.bench.summary import FLOOR, ORIGINAL, Block, Row
+from fedup.bench.tuning import grid_of
 
 OURS = "fedup"
 PRIVACY = ("mia_auc", "mia_tpr", "mia_learned")  # membership inference, by its distance to Retrain's
@@ -19,6 +23,13 @@ _LEAST = 0.002  # of a share: less is no difference
 _LEAST_OF = {"kl": 0.01, "forget_loss": 0.01} | dict.fromkeys(PRIVACY, 0.01)  # an attack is no finer on these rows
 _LEAST_SHARE = 0.1  # of times, bytes, KL and losses: a tenth less, or no less
 _USABLE = 0.1  # a method that loses more R-A than this to Retrain, or keeps more of a backdoor, is no alternative
+_TAKES = {  # what a row's words say that it took: name before, unit after
+    "time": "{}",
+    "bytes_all": "traffic of {}",
+    "storage_bytes": "storage of {}",
+    "clients_contacted": "{} clients",
+    "local_steps": "{} local steps",
+}
 
 
 def verdicts(blocks: Sequence[Block]) -> list[str]:
@@ -40,12 +51,11 @@ def _of_block(block: Block) -> Iterator[str]:
             continue
         better = [column for column in _judged() if beats(row, ours, reference, column, seeds)]
         if better:
-            told = ", ".join(
-                f"{_told(row, ours, reference, column, seeds)}{_above(block, column, seeds)})" for column in better
-            )
+            compared = [_compared(row, ours, reference, column, seeds) for column in better]
+            figures = [f"{text}{_above(block, column, seeds)})" for text, column in zip(compared, better, strict=True)]
             some = "" if seeds == set(reference.seeds) else f" (in {len(seeds)} of {len(reference.seeds)} seeds)"
-            yield f"{place}: {row.method.name} does better than FedUP on {told}{some}."
-    worst = [told for column in _judged() if (told := _worst(block, ours, reference, column, valid))]
+            yield f"{place}: {row.method.name} does better than FedUP on {', '.join(figures)}{some}."
+    worst = [text for column in _judged() if (text := _worst(block, ours, reference, column, valid))]
     if worst:
         yield f"{place}: FedUP is the worst of all on {', '.join(worst)}."
 
@@ -72,8 +82,8 @@ def _worst(block: Block, ours: Row, reference: Row, column: Column, valid: set[i
         and _usable(row, reference, valid)
         and (column.key != "zero_a" or _resists(row, reference, valid))
     ]
-    bad = [badness for row in rivals if (badness := _badness(row, reference, column, valid)) is not None]
-    mine = _badness(ours, reference, column, valid)
+    bad = [badness for row in rivals if (badness := _mean_badness(row, reference, column, valid)) is not None]
+    mine = _mean_badness(ours, reference, column, valid)
     if mine is None or len(bad) < 2 or mine - max(bad) <= _least(column, max(map(abs, bad))):
         return ""
     sign = -1 if column.better == "higher" else 1
@@ -82,14 +92,20 @@ def _worst(block: Block, ours: Row, reference: Row, column: Column, valid: set[i
     return f"{column.title} ({here}{what} against {best} … {next_worst}{_above(block, column, valid)})"
 
 
-def _badness(row: Row, reference: Row, column: Column, seeds: set[int]) -> float | None:
-    """The larger the worse; None where a seed has no figure."""
-    here, goal = row.figure(column.key, seeds), reference.figure(column.key, seeds)
-    if here is None or set(here.values) != seeds:
-        return None
+def _badness(value: float, goal: float | None, column: Column) -> float:
+    """The larger the worse: the distance to Retrain's value (none without one), the value, or what it lacks."""
     if column.better == "retrain":
-        return _distance(row, reference, column, seeds) if goal and set(goal.values) == seeds else None
-    return here.mean if column.better == "lower" else -here.mean
+        return 0.0 if goal is None else abs(value - goal)
+    return value if column.better == "lower" else -value
+
+
+def _mean_badness(row: Row, reference: Row, column: Column, seeds: set[int]) -> float | None:
+    """None where a seed has no figure. Where closeness to Retrain decides it is the mean of the distances: a mean of
+    figures above and below Retrain's would look close."""
+    values, goals = row.values(column.key), reference.values(column.key)
+    if not seeds or not seeds <= values.keys() or (column.better == "retrain" and not seeds <= goals.keys()):
+        return None
+    return statistics.fmean(_badness(values[seed], goals.get(seed), column) for seed in seeds)
 
 
 def _usable(row: Row, reference: Row, seeds: set[int]) -> bool:
@@ -99,18 +115,20 @@ def _usable(row: Row, reference: Row, seeds: set[int]) -> bool:
 
 def beats(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) -> bool:
     """Whether the row is better in every one of these seeds, and by more than nothing."""
-    theirs, mine, goal = (figure.values if (figure := one.figure(column.key)) else {} for one in (row, ours, reference))
+    theirs, mine, goals = (one.values(column.key) for one in (row, ours, reference))
     if column.timed:  # only where both have clean times
         seeds = seeds & set(row.times) & set(ours.times)
-    if not seeds or not seeds <= theirs.keys():
+    if column.key == "time_to_effect":  # a moment that we never reach is later than any
+        mine = {seed: mine.get(seed, math.inf) for seed in seeds}
+    if not seeds or not seeds <= theirs.keys() & mine.keys():
         return False
     if column.key == "zero_a" and not _resists(row, reference, seeds):
         return False
-    if column.key == "time_to_effect":  # a moment that we never reach is later than any
-        mine = {seed: mine.get(seed, math.inf) for seed in seeds}
-    if not seeds <= mine.keys():
-        return False
-    return all(_gain(theirs[s], mine[s], goal.get(s), column) > _least(column, abs(theirs[s])) for s in seeds)
+    return all(
+        _badness(mine[seed], goals.get(seed), column) - _badness(theirs[seed], goals.get(seed), column)
+        > _least(column, abs(theirs[seed]))
+        for seed in seeds
+    )
 
 
 def _least(column: Column, size: float) -> float:
@@ -121,31 +139,89 @@ def _least(column: Column, size: float) -> float:
 
 
 def _resists(row: Row, reference: Row, seeds: set[int]) -> bool:
-    """Whether the backdoor is gone: who calls every triggered row by its class finds all that are of it."""
+    """Whether the backdoor is gone: a model that gives its class to every triggered row has a 0A of 1 for nothing."""
     here, goal = row.figure("asr", seeds), reference.figure("asr", seeds)
     return here is not None and goal is not None and here.mean <= goal.mean + _USABLE
 
 
-def _gain(theirs: float, mine: float, goal: float | None, column: Column) -> float:
-    if column.better == "retrain":
-        return 0.0 if goal is None else abs(mine - goal) - abs(theirs - goal)
-    return mine - theirs if column.better == "lower" else theirs - mine
-
-
-def _told(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) -> str:
-    """Up to the closing bracket. Means over the seeds that were judged; where closeness to Retrain decides, of the
-    distances: a mean of figures above and below it would look close."""
-    if column.better == "retrain":
-        near, far = (show_value(_distance(one, reference, column, seeds), column) for one in (row, ours))
-        return f"{column.title} ({near} from Retrain's against {far}"
+def _compared(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) -> str:
+    """Up to the closing bracket. Means over the seeds that were judged."""
     if column.timed:
         seeds = seeds & set(row.times) & set(ours.times)
-    figures = [one.figure(column.key, seeds) for one in (row, ours)]
-    values = [show_value(figure.mean, column) if figure else "never" for figure in figures]
-    return f"{column.title} ({values[0]} against {values[1]}"
+    sign, what = -1 if column.better == "higher" else 1, " from Retrain's" if column.better == "retrain" else ""
+    means = [_mean_badness(one, reference, column, seeds & one.values(column.key).keys()) for one in (row, ours)]
+    values = ["never" if mean is None else show_value(sign * mean, column) for mean in means]
+    return f"{column.title} ({values[0]}{what} against {values[1]}"
 
 
-def _distance(row: Row, reference: Row, column: Column, seeds: set[int]) -> float:
-    here, goal = row.figure(column.key), reference.figure(column.key)
-    assert here is not None and goal is not None  # or nothing would have been found better
-    return sum(abs(here.values[seed] - goal.values[seed]) for seed in seeds) / len(seeds)
+def rows_in_words(experiment: Experiment, block: Block) -> list[str]:
+    """A line for each method that answered and says what it did."""
+    return [line for row in block.rows if (line := _line(experiment, block, row))]
+
+
+def _line(experiment: Experiment, block: Block, row: Row) -> str:
+    did = next((text for result in row.results.values() if (text := result.get("about", {}).get("did"))), None)
+    if did is None:
+        return ""
+    taken = ((column, figure) for column in columns_of(*_TAKES) if (figure := row.figure(column.key)))
+    sentences = [
+        f"{row.method.name}{_settings(experiment, block, row)}: {did}.",
+        _sentence((_TAKES[column.key].format(show_value(figure.mean, column)) for column, figure in taken), "It took "),
+        _knows(row, block.row(REFERENCE)),
+        _privacy(block, row),
+        _beside_ours(block, row),
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _settings(experiment: Experiment, block: Block, row: Row) -> str:
+    """What could be chosen, and who chose it."""
+    values = asdict(row.method.settings)
+    chosen = ", ".join(f"{name} = {values[name]}" for name in grid_of(row.method.use))
+    tuned = (block.federation, block.scenario.name, row.method.name) in experiment.tuned
+    return f" ({chosen}; {'tuned' if tuned else 'not tuned'})" if chosen else ""
+
+
+def _knows(row: Row, reference: Row | None) -> str:
+    """What is to stay and the first of what is to go, beside Retrain's."""
+    to_go = next((key for key in ("f_a", "asr", "f_a_train") if row.figure(key)), "")
+    other = None if row is reference else reference
+    return _sentence(_beside(row, column, other) for column in columns_of("r_a", to_go))
+
+
+def _privacy(block: Block, row: Row) -> str:
+    """What its outputs still tell of the forgotten rows: each figure beside Retrain's, or beside the floor."""
+    reference, floor = block.row(REFERENCE), None if row is block.floor else block.floor
+    if reference is None or row is reference:
+        return ""
+    return _sentence(
+        _beside(row, column, floor, "floor") if column.key in CLOSE else _beside(row, column, reference)
+        for column in columns_of("tv", "kl", "forget_loss", *PRIVACY)
+    )
+
+
+def _beside_ours(block: Block, row: Row) -> str:
+    """Where it is better than FedUP, and where FedUP is: in every seed in which there was something to forget."""
+    ours, reference = block.row(OURS), block.row(REFERENCE)
+    if ours is None or reference is None or row is ours or row is block.floor:
+        return ""
+    seeds = set(row.seeds) & set(ours.seeds) & set(reference.seeds) - set(block.failed_attacks)
+    if not seeds:
+        return "No seed in which it can be compared with FedUP."
+    judged = columns_of(*JUDGED, "time", "bytes_all", "storage_bytes")
+    wins = ", ".join(column.title for column in judged if beats(row, ours, reference, column, seeds))
+    loses = ", ".join(column.title for column in judged if beats(ours, row, reference, column, seeds))
+    lost, won = (f"on {titles}" if titles else "nowhere" for titles in (wins, loses))
+    return f"FedUP loses to it {lost}. FedUP is better {won}."
+
+
+def _beside(row: Row, column: Column, other: Row | None, name: str = "Retrain") -> str:
+    """A figure, with another row's in brackets; empty where there is none."""
+    figure, goal = row.figure(column.key), other.figure(column.key) if other else None
+    brackets = f" ({name} {show_value(goal.mean, column)})" if goal else ""
+    return f"{column.title} {show_value(figure.mean, column)}{brackets}" if figure else ""
+
+
+def _sentence(parts: Iterable[str], start: str = "") -> str:
+    text = ", ".join(part for part in parts if part)
+    return f"{start}{text}." if text else ""

@@ -357,12 +357,6 @@ def test_the_trail_tells_how_things_stood_at_the_start_and_after_each_epoch(worl
     assert trail[0]["from_centre"] == 0
 
 
-def test_what_is_said_of_the_answer_is_plain_data(world):
-    about = Method().unlearn(world.task()).about
-    assert json.loads(json.dumps(dict(about), allow_nan=False)) == about
-    assert set(about) == {"did", "radius", "trail"}
-
-
 # --- when it stops
 
 
@@ -405,21 +399,6 @@ def test_buffers_stay_the_final_models_during_the_ascent(world):
     assert all(torch.equal(buffer, final[name]) for name, buffer in buffers.items())
     assert not torch.allclose(vector(found), vector(world.model))
     assert not any(module.training for module in found.modules())
-
-
-def test_the_task_stays_as_it_was_and_a_second_run_gives_the_same_bits(world):
-    task = world.task()
-    before = fingerprint(task.model), fingerprint(task.start), task.federation.x.clone()
-    upload = {name: tensor.clone() for name, tensor in task.kept().upload(3, TARGET).items()}
-    first = Method().unlearn(task)
-    torch.manual_seed(99)
-    state = torch.get_rng_state()
-    second = Method().unlearn(task)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert fingerprint(first.model) == fingerprint(second.model) != before[0]
-    assert (fingerprint(task.model), fingerprint(task.start)) == before[:2]
-    assert torch.equal(task.federation.x, before[2])
-    assert all(torch.equal(task.kept().upload(3, TARGET)[name], tensor) for name, tensor in upload.items())
 
 
 # --- the rounds after
@@ -521,19 +500,6 @@ def test_a_target_that_was_alone_in_the_last_round_is_refused(tmp_path):
     (alone,) = world.last.shares
     with pytest.raises(DataError, match="alone"):
         Method().unlearn(world.task(alone))
-
-
-def test_one_whole_client_can_be_forgotten_and_nothing_else():
-    client, label, sample = Forget.clients([0]), Forget.classes([1]), Forget.samples({0: [3]})
-    assert Method().supports(client)
-    for request in (Forget.clients([0, 2]), label, sample, client | label, client | sample, label | sample):
-        assert not Method().supports(request), str(request)
-
-
-def test_it_says_that_it_needs_a_history_and_that_there_is_none(world):
-    assert Method.needs_history
-    with pytest.raises(DataError, match="history"):
-        Method().unlearn(world.task(history=None))
 
 
 def test_a_federation_that_never_trained_is_said(world):

@@ -371,21 +371,6 @@ def test_updates_of_one_who_stays_are_used(tmp_path):
         Method(every=1).unlearn(world.task())
 
 
-def test_the_task_is_left_as_it_was_and_a_second_run_gives_the_same_bits(world):
-    task = world.task()
-    before = fingerprint(task.model), fingerprint(task.start), task.federation.x.clone()
-    uploads = copy.deepcopy(world.seen.uploads)
-    first = Method(norm="layer", post_rounds=1).unlearn(task)
-    torch.manual_seed(99)
-    second = Method(norm="layer", post_rounds=1).unlearn(task)
-    assert fingerprint(first.model) == fingerprint(second.model) != before[0]
-    assert (fingerprint(task.model), fingerprint(task.start)) == before[:2]
-    assert torch.equal(task.federation.x, before[2])
-    for (number, client), upload in uploads.items():
-        kept = world.history.upload(number, client)
-        assert all(torch.equal(kept[name], tensor) for name, tensor in upload.items())
-
-
 # --- what it costs
 
 
@@ -445,20 +430,6 @@ def test_settings_out_of_range_are_refused(wrong):
 def test_an_unknown_norm_is_refused():
     with pytest.raises(SettingError, match="norm"):
         Method(norm="both")
-
-
-def test_whole_clients_can_be_forgotten_and_nothing_else():
-    client, label, sample = Forget.clients([0]), Forget.classes([1]), Forget.samples({0: [3]})
-    assert Method().supports(client)
-    assert Method().supports(Forget.clients([0, 2]))
-    for request in (label, sample, client | label, client | sample, label | sample):
-        assert not Method().supports(request), str(request)
-
-
-def test_it_says_that_it_needs_a_history_and_that_there_is_none(world):
-    assert Method.needs_history
-    with pytest.raises(DataError, match="history"):
-        Method().unlearn(world.task(history=None))
 
 
 def test_a_federation_that_never_trained_is_said(world):

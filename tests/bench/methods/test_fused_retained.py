@@ -19,7 +19,7 @@ from fedup.bench.history import History
 from fedup.bench.methods._deltas import Adapted, LowRank, Sparse, ranking
 from fedup.bench.methods.fused_retained import Method
 from fedup.bench.task import Task, Unlearned
-from fedup.errors import DataError, SettingError
+from fedup.errors import SettingError
 from fedup.rng import generator
 from fedup.tasks.recipe import Recipe
 from fedup.training.averaging import weights_of
@@ -473,13 +473,3 @@ def test_what_it_says_it_did_counts_the_entries(task):
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong))):
         Method(**wrong)
-
-
-def test_without_a_history_there_is_no_ranking(task):
-    with pytest.raises(DataError, match="history"):
-        Method().unlearn(replace(task, history=None))
-
-
-@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
-def test_any_request_is_answered(request_):
-    assert Method().supports(request_)

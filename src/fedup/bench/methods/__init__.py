@@ -17,6 +17,13 @@ class Method(Protocol):
         """Answer the task's request."""
 
 
+class AnswersAll:
+    """A base for methods that can answer any request: clients, classes and samples alike."""
+
+    def supports(self, request: Forget) -> bool:
+        return True
+
+
 def needs_history(method: Method) -> bool:
     """Whether the server must have kept the history of the training; a method says so by `needs_history = True`."""
     return bool(getattr(method, "needs_history", False))

@@ -2,12 +2,18 @@
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedup.artifacts import serialized_size
+from fedup.bench.cost import Cost
 from fedup.bench.history import History
+from fedup.bench.task import Task
+from fedup.federation import Federation
 from fedup.rng import generator
 
 
@@ -71,3 +77,13 @@ class Adapted(nn.Module):
         }
         outputs: Tensor = functional_call(self.base, weights, inputs)
         return outputs
+
+
+def train_deltas(
+    task: Task, start: Adapted, federation: Federation, *, rounds: int, lr: float, cost: Cost
+) -> tuple[Adapted, int]:
+    """The model under deltas that clients trained, at `lr` times the federation's learning rate; their entries."""
+    local = replace(task.recipe.local, lr=lr * task.recipe.lr)
+    model = cast(Adapted, task.train(start, federation, rounds=rounds, cost=cost, what="FUSED", local=local))
+    cost.storage_bytes = serialized_size(dict(model.named_parameters()), {})
+    return model, sum(delta.numel() for delta in model.parameters())

@@ -77,8 +77,7 @@ class Method:
         upload = {name: tensor.to(device) for name, tensor in history.upload(last, target).items() if name in names}
         sent = serialized_size({name: weights_of(model)[name] for name in names}, {})
         cost.storage_bytes = sent  # the target's own copy of its upload
-        cost.clients.add(target)
-        cost.bytes_down, cost.bytes_up = sent, sent
+        cost.count(bytes_up=sent, bytes_down=sent, clients=[target])
         with cost.stage("ascent"):
             without_last_upload(model, upload, history.shares(last)[target])
             radius = radius_of(model, [_random_model(task, number) for number in range(_RANDOM_MODELS)])
@@ -86,9 +85,7 @@ class Method:
             cost.local_steps = trail[-1]["steps"]
             cost.probe(task.probe, model)
         if self.post_rounds:
-            retained = task.federation.without(task.request)
-            after = range(task.recipe.rounds, task.recipe.rounds + self.post_rounds)
-            model = task.train(model, retained, rounds=after, cost=cost, what="EraseClient")
+            model = task.train_after(model, rounds=self.post_rounds, cost=cost, what="EraseClient")
         did = (
             f"the target ascended for {trail[-1]['steps']} batches inside a ball of radius {radius:.3g} (its own loss "
             f"{trail[0]['loss']:.2f} → {trail[-1]['loss']:.2f}), and {self.post_rounds} rounds without it followed"
@@ -99,7 +96,7 @@ class Method:
         self, model: nn.Module, task: Task, target: int, radius: float, upload: dict[str, Tensor]
     ) -> list[dict[str, Any]]:
         """Ascent on the target's data; how things stood at the start and after each epoch."""
-        federation, how = task.federation, self._local(task.recipe.batch_size)
+        federation, local = task.federation, self._local(task.recipe.batch_size)
         rows = federation.client(target).train
         centre = _vector(model)
         last_sent = torch.cat([upload[name].flatten() for name, _ in model.named_parameters()])
@@ -107,7 +104,7 @@ class Method:
         optimizer = torch.optim.SGD(model.parameters(), lr=self.lr, momentum=self.momentum, maximize=True)
         trail = [self._stand(model, task, rows, centre, last_sent, steps=0)]
         for epoch in range(self.epochs):
-            job = Job(target, rows.cpu(), how, seed_for(task.recipe.seed, "ascent", epoch, target))
+            job = Job(target, rows.cpu(), local, seed_for(task.recipe.seed, "ascent", epoch, target))
             steps, enough = trail[-1]["steps"], False
             for batch in job.batches().to(rows.device):
                 accuracy = ascend(model, optimizer, federation.x[batch], federation.y[batch].long(), clip=self.clip)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from fedup.artifacts import serialized_size
 from fedup.bench.cost import Cost, Meter
 from fedup.bench.history import History
+from fedup.bench.methods import AnswersAll
 from fedup.bench.task import Task, Unlearned
 from fedup.errors import SettingError
-from fedup.federation import Federation
 from fedup.request import Forget
 from fedup.training.averaging import RunningAverage, Weights, weights_of
 from fedup.training.fedavg import Averaging, Observer
@@ -25,7 +25,7 @@ GRID = {"step": (0.0003, 0.003)}
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(AnswersAll):
     """After each round the global weights are rounded to multiples of `step`; each round is kept, and seeds are fixed.
 
     On a request rounds are replayed: clients that hold forgotten data train again without it, from the stored weights,
@@ -42,10 +42,6 @@ class Method:
         if not 0 < self.step < 1:
             raise SettingError(f"step must lie between 0 and 1; found {self.step}.")
 
-    def supports(self, request: Forget) -> bool:
-        """Whatever is a set of rows: a replay leaves them out."""
-        return True
-
     def averaging(self, model: nn.Module) -> Averaging:
         """FedAvg's average, with parameters rounded; buffers are as they come, since a variance must not become 0."""
         return partial(RoundedAverage, step=self.step, names=[name for name, _ in model.named_parameters()])
@@ -54,7 +50,8 @@ class Method:
         """What the rounded federation would have learned without the data."""
         cost = Cost()
         model, history = task.learned_otherwise(self.averaging(task.start), named=f"weights rounded to {self.step!r}")
-        cost.storage_bytes = sum(_size(history, number) for number in history.rounds)
+        kept = [(1 + len(clients), number) for number in history.rounds if (clients := history.shares(number))]
+        cost.storage_bytes = sum(count * serialized_size(history.before(number), {}) for count, number in kept)
         if not self.answer:
             did = f"no request is answered: the model of the federation whose weights are rounded to {self.step:g}"
             return Unlearned(model, cost, about={"did": did})
@@ -95,7 +92,7 @@ class Replay:
     """The stored rounds again, on what is retained."""
 
     def __init__(self, task: Task, history: History, averaging: Averaging, *, final: Weights) -> None:
-        self.averaging, self.retained = averaging, task.federation.without(task.request)
+        self.averaging, self.retained = averaging, task.retained
         self._task, self._history, self._final = task, history, final
         before, after = task.federation, self.retained
         self._touched = [id for id in before.ids if len(before.client(id).train) != len(after.client(id).train)]
@@ -107,7 +104,8 @@ class Replay:
                 continue  # neither uploads nor shares are others
             average = self._round(number, cost)
             with cost.stage("replay"):
-                if not _same(average, self._after(number)):
+                stored = self._after(number)
+                if not all(torch.equal(tensor.cpu(), stored[name].cpu()) for name, tensor in average.current.items()):
                     model = copy.deepcopy(self._task.start)
                     average.load(weights_of(model))
                     return number, model
@@ -130,7 +128,8 @@ class Replay:
         here = set(self._touched) & set(self._history.shares(number))
         if not any(len(self.retained.client(client).train) for client in here):
             return {}
-        only_touched = _without_clients(self.retained, set(self.retained.ids) - set(self._touched))
+        others = frozenset(self.retained.ids) - set(self._touched)  # stay without rows: cohorts are drawn alike
+        only_touched = self.retained.without(Forget.clients(others)) if others else self.retained
         start, recipe, keep = copy.deepcopy(self._task.start), self._task.recipe, _Uploads()
         meter = Meter(cost, only_touched, recipe.local)  # no probe: the average of these clients is nobody's model
         with cost.stage("replay"):
@@ -155,21 +154,5 @@ class _Uploads(Observer):
         self.found[client] = {name: tensor.detach().clone() for name, tensor in after.items()}
 
 
-def _without_clients(federation: Federation, ids: Iterable[int]) -> Federation:
-    """The same places, with no rows at these clients: cohorts are drawn alike."""
-    gone = frozenset(ids)
-    return federation.without(Forget.clients(gone)) if gone else federation
-
-
 def _like(weights: Weights, live: Weights) -> dict[str, Tensor]:
     return {name: tensor.to(live[name].device) for name, tensor in weights.items()}
-
-
-def _same(average: RunningAverage, stored: Weights) -> bool:
-    return all(torch.equal(tensor.cpu(), stored[name].cpu()) for name, tensor in average.current.items())
-
-
-def _size(history: History, number: int) -> int:
-    """Bytes of a round as it is kept: the global weights, and an upload of each client."""
-    clients = history.shares(number)
-    return (1 + len(clients)) * serialized_size(history.before(number), {}) if clients else 0

@@ -55,7 +55,6 @@ class Method:
         stored = history.rounds[:: self.every]
         one = {name: tensor for name, tensor in weights_of(task.start).items() if tensor.is_floating_point()}
         cost.storage_bytes = serialized_size(one, {}) * sum(len(history.shares(number)) for number in stored)
-        retained = task.federation.without(task.request)
         model = copy.deepcopy(task.start)
         with cost.stage("apply"):
             apply_without(model, history, stored[0], task.request.client_ids)
@@ -63,11 +62,10 @@ class Method:
         parameters = [name for name, _ in model.named_parameters()]
         averaging = partial(CalibratedAverage, history=history, parameters=parameters, by_layer=self.norm == "layer")
         model = task.train(
-            model, retained, rounds=stored[1:], cost=cost, what="FedEraser", local=local, averaging=averaging
+            model, task.retained, rounds=stored[1:], cost=cost, what="FedEraser", local=local, averaging=averaging
         )
         if self.post_rounds:
-            after = range(recipe.rounds, recipe.rounds + self.post_rounds)
-            model = task.train(model, retained, rounds=after, cost=cost, what="FedEraser, rounds after")
+            model = task.train_after(model, rounds=self.post_rounds, cost=cost, what="FedEraser, rounds after")
         did = (
             f"{len(stored)} of {len(history.rounds)} rounds were stored; the clients that stay calibrated "
             f"{len(stored) - 1} of them ({'the whole update' if self.norm == 'whole' else 'each layer'} at its stored "

@@ -2,16 +2,17 @@
 
 import statistics
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torch import nn
 
 from fedup.bench.cost import Cost
-from fedup.bench.settings import later
+from fedup.bench.methods import AnswersAll
+from fedup.bench.settings import borrowed, later, lent
 from fedup.bench.task import Task, Unlearned
 from fedup.clients.collect import collect
 from fedup.errors import SettingError
-from fedup.filters.bottleneck import DEFAULT_RANK, ClassPolicy, FilterConfig, FilterKind, OptimizerName
+from fedup.filters.bottleneck import DEFAULT_RANK, FilterConfig
 from fedup.filters.presets import PresetName, preset
 from fedup.privacy.guarantee import DP
 from fedup.request import Forget
@@ -25,9 +26,16 @@ from fedup.unlearning.unlearn import unlearn
 GRID = {"lr": (0.003, 0.001), "steps": (300, 600)}
 
 
+_FIRST = {
+    **{"ratio": 0.8, "sigma": 0.0, "rank": DEFAULT_RANK, "alpha": 0.5, "steps": 300, "batch_size": 128, "lr": 3e-3},
+    **{"class_policy": "drop", "guard": True, "weighted": False},
+}
+_Borrowed: Any = borrowed(DP, CentroidConfig, FilterConfig, first=_FIRST, before={"filter": "bottleneck"})
+
+
 @dataclass(frozen=True)
-class Method:
-    """The settings of the filter, of the centroids and of the protocol.
+class Method(AnswersAll, _Borrowed):  # type: ignore[misc]
+    """The settings of the filter, of the centroids, of the guarantee and of the protocol.
 
     With `cache` clients send centroids of all their data once, ahead of any request; without it, as in the paper, they
     are asked after the request and leave out what it names. With `preset = "paper"` ratio, sigma, cache, class_policy,
@@ -39,52 +47,30 @@ class Method:
     that results can be reproduced: no privacy, of public data. `paper_accounting` counts the paper's ε of `sigma`.
     """
 
-    FORMER_SETTINGS: ClassVar = {"weighted": False}  # gone, and told by all results on disk
-
-    ratio: float = 0.8
-    sigma: float = 0.0
     cut: str | None = None
     cache: bool = True
-    rank: int = DEFAULT_RANK
-    alpha: float = 0.5
-    steps: int = 300
-    batch_size: int = 128
-    lr: float = 3e-3
-    class_policy: ClassPolicy = "drop"
-    guard: bool = True
     preset: PresetName = later("default")
-    filter: FilterKind = later("auto", before="bottleneck")
-    eraser_cut: str = later("auto")
-    max_variance_loss: float = later(0.02)
-    gentle: bool = later(True)
-    optimizer: OptimizerName = later("adam")
-    epochs: int | None = later(None)  # in place of steps
+    rank: int = later(DEFAULT_RANK)
     epsilon: float = later(0.0)  # none
-    delta: float = later(1e-5)
     clip: str = later("unit")  # or a number
-    cells: int = later(1)
-    paper_accounting: bool = later(False)
 
     def __post_init__(self) -> None:
         self.config(0)  # checks the settings of the filter
         self.privacy(0)  # of the guarantee
         if self.epsilon and (self.sigma or self.paper_accounting):
             raise SettingError("epsilon is a guarantee with its own noise: leave sigma and paper_accounting out.")
-        CentroidConfig(self.ratio, self.sigma, paper_accounting=self.paper_accounting)  # those of the centroids
+        lent(self, CentroidConfig)  # those of the centroids
         preset(self.preset)  # and the name
 
     def config(self, seed: int) -> FilterConfig:
         """The settings of the filter; the default rank counts as not chosen."""
-        own = ("ratio", "sigma", "cut", "cache", "preset", "epsilon", "delta", "clip", "cells", "paper_accounting")
-        config = FilterConfig(**{name: value for name, value in asdict(self).items() if name not in own}, seed=seed)
-        return replace(config, rank=None) if self.rank == DEFAULT_RANK else config
+        return lent(self, FilterConfig, seed=seed, rank=None if self.rank == DEFAULT_RANK else self.rank)
 
     def privacy(self, seed: int) -> DP | Literal["paper"] | None:
         """What protects messages."""
         if not self.epsilon:
             return "paper" if self.paper_accounting else None
-        clip: Any = self.clip if self.clip == "unit" else float(self.clip)
-        return DP(self.epsilon, self.delta, clip, cells=self.cells, replay_seed=seed)
+        return lent(self, DP, clip=self.clip if self.clip == "unit" else float(self.clip), replay_seed=seed)
 
     def _about_messages(self) -> dict[str, Any]:
         """How centroids are made, as `collect` takes it."""
@@ -94,11 +80,8 @@ class Method:
         """The same with the preset's values in place."""
         chosen, usual = preset(self.preset, request), asdict(FilterConfig())
         settled = {name: value for name, value in asdict(chosen.config).items() if value != usual[name]}
-        return replace(self, preset="default", ratio=chosen.ratio, sigma=chosen.sigma, cache=chosen.cache, **settled)
-
-    def supports(self, request: Forget) -> bool:
-        """Clients, classes and samples alike."""
-        return True
+        settled |= {"preset": "default", "ratio": chosen.ratio, "sigma": chosen.sigma, "cache": chosen.cache}
+        return replace(self, **settled)
 
     def unlearn(self, task: Task) -> Unlearned:
         """The original model behind a filter."""
@@ -124,9 +107,7 @@ class Method:
         )
         for stage, seconds in report.time_s.items():
             cost.time_s[stage] = cost.time_s.get(stage, 0.0) + seconds
-        cost.bytes_up += report.bytes_up
-        cost.bytes_down += report.bytes_down
-        cost.clients.update(report.clients_contacted)
+        cost.count(bytes_up=report.bytes_up, bytes_down=report.bytes_down, clients=report.clients_contacted)
         cost.storage_bytes += plugged.served.size_bytes if plugged.served else 0
         about = {
             "did": self._did(report, plugged),
@@ -160,9 +141,8 @@ class Method:
                 forget=[task.request],
                 keep_forgotten_classes=self.class_policy != "drop",
             )
-        cost.bytes_up += centroids.size_bytes
-        cost.bytes_down += centroids.traffic.bytes_down
-        cost.clients.update(centroids.bytes_up)
+        down = centroids.traffic.bytes_down
+        cost.count(bytes_up=centroids.size_bytes, bytes_down=down, clients=centroids.bytes_up)
         return centroids
 
 

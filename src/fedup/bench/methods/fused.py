@@ -3,14 +3,13 @@ are trained on that class's rows, too, under labels drawn at random (docs/baseli
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import nn
 
-from fedup.artifacts import serialized_size
 from fedup.bench.cost import Cost
-from fedup.bench.methods._deltas import Adapted, LowRank
+from fedup.bench.methods import AnswersAll
+from fedup.bench.methods._deltas import Adapted, LowRank, train_deltas
 from fedup.bench.task import Task, Unlearned
 from fedup.errors import SettingError
 from fedup.federation import Federation
@@ -21,7 +20,7 @@ GRID = {"rounds": (5, 10, 20, 40)}
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(AnswersAll):
     """The `layers` (names of modules; by default those that the model's file names, `FUSED_LAYERS`) get a delta of
     `rank` each, times `alpha` / `rank`.
 
@@ -44,10 +43,6 @@ class Method:
                 f"rank and rounds must be 1 or more, alpha above 0; found {self.rank}, {self.rounds}, {self.alpha}."
             )
 
-    def supports(self, request: Forget) -> bool:
-        """Any data can be left out or relabelled."""
-        return True
-
     def unlearn(self, task: Task) -> Unlearned:
         """The frozen model under trained deltas."""
         cost = Cost()
@@ -56,11 +51,7 @@ class Method:
             start = self.on(task.model, chosen, task.recipe.seed)
         with cost.stage("relabel"):
             shown, relabelled = overwritten(task.federation, task.request, task.recipe.seed)
-        local = replace(task.recipe.local, lr=self.lr * task.recipe.lr)
-        trained = task.train(start, shown, rounds=self.rounds, cost=cost, what="FUSED", local=local)
-        model = cast(Adapted, trained)
-        entries = sum(delta.numel() for delta in model.parameters())
-        cost.storage_bytes = serialized_size(dict(model.named_parameters()), {})
+        model, entries = train_deltas(task, start, shown, rounds=self.rounds, lr=self.lr, cost=cost)
         rows = "retained rows" + (f" and {relabelled:,} forgotten rows under random labels" if relabelled else "")
         did = (
             f"deltas of rank {self.rank} ({entries:,} entries) on {', '.join(chosen)} were trained for {self.rounds} "

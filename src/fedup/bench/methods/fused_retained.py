@@ -2,24 +2,23 @@
 what is retained alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, cast
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from torch import nn
 
-from fedup.artifacts import serialized_size
 from fedup.bench.cost import Cost
-from fedup.bench.methods._deltas import Adapted, LowRank, Sparse, ranking
+from fedup.bench.methods import AnswersAll
+from fedup.bench.methods._deltas import Adapted, LowRank, Sparse, ranking, train_deltas
 from fedup.bench.settings import later
 from fedup.bench.task import Task, Unlearned
 from fedup.errors import SettingError
-from fedup.request import Forget
 
 GRID = {"lr": (1.0, 0.3), "rounds": (5, 10)}
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(AnswersAll):
     """The `layers` (a share of them) that clients changed most in training get a delta each: some entries, a share
     `density` drawn at random, or a product of two matrices of `rank`. Clients train the deltas alone, by FedAvg for
     `rounds` on what is retained at `lr` times the federation's learning rate, with everything else frozen, BatchNorm's
@@ -42,10 +41,6 @@ class Method:
                 f"{self.layers}, {self.density}, {self.lr}, {self.rank}, {self.rounds}."
             )
 
-    def supports(self, request: Forget) -> bool:
-        """Any data can be left out."""
-        return True
-
     def unlearn(self, task: Task) -> Unlearned:
         """The frozen model under trained deltas."""
         cost, history = Cost(), task.kept()
@@ -53,20 +48,16 @@ class Method:
             ranked = ranking(task.model, history)
             chosen = ranked[: max(1, round(self.layers * len(ranked)))]
             start = self.on(task.model, chosen, task.recipe.seed)
-        retained = task.federation.without(task.request)
-        local = replace(task.recipe.local, lr=self.lr * task.recipe.lr)
-        trained = task.train(start, retained, rounds=self.rounds, cost=cost, what="FUSED", local=local)
-        model = cast(Adapted, trained)
-        deltas = sum(delta.numel() for delta in model.parameters())
-        cost.storage_bytes = serialized_size(dict(model.named_parameters()), {})
+        model, entries = train_deltas(task, start, task.retained, rounds=self.rounds, lr=self.lr, cost=cost)
         did = (
-            f"deltas of {deltas:,} entries on {len(chosen)} of {len(ranked)} layers were trained for {self.rounds} "
+            f"deltas of {entries:,} entries on {len(chosen)} of {len(ranked)} layers were trained for {self.rounds} "
             "rounds by the clients that hold retained data; the model under them is frozen"
         )
         return Unlearned(model, cost, restore=lambda: model.base, about={"did": did, "layers": chosen})
 
     def on(self, model: nn.Module, chosen: Sequence[str], seed: int) -> Adapted:
         """The model under deltas that do nothing yet."""
+        weights = {name: model.get_parameter(name) for name in chosen}
         if self.delta == "lora":
-            return Adapted(model, {name: LowRank(model.get_parameter(name), self.rank, seed, name) for name in chosen})
-        return Adapted(model, {name: Sparse(model.get_parameter(name), self.density, seed, name) for name in chosen})
+            return Adapted(model, {name: LowRank(weight, self.rank, seed, name) for name, weight in weights.items()})
+        return Adapted(model, {name: Sparse(weight, self.density, seed, name) for name, weight in weights.items()})

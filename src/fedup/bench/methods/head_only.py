@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedup.bench.cost import Cost
+from fedup.bench.methods import AnswersAll
 from fedup.bench.task import Task, Unlearned
 from fedup.clients.in_process import InProcess
 from fedup.errors import SettingError
 from fedup.models.cut import find_cut, flat_tail
 from fedup.models.views import shared_view
-from fedup.request import Forget
 from fedup.rng import generator, seed_for
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.store import Centroids
@@ -23,7 +23,7 @@ GRID = {"lr": (0.003, 0.001), "steps": (300, 1000)}
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(AnswersAll):
     """A last layer with fresh weights, fitted by Adam to centroids of what is retained."""
 
     ratio: float = 0.8
@@ -37,10 +37,6 @@ class Method:
             raise SettingError(
                 f"steps and batch_size must be 1 or more, lr above 0; found {self.steps}, {self.batch_size}, {self.lr}."
             )
-
-    def supports(self, request: Forget) -> bool:
-        """Clients, classes and samples alike."""
-        return True
 
     def unlearn(self, task: Task) -> Unlearned:
         """The original model with another last layer."""
@@ -76,9 +72,8 @@ def _retained(centroids: Centroids, task: Task, cost: Cost) -> tuple[Tensor, Ten
     used = [cell for cell in centroids.cells if cell.client not in gone.client_ids and cell.label not in gone.class_ids]
     contact = InProcess(task.federation, task.model, one_reader=True)
     Refresh(centroids, contact, report, keep_sealed=False).bring_up_to_date(used, gone)
-    cost.bytes_up += contact.traffic.bytes_up
-    cost.bytes_down += contact.traffic.bytes_down
-    cost.clients.update(report.clients_contacted)
+    sent = contact.traffic
+    cost.count(bytes_up=sent.bytes_up, bytes_down=sent.bytes_down, clients=report.clients_contacted)
     rows = centroids.rows_of(used)
     return centroids.vectors[rows], centroids.row_labels()[rows]
 

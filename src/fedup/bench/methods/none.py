@@ -3,17 +3,13 @@
 from dataclasses import dataclass
 
 from fedup.bench.cost import Cost
+from fedup.bench.methods import AnswersAll
 from fedup.bench.task import Task, Unlearned
-from fedup.request import Forget
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(AnswersAll):
     """Does nothing."""
-
-    def supports(self, request: Forget) -> bool:
-        """Any request can be ignored."""
-        return True
 
     def unlearn(self, task: Task) -> Unlearned:
         """The original model."""

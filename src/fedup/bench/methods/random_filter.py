@@ -5,16 +5,16 @@ from dataclasses import dataclass
 import torch
 
 from fedup.bench.cost import Cost
+from fedup.bench.methods import AnswersAll
 from fedup.bench.task import Task, Unlearned
 from fedup.filters.bottleneck import DEFAULT_RANK, Bottleneck, FilterConfig
 from fedup.models.features import FeatureReader
-from fedup.request import Forget
 from fedup.rng import generator
 from fedup.serving.plugged import Served, plug
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(AnswersAll):
     """What the bottleneck does by itself; the default rank is that of the features where they are fewer."""
 
     rank: int = DEFAULT_RANK
@@ -26,10 +26,6 @@ class Method:
     def config(self) -> FilterConfig:
         """The settings of the filter; the default rank counts as not chosen."""
         return FilterConfig(rank=None if self.rank == DEFAULT_RANK else self.rank)
-
-    def supports(self, request: Forget) -> bool:
-        """It does not look at the request."""
-        return True
 
     def unlearn(self, task: Task) -> Unlearned:
         """The original model behind a random filter."""

@@ -3,23 +3,18 @@
 from dataclasses import dataclass
 
 from fedup.bench.cost import Cost
+from fedup.bench.methods import AnswersAll
 from fedup.bench.task import Task, Unlearned
-from fedup.request import Forget
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(AnswersAll):
     """Retrain: same first weights, rounds, cohorts and batch orders; the forgotten rows are not there."""
-
-    def supports(self, request: Forget) -> bool:
-        """Any data can be left out."""
-        return True
 
     def unlearn(self, task: Task) -> Unlearned:
         """A model that never saw what is forgotten."""
         cost = Cost()
-        retained = task.federation.without(task.request)
         rounds = task.recipe.rounds
-        model = task.train(task.start, retained, rounds=rounds, cost=cost, what="Retrain")
+        model = task.train(task.start, task.retained, rounds=rounds, cost=cost, what="Retrain")
         did = f"{rounds} rounds from the first weights, on what is retained"
         return Unlearned(model, cost, about={"did": did})

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 
 from fedup.bench.cost import Cost
+from fedup.bench.methods import AnswersAll
 from fedup.bench.task import Task, Unlearned
 from fedup.errors import SettingError
-from fedup.request import Forget
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(AnswersAll):
     """Retrain on the same rows at the same clients, with first weights, cohorts and batches of another seed."""
 
     other_seed: int = 1000  # added to the federation's own
@@ -18,10 +18,6 @@ class Method:
         if self.other_seed < 1:
             raise SettingError(f"other_seed must be 1 or more; found {self.other_seed}: 0 would be Retrain itself.")
 
-    def supports(self, request: Forget) -> bool:
-        """Any data can be left out."""
-        return True
-
     def unlearn(self, task: Task) -> Unlearned:
         """Another model that never saw what is forgotten."""
         cost = Cost()
@@ -29,7 +25,7 @@ class Method:
         federation = task.federation
         start = recipe.blank_model(federation.x.shape[1:], federation.num_classes).to(federation.x.device)
         model = replace(task, recipe=recipe).train(
-            start, federation.without(task.request), rounds=recipe.rounds, cost=cost, what="Retrain, other seeds"
+            start, task.retained, rounds=recipe.rounds, cost=cost, what="Retrain, other seeds"
         )
         did = f"{recipe.rounds} rounds on what is retained, with first weights, cohorts and batches of another seed"
         return Unlearned(model, cost, about={"did": did})

@@ -21,7 +21,7 @@ class Column:
     table: Literal["accuracy", "closeness", "cost"]
     better: Better = "neither"
     style: Literal["share", "points", "seconds", "bytes", "count", "ratio", "number", "yes"] = "share"
-    order: int = 100  # where among the columns of its table
+    order: int = 100  # where among all columns
     timed: bool = False  # made of seconds: only a clean time counts, as `fedup bench time` takes it
 
 
@@ -43,6 +43,12 @@ def columns() -> list[Column]:
     """The columns of all metrics, in the order in which tables show them."""
     found = [column for name in names(__name__) for column in metric(name).COLUMNS]
     return sorted(found, key=lambda column: column.order)
+
+
+def columns_of(*keys: str) -> list[Column]:
+    """The columns of these figures, in this order."""
+    by_key = {column.key: column for column in columns()}
+    return [by_key[key] for key in keys if key in by_key]
 
 
 @cache

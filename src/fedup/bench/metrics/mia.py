@@ -10,32 +10,16 @@ from fedup.bench.case import Case
 from fedup.bench.metrics import Column
 from fedup.rng import generator
 
+_AUC = "Forgotten training rows against held-out rows of the same clients and classes, by loss: 0.5 is chance."
+_TPR = "The same attack: forgotten rows found at 1 % false alarms."
+_LEARNED = (
+    "The paper's: forgotten against retained training rows by their sorted outputs, learned on one half of "
+    "them, accuracy on the other (without a shadow model)."
+)
 COLUMNS = (
-    Column(
-        "mia_auc",
-        "MIA, AUC",
-        "Forgotten training rows against held-out rows of the same clients and classes, by loss: 0.5 is chance.",
-        "closeness",
-        "retrain",
-        order=30,
-    ),
-    Column(
-        "mia_tpr",
-        "MIA, TPR at 1 %",
-        "The same attack: forgotten rows found at 1 % false alarms.",
-        "closeness",
-        "retrain",
-        order=31,
-    ),
-    Column(
-        "mia_learned",
-        "MIA, paper",
-        "The paper's: forgotten against retained training rows by their sorted outputs, learned on one half of "
-        "them, accuracy on the other (without a shadow model).",
-        "closeness",
-        "retrain",
-        order=32,
-    ),
+    Column("mia_auc", "MIA, AUC", _AUC, "closeness", "retrain", order=34),
+    Column("mia_tpr", "MIA, TPR at 1 %", _TPR, "closeness", "retrain", order=35),
+    Column("mia_learned", "MIA, paper", _LEARNED, "closeness", "retrain", order=36),
 )
 _ROWS = 2000  # of each side, for the learned attack
 _FEWEST = 40
@@ -43,8 +27,8 @@ _FEWEST = 40
 
 def measure(case: Case) -> dict[str, float | None]:
     """None where there are too few rows of a side."""
-    there, away = case.ground.labels("forgotten"), case.ground.labels("heldout")
-    outside = case.ground.to_forget("heldout")
+    there, away = case.data.labels("forgotten"), case.data.labels("heldout")
+    outside = case.data.to_forget("heldout")
     found: dict[str, float | None] = {"mia_auc": None, "mia_tpr": None}
     if min(len(there), int(outside.sum())) >= _FEWEST:
         members = -cross_entropy(case.now.logits("forgotten"), there, reduction="none").double()

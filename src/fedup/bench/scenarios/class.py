@@ -1,16 +1,15 @@
 """Classes that every client is to forget; nothing was done to them before."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedup.bench.scenarios import Situation
+from fedup.bench.scenarios import NoAttack, Situation
 from fedup.federation import Federation
 from fedup.request import Forget
 from fedup.tasks.datasets import Dataset, Images, Texts
 
 
 @dataclass(frozen=True)
-class Scenario:
+class Scenario(NoAttack):
     """Forget `classes`; without any, the one whose number is the seed, so that seeds try different classes."""
 
     classes: tuple[int, ...] = ()
@@ -21,7 +20,3 @@ class Scenario:
         federation.check(request)
         named = " and ".join(repr(dataset.class_names[label]) for label in sorted(request.class_ids))
         return Situation(federation, request, f"The class {named} is to be forgotten at every client.")
-
-    def took(self, original: Mapping[str, float | None], retrained: Mapping[str, float | None]) -> bool:
-        """There is no attack: a class that was learned can be forgotten."""
-        return True

@@ -1,9 +1,8 @@
 """An honest client that leaves and is to be forgotten."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedup.bench.scenarios import Situation
+from fedup.bench.scenarios import NoAttack, Situation
 from fedup.bench.scenarios._target import target_client
 from fedup.federation import Federation
 from fedup.request import Forget
@@ -11,7 +10,7 @@ from fedup.tasks.datasets import Dataset, Images, Texts
 
 
 @dataclass(frozen=True)
-class Scenario:
+class Scenario(NoAttack):
     """Forget `client`; without one, the largest."""
 
     client: int | None = None
@@ -21,7 +20,3 @@ class Scenario:
         leaving = target_client(federation, self.client)
         story = f"Client {leaving.id}, whose data was good, leaves. Forget that client."
         return Situation(federation, Forget.clients([leaving.id]), story)
-
-    def took(self, original: Mapping[str, float | None], retrained: Mapping[str, float | None]) -> bool:
-        """There is no attack."""
-        return True

@@ -1,11 +1,10 @@
 """Single samples of one client, drawn at random, that are withdrawn."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from fedup.bench.scenarios import Situation
+from fedup.bench.scenarios import NoAttack, Situation
 from fedup.bench.scenarios._target import check_share, share_of, target_client
 from fedup.federation import Federation
 from fedup.request import Forget
@@ -14,7 +13,7 @@ from fedup.tasks.datasets import Dataset, Images, Texts
 
 
 @dataclass(frozen=True)
-class Scenario:
+class Scenario(NoAttack):
     """Forget a `share` of the training rows of `client`; without one, of the largest."""
 
     share: float = 0.1
@@ -30,7 +29,3 @@ class Scenario:
         order = torch.randperm(len(holder.train), generator=generator(seed, "random samples"))
         request = Forget.samples({holder.id: holder.train[order[:count]].tolist()})
         return Situation(federation, request, f"{count} random samples of client {holder.id} were withdrawn.")
-
-    def took(self, original: Mapping[str, float | None], retrained: Mapping[str, float | None]) -> bool:
-        """There is no attack."""
-        return True
