@@ -13,6 +13,7 @@ from fedup.clients.second_moments import SecondMomentsQuestion
 from fedup.clients.sketches import SketchesQuestion
 from fedup.clients.spreads import SpreadsQuestion
 from fedup.privacy import Ledger
+from fedup.statistics.centroids import CentroidConfig
 
 EARLY, LATE = "2", "4"  # cuts of the model; the bottleneck sits at the late one
 FAST = {"rank": 4, "steps": 10, "batch_size": 32}
@@ -37,7 +38,7 @@ class Marked:
             self.x[rows, channel] += 4
         self.federation = Federation(self.x, self.y, clients, 4)
         self.base = _trained(self.x, self.y)
-        self.collected = collect(self.base, self.federation, ratio=0.5)
+        self.collected = collect(self.base, self.federation, statistics=CentroidConfig(ratio=0.5))
         self.requests = {
             "first": Forget.samples({1: self.rows["first"]}),
             "second": Forget.samples({1: self.rows["second"]}),

@@ -12,11 +12,12 @@ from tests._asking import ask_one
 
 from fedup import Centroids, Federation, Forget, collect, fingerprint, load_centroids, save_centroids
 from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.collect import collect_cells
 from fedup.clients.in_process import InProcess
 from fedup.errors import ArtifactError, CutError, DataError, RequestError, SettingError, StorageError
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
-from fedup.statistics.centroids import Summary
+from fedup.statistics.centroids import CentroidConfig, Summary
 from fedup.statistics.kmeans import centroid_count
 from fedup.statistics.store import insert
 
@@ -26,7 +27,7 @@ NAN = float("nan")
 @pytest.fixture(scope="module")
 def collected(small_model, digits_federation) -> Centroids:
     """Centroids of all data: read only."""
-    return collect(small_model, digits_federation, ratio=0.5, seed=1)
+    return collect(small_model, digits_federation, statistics=CentroidConfig(ratio=0.5, seed=1))
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_the_store_says_what_it_was_made_from(collected, small_model, digits_fed
 
 
 def test_ratio_one_collects_the_features_of_all_training_rows(small_model, digits_federation):
-    everything = collect(small_model, digits_federation, ratio=1.0)
+    everything = collect(small_model, digits_federation, statistics=CentroidConfig(ratio=1.0))
     with torch.no_grad():
         features = small_model[:4](digits_federation.x)
     for cell in everything.cells:
@@ -93,13 +94,16 @@ def test_ratio_one_collects_the_features_of_all_training_rows(small_model, digit
 
 
 def test_same_seed_same_bits_and_another_seed_others(collected, small_model, digits_federation):
-    assert_equal_stores(collect(small_model, digits_federation, ratio=0.5, seed=1), collected)
-    other = collect(small_model, digits_federation, ratio=0.5, seed=2)
+    assert_equal_stores(
+        collect(small_model, digits_federation, statistics=CentroidConfig(ratio=0.5, seed=1)), collected
+    )
+    other = collect(small_model, digits_federation, statistics=CentroidConfig(ratio=0.5, seed=2))
     assert not torch.equal(other.vectors, collected.vectors)
 
 
 def test_a_store_on_disk_is_the_same_and_leaves_no_file(collected, small_model, digits_federation, tmp_path):
-    on_disk = collect(small_model, digits_federation, ratio=0.5, seed=1, folder=tmp_path)
+    contact = InProcess(digits_federation, small_model, vectors_folder=tmp_path)
+    on_disk = collect(small_model, contact, statistics=CentroidConfig(ratio=0.5, seed=1))
     assert_equal_stores(on_disk, collected)
     assert list(tmp_path.iterdir()) == []
     where = on_disk.vectors.untyped_storage().data_ptr()
@@ -113,7 +117,7 @@ def test_a_store_on_disk_is_the_same_and_leaves_no_file(collected, small_model, 
 
 def test_a_store_on_a_disk_that_is_not_there_is_a_clear_error(small_model, digits_federation, tmp_path):
     with pytest.raises(StorageError, match="no folder"):
-        collect(small_model, digits_federation, ratio=0.5, folder=tmp_path / "nowhere")
+        collect(small_model, InProcess(digits_federation, small_model, vectors_folder=tmp_path / "nowhere"))
 
 
 def test_rows_know_their_labels_and_cells(store):
@@ -151,7 +155,8 @@ def test_bytes_are_those_of_the_messages(collected, small_model, digits_federati
 )
 def test_settings_out_of_range_are_refused(small_model, digits_federation, settings, error):
     with pytest.raises(error, match=r"ratio|sigma|no module 'nowhere'"):
-        collect(small_model, digits_federation, **settings)
+        cut = settings.pop("cut", None)
+        collect(small_model, digits_federation, statistics=CentroidConfig(**settings), cut=cut)
 
 
 def test_nan_data_is_refused_with_its_row(small_model, digits_federation):
@@ -181,7 +186,9 @@ def test_what_is_forgotten_is_never_read(small_model, digits_federation, kind):
     gone = Forget()
     for request in requests:
         gone = gone | request
-    asked = collect(small_model, poison(digits_federation, gone), ratio=0.5, seed=1, forget=requests)
+    asked = collect(
+        small_model, poison(digits_federation, gone), statistics=CentroidConfig(ratio=0.5, seed=1), forget=requests
+    )
     assert int(asked.counts.sum()) == len(digits_federation.retained(gone))
     assert bool(asked.vectors.isfinite().all())
     assert asked.collected_for == frozenset(requests)
@@ -190,7 +197,7 @@ def test_what_is_forgotten_is_never_read(small_model, digits_federation, kind):
 
 def test_cells_that_no_request_touches_have_the_bits_of_the_cache(collected, small_model, digits_federation):
     request = some_samples(digits_federation, 2)
-    asked = collect(small_model, digits_federation, ratio=0.5, seed=1, forget=[request])
+    asked = collect(small_model, digits_federation, statistics=CentroidConfig(ratio=0.5, seed=1), forget=[request])
     touched = {(2, int(digits_federation.y[row])) for row in request.sample_ids[2]}
     assert asked.excluded.keys() == touched
     for cell in asked.cells:
@@ -206,7 +213,8 @@ def test_the_order_of_requests_does_not_matter(small_model, digits_federation):
 
 def test_forgotten_classes_can_be_kept_for_relabelling(small_model, digits_federation, collected):
     forget = [Forget.classes([3])]
-    kept = collect(small_model, digits_federation, ratio=0.5, seed=1, forget=forget, keep_forgotten_classes=True)
+    contact, how = InProcess(digits_federation, small_model), CentroidConfig(ratio=0.5, seed=1)
+    kept = collect_cells(small_model, contact, how, None, frozenset(forget), with_forgotten=True)
     assert torch.equal(kept.vectors, collected.vectors)
     assert any(cell.label == 3 for cell in kept.cells)
 
@@ -267,7 +275,9 @@ def test_an_answer_for_a_cell_that_never_was_is_refused(store):
 def rich(small_model, digits_federation) -> Centroids:
     """A store with something in every field: read only."""
     requests = [Forget.classes([3]), Forget.samples({2: digits_federation.client(2).train[:5], 10: [1]})]
-    store = collect(small_model, digits_federation, ratio=0.5, sigma=0.01, seed=5, forget=requests[:1])
+    store = collect(
+        small_model, digits_federation, statistics=CentroidConfig(ratio=0.5, sigma=0.01, seed=5), forget=requests[:1]
+    )
     store.collected_for = frozenset(requests)
     store.excluded = {(2, 1): frozenset([4, 7]), (0, 2): frozenset([1])}
     store.purged = {(1, 0), (0, 5)}

@@ -21,6 +21,7 @@ from fedup.errors import ArtifactError, BudgetError, DataError, SettingError
 from fedup.privacy import DP, Budget, Ledger
 from fedup.privacy.dp import Layout, joint_vector
 from fedup.privacy.projection import basis_of
+from fedup.statistics.centroids import CentroidConfig
 
 NAN = float("nan")
 CLEAR = DP(1e5, clip=8.0, replay_seed=0)  # practically without noise
@@ -278,7 +279,7 @@ def test_a_charge_that_cannot_be_written_stops_the_release(small_model, digits_f
 @pytest.mark.parametrize("settings", [{"ratio": 0.5}, {"sigma": 0.1}, {"ratio": 0.5, "sigma": 0.1}], ids=str)
 def test_centroids_of_a_ratio_and_noise_of_a_sigma_do_not_go_with_it(small_model, digits_federation, settings):
     with pytest.raises(SettingError, match="Under DP"):
-        collect(small_model, digits_federation, privacy=REAL, **settings)
+        collect(small_model, digits_federation, privacy=REAL, statistics=CentroidConfig(**settings))
 
 
 @pytest.mark.parametrize("privacy", ["dp", 1.0, True, {"epsilon": 1.0}], ids=str)
@@ -322,7 +323,7 @@ def test_a_store_comes_back_with_its_guarantee_and_its_ledger(small_model, digit
 
 def test_a_file_of_before_ledgers_has_an_empty_one(small_model, digits_federation, tmp_path):
     path = tmp_path / "centroids"
-    save_centroids(collect(small_model, digits_federation, ratio=0.5), path)
+    save_centroids(collect(small_model, digits_federation, statistics=CentroidConfig(ratio=0.5)), path)
     header, tensors = _parts(path)
     assert header.pop("ledger") == {"charges": [], "budgets": []}
     _write(path, header, tensors)

@@ -9,6 +9,7 @@ from tests._marked import KINDS, Marked
 from torch import nn
 
 from fedup import Federation, Forget, collect, dirichlet, federate, plug
+from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.kmeans import centroid_count
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; this machine has none")
@@ -39,7 +40,7 @@ def test_training_on_cuda_equals_training_on_cpu_within_tolerance():
 def test_forget_and_restore_on_cuda(kind):
     federation = make_federation()
     model = federate(make_model(), federation, rounds=5, device="cuda").model
-    centroids = collect(model, federation, ratio=0.5)
+    centroids = collect(model, federation, statistics=CentroidConfig(ratio=0.5))
     request = {
         "client": Forget.clients([1]),
         "class": Forget.classes([2]),
@@ -62,8 +63,8 @@ def test_forget_and_restore_on_cuda(kind):
 def test_centroids_on_cuda_have_the_sizes_and_the_quality_of_those_on_cpu():
     federation = make_federation()
     model = federate(make_model(), federation, rounds=2).model
-    on_cpu = collect(model, federation, ratio=0.3)
-    on_gpu = collect(model.cuda(), federation, ratio=0.3)
+    on_cpu = collect(model, federation, statistics=CentroidConfig(ratio=0.3))
+    on_gpu = collect(model.cuda(), federation, statistics=CentroidConfig(ratio=0.3))
     assert on_gpu.cells == on_cpu.cells
     assert len(on_gpu.vectors) == sum(
         centroid_count(int((federation.y[client.train] == label).sum()), 0.3)
@@ -98,7 +99,7 @@ def test_an_eraser_on_cuda_does_what_one_on_cpu_does(kind):
     for device in ("cpu", "cuda"):
         model, federation = copy.deepcopy(marked.base).to(device), marked.federation.to(device)
         plugged = plug(model)
-        store = collect(model, federation, ratio=0.5)
+        store = collect(model, federation, statistics=CentroidConfig(ratio=0.5))
         unlearn(plugged, store, marked.requests["first"], clients=federation, config=KINDS[kind])
         answers.append(plugged(marked.x.to(device)).cpu())
         with plugged.restored():

@@ -14,6 +14,7 @@ from fedup.clients.in_process import InProcess
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import ContactError, HarmError
 from fedup.request import union
+from fedup.statistics.centroids import CentroidConfig
 from fedup.unlearning.class_recall import LEAST_CLASS_ROWS
 from fedup.unlearning.plan import Terms
 from fedup.unlearning.unlearn import plan
@@ -262,7 +263,7 @@ def _parted():
 def test_a_purge_hides_no_class_that_a_later_request_would_lose(purged):
     x, y, federation = _parted()
     base = trained(x, y)
-    plugged, store = plug(base), collect(base, federation, ratio=0.5)
+    plugged, store = plug(base), collect(base, federation, statistics=CentroidConfig(ratio=0.5))
     config = FilterConfig(rank=4, steps=200, batch_size=32)
     unlearn(plugged, store, Forget.clients([0]), clients=federation, config=config, terms=Terms(max_class_loss=50))
     if purged:
@@ -296,7 +297,7 @@ def test_a_wider_bottleneck_answers_where_a_class_comes_close_to_its_limit_and_n
 ):
     """What it costs the worst class is no more than with the usual rank."""
     usual = 3
-    for module in ("filters.bottleneck", "unlearning.execute"):
+    for module in ("filters.bottleneck", "unlearning.gentle_fit"):
         monkeypatch.setattr(f"fedup.{module}.DEFAULT_RANK", usual)
     request = Forget.samples({0: trained_digits.frequent(0)[1], 3: trained_digits.frequent(3)[1]})
 

@@ -22,6 +22,7 @@ from fedup import (
     save_filter,
 )
 from fedup.errors import PlugError, RequestError
+from fedup.statistics.centroids import CentroidConfig
 from fedup.unlearning.plan import Terms
 
 CONFIG = FilterConfig(rank=8, steps=100, batch_size=32)
@@ -38,7 +39,7 @@ class Setting:
         self.federation = Federation.split(self.x, self.y, iid(self.y, 4), num_classes=6)
         start = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 6))
         self.base = federate(start, self.federation, rounds=6, local=LocalTraining(batch_size=8)).model
-        self.centroids = collect(self.base, self.federation, ratio=0.5)
+        self.centroids = collect(self.base, self.federation, statistics=CentroidConfig(ratio=0.5))
 
     def of_class(self, client, label, many=3):
         rows = self.federation.client(client).train
@@ -91,7 +92,7 @@ def test_a_fit_under_autocast_gives_the_bits_of_one_without(setting):
     plain, under = plug(setting.base), plug(setting.base)
     unlearn(plain, setting.centroids, Forget.clients([1]), config=CONFIG)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        centroids = collect(setting.base, setting.federation, ratio=0.5)
+        centroids = collect(setting.base, setting.federation, statistics=CentroidConfig(ratio=0.5))
         unlearn(under, centroids, Forget.clients([1]), config=CONFIG)
     assert torch.equal(plain(setting.x), under(setting.x))
 
@@ -99,7 +100,7 @@ def test_a_fit_under_autocast_gives_the_bits_of_one_without(setting):
 def test_collecting_and_unlearning_inside_inference_mode_leave_a_store_that_can_change(setting):
     plugged = plug(setting.base)
     with torch.inference_mode():
-        centroids = collect(setting.base, setting.federation, ratio=0.5)
+        centroids = collect(setting.base, setting.federation, statistics=CentroidConfig(ratio=0.5))
         unlearn(plugged, centroids, Forget.clients([1]), config=CONFIG)
     unlearn(plugged, centroids, Forget.samples({0: setting.of_class(0, 2)}), clients=setting.federation)
     assert len(plugged.requests) == 2
@@ -176,7 +177,7 @@ def test_a_cut_at_a_module_that_works_in_place_reads_what_arrives_there():
     layers = [nn.Linear(8, 6), nn.ReLU(inplace=True), nn.Linear(6, 3)]
     x, y = torch.randn(60, 8), torch.arange(60) % 3
     base, federation = nn.Sequential(*layers).eval(), Federation.split(x, y, iid(y, 2))
-    store = collect(base, federation, ratio=1.0, cut="1")
+    store = collect(base, federation, statistics=CentroidConfig(ratio=1.0), cut="1")
     assert store.vectors.min() < 0
     plugged = plug(base, cut="1")
     unlearn(plugged, store, Forget.classes([1]), config=FilterConfig(rank=4, steps=5))
@@ -191,6 +192,6 @@ def test_training_that_diverges_says_so(setting):
 
 def test_a_head_with_fewer_outputs_than_classes_is_named(setting):
     base = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
-    store = collect(base, setting.federation, ratio=0.5)
+    store = collect(base, setting.federation, statistics=CentroidConfig(ratio=0.5))
     with pytest.raises(ValueError, match="3 outputs"):
         unlearn(plug(base), store, Forget.clients([1]), config=CONFIG)

@@ -34,7 +34,7 @@ def test_the_papers_ratio_depends_on_what_is_forgotten(forget, ratio):
     assert (found.ratio, found.sigma, found.cache) == (ratio, 0.001, False)
     assert (found.config.filter, found.config.class_policy, found.config.guard) == ("bottleneck", "remap", False)
     if isinstance(forget, list):
-        centroids = collect(MARKED.base, MARKED.federation, forget=iter(forget), preset="paper")
+        centroids = collect(MARKED.base, MARKED.federation, forget=iter(forget), statistics="paper")
         assert (centroids.how.ratio, centroids.how.sigma) == (ratio, 0.001)
 
 
@@ -55,7 +55,7 @@ def test_the_authors_settings_are_those_of_their_code(forget, ratio):
 
 @pytest.mark.parametrize("request_", [CLIENT, CLASS, SAMPLE], ids=str)
 def test_a_request_is_answered_with_the_authors_preset(request_):
-    centroids = collect(MARKED.base, MARKED.federation, forget=[request_], preset="authors")
+    centroids = collect(MARKED.base, MARKED.federation, forget=[request_], statistics="authors")
     assert centroids.how.sigma == 0.0
     plugged = plug(MARKED.base)
     trace = Trace(every=1)
@@ -75,18 +75,12 @@ def test_the_default_is_the_same_for_all_and_what_is_used_when_nothing_is_said(f
     assert (how.ratio, how.sigma) == (0.8, 0.0)
 
 
-@pytest.mark.parametrize(("given", "expected"), [({"ratio": 0.3}, (0.3, 0.001)), ({"sigma": 0.0}, (0.1, 0.0))])
-def test_what_is_given_comes_before_the_preset(given, expected):
-    how = collect(MARKED.base, MARKED.federation, forget=[CLASS], preset="paper", **given).how
-    assert (how.ratio, how.sigma) == expected
-
-
 @pytest.mark.parametrize("name", ["Paper", "papers", "", None])
 def test_an_unknown_preset_is_refused_wherever_one_is_named(name):
     with pytest.raises(SettingError, match="default, paper, authors"):
         preset(name)
     with pytest.raises(SettingError, match="default, paper, authors"):
-        collect(MARKED.base, MARKED.federation, preset=name)
+        collect(MARKED.base, MARKED.federation, statistics=name)
     if name is not None:  # which is how unlearn is told of none
         plugged = plug(MARKED.base)
         with pytest.raises(SettingError, match="default, paper, authors"):
@@ -128,14 +122,14 @@ def test_a_preset_replaces_the_settings_of_the_filter_that_is_served(monkeypatch
 
 
 def test_centroids_of_the_papers_preset_have_the_class_that_its_filter_relabels():
-    centroids = collect(MARKED.base, MARKED.federation, forget=[CLASS], preset="paper")
+    centroids = collect(MARKED.base, MARKED.federation, forget=[CLASS], statistics="paper")
     assert 2 in {cell.label for cell in centroids.cells if cell.size}
 
 
 def test_a_class_that_is_relabelled_is_in_the_fit(monkeypatch):
     """What the paper's protocol is, with the centroids that it needs."""
     _narrow(monkeypatch)
-    centroids = collect(MARKED.base, MARKED.federation, forget=[CLASS], preset="paper", keep_forgotten_classes=True)
+    centroids = collect(MARKED.base, MARKED.federation, forget=[CLASS], statistics="paper")
     plugged = plug(MARKED.base)
     report = unlearn(plugged, centroids, CLASS, config="paper")
     assert report.centroids_used == len(centroids.rows_of(centroids.cells))

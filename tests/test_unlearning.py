@@ -30,6 +30,7 @@ from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.in_process import InProcess
 from fedup.errors import ContactError, DataError, FedUPError, FingerprintError, NotFittedError, RequestError
 from fedup.request import union
+from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.traffic import Traffic
 from fedup.tasks.models import build_model
 from fedup.unlearning.plan import Terms
@@ -63,7 +64,7 @@ class Setting:
         self.federation = Federation.split(self.x, self.y, iid(self.y, 4))
         self.base = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
         self.fingerprint = fingerprint(self.base)
-        self.collected = collect(self.base, self.federation, ratio=0.5)
+        self.collected = collect(self.base, self.federation, statistics=CentroidConfig(ratio=0.5))
         self.requests = {
             "client": Forget.clients([3]),
             "class": Forget.classes([2]),
@@ -199,7 +200,7 @@ def _joined_bits(names):
     """A reference that shares no history: the paper's protocol, asked once for the union of the requests."""
     joined = union(SETTING.requests[name] for name in names)
     plugged = plug(SETTING.base)
-    store = collect(SETTING.base, SETTING.federation, ratio=0.5, forget=[joined])
+    store = collect(SETTING.base, SETTING.federation, statistics=CentroidConfig(ratio=0.5), forget=[joined])
     unlearn(plugged, store, joined, clients=SETTING.federation, config=CONFIG)
     return _bits(plugged)
 
@@ -273,14 +274,19 @@ def test_dropped_data_changes_no_bit_of_the_filter_in_the_papers_protocol(name):
     x[SETTING.federation.forgotten(request)] = torch.nan
     poisoned = Federation(x, SETTING.y, SETTING.federation.clients, 4)
     plugged = plug(SETTING.base)
-    unlearn(plugged, collect(SETTING.base, poisoned, ratio=0.5, forget=[request]), request, config=CONFIG)
+    unlearn(
+        plugged,
+        collect(SETTING.base, poisoned, statistics=CentroidConfig(ratio=0.5), forget=[request]),
+        request,
+        config=CONFIG,
+    )
     assert torch.equal(_bits(plugged), SETTING.answer([name]))
 
 
 @pytest.mark.parametrize("names", [*map(list, combinations(NAMES, 2)), NAMES], ids=" + ".join)
 def test_centroids_collected_for_requests_answer_them_without_further_contact(names):
     joined, plugged = union(SETTING.requests[name] for name in names), plug(SETTING.base)
-    store = collect(SETTING.base, SETTING.federation, ratio=0.5, forget=[joined])
+    store = collect(SETTING.base, SETTING.federation, statistics=CentroidConfig(ratio=0.5), forget=[joined])
     report = unlearn(plugged, store, joined, clients=Unreachable(), config=CONFIG, terms=Terms(measure=False))
     assert report.clients_contacted == []
 

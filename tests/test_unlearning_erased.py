@@ -14,6 +14,7 @@ from torch import nn
 import fedup
 from fedup import Federation, FilterConfig, Forget, collect, fingerprint, iid, plug
 from fedup.errors import ContactError, CutError, DataError, HarmError, RequestError
+from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.traffic import Traffic
 from fedup.unlearning.plan import Terms
 from fedup.unlearning.unlearn import plan
@@ -73,7 +74,7 @@ def test_a_class_that_the_forgotten_samples_may_have_broken_is_told_where_nothin
         base[4].bias[2] -= 100
     labels = MARKED.y[MARKED.rows["first"]]
     assert int((labels == 2).sum()) > 0
-    store = collect(base, MARKED.federation, ratio=0.5)
+    store = collect(base, MARKED.federation, statistics=CentroidConfig(ratio=0.5))
     plugged, config = plug(base), FilterConfig(**FAST, filter=kind)
     report = unlearn(plugged, store, MARKED.requests["first"], clients=MARKED.federation, config=config)
     told = [note for note in report.notes if note.startswith("Class 2, ") and "filter both" in note]
@@ -368,7 +369,9 @@ def test_without_clients_there_is_no_eraser_and_nothing_changes():
 
 
 def test_centroids_collected_for_the_samples_are_enough_for_a_bottleneck_and_not_for_an_eraser():
-    store = collect(MARKED.base, MARKED.federation, ratio=0.5, forget=[MARKED.requests["first"]])
+    store = collect(
+        MARKED.base, MARKED.federation, statistics=CentroidConfig(ratio=0.5), forget=[MARKED.requests["first"]]
+    )
     _unchanged(
         (plug(MARKED.base), store),
         lambda p, s: unlearn(p, s, MARKED.requests["first"], config=AUTO),

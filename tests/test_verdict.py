@@ -22,9 +22,10 @@ from fedup import (
     save_centroids,
     unlearn,
 )
+from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.proportions import Estimate, Paired, weighted, wilson
 from fedup.statistics.tally import Tally
-from fedup.unlearning import execute as execute_module
+from fedup.unlearning import measure
 from fedup.unlearning.plan import Terms
 from fedup.unlearning.verdict import CLOSE, CLOSE_CLASS, WIDEST, Verdict, find, judge, not_measured
 
@@ -393,12 +394,12 @@ FARTHER = Verdict("farther than before", "")
 def farther(monkeypatch):
     """Requests named here come out better known than before."""
     named = set()
-    real = execute_module.judge
+    real = measure.judge
 
     def judged(request, tallies):
         return FARTHER if request in named else real(request, tallies)
 
-    monkeypatch.setattr(execute_module, "judge", judged)
+    monkeypatch.setattr(measure, "judge", judged)
     return named
 
 
@@ -414,7 +415,9 @@ def _left_out(store, rows=ROWS):
 
 def _as_if_never_there(store, without=()):
     """The cells of client 1 are those of a client without the rows; classes that are not in use do not count."""
-    fresh = collect(MARKED.base, MARKED.federation, ratio=0.5, forget=[MARKED.requests["first"]])
+    fresh = collect(
+        MARKED.base, MARKED.federation, statistics=CentroidConfig(ratio=0.5), forget=[MARKED.requests["first"]]
+    )
     for cell in (cell for cell in store.cells_of(1) if cell.label not in without):
         expected = fresh.take(fresh.cell(cell.name))
         assert all(map(torch.equal, store.take(cell), expected))
@@ -521,7 +524,7 @@ def test_what_is_not_measured_is_not_withheld_and_says_why():
     report = unlearn(plugged, store, MARKED.requests["first"], **(OPTIONS | {"terms": Terms(100.0, measure=False)}))
     (verdict,) = report.verdicts.values()
     assert verdict.finding == "not measured"
-    assert "measure=True" in verdict.words
+    assert "Terms(measure=True)" in verdict.words
     report = unlearn(plugged, store, MARKED.requests["class"], config=BOTTLENECK, force=True)
     assert "no way to reach" in report.verdicts[MARKED.requests["class"].digest].why
     assert WIDEST == 0.10

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from fedup import FilterConfig, Forget, collect, fingerprint, plug, restore, unlearn
 from fedup.errors import ArtifactError
+from fedup.statistics.centroids import CentroidConfig
 from fedup.tasks.datasets import files_of
 from fedup.tasks.evaluation import predict
 from fedup.tasks.models import build_model
@@ -77,7 +78,7 @@ def test_a_pair_learns_forgets_a_class_and_gets_every_bit_back(few, data, model)
 
     learned = fingerprint(trained)
     label = int(y.mode().values)
-    centroids = collect(trained, federation, ratio=0.5)
+    centroids = collect(trained, federation, statistics=CentroidConfig(ratio=0.5))
     plugged = plug(trained)
     request = Forget.classes([label])
     unlearn(plugged, centroids, request, clients=federation, config=FilterConfig(rank=8, steps=50), force=True)

@@ -13,6 +13,7 @@ from fedup.models.cut import find_cut, offered_cuts
 from fedup.models.features import FeatureReader
 from fedup.models.layout import to_positions
 from fedup.registry import find, names
+from fedup.statistics.centroids import CentroidConfig
 from fedup.tasks.models import build_model, cuts_of, training_of
 from fedup.tasks.recipe import Recipe
 
@@ -138,7 +139,7 @@ def test_features_are_read_at_all_offered_cuts_in_one_pass(name, built):
 def test_where_tokens_are_read_together_a_bottleneck_is_refused_with_where_it_can_sit(name, cut, built):
     elsewhere = [other for model, other in FIXED if model == name]
     with pytest.raises(CutError, match=rf"{cut} .*a bottleneck cannot\. Cut at {' or '.join(elsewhere)}\."):
-        collect(built(name), federation_for(name), ratio=0.5, cut=cut)
+        collect(built(name), federation_for(name), statistics=CentroidConfig(ratio=0.5), cut=cut)
 
 
 def test_some_cuts_are_of_tokens():
@@ -150,7 +151,7 @@ def test_a_filter_sits_at_every_cut_and_leaves_the_model_as_it_was(name, cut, bu
     model, federation = built(name), federation_for(name)
     before, weights = answer(model, federation.x), fingerprint(model)
     plugged = plug(model, cut)
-    centroids = collect(model, federation, ratio=0.5, cut=cut)
+    centroids = collect(model, federation, statistics=CentroidConfig(ratio=0.5), cut=cut)
     unlearn(plugged, centroids, Forget.classes([0]), config=SMALL)
     filtered = answer(plugged, federation.x)
     assert filtered.shape == before.shape

@@ -10,6 +10,7 @@ from fedup import DP, FilterConfig, Forget, collect, plug
 from fedup.errors import ContactError
 from fedup.flower import Policy, RunServer, messaging
 from fedup.run.answer import Limits
+from fedup.statistics.centroids import CentroidConfig
 
 CLEAR = DP(100.0, clip=4.0)
 BOTH = FilterConfig(rank=8, steps=8, filter="both")
@@ -133,7 +134,7 @@ def test_in_process_the_bytes_are_those_that_would_be_sent(world, privacy):
     """To nodes that hold the weights. Over Flower a question says besides what a row looks like."""
     grid = world.grid()
     contact = world.contact(grid)
-    collect(world.model, contact, seed=9)  # nodes hold the weights now, and are known
+    collect(world.model, contact, statistics=CentroidConfig(seed=9))  # nodes hold the weights now, and are known
     contact.ledger = collect(world.model, world.federation).ledger
     found = []
     for reached in (contact, world.federation):

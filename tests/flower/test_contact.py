@@ -169,11 +169,11 @@ def spoiling(change, node: int = ODD, kind: str | None = None):
 
 SETTINGS = {
     "usual": {},
-    "ratio": {"ratio": 0.3, "seed": 4},
+    "ratio": {"statistics": CentroidConfig(0.3, seed=4)},
     "early": {"cut": "conv2"},
-    "noise": {"cut": "fc2", "sigma": 0.1, "seed": 5},
+    "noise": {"cut": "fc2", "statistics": CentroidConfig(sigma=0.1, seed=5)},
     "noise of the paper": {"privacy": "paper"},
-    "preset": {"preset": "paper"},
+    "preset": {"statistics": "paper"},
     "DP": {"privacy": PRIVATE},
     "DP at another cut": {"privacy": replace(PRIVATE, projection="random", dims=7, cells=2), "cut": "fc1"},
 }
@@ -202,7 +202,7 @@ def request_of(world: World, named) -> Forget:
     return named if isinstance(named, Forget) else samples(world, **named)
 
 
-@pytest.mark.parametrize("settings", [{}, {"preset": "paper"}], ids=["usual", "paper"])
+@pytest.mark.parametrize("settings", [{}, {"statistics": "paper"}], ids=["usual", "paper"])
 @pytest.mark.parametrize("named", REQUESTS.values(), ids=REQUESTS.keys())
 def test_centroids_collected_for_a_request_equal_those_in_process_to_the_bit(world, named, settings):
     request, grid = request_of(world, named), world.grid()
@@ -823,10 +823,13 @@ def test_a_late_reply_to_the_same_question_does_no_harm(world, plain):
 def test_a_late_reply_to_an_earlier_question_is_nobodys(world):
     grid = Late({FIRST + i: world.app(i) for i in range(4)})
     contact = world.contact(grid, retries=0, least_fraction=0.5)
-    assert set(collect(world.model, contact, seed=0).clients) == {0, 1, 3}
+    assert set(collect(world.model, contact, statistics=CentroidConfig(seed=0)).clients) == {0, 1, 3}
     assert len(grid.held) == 1, "premise"
     again = world.contact(grid)
-    assert_same_store(collect(world.model, again, seed=1), collect(world.model, world.federation, seed=1))
+    assert_same_store(
+        collect(world.model, again, statistics=CentroidConfig(seed=1)),
+        collect(world.model, world.federation, statistics=CentroidConfig(seed=1)),
+    )
 
 
 # --- faults while a request is answered: nothing has changed
@@ -1023,7 +1026,9 @@ def files(folder) -> list:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("how", [{}, {"privacy": PRIVATE}, {"sigma": 0.1, "cut": "fc2"}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{}, {"privacy": PRIVATE}, {"statistics": CentroidConfig(sigma=0.1), "cut": "fc2"}], ids=str
+)
 def test_a_server_that_is_started_again_asks_only_for_what_is_missing(world, tmp_path, clock, how):
     grid = world.grid()
     interrupted(world, grid, tmp_path, clock, **how)
@@ -1046,7 +1051,7 @@ def test_a_server_that_is_started_again_asks_only_for_what_is_missing(world, tmp
 def test_answers_for_a_request_are_kept_too(world, tmp_path, clock):
     grid, request = world.grid(), samples(world, c3=10) | Forget.clients([0])
     world.contact(grid).check(request)  # so that nodes hold the weights
-    how = {"forget": [request], "seed": 3}
+    how = {"forget": [request], "statistics": CentroidConfig(seed=3)}
     spoil = grid.spoil
     grid.spoil = spoiling(lambda reply: None)
     clock.kills = True
@@ -1062,7 +1067,7 @@ def test_answers_for_a_request_are_kept_too(world, tmp_path, clock):
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_a_server_killed_while_answers_come_keeps_those_that_came(world, plain, tmp_path, k):
     grid, came = world.grid(), []
-    collect(world.model, world.contact(grid), seed=9)  # nodes hold the weights
+    collect(world.model, world.contact(grid), statistics=CentroidConfig(seed=9))  # nodes hold the weights
     grid.one_by_one = True
 
     def kill(node, reply):
@@ -1109,7 +1114,13 @@ def test_files_of_others_in_the_folder_are_nobodys_answers(world, plain, tmp_pat
 
 @pytest.mark.parametrize(
     "other",
-    [{"seed": 1}, {"ratio": 0.5}, {"cut": "fc2"}, {"forget": [Forget.classes([3])]}, {"privacy": PRIVATE}],
+    [
+        {"statistics": CentroidConfig(seed=1)},
+        {"statistics": CentroidConfig(0.5)},
+        {"cut": "fc2"},
+        {"forget": [Forget.classes([3])]},
+        {"privacy": PRIVATE},
+    ],
     ids=str,
 )
 def test_answers_to_one_question_are_never_taken_for_another(world, tmp_path, clock, other):
@@ -1201,7 +1212,7 @@ def test_the_servers_account_and_those_of_the_nodes_agree(world):
 def test_centroids_without_a_guarantee_cost_nothing(world):
     grid = world.grid()
     contact = world.contact(grid)
-    collect(world.model, contact, sigma=0.1)
+    collect(world.model, contact, statistics=CentroidConfig(sigma=0.1))
     assert contact.ledger.charges == []
     assert charges(grid) == {client: [] for client in range(4)}
 
@@ -1209,7 +1220,7 @@ def test_centroids_without_a_guarantee_cost_nothing(world):
 def test_an_interrupted_collection_charges_each_node_once(world, tmp_path, clock):
     """Node 102 was not reached at all before the server was killed."""
     grid = world.grid()
-    collect(world.model, world.contact(grid), seed=9)  # nodes hold the weights
+    collect(world.model, world.contact(grid), statistics=CentroidConfig(seed=9))  # nodes hold the weights
     away, grid.apps[ODD] = grid.apps[ODD], ClientApp()
     with pytest.raises(ContactError):
         collect(world.model, world.contact(grid, folder=tmp_path), privacy=REAL)
@@ -1301,7 +1312,7 @@ def test_weights_at_once_save_a_round_of_messages_and_are_sent_once(world):
     assert torch.equal(one.vectors, other.vectors)
     assert (len(usual.asked("summarize")), len(saving.asked("summarize"))) == (8, 4)
     assert all(ask.weights is not None for _, ask in saving.asked("summarize"))
-    collect(world.model, contact, ratio=0.3)
+    collect(world.model, contact, statistics=CentroidConfig(ratio=0.3))
     assert [ask.weights is None for _, ask in saving.asked("summarize")] == [False] * 4 + [True] * 4
     assert contact.traffic.bytes_up > 0
 
@@ -1312,7 +1323,7 @@ def test_a_node_that_lost_its_weights_gets_them_again(world):
     collect(world.model, contact)
     for name in ("fedup-weights", "fedup-weights-of"):
         del grid.contexts[FIRST + 1].state[name]
-    assert len(collect(world.model, contact, ratio=0.3).clients) == 4
+    assert len(collect(world.model, contact, statistics=CentroidConfig(ratio=0.3)).clients) == 4
     assert [node for node, ask in grid.asked("summarize")[4:] if ask.weights is not None] == [FIRST + 1]
 
 

@@ -86,7 +86,7 @@ def setting():
 
 def test_every_cell_has_its_epsilon(setting):
     model, federation = setting
-    store = collect(model, federation, privacy="paper", sigma=0.02)
+    store = collect(model, federation, privacy="paper", statistics=CentroidConfig(sigma=0.02))
     assert store.paper_epsilons.keys() == {cell.name for cell in store.cells}
     with torch.no_grad():
         features = model[:2](federation.x)
@@ -98,7 +98,9 @@ def test_every_cell_has_its_epsilon(setting):
 
 def test_it_is_only_counted_and_changes_no_centroid(setting):
     model, federation = setting
-    counted, plain = (collect(model, federation, privacy=how, sigma=0.02) for how in ("paper", None))
+    counted, plain = (
+        collect(model, federation, privacy=how, statistics=CentroidConfig(sigma=0.02)) for how in ("paper", None)
+    )
     assert torch.equal(counted.vectors, plain.vectors)
     assert plain.paper_epsilons == {}
     assert counted.ledger.charges == []  # no business of the ledger
@@ -115,7 +117,7 @@ def test_noise_is_the_papers_where_none_is_given(setting):
 def test_without_noise_there_is_no_epsilon_to_count(setting):
     model, federation = setting
     with pytest.raises(SettingError, match="without noise"):
-        collect(model, federation, privacy="paper", sigma=0.0)
+        collect(model, federation, privacy="paper", statistics=CentroidConfig(sigma=0.0))
 
 
 def test_epsilons_come_back_from_the_file(setting, tmp_path):

@@ -12,11 +12,11 @@ from fedup.clients.in_process import InProcess
 from fedup.errors import FedUPError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.request import Forget
-from fedup.run import answer
+from fedup.run.answer import Limits, NewRequest, RequestDesk
 from fedup.run.folder import Run
 from fedup.run.serving import load_store
 from fedup.run.verify import _check_centroids
-from fedup.unlearning import execute
+from fedup.unlearning import measure as measuring
 from fedup.unlearning.verdict import Verdict
 
 FARTHER = Verdict("farther than before", "Accuracy on the forgotten training rows")
@@ -132,12 +132,12 @@ def test_under_differential_privacy_nothing_is_measured_and_evidence_says_why(tm
 @pytest.fixture
 def farther(monkeypatch):
     """The three samples come out better known than before, whatever is served."""
-    real = execute.judge
+    real = measuring.judge
 
     def judged(request, tallies):
         return FARTHER if request == Forget.samples({1: WITHDRAWN}) else real(request, tallies)
 
-    monkeypatch.setattr(execute, "judge", judged)
+    monkeypatch.setattr(measuring, "judge", judged)
 
 
 @pytest.fixture
@@ -389,14 +389,10 @@ def test_answers_are_let_go_once_the_folder_has_them_and_kept_where_it_declined(
     monkeypatch.setattr(InProcess, "settled", lambda contact, **_: calls.append(contact), raising=False)
     with Run(run).writing("test") as writer:
         plugged, store = session.plugged(writer.state), session.store(writer.state, writer)
-        outcome = answer.unlearn(
-            writer,
-            plugged,
-            store,
-            [answer.NewRequest(Forget.clients([0]))],  # which costs two classes too many rows
-            clients=InProcess(session.federation, plugged.base),
+        outcome = RequestDesk(writer, plugged, store, InProcess(session.federation, plugged.base)).unlearn(
+            [NewRequest(Forget.clients([0]))],  # which costs two classes too many rows
             config=FilterConfig(steps=5),
-            limits=answer.Limits(max_loss=None, force=force),
+            limits=Limits(max_loss=None, force=force),
         )
     assert (outcome.declined is None) == force
     assert len(calls) == let_go

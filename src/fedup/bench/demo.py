@@ -17,6 +17,7 @@ from fedup.models.views import fingerprint
 from fedup.request import Forget
 from fedup.rng import generator
 from fedup.serving.plugged import PluggedModel, plug
+from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.store import Centroids
 from fedup.tasks.datasets import Dataset, input_of
 from fedup.tasks.evaluation import accuracy_per_class, predict, retain_and_forget
@@ -58,7 +59,7 @@ def run_demo(
         relearning = RoundsShown(progress, f"Retraining to {request}", recipe.rounds)
         retrained = recipe.train(start, federation.without(request), observers=[relearning])
         collecting = time.perf_counter()
-        centroids = collect(trained.model, federation, seed=seed)
+        centroids = collect(trained.model, federation, statistics=CentroidConfig(seed=seed))
         about = {  # of the last federation: the others took as much
             "train_time_s": trained.time_s,
             "collect": {

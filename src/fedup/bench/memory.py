@@ -27,7 +27,7 @@ def _measure(rows: int, width: int) -> float:
     federation, model = feature_federation(rows=rows, width=width)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present level
     level = memory_bytes("VmRSS")
-    centroids = collect(model, federation, ratio=0.8)
+    centroids = collect(model, federation)
     unlearn(plug(model), centroids, Forget.classes([3]), force=True)
     return (memory_bytes("VmHWM") - level) / (rows * width * 4)
 

@@ -116,9 +116,9 @@ def measure(grid: Any, clients: int) -> dict[str, Any]:
         with _measured(figures, "who", on_disk):  # the engine starts its workers
             assert len(on_disk.clients) == clients
         with _measured(figures, "collect", on_disk):
-            collect(model, on_disk, folder=folder)
+            collect(model, on_disk)
         with _measured(figures, "collect_again", on_disk):  # nodes have weights and features: the server's own memory
-            store = collect(model, on_disk, folder=folder)
+            store = collect(model, on_disk)
         figures |= {
             "centroids": len(store.vectors),
             "cells": len(store.cells),
@@ -140,7 +140,7 @@ def measure(grid: Any, clients: int) -> dict[str, Any]:
         del held
         private = contact(folder=Path(folder))
         with _measured(figures, "collect_private", private):
-            collect(model, private, privacy=DP(4.0, clip="unit"), folder=folder)
+            collect(model, private, privacy=DP(4.0, clip="unit"))
     return figures
 
 

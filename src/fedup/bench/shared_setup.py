@@ -80,8 +80,9 @@ class SharedSetup:
             model, history = recorded(start, situation.federation, recipe, progress=self._progress)
         else:
             model = trained(start, situation.federation, recipe, progress=self._progress)
-        parts = situation.federation, situation.request, model, start.to(self.device), recipe
-        return Task(*parts, lambda model: Outputs(model, self.data).moment(), self._progress, history)
+        parts, data = (situation.federation, situation.request, model, start.to(self.device), recipe), self.data
+        # a probe that held `self` would be a cycle, and keep models and the lock on histories until it is collected
+        return Task(*parts, lambda model: Outputs(model, data).moment(), self._progress, history)
 
     @cached_property
     def data(self) -> EvaluationData:

@@ -3,20 +3,22 @@
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from fedup.bench.cost import Cost, Meter, Probe
 from fedup.bench.history import History
 from fedup.bench.training_cache import LEARNING, recorded
-from fedup.clients.collect import collect
+from fedup.clients.collect import collect_cells
+from fedup.clients.in_process import InProcess
 from fedup.errors import DataError
 from fedup.federation import Federation
 from fedup.privacy.guarantee import DP
 from fedup.request import Forget
+from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.store import Centroids
 from fedup.tasks.progress import Progress, RoundsShown
 from fedup.tasks.recipe import Recipe
@@ -95,18 +97,18 @@ class Task:
     def collect(
         self,
         *,
-        ratio: float | None = None,
-        sigma: float | None = None,
-        privacy: DP | Literal["paper"] | None = None,
+        statistics: CentroidConfig | DP | None = None,
         cut: str | None = None,
         cost: Cost,
     ) -> Centroids:
         """The centroids of everything, as clients send them once, ahead of any request; the caller's own copy."""
-        key = ratio, sigma or 0.0, privacy, cut
+        how = CentroidConfig() if statistics is None else statistics
+        how = how if isinstance(how, DP) else replace(how, seed=self.recipe.seed)
+        key = how, cut
         if key not in self._collected:
             started = time.perf_counter()
-            seed = self.recipe.seed
-            made = collect(self.model, self.federation, ratio=ratio, sigma=sigma, privacy=privacy, cut=cut, seed=seed)
+            contact = InProcess(self.federation, self.model, one_reader=True)
+            made = collect_cells(self.model, contact, how, cut, frozenset(), with_forgotten=False)
             self._collected[key] = made, time.perf_counter() - started
         centroids, seconds = self._collected[key]
         cost.ahead_time_s += seconds

@@ -12,7 +12,7 @@ from fedup.cli._progress import progress_bars
 from fedup.cli._session import Session
 from fedup.cli._settings import Settings
 from fedup.cli._text import of, size
-from fedup.clients.collect import collect as ask_clients
+from fedup.clients.collect import collect_cells
 from fedup.errors import RequestError, SettingError
 from fedup.privacy.guarantee import DP
 from fedup.privacy.paper import DISCLAIMER
@@ -91,11 +91,7 @@ def _collect(session: Session, writer: Writer, config: CentroidConfig | DP) -> d
     with progress_bars(session.console) as show:
         started = time.perf_counter()
         contact = ClientsShown(session.federation, model, show, "Collecting centroids", ledger=RunLedger(writer))
-        settings: dict[str, Any] = {"privacy": config}
-        if not isinstance(config, DP):
-            privacy = "paper" if config.paper_accounting else None
-            settings = {"ratio": config.ratio, "sigma": config.sigma, "seed": config.seed, "privacy": privacy}
-        store = ask_clients(model, contact, cut=state.about["cut"], **settings)
+        store = collect_cells(model, contact, config, state.about["cut"], frozenset(), with_forgotten=False)
         time_s = time.perf_counter() - started
     body = keep_centroids(writer, store, {"time_s": time_s, **session.facts})
     return {"already": False, **_describe(body)}

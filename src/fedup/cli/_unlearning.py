@@ -18,7 +18,7 @@ from fedup.errors import RequestError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.filters.presets import preset
 from fedup.request import Forget
-from fedup.run.answer import Limits, NewRequest, unlearn
+from fedup.run.answer import Limits, NewRequest, RequestDesk
 from fedup.run.in_words import count
 from fedup.run.state import State
 from fedup.serving.plugged import PluggedModel
@@ -85,18 +85,8 @@ def answer_requests(
             in_force = writer.state.filter
             return {"requests": [], "already": known, "filter": in_force.id if in_force else None}
         plugged, store = session.plugged(writer.state), session.store(writer.state, writer)
-        outcome = unlearn(
-            writer,
-            plugged,
-            store,
-            new,
-            clients=session.federation_if_here,
-            config=_config(plugged, settings),
-            keep_sealed=keep_sealed,
-            judge=session.judge(),
-            limits=limits,
-            facts=session.facts,
-        )
+        desk = RequestDesk(writer, plugged, store, session.federation_if_here, session.judge(), session.facts)
+        outcome = desk.unlearn(new, config=_config(plugged, settings), keep_sealed=keep_sealed, limits=limits)
     report, worst = outcome.report, outcome.report.worst_class
     verdicts = {digest: verdict.to_json() for digest, verdict in report.verdicts.items()}
     return describe(outcome) | {

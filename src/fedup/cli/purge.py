@@ -22,7 +22,7 @@ def purge(
     import sys
 
     from fedup.cli._session import Session
-    from fedup.run import answer
+    from fedup.run.answer import RequestDesk
     from fedup.run.in_words import count
     from fedup.unlearning.unlearn import sealed_cells
 
@@ -36,7 +36,7 @@ def purge(
         store = session.store(writer.state, writer)
         cells = sealed_cells(store, writer.state.forgets)
         if cells:
-            answer.purge(writer, session.plugged(writer.state), store)
+            RequestDesk(writer, session.plugged(writer.state), store).purge()
     clients = count(len({client for client, _ in cells}), "client")
     told = f"Destroyed the sealed centroids of {count(len(cells), 'cell')} of {clients}; they are in no file of {run}."
     nothing = "Nothing is sealed; nothing was changed."

@@ -1,5 +1,6 @@
 """`fedup restore`."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,7 +48,7 @@ def restore(
 
 def _restore(session: "Session", names: list[str], limits: "Limits", wait_s: float) -> dict[str, Any]:
     from fedup.cli._answer import describe
-    from fedup.run import answer
+    from fedup.run.answer import RequestDesk
 
     with session.writing("restore", wait_s) as writer:
         state = writer.state
@@ -63,16 +64,11 @@ def _restore(session: "Session", names: list[str], limits: "Limits", wait_s: flo
             return result
         # The last one needs neither centroids nor clients.
         last = all(request in back for request in state.active) and not any(request.is_open for request in back)
-        outcome = answer.restore(
-            writer,
-            session.plugged(state),
-            None if last else session.store(state, writer),
-            back,
-            clients=None if last else session.federation_if_here,
-            judge=None if last else session.judge(),
-            limits=limits,
-            facts=session.facts,
-        )
+        desk = RequestDesk(writer, session.plugged(state), None, facts=session.facts)
+        if not last:
+            clients, judge = session.federation_if_here, session.judge()
+            desk = replace(desk, centroids=session.store(state, writer), clients=clients, judge=judge)
+        outcome = desk.restore(back, limits=limits)
         in_force = [request.id for request in writer.state.active]
         return result | describe(outcome) | {"remaining": in_force, "base": writer.state.base}
 

@@ -17,8 +17,7 @@ from fedup.clients.protocol import Contact
 from fedup.errors import DataError, SettingError, StorageError
 from fedup.federation import Federation
 from fedup.files import explained
-from fedup.filters.presets import PresetName
-from fedup.filters.presets import preset as settings_of
+from fedup.filters.presets import PresetName, preset
 from fedup.models.cut import find_cut
 from fedup.models.views import fingerprint
 from fedup.privacy import paper
@@ -34,68 +33,65 @@ def collect(
     model: nn.Module,
     federation: Federation | Contact,
     *,
-    ratio: float | None = None,
-    sigma: float | None = None,
-    cut: str | None = None,
-    seed: int = 0,
-    forget: Iterable[Forget] = (),
-    preset: PresetName = "default",
-    keep_forgotten_classes: bool | None = None,
+    statistics: CentroidConfig | PresetName = "default",
     privacy: DP | Literal["paper"] | None = None,
+    cut: str | None = None,
+    forget: Iterable[Forget] = (),
     ledger: Ledger | None = None,
-    folder: str | Path | None = None,
 ) -> Centroids:
     """Ask every client, once, for the centroids of its cells.
 
     Without `forget` this is the cache: requests are answered from it later. With `forget` it is the paper's protocol:
-    clients leave out what those requests name before they answer (`keep_forgotten_classes` for the class policies
-    `remap` and `remap_client`, which need the forgotten class's centroids; as the preset has it where it is not given).
-    Ratio and noise that are not given are the preset's: 0.8 and none by default, by kind of request with `paper`.
+    clients leave out what those requests name before they answer. How centroids are made is said by `statistics`, or by
+    the name of a preset: ρ = 0.8 and no noise by default, by kind of request with `paper`.
 
     `privacy` is a `DP` guarantee, under which clients send noisy statistics and each release is charged to the `ledger`
     (one without limits where none is given); or "paper": its noise, σ = 0.001 where none is given, and its
     ε counted for each cell, which is noise only and not a DP guarantee.
 
-    With a `folder` the vectors lie on its disk in place of memory, for federations of many clients: in a file without a
-    name, which goes with the store. `save_centroids` keeps them; what `load_centroids` gives lies on disk anyway.
+    Where the way to reach clients has a `vectors_folder`, the vectors lie on its disk in place of memory, for
+    federations of many clients: in a file without a name, which goes with the store. `save_centroids` keeps them; what
+    `load_centroids` gives lies on disk anyway.
     """
-    if folder is not None and not Path(folder).is_dir():  # before anybody is asked, and charged
-        raise StorageError(f"There is no folder {folder} to write to. Make it first.")
     requests = frozenset(forget)
-    usual = settings_of(preset, requests)
-    how = _how(privacy, ratio, sigma, seed, CentroidConfig(usual.ratio, usual.sigma))
+    usual = preset("default" if isinstance(statistics, CentroidConfig) else statistics, requests)
+    chosen = statistics if isinstance(statistics, CentroidConfig) else CentroidConfig(usual.ratio, usual.sigma)
+    how = _how(privacy, chosen, given=chosen is statistics)
     if ledger is not None and not isinstance(federation, Federation):
         raise SettingError("A way to reach clients has a ledger of its own: pass ledger= where that is made.")
-    with torch.inference_mode(False):  # what is stored must stay writable
-        return _collect(
-            model,
-            InProcess(federation, model, one_reader=True, ledger=ledger)
-            if isinstance(federation, Federation)
-            else federation,
-            how,
-            find_cut(model, cut),
-            requests,
-            usual.config.class_policy != "drop" if keep_forgotten_classes is None else keep_forgotten_classes,
-            None if folder is None else Path(folder),
-        )
+    if isinstance(federation, Federation):
+        federation = InProcess(federation, model, one_reader=True, ledger=ledger)
+    return collect_cells(model, federation, how, cut, requests, with_forgotten=usual.config.class_policy != "drop")
 
 
-def _how(
-    privacy: object, ratio: float | None, sigma: float | None, seed: int, usual: CentroidConfig
-) -> CentroidConfig | DP:
+def _how(privacy: object, statistics: CentroidConfig, *, given: bool) -> CentroidConfig | DP:
     if isinstance(privacy, DP):
-        if sigma or ratio is not None:
-            raise SettingError("Under DP there are no centroids of a ratio and no noise of a given sigma: pass neither")
+        if given:
+            raise SettingError("Under DP there are no centroids of a ratio and no noise of a sigma: pass neither.")
         return privacy
-    if privacy is not None and privacy != "paper":
+    if privacy is None:
+        return statistics
+    if privacy != "paper":
         raise SettingError(f'privacy is a DP(epsilon, delta, clip), "paper" or None; found {privacy!r}.')
-    noise = usual.sigma or (paper.SIGMA if privacy else 0.0)
-    return CentroidConfig(
-        usual.ratio if ratio is None else ratio,
-        noise if sigma is None else sigma,
-        seed,
-        paper_accounting=privacy is not None,
-    )
+    return replace(statistics, sigma=statistics.sigma or paper.SIGMA, paper_accounting=True)
+
+
+def collect_cells(
+    model: nn.Module,
+    contact: Contact,
+    how: CentroidConfig | DP,
+    cut: str | None,
+    requests: frozenset[Forget],
+    *,
+    with_forgotten: bool,
+) -> Centroids:
+    """The clients' answers without what the requests name; `with_forgotten` with cells of forgotten classes, which the
+    class policies `remap` and `remap_client` need."""
+    folder, place = contact.vectors_folder, find_cut(model, cut)
+    if folder is not None and not folder.is_dir():  # before anybody is asked, and charged
+        raise StorageError(f"There is no folder {folder} to write to. Make it first.")
+    with torch.inference_mode(False):  # what is stored must stay writable
+        return _collect(model, contact, how, place, requests, with_forgotten=with_forgotten)
 
 
 def _collect(
@@ -104,14 +100,14 @@ def _collect(
     how: CentroidConfig | DP,
     place: str,
     requests: frozenset[Forget],
-    keep_forgotten_classes: bool,
-    folder: Path | None,
+    *,
+    with_forgotten: bool,
 ) -> Centroids:
     gone = union(requests)
     for request in (*requests, *([gone] if requests else [])):
         contact.check(request)
     before = contact.traffic
-    without = frozenset() if keep_forgotten_classes else gone.class_ids
+    without = frozenset() if with_forgotten else gone.class_ids
     question: CentroidsQuestion | PrivateCentroidsQuestion
     if isinstance(how, DP):
         question, labels = PrivateCentroidsQuestion(place, how, without=without), {}
@@ -120,7 +116,7 @@ def _collect(
             contact.ledger.check_exact([client for client in contact.clients if client not in gone.client_ids])
         question, labels = CentroidsQuestion(place, how, without=without), _labels_of(contact, gone)
     instead = {client: _leaving_out(question, ids, labels.get(client, {})) for client, ids in gone.sample_ids.items()}
-    building = _Building(how, folder)
+    building = _Building(how, contact.vectors_folder)
     for _, summary in contact.ask_everyone(question, instead=instead, but=gone.client_ids):
         building.add(summary)
     store = building.finish(

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from torch import nn
@@ -28,8 +29,15 @@ class InProcess:
     """
 
     def __init__(
-        self, federation: Federation, model: nn.Module, *, one_reader: bool = False, ledger: Ledger | None = None
+        self,
+        federation: Federation,
+        model: nn.Module,
+        *,
+        one_reader: bool = False,
+        ledger: Ledger | None = None,
+        vectors_folder: str | Path | None = None,
     ) -> None:
+        self.vectors_folder = None if vectors_folder is None else Path(vectors_folder)
         device = next(model.parameters()).device
         self._federation = federation if federation.x.device == device else federation.to(device)
         self._model = model

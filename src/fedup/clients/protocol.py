@@ -1,6 +1,7 @@
 """How a server reaches clients after training: in process here, over a real federation elsewhere."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fedup.clients.question import PrivateQuestion, Question
@@ -30,6 +31,10 @@ class Contact(Protocol):
     @property
     def traffic(self) -> Traffic:
         """All messages so far, both ways, as serialised."""
+
+    @property
+    def vectors_folder(self) -> Path | None:
+        """Where the vectors of a collection lie on disk; None: in memory."""
 
     @property
     def measures_by_default(self) -> bool:

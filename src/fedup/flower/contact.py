@@ -63,6 +63,7 @@ class GridContact:
         self._accounts = Accounts(grid, Ledger() if ledger is None else ledger)
         self._messenger = Messenger(grid, model, self._delivery, self._accounts.meter, self._arrived)
         self._cache = AnswerCache(folder, self._messenger.base)
+        self.vectors_folder = None if folder is None else Path(folder)
         self._collected = False  # whether all answers to a collection were taken, which may still be on disk
 
     @property

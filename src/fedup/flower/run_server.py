@@ -15,8 +15,8 @@ from fedup.flower.contact import GridContact
 from fedup.models.cut import find_cut
 from fedup.models.views import fingerprint
 from fedup.request import Forget
-from fedup.run.answer import Judge, Limits, NewRequest, Outcome, restore, unlearn
-from fedup.run.folder import Run, Writer
+from fedup.run.answer import Judge, Limits, NewRequest, Outcome, RequestDesk
+from fedup.run.folder import Run
 from fedup.run.ledger import RunLedger
 from fedup.run.record import keep_centroids, keep_model
 from fedup.run.serving import load_base, load_plugged, load_store
@@ -69,8 +69,9 @@ class RunServer:
                 return load_store(self.run, writer.state)
             model = load_base(self.run, writer.state, self._blank())
             contact.ledger = RunLedger(writer)  # every release is charged in the journal
+            contact.vectors_folder = self.run.path
             started = time.perf_counter()
-            store = ask_clients(model, contact, cut=writer.state.about["cut"], folder=self.run.path, **settings)
+            store = ask_clients(model, contact, cut=writer.state.about["cut"], **settings)
             keep_centroids(writer, store, {"time_s": time.perf_counter() - started})
             contact.settled()
             return store
@@ -87,25 +88,23 @@ class RunServer:
     ) -> Outcome:
         """Answer a request and put its filter in force; `judge` measures, and without one nothing limits the loss of
         retained accuracy. What a class may lose is limited all the same, and a refusal is an answer, too."""
-        with self._answering("unlearn", contact) as (writer, plugged, store):
-            requests, limits = [NewRequest(request, reference)], limits or _limits(judge)
-            return unlearn(writer, plugged, store, requests, clients=contact, config=config, judge=judge, limits=limits)
+        with self._desk("unlearn", contact, judge) as desk:
+            return desk.unlearn([NewRequest(request, reference)], config=config, limits=limits or _limits(judge))
 
     def restore(self, *requests: str, contact: GridContact | None = None, judge: Judge | None = None) -> Outcome:
         """Take requests back, by their ids."""
-        with self._answering("restore", contact) as (writer, plugged, store):
-            named = [writer.state.request(name) for name in requests]
-            return restore(writer, plugged, store, named, clients=contact, judge=judge, limits=_limits(judge))
+        with self._desk("restore", contact, judge) as desk:
+            return desk.restore([desk.writer.state.request(name) for name in requests], limits=_limits(judge))
 
     @contextmanager
-    def _answering(self, verb: str, contact: GridContact | None) -> Iterator[tuple[Writer, PluggedModel, Centroids]]:
-        """The run folder for writing, the model and the centroids; every release is charged in the journal."""
+    def _desk(self, verb: str, contact: GridContact | None, judge: Judge | None) -> Iterator[RequestDesk]:
+        """The run folder for writing, with model and centroids; every release is charged in the journal."""
         with self.run.writing(verb) as writer:
             store = load_store(self.run, writer.state)
             store.ledger = RunLedger(writer)
             if contact is not None:
                 contact.ledger = store.ledger
-            yield writer, load_plugged(self.run, writer.state, self._blank()), store
+            yield RequestDesk(writer, load_plugged(self.run, writer.state, self._blank()), store, contact, judge)
 
     def verify(self, example: Tensor) -> list[Check]:
         """What `fedup verify` checks, and that restoring gives the original's answer to an example, bit for bit."""

@@ -21,6 +21,7 @@ from fedup.unlearning.unlearn import restore as take_back
 from fedup.unlearning.unlearn import unlearn as fit_and_serve
 
 _LONGEST_REFERENCE = 200
+_Requests = Sequence[dict[str, Any]] | Sequence[str]  # as in an event: new ones whole, others by number
 
 # Accuracies by state of the model (original, forgotten, restored), part of the data and side (retain, forget).
 Figures = Mapping[str, Any]
@@ -85,167 +86,158 @@ class Limits:
         return None
 
 
-def unlearn(
-    writer: Writer,
-    plugged: PluggedModel,
-    centroids: Centroids,
-    asked: Sequence[NewRequest],
-    *,
-    clients: Federation | Contact | None = None,
-    config: FilterConfig | None = None,
-    keep_sealed: bool = False,
-    judge: Judge | None = None,
-    limits: Limits = Limits(),  # noqa: B008 (frozen)
-    facts: Mapping[str, Any] | None = None,
-) -> Outcome:
-    """Fit a filter for the requests in force and these, and put it in force unless it costs too much.
+@dataclass(frozen=True, eq=False)
+class RequestDesk:
+    """A run folder that is written to, with the model, centroids and clients that answer its requests.
 
-    `facts` go into the event as they are. After an answer was declined, load model and centroids anew.
+    `facts` go into each event as they are. After an answer was declined, make another with model and centroids loaded
+    anew.
     """
-    waiting = {request.forget: request for request in writer.state.open}
-    ids: dict[Forget, str] = {forget: request.id for forget, request in waiting.items()}
-    for one in asked:
-        ids.setdefault(one.forget, writer.state.next_id(len(ids) - len(waiting)))
-    requests: list[dict[str, Any]] = [
-        {
-            "id": ids[one.forget],
-            "reference": one.reference or (waiting[one.forget].reference if one.forget in waiting else None),
-            "kind": one.forget.kind,
-            "forget": one.forget.to_json(),
-            "digest": one.forget.digest,
-            "rows": dict(one.rows),
+
+    writer: Writer
+    plugged: PluggedModel
+    centroids: Centroids | None
+    clients: Federation | Contact | None = None
+    judge: Judge | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def unlearn(
+        self,
+        new: Sequence[NewRequest],
+        *,
+        config: FilterConfig | None = None,
+        keep_sealed: bool = False,
+        limits: Limits = Limits(),  # noqa: B008 (frozen)
+    ) -> Outcome:
+        """Fit a filter for the requests in force and these, and put it in force unless it costs too much."""
+        if self.centroids is None:
+            raise RequestError("There are no centroids to answer requests from: collect them first.")
+        requests = self._described(new)
+        try:
+            report = fit_and_serve(
+                self.plugged,
+                self.centroids,
+                [request.forget for request in new],
+                clients=self.clients,
+                config=config,
+                force=limits.force,
+                terms=Terms(limits.max_class_loss, keep_sealed=keep_sealed),
+            )
+        except HarmError as error:
+            return self._refused("unlearned", requests, error)
+        for described, request in zip(requests, new, strict=True):
+            verdict = report.verdicts.get(request.forget.digest)
+            described |= {
+                "verdict": verdict.to_json() if verdict else None,
+                "withheld": request.forget in report.withheld,
+                "notes": report.notes_about.get(request.forget.digest, []),
+            }
+        return self._settle("unlearned", requests, report, limits)
+
+    def restore(self, requests: Sequence[Request], *, limits: Limits = Limits()) -> Outcome:  # noqa: B008 (frozen)
+        """Take requests back: a filter for the remaining ones, or none after the last."""
+        ids = [request.id for request in requests]
+        try:
+            report = take_back(
+                self.plugged,
+                self.centroids,
+                [request.forget for request in requests],
+                clients=self.clients,
+                force=limits.force,
+                terms=Terms(limits.max_class_loss),
+            )
+        except HarmError as error:
+            return self._refused("restored", ids, error)
+        return self._settle("restored", ids, report, limits)
+
+    def purge(self) -> list[CellName]:
+        """Destroy the sealed cells: from then on they are in no file of the folder."""
+        if self.centroids is None:
+            raise RequestError("There are no centroids, so nothing is sealed and nothing to purge.")
+        cells = purge_cells(self.plugged, self.centroids)
+        record = self._store_centroids(self.centroids)
+        self.writer.commit("purged", {"cells": [list(cell) for cell in cells], "centroids": record.to_json()})
+        return cells
+
+    def _described(self, new: Sequence[NewRequest]) -> list[dict[str, Any]]:
+        """The new requests as they stand in the journal; one that is open keeps its number and its reference."""
+        state = self.writer.state
+        waiting = {request.forget: request for request in state.open}
+        ids: dict[Forget, str] = {forget: request.id for forget, request in waiting.items()}
+        for request in new:
+            ids.setdefault(request.forget, state.next_id(len(ids) - len(waiting)))
+        return [
+            {
+                "id": ids[request.forget],
+                "reference": request.reference
+                or (waiting[request.forget].reference if request.forget in waiting else None),
+                "kind": request.forget.kind,
+                "forget": request.forget.to_json(),
+                "digest": request.forget.digest,
+                "rows": dict(request.rows),
+            }
+            for request in new
+        ]
+
+    def _refused(self, step: str, requests: _Requests, error: HarmError) -> Outcome:
+        """An answer that would harm those who did not ask: noted with what clients told; nothing else has changed."""
+        report = error.report or Report(self.plugged.requests)
+        self._decline(step, requests, report, str(error), {"classes": error.classes, **_contact(report)})
+        return Outcome(_ids(requests), self.writer.state.filter, report, None, declined=str(error))
+
+    def _decline(self, step: str, requests: _Requests, report: Report, why: str, body: Mapping[str, Any]) -> None:
+        declined = {"requests": [], "declined": requests, "step": step, "why": why, "time_s": dict(report.time_s)}
+        self.writer.commit("declined", {**self.facts, **body, **declined})
+
+    def _settle(self, step: str, requests: _Requests, report: Report, limits: Limits) -> Outcome:
+        """Measure what was fitted, store it and commit; or only note that it was declined."""
+        state, served, ids = self.writer.state, self.plugged.served, _ids(requests)
+        withheld = [request["id"] for request in requests if isinstance(request, dict) and request["withheld"]]
+        swapped = step == "restored" or len(withheld) < len(ids)  # else what was served before still is
+        with report.stage("measure"):
+            figures = self.judge(self.plugged, report.requests) if self.judge and served and swapped else None
+        body = {
+            "figures": figures,
+            **_contact(report),
+            "centroids_used": report.centroids_used,
+            "erasure": report.erasure,
+            "notes": list(report.notes),
+            "forced": list(report.forced),
+            "class_recall": {str(label): asdict(recall) for label, recall in report.class_recall.items()},
+            "base": self.plugged.base_fingerprint,
         }
-        for one in asked
-    ]
-    body: dict[str, Any] = {**(facts or {}), "requests": requests}
-    try:
-        report = fit_and_serve(
-            plugged,
-            centroids,
-            [one.forget for one in asked],
-            clients=clients,
-            config=config,
-            force=limits.force,
-            terms=Terms(limits.max_class_loss, keep_sealed=keep_sealed),
-        )
-    except HarmError as error:
-        return _refused(writer, "unlearned", body, plugged, error)
-    for noted, one in zip(requests, asked, strict=True):
-        verdict = report.verdicts.get(one.forget.digest)
-        noted |= {"verdict": verdict.to_json() if verdict else None, "withheld": one.forget in report.withheld}
-        noted["notes"] = report.notes_about.get(one.forget.digest, [])
-    answer = _settle(writer, "unlearned", body, plugged, centroids, report, judge, limits)
-    _let_answers_go(clients, answer)
-    return answer
+        refusal = limits.refusal(figures) if served and swapped else None
+        if refusal:
+            self._decline(step, requests, report, refusal, body)
+            return Outcome(ids, state.filter, report, figures, declined=refusal)
+        with report.stage("store"):
+            stored = state.filter if served else None
+            if served and swapped:
+                stored = self.writer.put("filter", lambda path: save_filter(self.plugged, path))
+            reopened = withheld or any(request.id in ids for request in state.open)
+            touched = report.cells_replaced or report.clients_contacted or reopened
+            changed = self._store_centroids(self.centroids) if self.centroids is not None and touched else None
+        active = [request.id for request in state.active if request.id not in ids]
+        if step == "unlearned":
+            active += [name for name in ids if name not in withheld]
+        body |= {
+            "active": active,
+            "filter": stored.to_json() if stored else None,
+            "config": served.settings if served else None,
+            "centroids": changed.to_json() if changed else None,
+            "time_s": dict(report.time_s),
+        }
+        self.writer.commit(step, {**self.facts, "requests": requests, **body})
+        if self.clients is not None and not isinstance(self.clients, Federation):
+            self.clients.settled()  # answers that came are in the folder now; those of a declined request are kept
+        return Outcome(ids, stored, report, figures, withheld=withheld)
+
+    def _store_centroids(self, centroids: Centroids) -> FileRecord:
+        return self.writer.put("centroids", lambda path: save_centroids(centroids, path))
 
 
-def _refused(writer: Writer, kind: str, body: Mapping[str, Any], plugged: PluggedModel, error: HarmError) -> Outcome:
-    """An answer that would harm those who did not ask: noted with what clients told; nothing else has changed."""
-    ids = [one["id"] if isinstance(one, dict) else one for one in body["requests"]]
-    report = error.report or Report(plugged.requests)
-    declined = {**body, "requests": [], "declined": body["requests"], "step": kind, "why": str(error)}
-    declined |= {"classes": error.classes, "time_s": dict(report.time_s), **_contact(report)}
-    writer.commit("declined", declined)
-    return Outcome(ids, writer.state.filter, report, None, declined=str(error))
-
-
-def restore(
-    writer: Writer,
-    plugged: PluggedModel,
-    centroids: Centroids | None,
-    requests: Sequence[Request],
-    *,
-    clients: Federation | Contact | None = None,
-    judge: Judge | None = None,
-    limits: Limits = Limits(),  # noqa: B008 (frozen)
-    facts: Mapping[str, Any] | None = None,
-) -> Outcome:
-    """Take requests back: a filter for the remaining ones, or none after the last."""
-    body = {**(facts or {}), "requests": [request.id for request in requests]}
-    try:
-        report = take_back(
-            plugged,
-            centroids,
-            [request.forget for request in requests],
-            clients=clients,
-            force=limits.force,
-            terms=Terms(limits.max_class_loss),
-        )
-    except HarmError as error:
-        return _refused(writer, "restored", body, plugged, error)
-    answer = _settle(writer, "restored", body, plugged, centroids, report, judge, limits)
-    _let_answers_go(clients, answer)
-    return answer
-
-
-def purge(writer: Writer, plugged: PluggedModel, centroids: Centroids) -> list[CellName]:
-    """Destroy the sealed cells: from then on they are in no file of the folder."""
-    gone = purge_cells(plugged, centroids)
-    record = writer.put("centroids", lambda path: save_centroids(centroids, path))
-    writer.commit("purged", {"cells": [list(cell) for cell in gone], "centroids": record.to_json()})
-    return gone
-
-
-def _let_answers_go(clients: Federation | Contact | None, answer: Outcome) -> None:
-    """Answers that came are in the folder now. Those of a request that was declined stay: it may be asked again, with
-    force, and need not cost twice."""
-    if clients is not None and not isinstance(clients, Federation) and answer.declined is None:
-        clients.settled()
-
-
-def _settle(
-    writer: Writer,
-    kind: str,
-    body: dict[str, Any],
-    plugged: PluggedModel,
-    centroids: Centroids | None,
-    report: Report,
-    judge: Judge | None,
-    limits: Limits,
-) -> Outcome:
-    """Measure what was fitted, store it and commit; or only note that it was declined."""
-    ids = [r["id"] if isinstance(r, dict) else r for r in body["requests"]]
-    withheld = [r["id"] for r in body["requests"] if isinstance(r, dict) and r["withheld"]]
-    served = plugged.served
-    swapped = kind == "restored" or len(withheld) < len(ids)  # else what was served before still is
-    with report.stage("measure"):
-        figures = judge(plugged, report.requests) if judge and served and swapped else None
-    body |= {
-        "figures": figures,
-        **_contact(report),
-        "centroids_used": report.centroids_used,
-        "erasure": report.erasure,
-        "notes": list(report.notes),
-        "forced": list(report.forced),
-        "class_recall": {str(label): asdict(recall) for label, recall in report.class_recall.items()},
-        "base": plugged.base_fingerprint,
-    }
-    refusal = limits.refusal(figures) if served and swapped else None
-    if refusal:
-        declined = {**body, "requests": [], "declined": body["requests"], "step": kind, "why": refusal}
-        writer.commit("declined", declined | {"time_s": dict(report.time_s)})
-        return Outcome(ids, writer.state.filter, report, figures, declined=refusal)
-    stored: FileRecord | None = None
-    changed: FileRecord | None = None
-    with report.stage("store"):
-        if served and swapped:
-            stored = writer.put("filter", lambda path: save_filter(plugged, path))
-        elif served:
-            stored = writer.state.filter
-        reopened = withheld or any(request.id in ids for request in writer.state.open)
-        if centroids is not None and (report.cells_replaced or report.clients_contacted or reopened):
-            changed = writer.put("centroids", lambda path: save_centroids(centroids, path))
-    body |= {
-        "active": [request.id for request in writer.state.active if request.id not in ids],
-        "filter": stored.to_json() if stored else None,
-        "config": served.settings if served else None,
-        "centroids": changed.to_json() if changed else None,
-        "time_s": dict(report.time_s),
-    }
-    if kind == "unlearned":
-        body["active"] += [name for name in ids if name not in withheld]
-    writer.commit(kind, body)
-    return Outcome(ids, stored, report, figures, withheld=withheld)
+def _ids(requests: _Requests) -> list[str]:
+    return [request["id"] if isinstance(request, dict) else request for request in requests]
 
 
 def _contact(report: Report) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def check_recall(recalls: Mapping[int, Recall], gone: Forget, *, max_class_loss:
         raise HarmError(
             f"The answer would harm those who did not ask: {told}; {max_class_loss:g} are allowed, and nobody asked to "
             "forget that. Nothing was changed. Serve it all the same with force=True, allow more with "
-            "max_class_loss=…, or retrain without the rows.",
+            "terms=Terms(max_class_loss=…), or retrain without the rows.",
             classes=sorted(harmed),
         )
 

@@ -74,7 +74,7 @@ class Measurement:
             return not_measured("clients have privacy budgets, and counts of answers are under no guarantee")
         if plan.contact is None:
             return not_measured("no way to reach the clients' rows was given (clients=…)")
-        return not_measured("measuring was left out (measure=True asks the clients)")
+        return not_measured("measuring was left out (terms=Terms(measure=True) asks the clients)")
 
     def _tallies(
         self,

@@ -2,7 +2,7 @@
 
 import statistics
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
@@ -10,7 +10,8 @@ from fedup.bench.cost import Cost
 from fedup.bench.methods import AnswersAll
 from fedup.bench.settings import borrowed, later, lent
 from fedup.bench.task import Task, Unlearned
-from fedup.clients.collect import collect
+from fedup.clients.collect import collect_cells
+from fedup.clients.in_process import InProcess
 from fedup.errors import SettingError
 from fedup.filters.bottleneck import DEFAULT_RANK, FilterConfig
 from fedup.filters.presets import PresetName, preset
@@ -56,25 +57,20 @@ class Method(AnswersAll, _Borrowed):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         self.config(0)  # checks the settings of the filter
-        self.privacy(0)  # of the guarantee
         if self.epsilon and (self.sigma or self.paper_accounting):
             raise SettingError("epsilon is a guarantee with its own noise: leave sigma and paper_accounting out.")
-        lent(self, CentroidConfig)  # those of the centroids
+        self.statistics(0)  # those of the centroids, or of the guarantee
         preset(self.preset)  # and the name
 
     def config(self, seed: int) -> FilterConfig:
         """The settings of the filter; the default rank counts as not chosen."""
         return lent(self, FilterConfig, seed=seed, rank=None if self.rank == DEFAULT_RANK else self.rank)
 
-    def privacy(self, seed: int) -> DP | Literal["paper"] | None:
-        """What protects messages."""
+    def statistics(self, seed: int) -> CentroidConfig | DP:
+        """What clients send."""
         if not self.epsilon:
-            return "paper" if self.paper_accounting else None
+            return lent(self, CentroidConfig, seed=seed)
         return lent(self, DP, clip=self.clip if self.clip == "unit" else float(self.clip), replay_seed=seed)
-
-    def _about_messages(self) -> dict[str, Any]:
-        """How centroids are made, as `collect` takes it."""
-        return {} if self.epsilon else {"ratio": self.ratio, "sigma": self.sigma}
 
     def _resolved(self, request: Forget) -> "Method":
         """The same with the preset's values in place."""
@@ -90,7 +86,7 @@ class Method(AnswersAll, _Borrowed):  # type: ignore[misc]
         cost = Cost()
         cut = self.cut or task.recipe.cut
         centroids = (
-            task.collect(**self._about_messages(), privacy=self.privacy(task.recipe.seed), cut=cut, cost=cost)
+            task.collect(statistics=self.statistics(task.recipe.seed), cut=cut, cost=cost)
             if self.cache
             else self._collect_for(task, cut, cost)
         )
@@ -131,15 +127,13 @@ class Method(AnswersAll, _Borrowed):  # type: ignore[misc]
     def _collect_for(self, task: Task, cut: str | None, cost: Cost) -> Centroids:
         """The paper's protocol: clients are asked after the request."""
         with cost.stage("collect"):
-            centroids = collect(
+            centroids = collect_cells(
                 task.model,
-                task.federation,
-                **self._about_messages(),
-                privacy=self.privacy(task.recipe.seed),
-                cut=cut,
-                seed=task.recipe.seed,
-                forget=[task.request],
-                keep_forgotten_classes=self.class_policy != "drop",
+                InProcess(task.federation, task.model, one_reader=True),
+                self.statistics(task.recipe.seed),
+                cut,
+                frozenset([task.request]),
+                with_forgotten=self.class_policy != "drop",
             )
         down = centroids.traffic.bytes_down
         cost.count(bytes_up=centroids.size_bytes, bytes_down=down, clients=centroids.bytes_up)

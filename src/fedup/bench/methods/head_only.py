@@ -42,7 +42,7 @@ class Method(AnswersAll):
         """The original model with another last layer."""
         cost = Cost()
         place = find_cut(task.model)
-        centroids = task.collect(ratio=self.ratio, cut=place, cost=cost)
+        centroids = task.collect(statistics=CentroidConfig(self.ratio), cut=place, cost=cost)
         with cost.stage("contact"):
             vectors, labels = _retained(centroids, task, cost)
         with cost.stage("fit"):

@@ -19,6 +19,7 @@ from fedup.filters.bottleneck import FilterConfig
 from fedup.request import Forget
 from fedup.rng import generator
 from fedup.serving.plugged import plug
+from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.store import Centroids
 from fedup.tasks.evaluation import retain_and_forget
 from fedup.unlearning.plan import Terms
@@ -36,10 +37,13 @@ def measure(device: torch.device, tell: Tell, *, rows: int, width: int, literal:
     federation, model = federation.to(device), model.to(device)
     size = {"rows": rows, "width": width, "clients": len(federation.clients), "classes": federation.num_classes}
     tell("clustering")
-    collecting = in_turns({"all": lambda: collect(model, federation, ratio=RATIO)}, device, repeats=REPEATS)
+    usual = CentroidConfig(RATIO)
+    collecting = in_turns(
+        {"all": lambda: collect(model, federation, statistics=CentroidConfig(RATIO))}, device, repeats=REPEATS
+    )
     clustering_s = collecting.median("all")
     yield Row("reading and clustering all cells", clustering_s, "s", 0.6, detail=size | {"ratio": RATIO})
-    centroids = collect(model, federation, ratio=RATIO)
+    centroids = collect(model, federation, statistics=usual)
     times: dict[str, float] = {}
     for request in (Forget.classes([_CLASS]), Forget.clients([_CLIENT]), _some_samples(federation)):
         tell(f"a {request.kind} request")
