@@ -134,7 +134,7 @@ def test_a_message_is_small_also_with_a_hundred_classes(num_classes, width, dims
 
 def test_subjects_are_those_of_the_rows(small_model, digits_federation):
     subjects = torch.arange(len(digits_federation.y)) % 10
-    federation, dp = replace(digits_federation, subjects=subjects), replace(CLEAR, unit="subject")
+    federation, dp = digits_federation.with_subjects(subjects), replace(CLEAR, unit="subject")
     store = collect(small_model, federation, privacy=dp)
     for client in federation.ids:
         exact = _exact(small_model, federation, client, dp)

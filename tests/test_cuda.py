@@ -8,7 +8,7 @@ from tests._forced import restore, unlearn
 from tests._marked import KINDS, Marked
 from torch import nn
 
-from fedup import Federation, Forget, collect, dirichlet, federate, plug
+from fedup import Federation, Forget, Runtime, collect, dirichlet, federate, plug
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.kmeans import centroid_count
 
@@ -31,7 +31,7 @@ def make_model():
 def test_training_on_cuda_equals_training_on_cpu_within_tolerance():
     federation = make_federation()
     on_cpu = federate(make_model(), federation, rounds=3).model
-    on_gpu = federate(make_model(), federation, rounds=3, device="cuda").model
+    on_gpu = federate(make_model(), federation, rounds=3, runtime=Runtime(device="cuda")).model
     for name, value in on_cpu.state_dict().items():
         torch.testing.assert_close(on_gpu.state_dict()[name].cpu(), value, atol=2e-3, rtol=2e-3)
 
@@ -39,7 +39,7 @@ def test_training_on_cuda_equals_training_on_cpu_within_tolerance():
 @pytest.mark.parametrize("kind", ["client", "class", "sample"])
 def test_forget_and_restore_on_cuda(kind):
     federation = make_federation()
-    model = federate(make_model(), federation, rounds=5, device="cuda").model
+    model = federate(make_model(), federation, rounds=5, runtime=Runtime(device="cuda")).model
     centroids = collect(model, federation, statistics=CentroidConfig(ratio=0.5))
     request = {
         "client": Forget.clients([1]),

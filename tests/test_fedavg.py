@@ -1,6 +1,7 @@
 """FedAvg: the weighted average, its reproducibility, its observers and its checkpoints."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -8,12 +9,14 @@ from tests.engines._federations import train_locally
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedup import Federation, Forget, LocalTraining, Observer, dirichlet, federate, fingerprint
+from fedup import Federation, Forget, LocalTraining, Observer, Rounds, Runtime, dirichlet, federate, fingerprint
 from fedup.errors import ArtifactError, DataError, SettingError
 from fedup.rng import generator, seed_for
 from fedup.training.averaging import RunningAverage
 
 LOCAL = LocalTraining(batch_size=8)
+OPTIONS = {"local": LOCAL, "seed": 5}
+by_three = partial(Rounds, clients_per_round=3)
 
 
 class Net(nn.Module):
@@ -176,7 +179,7 @@ def test_watching_changes_no_bit(model, federation):
 
 def test_cohorts_are_drawn_by_round_and_stay_the_same_without_some_clients_data(model, federation):
     whole, some = Recorder(), Recorder()
-    options = {"rounds": 8, "local": LOCAL, "clients_per_round": 2}
+    options = {"rounds": Rounds(8, clients_per_round=2), "local": LOCAL}
     federate(model, federation, observers=[whole], **options)
     federate(model, federation.without(Forget.clients([1])), observers=[some], **options)
     assert all(len(cohort) == 2 for cohort in whole.cohorts())
@@ -188,7 +191,7 @@ def test_cohorts_are_drawn_by_round_and_stay_the_same_without_some_clients_data(
 def test_a_round_whose_clients_have_no_data_changes_nothing(model, federation):
     recorder = Recorder()
     some = federation.without(Forget.clients([0, 1]))
-    federate(model, some, rounds=8, local=LOCAL, clients_per_round=1, observers=[recorder])
+    federate(model, some, rounds=Rounds(8, clients_per_round=1), local=LOCAL, observers=[recorder])
     states, previous = [state for _, state in recorder.rounds], model.state_dict()
     assert [] in recorder.cohorts()
     assert any(recorder.cohorts())
@@ -200,12 +203,11 @@ def test_a_round_whose_clients_have_no_data_changes_nothing(model, federation):
 
 def test_a_resumed_run_gives_the_bits_of_an_uninterrupted_one(model, federation, tmp_path):
     path = tmp_path / "checkpoint.safetensors"
-    options = {"local": LOCAL, "clients_per_round": 3, "seed": 5}
-    federate(model, federation, rounds=2, checkpoint=path, **options)
-    recorder = Recorder()
-    resumed = federate(model, federation, rounds=5, checkpoint=path, observers=[recorder], **options).model
+    federate(model, federation, rounds=by_three(2), runtime=Runtime(checkpoint=path), **OPTIONS)
+    recorder, runtime = Recorder(), Runtime(checkpoint=path)
+    resumed = federate(model, federation, rounds=by_three(5), observers=[recorder], runtime=runtime, **OPTIONS).model
     assert [round_index for round_index, _ in recorder.rounds] == [2, 3, 4]
-    assert fingerprint(resumed) == fingerprint(federate(model, federation, rounds=5, **options).model)
+    assert fingerprint(resumed) == fingerprint(federate(model, federation, rounds=by_three(5), **OPTIONS).model)
 
 
 def test_an_interrupted_round_is_done_again(model, federation, tmp_path):
@@ -216,8 +218,8 @@ def test_an_interrupted_round_is_done_again(model, federation, tmp_path):
 
     path = tmp_path / "checkpoint.safetensors"
     with pytest.raises(ConnectionError):
-        federate(model, federation, rounds=3, local=LOCAL, checkpoint=path, observers=[Crash()])
-    resumed = federate(model, federation, rounds=3, local=LOCAL, checkpoint=path).model
+        federate(model, federation, rounds=3, local=LOCAL, observers=[Crash()], runtime=Runtime(checkpoint=path))
+    resumed = federate(model, federation, rounds=3, local=LOCAL, runtime=Runtime(checkpoint=path)).model
     assert fingerprint(resumed) == fingerprint(federate(model, federation, rounds=3, local=LOCAL).model)
 
 
@@ -234,7 +236,7 @@ def _moved(federation):
 OTHER = {
     "seed": lambda model, federation: (model, federation, {"seed": 1}),
     "learning rate": lambda model, federation: (model, federation, {"local": LocalTraining(batch_size=8, lr=0.1)}),
-    "cohort size": lambda model, federation: (model, federation, {"clients_per_round": 2}),
+    "cohort size": lambda model, federation: (model, federation, {"rounds": Rounds(2, clients_per_round=2)}),
     "start": lambda model, federation: (Net(), federation, {}),
     "fewer rows": lambda model, federation: (model, federation.without(Forget.classes([1])), {}),
     "labels": lambda model, federation: (model, federation.relabeled((federation.y + 1) % 3), {}),
@@ -245,33 +247,33 @@ OTHER = {
 @pytest.mark.parametrize("change", OTHER.values(), ids=OTHER.keys())
 def test_a_checkpoint_of_other_settings_or_data_is_refused_and_stays(model, federation, tmp_path, change):
     path = tmp_path / "checkpoint.safetensors"
-    federate(model, federation, rounds=1, local=LOCAL, checkpoint=path)
+    federate(model, federation, rounds=1, local=LOCAL, runtime=Runtime(checkpoint=path))
     before = path.read_bytes()
     model, federation, options = change(model, federation)
     with pytest.raises(ArtifactError):
-        federate(model, federation, rounds=2, checkpoint=path, **{"local": LOCAL, **options})
+        federate(model, federation, runtime=Runtime(checkpoint=path), **{"rounds": 2, "local": LOCAL, **options})
     assert path.read_bytes() == before
 
 
 def test_a_checkpoint_of_more_rounds_is_not_passed_off_as_fewer(model, federation, tmp_path):
     path = tmp_path / "checkpoint.safetensors"
-    federate(model, federation, rounds=3, local=LOCAL, checkpoint=path)
+    federate(model, federation, rounds=3, local=LOCAL, runtime=Runtime(checkpoint=path))
     with pytest.raises(ArtifactError):
-        federate(model, federation, rounds=2, local=LOCAL, checkpoint=path)
+        federate(model, federation, rounds=2, local=LOCAL, runtime=Runtime(checkpoint=path))
 
 
 def test_a_damaged_checkpoint_is_refused(model, federation, tmp_path):
     path = tmp_path / "checkpoint.safetensors"
-    federate(model, federation, rounds=1, local=LOCAL, checkpoint=path)
+    federate(model, federation, rounds=1, local=LOCAL, runtime=Runtime(checkpoint=path))
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(ArtifactError):
-        federate(model, federation, rounds=2, local=LOCAL, checkpoint=path)
+        federate(model, federation, rounds=2, local=LOCAL, runtime=Runtime(checkpoint=path))
 
 
-@pytest.mark.parametrize("wrong", [{"rounds": -1}, {"clients_per_round": 0}, {"clients_per_round": 5}], ids=str)
-def test_settings_out_of_range_are_refused(model, federation, wrong):
-    with pytest.raises(SettingError, match=next(iter(wrong))):
-        federate(model, federation, **{"rounds": 1, **wrong})
+@pytest.mark.parametrize(("count", "size", "named"), [(-1, 1, "^rounds"), (1, 0, "^clients_"), (1, 5, "^clients_")])
+def test_settings_out_of_range_are_refused(model, federation, count, size, named):
+    with pytest.raises(SettingError, match=named):
+        federate(model, federation, rounds=Rounds(count, clients_per_round=size))
 
 
 def test_a_federation_without_any_row_is_refused(model, federation):
@@ -284,14 +286,11 @@ def test_a_federation_without_any_row_is_refused(model, federation):
 # --- which rounds
 
 
-OPTIONS = {"local": LOCAL, "clients_per_round": 3, "seed": 5}
-
-
 @pytest.mark.parametrize("rounds", [range(3), [0, 1, 2], (0, 1, 2)], ids=["range", "list", "tuple"])
 def test_naming_the_first_rounds_is_asking_for_as_many(model, federation, rounds):
     counted, named = Recorder(), Recorder()
-    expected = federate(model, federation, rounds=3, observers=[counted], **OPTIONS)
-    found = federate(model, federation, rounds=rounds, observers=[named], **OPTIONS)
+    expected = federate(model, federation, rounds=by_three(3), observers=[counted], **OPTIONS)
+    found = federate(model, federation, rounds=by_three(rounds), observers=[named], **OPTIONS)
     assert fingerprint(found.model) == fingerprint(expected.model)
     assert found.rounds == expected.rounds == 3
     assert named.cohorts() == counted.cohorts()
@@ -301,14 +300,14 @@ def test_naming_the_first_rounds_is_asking_for_as_many(model, federation, rounds
 def test_rounds_trained_in_parts_give_the_bits_of_all_at_once(model, federation, parts):
     found = model
     for part in parts:
-        found = federate(found, federation, rounds=part, **OPTIONS).model
-    assert fingerprint(found) == fingerprint(federate(model, federation, rounds=3, **OPTIONS).model)
+        found = federate(found, federation, rounds=by_three(part), **OPTIONS).model
+    assert fingerprint(found) == fingerprint(federate(model, federation, rounds=by_three(3), **OPTIONS).model)
 
 
 def test_just_the_rounds_that_are_named_are_trained_in_their_order(model, federation):
     whole, some = Recorder(), Recorder()
-    federate(model, federation, rounds=8, observers=[whole], **OPTIONS)
-    trained = federate(model, federation, rounds=[6, 1, 4], observers=[some], **OPTIONS)
+    federate(model, federation, rounds=by_three(8), observers=[whole], **OPTIONS)
+    trained = federate(model, federation, rounds=by_three([6, 1, 4]), observers=[some], **OPTIONS)
     assert trained.rounds == 3
     assert [number for number, _ in some.rounds] == [6, 1, 4]
     assert some.cohorts() == [whole.cohorts()[number] for number in (6, 1, 4)]
@@ -336,7 +335,7 @@ def test_no_round_named_leaves_the_weights(model, federation, rounds):
 def test_a_checkpoint_of_named_rounds_is_refused_before_any_work(model, federation, tmp_path, rounds):
     path, recorder = tmp_path / "checkpoint.safetensors", Recorder()
     with pytest.raises(SettingError, match="checkpoint"):
-        federate(model, federation, rounds=rounds, local=LOCAL, checkpoint=path, observers=[recorder])
+        federate(model, federation, rounds=rounds, local=LOCAL, observers=[recorder], runtime=Runtime(checkpoint=path))
     assert not path.exists()
     assert not recorder.updates
 
@@ -376,7 +375,7 @@ def test_another_average_is_made_of_the_first_weights_and_told_round_client_and_
         made.append(Told(start))
         return made[-1]
 
-    federate(model, federation, rounds=[4, 0, 2], averaging=averaging, observers=[recorder], **OPTIONS)
+    federate(model, federation, rounds=by_three([4, 0, 2], averaging=averaging), observers=[recorder], **OPTIONS)
     (average,) = made
     assert all(torch.equal(average.start[name], tensor) for name, tensor in model.state_dict().items())
     assert average.told == [(number, client, share) for number, client, _, _, share in recorder.updates]
@@ -387,7 +386,7 @@ def test_another_average_is_made_of_the_first_weights_and_told_round_client_and_
 
 def test_another_average_is_what_clients_start_from_and_what_comes_out(model, federation):
     ours, usual = Recorder(), Recorder()
-    trained = federate(model, federation, rounds=2, local=LOCAL, averaging=Told, observers=[ours]).model
+    trained = federate(model, federation, rounds=Rounds(2, averaging=Told), local=LOCAL, observers=[ours]).model
     federate(model, federation, rounds=2, local=LOCAL, observers=[usual])
     (_, first), (_, second) = ours.rounds
     assert torch.equal(first["layers.0.bias"], usual.rounds[0][1]["layers.0.bias"] + 1)
@@ -398,7 +397,7 @@ def test_another_average_is_what_clients_start_from_and_what_comes_out(model, fe
 
 
 def test_another_average_goes_on_from_a_checkpoint_to_the_same_bits(model, federation, tmp_path):
-    path, options = tmp_path / "checkpoint.safetensors", {"averaging": Told, **OPTIONS}
-    federate(model, federation, rounds=2, checkpoint=path, **options)
-    resumed = federate(model, federation, rounds=4, checkpoint=path, **options).model
-    assert fingerprint(resumed) == fingerprint(federate(model, federation, rounds=4, **options).model)
+    runtime, rounds = Runtime(checkpoint=tmp_path / "checkpoint.safetensors"), partial(by_three, averaging=Told)
+    federate(model, federation, rounds=rounds(2), runtime=runtime, **OPTIONS)
+    resumed = federate(model, federation, rounds=rounds(4), runtime=runtime, **OPTIONS).model
+    assert fingerprint(resumed) == fingerprint(federate(model, federation, rounds=rounds(4), **OPTIONS).model)

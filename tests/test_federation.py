@@ -120,6 +120,14 @@ def test_relabeled_changes_the_labels_and_nothing_else():
             federation.relabeled(bad)
 
 
+def test_subjects_are_one_whole_number_per_row():
+    federation = split()
+    assert torch.equal(federation.with_subjects(Y).subjects, Y) and federation.subjects is None
+    for bad in (Y[:-1], Y[:, None], Y.float()):
+        with pytest.raises(DataError, match="one whole number per row"):
+            federation.with_subjects(bad)
+
+
 def test_an_unknown_client_is_named_with_those_there_are():
     with pytest.raises(RequestError, match=r"Unknown client 9.*\[0, 1, 2, 3\]"):
         split().client(9)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedup import Federation, Forget, LocalTraining, Observer, dirichlet, federate, fingerprint
+from fedup import Federation, Forget, LocalTraining, Observer, Rounds, Runtime, dirichlet, federate, fingerprint
 from fedup.bench.history import History
 from fedup.errors import ArtifactError, StorageError
 
@@ -108,8 +108,8 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("clients_per_round", [None, 2])
 def test_all_that_an_observer_saw_is_kept_to_the_bit(model, federation, history, clients_per_round):
     seen = Seen()
-    options = {"local": LOCAL, "clients_per_round": clients_per_round}
-    federate(model, federation, rounds=4, observers=[history, seen], **options)
+    rounds = Rounds(4, clients_per_round=clients_per_round)
+    federate(model, federation, rounds=rounds, local=LOCAL, observers=[history, seen])
     assert history.rounds == [0, 1, 2, 3]
     cohorts = [[client for number, client in seen.shares if number == one] for one in range(4)]
     assert (cohorts == [federation.ids] * 4) == (clients_per_round is None)
@@ -122,13 +122,13 @@ def test_all_that_an_observer_saw_is_kept_to_the_bit(model, federation, history,
 
 def test_in_memory_and_on_disk_it_is_the_same_and_who_reads_the_folder_later_gets_it_too(model, federation, tmp_path):
     memory, disk = History(), History(tmp_path / "deep" / "history")
-    federate(model, federation, rounds=3, local=LOCAL, clients_per_round=3, observers=[memory, disk])
+    federate(model, federation, rounds=Rounds(3, clients_per_round=3), local=LOCAL, observers=[memory, disk])
     assert_same(memory, disk)
     assert_same(disk, History(tmp_path / "deep" / "history"))
 
 
 def test_shares_of_a_round_are_by_size_and_the_uploads_average_to_the_next_global_weights(model, federation, history):
-    federate(model, federation, rounds=3, local=LOCAL, clients_per_round=2, observers=[history])
+    federate(model, federation, rounds=Rounds(3, clients_per_round=2), local=LOCAL, observers=[history])
     sizes = {client.id: len(client.train) for client in federation.clients}
     for number in (0, 1):
         shares = history.shares(number)
@@ -185,7 +185,7 @@ def test_a_training_of_no_rounds_leaves_an_empty_history(model, federation, hist
 def test_a_round_in_which_nobody_trained_is_kept_without_shares_and_counts_for_nothing(model, federation, history):
     seen = Seen()
     some = federation.without(Forget.clients([0, 1]))
-    federate(model, some, rounds=6, local=LOCAL, clients_per_round=1, observers=[history, seen])
+    federate(model, some, rounds=Rounds(6, clients_per_round=1), local=LOCAL, observers=[history, seen])
     assert history.rounds == list(range(6))
     told = [list(history.shares(number)) for number in range(6)]
     assert told == [[client for number, client in seen.shares if number == one] for one in range(6)]
@@ -207,7 +207,7 @@ def mean_changes(seen: Seen) -> dict[str, float]:
 
 def test_changes_are_the_mean_over_all_uploads_of_an_entrys_change(model, federation, history):
     seen = Seen()
-    federate(model, federation, rounds=3, local=LOCAL, clients_per_round=3, observers=[history, seen])
+    federate(model, federation, rounds=Rounds(3, clients_per_round=3), local=LOCAL, observers=[history, seen])
     expected = mean_changes(seen)
     assert history.changes() == pytest.approx(expected, rel=1e-5)
     assert all(change > 0 for change in expected.values())
@@ -293,9 +293,11 @@ def test_an_interrupted_training_that_goes_on_has_the_history_of_one_in_one_go(
     interrupted = [History(tmp_path / "parts"), Stop(*stop)]
     observers = interrupted[::-1] if stops_first else interrupted
     with pytest.raises(KeyboardInterrupt):
-        federate(model, federation, rounds=4, local=LOCAL, checkpoint=path, observers=observers)
+        federate(model, federation, rounds=4, local=LOCAL, observers=observers, runtime=Runtime(checkpoint=path))
     resumed = History(tmp_path / "parts")
-    found = federate(model, federation, rounds=4, local=LOCAL, checkpoint=path, observers=[resumed]).model
+    found = federate(
+        model, federation, rounds=4, local=LOCAL, observers=[resumed], runtime=Runtime(checkpoint=path)
+    ).model
     assert fingerprint(found) == expected
     for each in (resumed, History(tmp_path / "parts")):
         assert_same(each, History(whole))
@@ -305,12 +307,12 @@ def test_an_interrupted_training_that_goes_on_has_the_history_of_one_in_one_go(
 @pytest.mark.parametrize("done", [1, 2, 3])
 def test_a_training_in_two_parts_with_cohorts_has_the_history_of_one_in_one_go(model, federation, tmp_path, done):
     whole, path = History(), tmp_path / "checkpoint.safetensors"
-    options = {"local": LOCAL, "clients_per_round": 2, "seed": 5}
-    federate(model, federation, rounds=4, observers=[whole], **options)
-    for rounds in (done, 4):
-        part = History(tmp_path / "parts")
-        federate(model, federation, rounds=rounds, checkpoint=path, observers=[part], **options)
-        assert part.rounds == list(range(rounds))
+    options = {"local": LOCAL, "seed": 5}
+    federate(model, federation, rounds=Rounds(4, clients_per_round=2), observers=[whole], **options)
+    for count in (done, 4):
+        part, rounds = History(tmp_path / "parts"), Rounds(count, clients_per_round=2)
+        federate(model, federation, rounds=rounds, observers=[part], runtime=Runtime(checkpoint=path), **options)
+        assert part.rounds == list(range(count))
     assert_same(part, whole)
 
 

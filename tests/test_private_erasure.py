@@ -227,7 +227,7 @@ def test_samples_that_do_not_stand_out_of_the_noise_get_no_eraser(poisoned):
 )
 def test_what_cannot_be_erased_under_dp_is_refused_where_an_eraser_was_asked_for(poisoned, request_, unit, match):
     federation, model, samples = poisoned
-    federation = replace(federation, subjects=torch.arange(len(federation.y)))
+    federation = federation.with_subjects(torch.arange(len(federation.y)))
     centroids = collect(model, federation, privacy=DP(8.0, clip="unit", unit=unit, replay_seed=3))
     with pytest.raises(RequestError, match=match):
         unlearn(plug(model), centroids, request_ or samples, clients=federation, config=FilterConfig(filter="erasure"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedup import Federation, FilterConfig, LocalTraining, federate, iid
+from fedup import Federation, FilterConfig, LocalTraining, Runtime, federate, iid
 from fedup.artifacts import load_tensors
 from fedup.errors import FedUPWarning, SettingError
 from fedup.filters.fit import Examples, fit_filter
@@ -173,20 +173,22 @@ def test_a_small_model_is_trained_by_one_thread_and_a_larger_one_by_all():
 
 def test_training_takes_the_threads_it_is_given():
     seen = Seen()
-    assert federate(_model(), _federation(), rounds=1, local=LOCAL, observers=[seen], threads=2).threads == 2
+    runtime = Runtime(threads=2)
+    assert federate(_model(), _federation(), rounds=1, local=LOCAL, observers=[seen], runtime=runtime).threads == 2
     assert seen.threads == [2]
     with pytest.raises(SettingError, match="threads must be 1 or more"):
-        federate(_model(), _federation(), rounds=1, threads=0)
+        Runtime(threads=0)
 
 
-def _interrupt(path, **how):
+def _interrupt(path, threads=None):
+    seen, runtime = Seen(stop_after=2), Runtime(checkpoint=path, threads=threads)
     with pytest.raises(KeyboardInterrupt):
-        federate(_model(), _federation(), rounds=4, local=LOCAL, checkpoint=path, observers=[Seen(stop_after=2)], **how)
+        federate(_model(), _federation(), rounds=4, local=LOCAL, observers=[seen], runtime=runtime)
 
 
-def _go_on(path, **how):
-    seen = Seen()
-    return federate(_model(), _federation(), rounds=4, local=LOCAL, checkpoint=path, observers=[seen], **how), seen
+def _go_on(path, threads=None):
+    seen, runtime = Seen(), Runtime(checkpoint=path, threads=threads)
+    return federate(_model(), _federation(), rounds=4, local=LOCAL, observers=[seen], runtime=runtime), seen
 
 
 def test_a_resumed_training_keeps_the_threads_it_began_with(tmp_path):
@@ -195,7 +197,7 @@ def test_a_resumed_training_keeps_the_threads_it_began_with(tmp_path):
     assert load_tensors(path, kind="checkpoint")[1]["threads"] == 2
     trained, seen = _go_on(path)
     assert trained.threads == 2 and seen.threads == [2, 2] and seen.started == [(2, 2)]
-    whole = federate(_model(), _federation(), rounds=4, local=LOCAL, threads=2)
+    whole = federate(_model(), _federation(), rounds=4, local=LOCAL, runtime=Runtime(threads=2))
     assert all(torch.equal(a, b) for a, b in zip(trained.model.parameters(), whole.model.parameters(), strict=True))
 
 

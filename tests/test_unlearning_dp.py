@@ -449,7 +449,7 @@ def test_where_the_filter_is_left_to_us_nothing_exact_is_asked_for(name):
 
 
 def test_where_subjects_are_protected_samples_get_a_bottleneck_and_a_note():
-    federation = replace(SETTING.federation, subjects=torch.arange(2000) // 2)
+    federation = SETTING.federation.with_subjects(torch.arange(2000) // 2)
     store = collect(SETTING.base, federation, privacy=replace(PRIVATE, unit="subject"))
     report = unlearn(plug(SETTING.base), store, SETTING.requests["sample"], clients=federation, config=AUTO)
     assert [note for note in report.notes if "No eraser" in note and "for subjects" in note]

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from fedup.statistics.store import load_centroids as load_centroids
     from fedup.statistics.store import save_centroids as save_centroids
     from fedup.training.fedavg import Observer as Observer
+    from fedup.training.fedavg import Rounds as Rounds
+    from fedup.training.fedavg import Runtime as Runtime
     from fedup.training.fedavg import federate as federate
     from fedup.training.local import LocalTraining as LocalTraining
     from fedup.unlearning.plan import RequestPlan as RequestPlan
@@ -67,7 +69,7 @@ _PUBLIC = {
     "fedup.serving.filter_file": "load_filter save_filter",
     "fedup.serving.plugged": "PluggedModel plug",
     "fedup.statistics.store": "Centroids load_centroids save_centroids",
-    "fedup.training.fedavg": "Observer federate",
+    "fedup.training.fedavg": "Observer Rounds Runtime federate",
     "fedup.training.local": "LocalTraining",
     "fedup.unlearning.plan": "RequestPlan Terms",
     "fedup.unlearning.report": "Report",

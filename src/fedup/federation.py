@@ -29,7 +29,8 @@ class Client:
 class Federation:
     """Clients over one pair of arrays; a sample's id is its row number.
 
-    `subjects` says whose each row is, for guarantees that protect a person and not one record; below 0 is unknown.
+    `subjects` says whose each row is, for guarantees that protect a person and not one record; below 0 is unknown
+    (`with_subjects`).
 
     >>> x, y = torch.randn(100, 8), torch.arange(100) % 5
     >>> federation = Federation.split(x, y, [torch.arange(i, 100, 4) for i in range(4)])
@@ -54,13 +55,10 @@ class Federation:
         heldout: float = 0.2,
         validation: float = 0.1,
         num_classes: int | None = None,
-        subjects: Tensor | None = None,
     ) -> Self:
         """A federation in which client i holds the rows `parts[i]` and keeps a part of them apart."""
         classes = _check_arrays(x, y, num_classes)
         _check_parts(parts, len(x))
-        if subjects is not None and (subjects.shape != (len(x),) or subjects.is_floating_point()):
-            raise DataError(f"subjects must be one whole number per row; found {tuple(subjects.shape)} for {len(x)}.")
         if not (min(heldout, validation) >= 0 and heldout + validation < 1):
             raise SettingError(f"heldout and validation must leave rows to train on; found {heldout} and {validation}.")
         clients = []
@@ -69,7 +67,7 @@ class Federation:
             first, second = int(len(rows) * heldout), int(len(rows) * (heldout + validation))
             pieces = [piece.sort().values for piece in shuffled.tensor_split([first, second])]
             clients.append(Client(i, train=pieces[2], validation=pieces[1], heldout=pieces[0]))
-        return cls(x, y, tuple(clients), classes, subjects)
+        return cls(x, y, tuple(clients), classes)
 
     @property
     def ids(self) -> list[int]:
@@ -109,6 +107,13 @@ class Federation:
         """The same federation with other labels."""
         _check_arrays(self.x, y, self.num_classes)
         return replace(self, y=y)
+
+    def with_subjects(self, subjects: Tensor) -> Self:
+        """The same federation that knows whose each row is."""
+        rows = len(self.x)
+        if subjects.shape != (rows,) or subjects.is_floating_point():
+            raise DataError(f"subjects must be one whole number per row; found {tuple(subjects.shape)} for {rows}.")
+        return replace(self, subjects=subjects)
 
     def to(self, device: torch.device | str) -> Self:
         """The same federation with its arrays on a device."""

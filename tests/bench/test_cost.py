@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fedup import Federation, Forget, LocalTraining, dirichlet, federate
+from fedup import Federation, Forget, LocalTraining, Rounds, dirichlet, federate
 from fedup.bench import cost as cost_module
 from fedup.bench.cost import Cost, Meter
 from fedup.bench.task import Task
@@ -160,9 +160,8 @@ def test_bytes_are_a_serialised_model_down_and_up_for_each_client_of_each_round(
     federate(
         model,
         federation,
-        rounds=rounds,
+        rounds=Rounds(rounds, clients_per_round=clients_per_round),
         local=local,
-        clients_per_round=clients_per_round,
         observers=[Meter(cost, federation, local)],
     )
     message = len(save(model.state_dict(), metadata={"fedup": json.dumps({})}))

@@ -11,13 +11,13 @@ from fedup.tasks.datasets import check_there
 _TRAIN = """
 import resource
 from fedup.tasks.recipe import Recipe
-from fedup.training.fedavg import federate
+from fedup.training.fedavg import Rounds, federate
 
 recipe = Recipe.suited_to("cifar100", clients=100, clients_per_round=1, rounds=1)
 dataset = recipe.load()
 federation = recipe.federation(dataset)
 start = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes)
-federate(start, federation, rounds=1, local=recipe.local, clients_per_round=1)
+federate(start, federation, rounds=Rounds(1, clients_per_round=1), local=recipe.local)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 """
 

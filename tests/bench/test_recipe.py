@@ -12,7 +12,7 @@ from fedup import Federation, LocalTraining, Observer, dirichlet, fingerprint, i
 from fedup.errors import ArtifactError, DataError, SettingError
 from fedup.tasks.datasets import input_of, load_dataset
 from fedup.tasks.recipe import Recipe
-from fedup.training.fedavg import federate
+from fedup.training.fedavg import Rounds, Runtime, federate
 
 RECIPE = Recipe.suited_to("digits", rounds=1, clients=4, rows=300, seed=3)
 recipes = st.builds(
@@ -232,9 +232,8 @@ def test_training_by_a_recipe_is_fedavg_with_its_settings(small_model, digits_fe
     expected = federate(
         small_model,
         digits_federation,
-        rounds=recipe.rounds,
+        rounds=Rounds(recipe.rounds, clients_per_round=recipe.clients_per_round),
         local=local,
-        clients_per_round=recipe.clients_per_round,
         seed=recipe.seed,
     )
     assert fingerprint(found.model) == fingerprint(expected.model) != fingerprint(small_model)
@@ -249,11 +248,13 @@ def test_rounds_engine_observers_and_checkpoint_are_passed_on(small_model, digit
             self.seen += 1
 
     watch, recipe = Watch(), replace(RECIPE, clients=5)
-    found = recipe.train(small_model, digits_federation, rounds=2, observers=[watch], checkpoint=tmp_path / "rounds")
+    found = recipe.train(
+        small_model, digits_federation, rounds=2, observers=[watch], runtime=Runtime(checkpoint=tmp_path / "rounds")
+    )
     assert (found.rounds, watch.seen) == (2, 2)
     assert (tmp_path / "rounds").exists()
     with pytest.raises(SettingError, match="CUDA"):
-        recipe.train(small_model, digits_federation, engine="captured")
+        recipe.train(small_model, digits_federation, runtime=Runtime(engine="captured"))
     assert fingerprint(recipe.train(small_model, digits_federation, rounds=0).model) == fingerprint(small_model)
 
 

@@ -13,7 +13,7 @@ from fedup.bench.speed import ON_DEMAND, PARTS, extraction, growth, limits, prec
 from fedup.bench.speed._rows import Row, Times, in_turns
 from fedup.bench.speed._settings import LENET5, SETTINGS, VIT, even_jobs
 from fedup.bench.speed.table import cells, is_shared, notes, title
-from fedup.bench.speed.training import Rounds
+from fedup.bench.speed.training import TimedRounds
 from fedup.bench.textbook import eager_round
 from fedup.errors import MissingDataError, SettingError
 from fedup.tasks.models import training_of
@@ -107,7 +107,7 @@ def test_clients_of_a_round_hold_every_row_once_in_equal_parts(rows, clients):
 
 
 def test_the_round_that_is_measured_gives_what_the_textbooks_does():
-    rounds, by_the_book = Rounds(SMALL, 24, CPU), SMALL.build(CPU)
+    rounds, by_the_book = TimedRounds(SMALL, 24, CPU), SMALL.build(CPU)
     jobs = even_jobs(24, 3, rounds.config)
     with torch.random.fork_rng():
         for _ in range(2):

@@ -2,13 +2,14 @@
 
 import copy
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from tests.engines._federations import KINDS, federation_for, make_federation, make_model
 from torch import nn
 
-from fedup import LocalTraining, Observer, federate, fingerprint
+from fedup import LocalTraining, Observer, Rounds, Runtime, federate, fingerprint
 from fedup.errors import SettingError
 from fedup.training.engines import captured
 
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 SGD = LocalTraining(batch_size=16, lr=0.05)
 ADAM = LocalTraining(batch_size=16, lr=0.005, optimizer="adam", epochs=2)
 DECAY = LocalTraining(batch_size=16, lr=0.05, momentum=0.0, weight_decay=0.01, epochs=2)
+PLAIN, CAPTURED = Runtime(device="cuda", engine="plain"), Runtime(device="cuda", engine="captured")
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +30,12 @@ def exact_products():
     torch.backends.cudnn.allow_tf32 = before
 
 
-def both(kind, how, *, rounds=3, sizes=None, **settings):
+def both(kind, how, *, rounds=3, sizes=None):
     """The same federation by the plain and by the captured engine."""
     federation = federation_for(kind) if sizes is None else federation_for(kind, sizes)
     return [
-        federate(make_model(kind), federation, rounds=rounds, local=how, device="cuda", engine=engine, **settings)
-        for engine in ("plain", "captured")
+        federate(make_model(kind), federation, rounds=rounds, local=how, runtime=runtime)
+        for runtime in (PLAIN, CAPTURED)
     ]
 
 
@@ -59,7 +61,7 @@ def test_half_precision_does_the_same_in_both(kind):
 
 @pytest.mark.parametrize("per_round", [1, 4])
 def test_cohorts_are_the_same(per_round):
-    assert_same(*both("all", SGD, rounds=5, clients_per_round=per_round))
+    assert_same(*both("all", SGD, rounds=Rounds(5, clients_per_round=per_round)))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 8, 9, 30])
@@ -80,9 +82,7 @@ def test_many_small_clients_of_all_sizes():
 def test_every_client_draws_its_own_dropout():
     _, fast = both("dropout", SGD)
     _, again = both("dropout", SGD)
-    other = federate(
-        make_model("dropout"), federation_for("dropout"), rounds=3, local=SGD, device="cuda", engine="captured", seed=1
-    )
+    other = federate(make_model("dropout"), federation_for("dropout"), rounds=3, local=SGD, seed=1, runtime=CAPTURED)
     for name, value in fast.model.state_dict().items():
         torch.testing.assert_close(again.model.state_dict()[name], value, atol=1e-5, rtol=1e-5)
     assert fingerprint(other.model) != fingerprint(fast.model)
@@ -105,9 +105,8 @@ def test_observers_see_each_client_once_with_its_own_weights():
             federation_for("all"),
             rounds=2,
             local=SGD,
-            device="cuda",
-            engine=engine,
             observers=[seen[engine]],
+            runtime=Runtime(device="cuda", engine=engine),
         )
     assert seen["plain"].after.keys() == seen["captured"].after.keys()
     for key, (weights, share) in seen["plain"].after.items():
@@ -125,9 +124,7 @@ def test_steps_are_really_captured():
             counted.append(len(x))
             return super().forward(x)
 
-    federate(
-        nn.Sequential(Counting(6, 3)), make_federation((640,)), rounds=3, local=SGD, device="cuda", engine="captured"
-    )
+    federate(nn.Sequential(Counting(6, 3)), make_federation((640,)), rounds=3, local=SGD, runtime=CAPTURED)
     assert len(counted) == 2  # one to try, one to capture: the other 118 steps are replays
 
 
@@ -136,7 +133,7 @@ def test_the_global_streams_are_left_alone():
     torch.manual_seed(5)
     torch.cuda.manual_seed(5)
     before = torch.get_rng_state(), torch.cuda.get_rng_state()
-    federate(model, federation, rounds=2, local=SGD, device="cuda", engine="captured")
+    federate(model, federation, rounds=2, local=SGD, runtime=CAPTURED)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert torch.equal(torch.cuda.get_rng_state(), before[1])
 
@@ -169,25 +166,25 @@ def test_what_cannot_be_captured_is_trained_plainly_and_said(model):
     start = model()
     federation = make_federation((70, 64, 33))
     with pytest.warns(UserWarning, match="cannot be captured"):
-        fast = federate(copy.deepcopy(start), federation, rounds=3, local=SGD, device="cuda")
+        fast = federate(copy.deepcopy(start), federation, rounds=3, local=SGD, runtime=Runtime(device="cuda"))
     assert fast.engine == "plain"
     if model is Waits:
-        plain = federate(copy.deepcopy(start), federation, rounds=3, local=SGD, device="cuda", engine="plain")
+        plain = federate(copy.deepcopy(start), federation, rounds=3, local=SGD, runtime=PLAIN)
         for name, value in plain.model.state_dict().items():
             torch.testing.assert_close(fast.model.state_dict()[name], value)
     with pytest.raises(SettingError, match="engine='plain'"):
-        federate(model(), federation, rounds=3, local=SGD, device="cuda", engine="captured")
+        federate(model(), federation, rounds=3, local=SGD, runtime=CAPTURED)
 
 
 def test_after_a_failed_capture_another_model_is_captured():
     with pytest.warns(UserWarning, match="cannot be captured"):
-        federate(Waits(), make_federation((70, 64, 33)), rounds=3, local=SGD, device="cuda")
+        federate(Waits(), make_federation((70, 64, 33)), rounds=3, local=SGD, runtime=Runtime(device="cuda"))
     assert_same(*both("all", SGD))
 
 
 def test_few_steps_are_not_captured(monkeypatch):
     monkeypatch.setattr(captured.CapturedEngine, "_capture", None)
-    federate(make_model("all"), make_federation((20, 30)), rounds=1, local=SGD, device="cuda")
+    federate(make_model("all"), make_federation((20, 30)), rounds=1, local=SGD, runtime=Runtime(device="cuda"))
 
 
 def test_too_little_memory_for_many_lanes_means_fewer(monkeypatch):
@@ -212,17 +209,16 @@ def test_the_plain_engine_is_that_of_the_cpu():
     how = LocalTraining(batch_size=16, lr=0.02)
     model = make_model("batchnorm")
     on_cpu = federate(model, federation, rounds=2, local=how).model
-    on_gpu = federate(model, federation, rounds=2, local=how, device="cuda", engine="captured").model
+    on_gpu = federate(model, federation, rounds=2, local=how, runtime=CAPTURED).model
     for name, value in on_cpu.state_dict().items():
         torch.testing.assert_close(on_gpu.state_dict()[name].cpu(), value, atol=2e-3, rtol=2e-3)
 
 
 def test_a_checkpoint_of_one_engine_is_taken_up_by_the_other(tmp_path):
     federation, path = federation_for("all"), tmp_path / "rounds"
-    federate(make_model("all"), federation, rounds=2, local=SGD, device="cuda", engine="captured", checkpoint=path)
-    went_on = federate(
-        make_model("all"), federation, rounds=3, local=SGD, device="cuda", engine="plain", checkpoint=path
-    )
-    straight = federate(make_model("all"), federation, rounds=3, local=SGD, device="cuda", engine="plain")
+    first, then = (replace(runtime, checkpoint=path) for runtime in (CAPTURED, PLAIN))
+    federate(make_model("all"), federation, rounds=2, local=SGD, runtime=first)
+    went_on = federate(make_model("all"), federation, rounds=3, local=SGD, runtime=then)
+    straight = federate(make_model("all"), federation, rounds=3, local=SGD, runtime=PLAIN)
     for name, value in straight.model.state_dict().items():
         torch.testing.assert_close(went_on.model.state_dict()[name], value, atol=2e-4, rtol=1e-3)

@@ -21,7 +21,7 @@ from tests.engines._federations import (
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedup import LocalTraining, Observer, federate, fingerprint
+from fedup import LocalTraining, Observer, Rounds, Runtime, federate, fingerprint
 from fedup.bench.textbook import eager_round
 from fedup.errors import SettingError
 from fedup.rng import generator, seed_for
@@ -110,29 +110,30 @@ def test_clients_without_rows_take_no_part():
 @pytest.mark.parametrize("per_round", [1, 4, len(SIZES)])
 def test_cohorts_are_those_of_the_documented_seeds(per_round):
     model, federation = in_double(make_model("all"), make_federation())
-    settings = {"rounds": 6, "seed": 5}
-    found = federate(model, federation, local=SGD, clients_per_round=per_round, **settings).model
-    expected = by_the_textbook(model, federation, SGD, per_round=per_round, **settings)
+    found = federate(model, federation, rounds=Rounds(6, clients_per_round=per_round), local=SGD, seed=5).model
+    expected = by_the_textbook(model, federation, SGD, per_round=per_round, rounds=6, seed=5)
     assert_close(found, expected, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", ["all", "convolution"])
 def test_on_a_cpu_the_plain_engine_is_the_one_that_is_chosen(kind):
     model, federation = make_model(kind), federation_for(kind)
-    auto, plain = (federate(model, federation, rounds=2, local=SGD, engine=name) for name in ("auto", "plain"))
+    auto, plain = (
+        federate(model, federation, rounds=2, local=SGD, runtime=Runtime(engine=name)) for name in ("auto", "plain")
+    )
     assert auto.engine == plain.engine == "plain"
     assert fingerprint(auto.model) == fingerprint(plain.model)
 
 
 def test_graphs_are_refused_on_a_cpu():
     with pytest.raises(SettingError, match=r"CUDA.*'auto'"):
-        federate(make_model("plain"), make_federation(), rounds=1, engine="captured")
+        federate(make_model("plain"), make_federation(), rounds=1, runtime=Runtime(engine="captured"))
 
 
 @pytest.mark.parametrize("name", ["fast", "", None, "PLAIN"])
 def test_unknown_engines_are_refused_by_name(name):
     with pytest.raises(SettingError, match=f"engine must be.*{name}"):
-        federate(make_model("plain"), make_federation(), rounds=1, engine=name)
+        federate(make_model("plain"), make_federation(), rounds=1, runtime=Runtime(engine=name))
 
 
 def test_the_environment_says_what_auto_means_and_nothing_else(monkeypatch):
@@ -141,7 +142,7 @@ def test_the_environment_says_what_auto_means_and_nothing_else(monkeypatch):
         monkeypatch.setenv("FEDUP_ENGINE", value)
         with pytest.raises(SettingError, match=refused):
             federate(model, federation, rounds=1)
-        assert federate(model, federation, rounds=1, engine="plain").engine == "plain"
+        assert federate(model, federation, rounds=1, runtime=Runtime(engine="plain")).engine == "plain"
     monkeypatch.setenv("FEDUP_ENGINE", "")
     assert federate(model, federation, rounds=1).engine == "plain"
 

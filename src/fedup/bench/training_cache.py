@@ -28,7 +28,7 @@ from fedup.tasks.models import model_code
 from fedup.tasks.progress import Progress, RoundsShown
 from fedup.tasks.recipe import Recipe
 from fedup.training.averaging import RunningAverage
-from fedup.training.fedavg import Averaging, Observer
+from fedup.training.fedavg import Averaging, Observer, Runtime
 
 LEARNING = "the federation learns"
 _A_DAY_S = 86_400.0
@@ -137,8 +137,8 @@ def _learn(
     averaging: Averaging = RunningAverage,
 ) -> nn.Module:
     checkpoint = path.with_suffix(".rounds")
-    learn = partial(recipe.train, start, federation, device=federation.x.device)
-    learn = partial(learn, observers=observers, checkpoint=checkpoint, averaging=averaging)
+    runtime = Runtime(device=federation.x.device, checkpoint=checkpoint)
+    learn = partial(recipe.train, start, federation, averaging=averaging, observers=observers, runtime=runtime)
     try:
         model = learn().model
     except (ArtifactError, FileNotFoundError):  # a checkpoint that is damaged, or that another process took away

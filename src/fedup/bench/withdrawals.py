@@ -25,6 +25,7 @@ from fedup.tasks.evaluation import accuracy, accuracy_per_class
 from fedup.tasks.machine import describe_code, describe_machine
 from fedup.tasks.progress import Progress
 from fedup.tasks.recipe import Recipe
+from fedup.training.fedavg import Runtime
 from fedup.unlearning.verdict import against
 
 _ROWS_A_CLASS = 100  # of the test set, below which one wrong answer is a point or more
@@ -251,7 +252,7 @@ def _learn(
     for first in range(0, recipe.rounds, setting.step):
         progress(learning, first, recipe.rounds)
         rounds = range(first, min(first + setting.step, recipe.rounds))
-        model = recipe.train(model, federation, rounds=rounds, device=federation.x.device).model
+        model = recipe.train(model, federation, rounds=rounds, runtime=Runtime(federation.x.device)).model
         known = accuracy(model, federation.x, federation.y, rows)
         if known >= setting.until:
             progress(learning, recipe.rounds, recipe.rounds)

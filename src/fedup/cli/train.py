@@ -87,6 +87,7 @@ def _train(
     from fedup.run.record import keep_model
     from fedup.tasks.evaluation import accuracy
     from fedup.tasks.progress import RoundsShown
+    from fedup.training.fedavg import Runtime
 
     session = Session(path, device=device)
     parts = {"data": recipe.data, "model": recipe.model}
@@ -105,10 +106,8 @@ def _train(
             trained = recipe.train(
                 start,
                 federation,
-                device=device,
                 observers=[BusyNoted(session.console), rounds],
-                checkpoint=session.run.files.checkpoint,
-                engine=engine,
+                runtime=Runtime(device, engine, session.run.files.checkpoint),
             )
         rows = federation.rows("heldout")
         measured = {

@@ -73,7 +73,8 @@ def _how(privacy: object, statistics: CentroidConfig, *, given: bool) -> Centroi
         return statistics
     if privacy != "paper":
         raise SettingError(f'privacy is a DP(epsilon, delta, clip), "paper" or None; found {privacy!r}.')
-    return replace(statistics, sigma=statistics.sigma or paper.SIGMA, paper_accounting=True)
+    sigma = statistics.sigma if given else statistics.sigma or paper.SIGMA
+    return replace(statistics, sigma=sigma, paper_accounting=True)
 
 
 def collect_cells(

@@ -154,7 +154,7 @@ def _directions(dims: int, cells: int) -> Tensor:
 def checked_subjects(subjects: Tensor | None, rows: int) -> Tensor:
     """Whose each row is, counted from 0; raises unless every row is somebody's. (rows,)"""
     if subjects is None or len(subjects) != rows:
-        raise DataError("The unit is one subject, and rows have no subject ids: pass subjects=… to Federation.split.")
+        raise DataError("The unit is one subject, and rows have no subject ids: give them by Federation.with_subjects.")
     missing = int((subjects < 0).sum())
     if missing:
         raise DataError(f"{missing} of {rows} rows have no subject id: give each one, or protect records instead.")

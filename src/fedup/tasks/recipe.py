@@ -15,7 +15,8 @@ from fedup.rng import generator
 from fedup.tasks.datasets import Dataset, defaults_of, input_of, load_dataset
 from fedup.tasks.initial_weights import take_weights
 from fedup.tasks.models import build_model, training_of
-from fedup.training.fedavg import Trained, federate
+from fedup.training.averaging import RunningAverage
+from fedup.training.fedavg import Averaging, Observer, Rounds, Runtime, Trained, federate
 from fedup.training.local import LocalTraining
 
 
@@ -149,12 +150,28 @@ class Recipe:
             precision=cast(Any, self.precision),
         )
 
-    def train(self, start: nn.Module, federation: Federation, **others: Any) -> Trained:
-        """FedAvg as the recipe says, from these first weights; others of `federate`'s settings on demand (None: none),
-        such as rounds or local training instead of the recipe's own."""
-        own = {"rounds": self.rounds, "local": self.local, "clients_per_round": self.clients_per_round}
-        given = {name: value for name, value in others.items() if value is not None}
-        return federate(start, federation, **{**own, "seed": self.seed, **given})
+    def train(
+        self,
+        start: nn.Module,
+        federation: Federation,
+        *,
+        rounds: int | Sequence[int] | None = None,
+        local: LocalTraining | None = None,
+        averaging: Averaging = RunningAverage,
+        observers: Sequence[Observer] = (),
+        runtime: Runtime = Runtime(),
+    ) -> Trained:
+        """FedAvg as the recipe says, from these first weights; other rounds or local training on demand."""
+        count = self.rounds if rounds is None else rounds
+        return federate(
+            start,
+            federation,
+            rounds=Rounds(count, self.clients_per_round, averaging),
+            local=local or self.local,
+            seed=self.seed,
+            observers=observers,
+            runtime=runtime,
+        )
 
     def load(self) -> Dataset:
         """The data set, or the chosen number of its rows."""

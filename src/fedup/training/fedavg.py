@@ -42,6 +42,55 @@ class Observer:
 
 
 @dataclass(frozen=True)
+class Rounds:
+    """What the server does: how many rounds or which, with how many clients each, and how it averages their weights.
+
+    >>> Rounds(20, clients_per_round=5).numbers
+    range(0, 20)
+    """
+
+    count: int | Sequence[int]  # so many from 0, or the numbers of those to do: cohorts and batches are drawn by number
+    clients_per_round: int | None = None  # drawn anew in each round; None: all
+    averaging: Averaging = RunningAverage  # FedAvg's, or another
+
+    def __post_init__(self) -> None:
+        if min([self.count] if isinstance(self.count, int) else self.count, default=0) < 0:
+            raise SettingError(f"rounds must be 0 or more; found {self.count}.")
+        if self.clients_per_round is not None and self.clients_per_round < 1:
+            raise SettingError(f"clients_per_round must be 1 or more; found {self.clients_per_round}.")
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The rounds' numbers, in the order in which they are done."""
+        return range(self.count) if isinstance(self.count, int) else self.count
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where and how training is computed, and where it is kept so that it can go on.
+
+    With `checkpoint` the global weights are written after each round, and a call with the same settings goes on from
+    there to the same bits (a client's optimizer starts anew each round, so there is nothing else to keep).
+    `engine="plain"` switches off what makes training fast on a GPU.
+
+    `threads` is how many torch computes with; None: what FEDUP_THREADS says, else those that a checkpoint was written
+    with, else one for a small model and what torch has now for others (`fedup.threads`).
+
+    >>> Runtime(device="cpu", threads=2).engine
+    'auto'
+    """
+
+    device: torch.device | str | None = None  # None: the model's
+    engine: EngineName = "auto"
+    checkpoint: str | Path | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise SettingError(f"threads must be 1 or more; found {self.threads}.")
+
+
+@dataclass(frozen=True)
 class Trained:
     """A federation's model and what it took."""
 
@@ -56,39 +105,29 @@ def federate(
     model: nn.Module,
     federation: Federation,
     *,
-    rounds: int | Sequence[int],
+    rounds: int | Sequence[int] | Rounds,
     local: LocalTraining | None = None,
-    clients_per_round: int | None = None,
     seed: int = 0,
-    device: torch.device | str | None = None,
     observers: Sequence[Observer] = (),
-    checkpoint: str | Path | None = None,
-    engine: EngineName = "auto",
-    averaging: Averaging = RunningAverage,
-    threads: int | None = None,
+    runtime: Runtime = Runtime(),
 ) -> Trained:
     """Train by FedAvg, weighted by client size; `model` itself is left as it is.
 
-    `rounds` is how many, or which: cohorts and batches are drawn by a round's number.
-
-    With `checkpoint` the global weights are written after each round, and a call with the same settings goes on from
-    there to the same bits (a client's optimizer starts anew each round, so there is nothing else to keep).
-    `engine="plain"` switches off what makes training fast on a GPU. `averaging` makes another average than FedAvg's.
-
-    `threads` is how many torch computes with; None: what FEDUP_THREADS says, else those that a checkpoint was written
-    with, else one for a small model and what torch has now for others (`fedup.threads`).
+    `rounds` is how many, or which; `Rounds` says also with how many clients, and which average. `runtime` says where
+    and how it is computed, such as on which device.
     """
     local = local or LocalTraining()
-    numbers = range(rounds) if isinstance(rounds, int) else rounds
-    _check(federation, rounds, clients_per_round, checkpoint)
+    rounds = rounds if isinstance(rounds, Rounds) else Rounds(rounds)
+    _check(federation, rounds, runtime)
+    numbers, clients_per_round = rounds.numbers, rounds.clients_per_round
     started = time.perf_counter()
-    target = next(model.parameters()).device if device is None else torch.device(device)
+    target = next(model.parameters()).device if runtime.device is None else torch.device(runtime.device)
     trained = copy.deepcopy(model).to(target)
-    store = _Checkpoint(checkpoint, lambda: _settings(model, federation, local, clients_per_round, seed))
-    threads = _threads(threads, store.threads, trained, federation.x[:1].to(target), local)
+    store = _Checkpoint(runtime.checkpoint, lambda: _settings(model, federation, local, clients_per_round, seed))
+    threads = _threads(runtime.threads, store.threads, trained, federation.x[:1].to(target), local)
     with using_threads(threads), torch.cuda.device(target) if target.type == "cuda" else nullcontext():
-        work = make_engine(engine, trained, federation.x.to(target), federation.y.to(target), local)
-        average, live = averaging(work.weights), weights_of(trained)
+        work = make_engine(runtime.engine, trained, federation.x.to(target), federation.y.to(target), local)
+        average, live = rounds.averaging(work.weights), weights_of(trained)
         rows = _training_rows(federation)
         rounds_done = store.resume(average, len(numbers))
         for observer in observers:
@@ -115,8 +154,6 @@ def federate(
 
 def _threads(wanted: int | None, recorded: int | None, model: nn.Module, example: Tensor, local: LocalTraining) -> int:
     """How many threads to train with: those asked for, else those of the rounds done so far, else what suits."""
-    if wanted is not None and wanted < 1:
-        raise SettingError(f"threads must be 1 or more; found {wanted}.")
     asked = wanted or asked_threads()
     if asked is None and recorded is not None:
         chosen = min(recorded, torch.get_num_threads())
@@ -132,17 +169,12 @@ def _threads(wanted: int | None, recorded: int | None, model: nn.Module, example
     return chosen
 
 
-def _check(
-    federation: Federation, rounds: int | Sequence[int], clients_per_round: int | None, checkpoint: str | Path | None
-) -> None:
-    if min([rounds] if isinstance(rounds, int) else rounds, default=0) < 0:
-        raise SettingError(f"rounds must be 0 or more; found {rounds}.")
-    if checkpoint is not None and not isinstance(rounds, int):
+def _check(federation: Federation, rounds: Rounds, runtime: Runtime) -> None:
+    if runtime.checkpoint is not None and not isinstance(rounds.count, int):
         raise SettingError("A checkpoint counts rounds from 0: give the number of rounds, or no checkpoint.")
-    if clients_per_round is not None and not 1 <= clients_per_round <= len(federation.clients):
-        raise SettingError(
-            f"clients_per_round must lie in 1 … {len(federation.clients)} (all clients); found {clients_per_round}."
-        )
+    clients, per_round = len(federation.clients), rounds.clients_per_round
+    if per_round is not None and per_round > clients:
+        raise SettingError(f"clients_per_round must lie in 1 … {clients} (all clients); found {per_round}.")
     if not any(len(client.train) for client in federation.clients):
         raise DataError("No client has a row to train on.")
 

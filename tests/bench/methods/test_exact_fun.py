@@ -24,7 +24,7 @@ from fedup.errors import SettingError
 from fedup.rng import generator
 from fedup.tasks.recipe import Recipe
 from fedup.training.averaging import RunningAverage, Weights, weights_of
-from fedup.training.fedavg import Observer, federate
+from fedup.training.fedavg import Observer, Rounds, federate
 
 SIZES = (13, 20, 9, 26)  # training rows of the four clients; batches of 8
 CLASSES = 3
@@ -101,12 +101,14 @@ def rounded(start: nn.Module, federation: Federation, recipe: Recipe, step: floa
     trained = federate(
         start,
         federation,
-        rounds=recipe.rounds,
+        rounds=Rounds(
+            recipe.rounds,
+            clients_per_round=recipe.clients_per_round,
+            averaging=partial(RoundedAverage, step=step, names=names),
+        ),
         local=recipe.local,
-        clients_per_round=recipe.clients_per_round,
         seed=recipe.seed,
         observers=[course],
-        averaging=partial(RoundedAverage, step=step, names=names),
     )
     return trained.model, course
 

@@ -7,7 +7,7 @@ import torch
 
 from fedup.bench.speed._rows import Row, Tell, in_turns
 from fedup.bench.speed._settings import LENET5, RESNET18, even_jobs
-from fedup.bench.speed.training import Rounds
+from fedup.bench.speed.training import TimedRounds
 
 CLIENTS = (10, 100, 1000)
 _ROWS = 50_000
@@ -18,7 +18,7 @@ def measure(device: torch.device, tell: Tell) -> Iterator[Row]:
     on_gpu = device.type == "cuda"
     for setting in (LENET5, RESNET18) if on_gpu else (LENET5,):  # a ResNet's round takes half an hour on two cores
         tell(f"{setting.title} with up to {max(CLIENTS):,} clients")
-        rounds = Rounds(setting, _ROWS, device)
+        rounds = TimedRounds(setting, _ROWS, device)
         work = {str(n): partial(rounds.run, even_jobs(_ROWS, n, rounds.config)) for n in CLIENTS}
         # A CPU has nothing to warm up that a round would not do many times over.
         times = in_turns(work, device, repeats=3, warm=2 if on_gpu else 0)

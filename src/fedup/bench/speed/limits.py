@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedup.bench.speed._rows import Row, Tell, in_turns
 from fedup.bench.speed._settings import SETTINGS, Setting, even_jobs
-from fedup.bench.speed.training import Rounds
+from fedup.bench.speed.training import TimedRounds
 from fedup.errors import MissingDataError
 from fedup.models.cut import logits_of
 
@@ -38,7 +38,7 @@ def measure(device: torch.device, tell: Tell) -> Iterator[Row]:
 
 def _measure_model(setting: Setting, device: torch.device, peaks: dict[str, float]) -> Row:
     rows, clients = setting.count(device)
-    rounds = Rounds(setting, rows, device)
+    rounds = TimedRounds(setting, rows, device)
     jobs = even_jobs(rows, clients, rounds.config)
     steps = sum(job.steps for job in jobs)
     rounds.run(jobs)
@@ -59,7 +59,7 @@ def _peak(device: torch.device, precision: str) -> float:
     return 2 * size**3 / in_turns({"product": lambda: a @ b}, device, repeats=5).median("product")
 
 
-def _flops(model: nn.Module, rounds: Rounds, batch: int) -> int:
+def _flops(model: nn.Module, rounds: TimedRounds, batch: int) -> int:
     """Operations of the products and convolutions in one step, there and back."""
     model.train()
     with FlopCounterMode(display=False) as counter:

@@ -9,6 +9,7 @@ import torch
 from fedup.bench.speed._rows import Row, Tell
 from fedup.tasks.evaluation import accuracy
 from fedup.tasks.recipe import Recipe
+from fedup.training.fedavg import Runtime
 
 _SEEDS = (0, 1, 2)
 _ROWS = 10_000
@@ -44,7 +45,7 @@ def measure(device: torch.device, tell: Tell) -> Iterator[Row]:
 def _train(recipe: Recipe, device: torch.device) -> dict[str, float]:
     dataset = recipe.load()
     start = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes)
-    trained = recipe.train(start, recipe.federation(dataset), device=device)
+    trained = recipe.train(start, recipe.federation(dataset), runtime=Runtime(device))
     return {
         "accuracy": accuracy(trained.model, dataset.test_x.to(device), dataset.test_y.to(device)),
         "time_s": trained.time_s,

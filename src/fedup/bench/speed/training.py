@@ -14,7 +14,7 @@ from fedup.training.engines.captured import channels_last
 from fedup.training.local import Job
 
 
-class Rounds:
+class TimedRounds:
     """What `federate` does in a round, again and again with one engine."""
 
     def __init__(self, setting: Setting, rows: int, device: torch.device) -> None:
@@ -41,7 +41,7 @@ def measure(device: torch.device, tell: Tell) -> Iterator[Row]:
 
 def _measure_model(setting: Setting, device: torch.device) -> Iterator[Row]:
     rows, clients = setting.count(device)
-    rounds = Rounds(setting, rows, device)
+    rounds = TimedRounds(setting, rows, device)
     x, y, config = rounds.x, rounds.y, rounds.config
     jobs, together = even_jobs(rows, clients, config), even_jobs(rows, 1, config)
     on_gpu = device.type == "cuda"
