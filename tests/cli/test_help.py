@@ -11,15 +11,13 @@ import pytest
 from PIL import Image
 from tests.cli._in_process import FAST, TRAIN, copy_of, fedup, filter_file, ok
 
+from fedup.cli._app import _VERBS
 from fedup.filters.bottleneck import FilterConfig
 from fedup.privacy.guarantee import DP
 from fedup.statistics.centroids import CentroidConfig
 from fedup.tasks.recipe import Recipe
 
-VERBS = (
-    "train", "collect", "unlearn", "restore", "purge", "status", "evidence", "verify", "evaluate", "predict", "export",
-    "data", "list", "demo",
-)  # fmt: skip
+VERBS = ("data", *(verb for verbs in _VERBS.values() for verb in verbs))
 
 
 @pytest.fixture
