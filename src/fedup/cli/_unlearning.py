@@ -7,12 +7,19 @@ from typing import Any, cast
 from rich.console import Console
 from rich.markup import escape
 
-from fedup.cli._answer import contact_in_words, describe, print_declined, print_orphaned_classes
 from fedup.cli._dry_run import describe_plan, print_plan
 from fedup.cli._progress import wide_console
 from fedup.cli._session import Session
 from fedup.cli._settings import Settings
-from fedup.cli._text import figures_table, of, seconds
+from fedup.cli._text import (
+    contact_in_words,
+    describe,
+    figures_table,
+    of,
+    print_declined,
+    print_orphaned_classes,
+    seconds,
+)
 from fedup.cli._wording import as_command_line
 from fedup.errors import RequestError
 from fedup.filters.bottleneck import FilterConfig

@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedup.cli import _options as options
+from fedup.cli._progress import progress_bars, wide_console
+from fedup.cli._text import accuracy_table
+from fedup.errors import RequestError
 
 if TYPE_CHECKING:
     from fedup.cli._session import Session
@@ -58,8 +61,6 @@ def _figures(session: "Session", state: "State", plugged: "PluggedModel") -> dic
 
 def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any]:
     """FedAvg anew from the same start on what is retained; on record, so that evidence can show it."""
-    from fedup.cli._progress import progress_bars
-    from fedup.errors import RequestError
     from fedup.models.views import fingerprint
     from fedup.tasks.evaluation import FederationJudge
     from fedup.tasks.progress import RoundsShown
@@ -86,9 +87,6 @@ def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any
 
 
 def _print(result: dict[str, Any], class_names: list[str]) -> None:
-    from fedup.cli._progress import wide_console
-    from fedup.cli._text import accuracy_table
-
     console = wide_console()
     in_force = f"Filter {result['filter']} for {', '.join(result['in_force'])}"
     console.print(in_force if result["filter"] else "No request is in force: the original model.")

@@ -7,6 +7,8 @@ import typer
 
 from fedup.cli import _options as options
 from fedup.cli._complete import requests
+from fedup.run.evidence import checked_evidence, record_of, write_evidence
+from fedup.run.folder import Run
 
 
 def evidence(
@@ -22,13 +24,9 @@ def evidence(
 
     Example: [bold]fedup evidence R1 --run runs/mnist[/]
     """
-    from fedup.run.evidence import checked_evidence, record_of, write_evidence
-    from fedup.run.folder import Run
-
     folder = Run(run)
     if out is not None:
-        state = folder.read()
-        found = checked_evidence(folder, state, request)
+        found = checked_evidence(folder, folder.read(), request)
         paths = write_evidence(found, out)
     else:
         with folder.writing("evidence", wait_s=wait) as writer:
