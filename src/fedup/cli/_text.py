@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fedup.cli._options import DEFAULT_RUN
 from fedup.cli._wording import as_command_line
-from fedup.run.in_words import ids
+from fedup.run.in_words import STATES, ids
 
 if TYPE_CHECKING:
     from fedup.run.answer import Outcome
@@ -55,7 +55,7 @@ def accuracy_table(title: str, columns: Sequence[str], rows: Mapping[str, Sequen
 def figures_table(figures: Mapping[str, Any]) -> Table:
     """Accuracies before, with the filter, and restored."""
     rows = {}
-    for state, name in (("original", "before"), ("forgotten", "with the filter"), ("restored", "restored")):
+    for state, name in STATES.items():
         own = figures[state]
         heldout = own["heldout"]
         rows[name] = [own["validation"]["retain"], heldout["retain"], heldout["forget"], own["train"]["forget"]]

@@ -12,7 +12,7 @@ from fedup.cli._text import table
 from fedup.privacy.ledger import Budget
 from fedup.run.folder import Run
 from fedup.run.in_words import moment
-from fedup.run.ledger import default_budget, describe_charges, describe_ledger, set_budget
+from fedup.run.ledger import describe_charges, describe_ledger, ledger_of, set_budget
 
 _WHY_NOT_A_DIFFERENCE = (
     "ε left is that of the largest single release still allowed. It is not ε allowed − ε spent: releases add up as "
@@ -48,7 +48,7 @@ def budget(
         if client or delta is not None:
             raise typer.BadParameter("--client and --delta belong to a limit: pass --epsilon as well.")
         state = Run(run).read()
-        everyone = default_budget(state)
+        everyone = ledger_of(state).budgets.get(None)
         limits = {"every_client": None if everyone is None else asdict(everyone)}
         options.show({**limits, "ledger": describe_ledger(state), "charges": describe_charges(state)}, as_json, _print)
         return

@@ -8,6 +8,7 @@ from fedup.cli import _options as options
 from fedup.cli._progress import progress_bars, wide_console
 from fedup.cli._text import accuracy_table
 from fedup.errors import RequestError
+from fedup.run.in_words import STATES
 
 if TYPE_CHECKING:
     from fedup.cli._session import Session
@@ -90,13 +91,12 @@ def _print(result: dict[str, Any], class_names: list[str]) -> None:
     console = wide_console()
     in_force = f"Filter {result['filter']} for {', '.join(result['in_force'])}"
     console.print(in_force if result["filter"] else "No request is in force: the original model.")
-    names = {"original": "before", "forgotten": "with the filter", "restored": "restored", "retrained": "Retrain"}
     rows, by_class = {}, {}
-    for state in (state for state in names if state in result):
-        own = result[state]
-        heldout, test = own["heldout"], result["test"].get(state)
-        rows[names[state]] = [heldout["retain"], heldout["forget"], own["train"]["forget"], test]
-        by_class[names[state]] = own["per_class"]
+    for state, name in {**STATES, "retrained": "Retrain"}.items():
+        if own := result.get(state):
+            heldout, test = own["heldout"], result["test"].get(state)
+            rows[name] = [heldout["retain"], heldout["forget"], own["train"]["forget"], test]
+            by_class[name] = own["per_class"]
     columns = ["held-out, retained", "held-out, forgotten", "training, forgotten", "official test set"]
     console.print(accuracy_table("accuracy", columns, rows))
     if len(class_names) <= 12:
