@@ -90,7 +90,7 @@ def _model_checks(
         yield _attempt("centroids", lambda: _check_centroids(load_store(run, state), state))
     yield _attempt("filter", lambda: _describe_filter(load_plugged(run, state, blank(state))))
     if state.filter is not None:
-        yield _attempt("restore", lambda: _check_restore(run, state, blank, probe(state)))
+        yield _attempt("restore", lambda: _check_restore(run, state, blank, probe))
 
 
 def _record_checks(run: Run, state: State) -> Iterator[Check]:
@@ -165,8 +165,11 @@ def _check_centroids(store: Centroids, state: State) -> str:
 
 
 @torch.no_grad()
-def _check_restore(run: Run, state: State, blank: Callable[[State], nn.Module], inputs: Tensor) -> str:
+def _check_restore(
+    run: Run, state: State, blank: Callable[[State], nn.Module], probe: Callable[[State], Tensor]
+) -> str:
     original, plugged = load_base(run, state, blank(state)), load_plugged(run, state, blank(state))
+    inputs = probe(state)  # made once there is a model: a folder whose model is unknown here tells no shape, either
     expected, filtered = logits_of(original(inputs)), logits_of(plugged(inputs))
     with plugged.restored():
         restored = logits_of(plugged(inputs))
