@@ -2,15 +2,18 @@
 
 import os
 import sys
+import traceback
 import warnings
+from pathlib import Path
 from typing import Any
 
 from fedup.cli._load import let_threads_sleep
-from fedup.cli._own_code import error_in_own_code
 from fedup.cli._wording import as_command_line
 from fedup.errors import FedUPError, FedUPWarning
+from fedup.registry import OWN_MODULE, line_in
 
 _INTERRUPTED = 130  # as shells count it: 128 + SIGINT
+_TRACEBACK = "FEDUP_TRACEBACK"
 
 
 def main() -> None:
@@ -40,7 +43,7 @@ def _run() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except Exception as error:
-        own = None if isinstance(error, FedUPError) else error_in_own_code(error)
+        own = None if isinstance(error, FedUPError) else _error_in_own_code(error)
         if own is None and not isinstance(error, FedUPError | OSError):
             raise
         _say("Error: ", "bold red", own or str(error))
@@ -49,6 +52,22 @@ def _run() -> None:
         text = "Interrupted. The folder is sound, before the step or after it; the same command again completes it."
         _say("Error: ", "bold red", text)
     sys.exit(code)
+
+
+def _error_in_own_code(error: Exception) -> str | None:
+    """Where in a file of the user's the error was raised, in words; None where none took part."""
+    files = [module.__file__ for name, module in [*sys.modules.items()] if name.startswith(OWN_MODULE)]
+    for file in files:
+        line = line_in(Path(file), error) if file else None
+        if file and line is not None:
+            if os.environ.get(_TRACEBACK):
+                traceback.print_exception(error)
+            where = f"{Path(file).name}, line {line.lineno}, in {line.name}()" if line.name[0] != "<" else f"{file}"
+            return (
+                f"{where}: {type(error).__name__}: {error}. This is your own code, {file}; set {_TRACEBACK}=1 to see "
+                "the whole traceback."
+            )
+    return None
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **others: Any) -> None:

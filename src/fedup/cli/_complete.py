@@ -5,6 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedup.errors import FedUPError
+from fedup.run.folder import Run
+from fedup.run.in_words import forget_set
 
 
 def data_sets(incomplete: str) -> list[str]:
@@ -19,9 +21,6 @@ def models(incomplete: str) -> list[str]:
 
 def requests(incomplete: str) -> list[tuple[str, str]]:
     """Ids of the run folder's requests, with what they ask for."""
-    from fedup.run.folder import Run
-    from fedup.run.in_words import forget_set
-
     with suppress(FedUPError, OSError):
         found = Run(os.environ.get("FEDUP_RUN", "run")).read().requests
         return [

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedup.cli._answer import print_orphaned_classes
 from fedup.cli._progress import wide_console
 from fedup.cli._session import Session
+from fedup.cli._text import print_orphaned_classes
 from fedup.filters.bottleneck import FilterConfig
 from fedup.run.answer import NewRequest
 from fedup.run.in_words import count, ids

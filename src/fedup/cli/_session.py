@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from rich.console import Console
 from torch import nn
 
+from fedup.cli._load import load_above_cores
 from fedup.cli._progress import wide_console
 from fedup.errors import ArtifactError, MissingDataError, NoArchitectureError, SettingError
 from fedup.federation import Federation
@@ -23,6 +25,7 @@ from fedup.tasks.datasets import Dataset
 from fedup.tasks.evaluation import FederationJudge
 from fedup.tasks.machine import describe_machine
 from fedup.tasks.recipe import Recipe
+from fedup.training.fedavg import Observer
 
 if TYPE_CHECKING:
     from fedup.run.answer import Judge
@@ -119,6 +122,23 @@ class Session:
             self.console.print(f"Waiting for {holder} …", markup=False)
 
         return self.run.writing(command, wait_s=wait_s, on_wait=say)
+
+
+class BusyNoted(Observer):
+    """A hint where training with several threads begins on a busy machine."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def on_start(self, rounds_done: int, threads: int) -> None:
+        busy = load_above_cores()
+        if busy and threads > 1:
+            self._console.print(
+                f"Note: the machine is busy ({busy}), where {threads} threads wait for each other. --threads 1 may be "
+                "faster; the last bits of the model depend on it.",
+                markup=False,
+                soft_wrap=not self._console.is_terminal,
+            )
 
 
 def checked_device(device: str) -> str:

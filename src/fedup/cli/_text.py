@@ -1,14 +1,20 @@
-"""Numbers and requests in words, the same in every verb."""
+"""Numbers, tables and answers in words, the same in every verb."""
 
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedup.cli._options import DEFAULT_RUN
 from fedup.cli._wording import as_command_line
+from fedup.run.in_words import STATES, ids
+
+if TYPE_CHECKING:
+    from fedup.run.answer import Outcome
 
 
 def size(size_bytes: int) -> str:
@@ -49,7 +55,7 @@ def accuracy_table(title: str, columns: Sequence[str], rows: Mapping[str, Sequen
 def figures_table(figures: Mapping[str, Any]) -> Table:
     """Accuracies before, with the filter, and restored."""
     rows = {}
-    for state, name in (("original", "before"), ("forgotten", "with the filter"), ("restored", "restored")):
+    for state, name in STATES.items():
         own = figures[state]
         heldout = own["heldout"]
         rows[name] = [own["validation"]["retain"], heldout["retain"], heldout["forget"], own["train"]["forget"]]
@@ -57,7 +63,43 @@ def figures_table(figures: Mapping[str, Any]) -> Table:
     return accuracy_table("accuracy", columns, rows)
 
 
-def why(declined: str, fitted: str) -> str:
-    """A refusal as a sentence of its own, without what the library's callers are told to do."""
-    reason = as_command_line(declined.partition(" Nothing was changed.")[0])
-    return reason if reason[0].isupper() else f"{fitted} was fitted, but {reason}."
+def describe(outcome: "Outcome") -> dict[str, Any]:
+    """What came of an answer, as plain data."""
+    report = outcome.report
+    return {
+        "declined": outcome.declined,
+        "charged": any(release.name for release in report.releases),
+        "filter": outcome.filter.id if outcome.filter else None,
+        "clients_contacted": sorted(report.clients_contacted),
+        "bytes_up": report.bytes_up,
+        "time_s": report.time_s,
+        "figures": outcome.figures,
+    }
+
+
+def print_declined(console: Console, result: dict[str, Any], *, done: str, fitted: str) -> None:
+    """That nothing was `done`, why, and what to do."""
+    reason = as_command_line(result["declined"].partition(" Nothing was changed.")[0])  # else for Python callers
+    if not reason[0].isupper():
+        reason = f"{fitted} was fitted, but {reason}."
+    console.print(
+        f"[bold red]Not {done}:[/] {escape(reason)}\nThe folder serves what it served "
+        f"before. To have it {done} all the same, pass --force"
+        + (" or raise --max-loss." if result["figures"] else ".")
+        + (" What clients released for it is spent all the same (ε: fedup status)." if result["charged"] else "")
+    )
+
+
+def contact_in_words(result: dict[str, Any]) -> str:
+    """Which clients were asked, and what they sent."""
+    contacted = result["clients_contacted"]
+    return f"client {ids(contacted)} contacted, {size(result['bytes_up'])} sent" if contacted else "no client contacted"
+
+
+def print_orphaned_classes(console: Console, result: dict[str, Any]) -> None:
+    """A note where no retained client holds a class that nobody asked to forget."""
+    if result["classes_left_without_holder"]:
+        console.print(
+            f"[yellow]Note:[/] no retained client holds class {ids(result['classes_left_without_holder'])}, which "
+            "nobody asked to forget: the filter will not let it pass, and no validation row shows it."
+        )

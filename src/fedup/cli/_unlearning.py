@@ -7,19 +7,26 @@ from typing import Any, cast
 from rich.console import Console
 from rich.markup import escape
 
-from fedup.cli._answer import contact_in_words, describe, print_declined, print_orphaned_classes
 from fedup.cli._dry_run import describe_plan, print_plan
 from fedup.cli._progress import wide_console
 from fedup.cli._session import Session
 from fedup.cli._settings import Settings
-from fedup.cli._text import figures_table, of, seconds
+from fedup.cli._text import (
+    contact_in_words,
+    describe,
+    figures_table,
+    of,
+    print_declined,
+    print_orphaned_classes,
+    seconds,
+)
 from fedup.cli._wording import as_command_line
 from fedup.errors import RequestError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.filters.presets import preset
 from fedup.request import Forget
 from fedup.run.answer import Limits, NewRequest, RequestDesk
-from fedup.run.in_words import count
+from fedup.run.in_words import count, eraser_in_words
 from fedup.run.state import State
 from fedup.serving.plugged import PluggedModel
 from fedup.tasks.evaluation import describe_rows
@@ -157,12 +164,7 @@ def _print_filter(result: dict[str, Any], console: Console, run: Path) -> None:
     for note in result["notes"]:
         console.print(f"[yellow]Note:[/] {note}")
     if result["erasure"]:
-        place = result["erasure"]["place"]
-        console.print(
-            f"Eraser at {place['cut']}, {place['positions']} of {place['of']} positions, made of "
-            f"{result['erasure']['rows']:,} forgotten rows: {place['cover']:.0%} of what sets these apart goes, and "
-            f"{place['price']:.1%} of the variance with it."
-        )
+        console.print(f"Eraser {eraser_in_words(result['erasure'])}.")
     counting, first = result["clients_counting"], result["requests"][0]["id"]
     sent = contact_in_words(result) + (f", {count(len(counting), 'client')} counted answers" if counting else "")
     fitted = f", fitted to {result['centroids_used']:,} centroids" if result["centroids_used"] else ""

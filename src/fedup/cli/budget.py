@@ -4,8 +4,20 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from fedup.cli import _options as options
+from fedup.cli._progress import wide_console
+from fedup.cli._text import table
+from fedup.privacy.ledger import Budget
+from fedup.run.folder import Run
+from fedup.run.in_words import moment
+from fedup.run.ledger import describe_charges, describe_ledger, ledger_of, set_budget
+
+_WHY_NOT_A_DIFFERENCE = (
+    "ε left is that of the largest single release still allowed. It is not ε allowed − ε spent: releases add up as "
+    "squares of μ (Gaussian DP), and each ε is read off such a sum."
+)
 
 
 def budget(
@@ -31,15 +43,12 @@ def budget(
     Example: [bold]fedup budget --epsilon 2 --client 3 --client 4[/]
     """
     from fedup.cli._session import Session
-    from fedup.privacy.ledger import Budget
-    from fedup.run.folder import Run
-    from fedup.run.ledger import default_budget, describe_charges, describe_ledger, set_budget
 
     if epsilon is None:
         if client or delta is not None:
             raise typer.BadParameter("--client and --delta belong to a limit: pass --epsilon as well.")
         state = Run(run).read()
-        everyone = default_budget(state)
+        everyone = ledger_of(state).budgets.get(None)
         limits = {"every_client": None if everyone is None else asdict(everyone)}
         options.show({**limits, "ledger": describe_ledger(state), "charges": describe_charges(state)}, as_json, _print)
         return
@@ -60,9 +69,6 @@ def _print_limit(result: dict[str, Any]) -> None:
 
 
 def _print(result: dict[str, Any]) -> None:
-    from fedup.cli._ledger import charges_table, print_ledger
-    from fedup.cli._progress import wide_console
-
     console, everyone = wide_console(), result["every_client"]
     limit = f"ε = {everyone['epsilon']:g} at δ = {everyone['delta']:g}" if everyone else "none (--epsilon sets one)"
     console.print(f"Limit of every client without a budget of its own: {limit}.")
@@ -70,5 +76,25 @@ def _print(result: dict[str, Any]) -> None:
         console.print("No client has released anything under differential privacy.")
         return
     print_ledger(console, result["ledger"])
-    if result["charges"]:
-        console.print(charges_table(result["charges"]))
+    if not result["charges"]:
+        return
+    shown = table("when", "client", "for", "protection", "μ", right=("client", "μ"), title="Charges")
+    for charge in result["charges"]:
+        row = (moment(charge["at"]), str(charge["client"]), charge["what"], charge["mechanism"], f"{charge['mu']:.3g}")
+        shown.add_row(*row)
+    console.print(shown)
+
+
+def print_ledger(console: Console, ledger: list[dict[str, Any]]) -> None:
+    """By client: releases, and ε spent, allowed and left."""
+    columns = ("client", "releases", "ε spent", "ε allowed", "ε left", "at δ")
+    shown = table(*columns, right=columns, title="Privacy spent by client")
+    for own in ledger:
+        spent = f"{own['epsilon']:.3g}" + (" TEST MODE: no privacy" if own["test_mode"] else "")
+        if own["unprotected"]:
+            spent = f"∞: {own['unprotected']} without guarantee; the others {spent}"
+        limits = ["no limit", ""] if own["budget"] is None else [f"{own['budget']:g}", f"{own['left']:.3g}"]
+        releases = str(own["releases"]) + (f" (+{own['corrections']} by its own account)" if own["corrections"] else "")
+        shown.add_row(str(own["client"]), releases, spent, *limits, f"{own['delta']:g}")
+    console.print(shown)
+    console.print(_WHY_NOT_A_DIFFERENCE)

@@ -4,9 +4,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from fedup.cli import _options as options
 from fedup.cli._complete import data_sets
+from fedup.cli._progress import progress_bars, wide_console
+from fedup.errors import FedUPError, MissingDataError, SettingError
+from fedup.registry import names as registered
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -69,7 +73,6 @@ def fetch(
 
     Example: [bold]fedup data fetch mnist --to ~/data[/]
     """
-    from fedup.cli._progress import progress_bars, wide_console
     from fedup.tasks.datasets import files_of
     from fedup.tasks.datasets._hub import download, to_fetch
 
@@ -88,12 +91,10 @@ def fetch(
 
 
 def _data_sets(wanted: list[str] | None = None) -> list[dict[str, Any]]:
-    from fedup.errors import FedUPError, MissingDataError, SettingError
-    from fedup.registry import names
     from fedup.tasks.datasets import load_dataset
 
     found: list[dict[str, Any]] = []
-    for name in wanted or names("fedup.tasks.datasets"):
+    for name in wanted or registered("fedup.tasks.datasets"):
         try:
             dataset = load_dataset(name)
         except SettingError:  # no such data set at all
@@ -131,10 +132,6 @@ def _ids(run: Path, client_id: int) -> dict[str, list[int]]:
 
 
 def _print_data_sets(found: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    from fedup.cli._progress import wide_console
-
     console = wide_console()
     table = Table("data set", "here", "rows", "test rows", "classes", "a row is")
     for own in found:
@@ -150,10 +147,6 @@ def _print_data_sets(found: list[dict[str, Any]]) -> None:
 
 
 def _print_clients(found: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    from fedup.cli._progress import wide_console
-
     table = Table("client", "train", "validation", "held out", "training rows by class")
     for own in found:
         by_class = " ".join(f"{count:>4}" for count in own["train_by_class"])

@@ -5,6 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedup.cli import _options as options
+from fedup.cli._progress import progress_bars, wide_console
+from fedup.cli._text import accuracy_table
+from fedup.errors import RequestError
+from fedup.run.in_words import STATES
 
 if TYPE_CHECKING:
     from fedup.cli._session import Session
@@ -58,8 +62,6 @@ def _figures(session: "Session", state: "State", plugged: "PluggedModel") -> dic
 
 def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any]:
     """FedAvg anew from the same start on what is retained; on record, so that evidence can show it."""
-    from fedup.cli._progress import progress_bars
-    from fedup.errors import RequestError
     from fedup.models.views import fingerprint
     from fedup.tasks.evaluation import FederationJudge
     from fedup.tasks.progress import RoundsShown
@@ -86,19 +88,15 @@ def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any
 
 
 def _print(result: dict[str, Any], class_names: list[str]) -> None:
-    from fedup.cli._progress import wide_console
-    from fedup.cli._text import accuracy_table
-
     console = wide_console()
     in_force = f"Filter {result['filter']} for {', '.join(result['in_force'])}"
     console.print(in_force if result["filter"] else "No request is in force: the original model.")
-    names = {"original": "before", "forgotten": "with the filter", "restored": "restored", "retrained": "Retrain"}
     rows, by_class = {}, {}
-    for state in (state for state in names if state in result):
-        own = result[state]
-        heldout, test = own["heldout"], result["test"].get(state)
-        rows[names[state]] = [heldout["retain"], heldout["forget"], own["train"]["forget"], test]
-        by_class[names[state]] = own["per_class"]
+    for state, name in {**STATES, "retrained": "Retrain"}.items():
+        if own := result.get(state):
+            heldout, test = own["heldout"], result["test"].get(state)
+            rows[name] = [heldout["retain"], heldout["forget"], own["train"]["forget"], test]
+            by_class[name] = own["per_class"]
     columns = ["held-out, retained", "held-out, forgotten", "training, forgotten", "official test set"]
     console.print(accuracy_table("accuracy", columns, rows))
     if len(class_names) <= 12:

@@ -7,6 +7,9 @@ import typer
 
 from fedup.cli import _options as options
 from fedup.cli._complete import requests
+from fedup.run.evidence import build_evidence, write_evidence
+from fedup.run.folder import Run
+from fedup.run.store import hash_of
 
 
 def evidence(
@@ -22,18 +25,15 @@ def evidence(
 
     Example: [bold]fedup evidence R1 --run runs/mnist[/]
     """
-    from fedup.run.evidence import checked_evidence, record_of, write_evidence
-    from fedup.run.folder import Run
-
     folder = Run(run)
     if out is not None:
-        state = folder.read()
-        found = checked_evidence(folder, state, request)
-        paths = write_evidence(found, out)
+        made = build_evidence(folder, folder.read(), request)
+        paths = write_evidence(made, out)
     else:
         with folder.writing("evidence", wait_s=wait) as writer:
-            found = checked_evidence(folder, writer.state, request)
-            paths = write_evidence(found, run / "evidence")
-            writer.commit("evidenced", {"request": found["request"]["id"], "files": record_of(paths)})
-    told = f"Wrote {paths[1]} and {paths[0].name} beside it. Journal head: {found['journal']['head'][:16]}"
-    options.show({**found, "files": [str(path) for path in paths]}, as_json, lambda _: typer.echo(told))
+            made = build_evidence(folder, writer.state, request)
+            paths = write_evidence(made, run / "evidence")
+            files = {path.name: hash_of(path)[0] for path in paths}
+            writer.commit("evidenced", {"request": made["request"]["id"], "files": files})
+    told = f"Wrote {paths[1]} and {paths[0].name} beside it. Journal head: {made['journal']['head'][:16]}"
+    options.show({**made, "files": [str(path) for path in paths]}, as_json, lambda _: typer.echo(told))

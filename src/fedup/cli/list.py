@@ -8,6 +8,7 @@ import typer
 
 from fedup.cli import _options as options
 from fedup.errors import SettingError
+from fedup.registry import names
 
 _DEPTHS = ("", "*/", "*/*/")  # deep enough for runs/NAME, and fast in a large folder
 
@@ -31,7 +32,6 @@ def list_(
         raise SettingError("The cuts of a model are listed by `fedup list cuts MODEL`, as in `fedup list cuts lenet5`.")
     if not folder.is_dir():
         raise SettingError(f"There is no folder {folder} to look for run folders in.")
-    from fedup.registry import names
     from fedup.tasks.recipe import PARTITIONS
 
     listed = {

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedup.cli import _options as options
+from fedup.errors import ArtifactError
+from fedup.registry import names as registered
+from fedup.run.state import State
 
 if TYPE_CHECKING:
     from torch import nn
 
     from fedup.cli._inputs import InputReader
-    from fedup.run.state import State
     from fedup.tasks.datasets import Images, Texts
 
 _BATCH = 256
@@ -59,9 +61,7 @@ def predict(
         typer.echo(f"Answered {told}.", err=True)
 
 
-def _check_filter(state: "State", filter_id: str | None) -> None:
-    from fedup.errors import ArtifactError
-
+def _check_filter(state: State, filter_id: str | None) -> None:
     served = state.filter.sha256 if state.filter else "none"
     if filter_id is not None and (not filter_id or not served.startswith(filter_id.lower())):
         raise ArtifactError(
@@ -70,14 +70,12 @@ def _check_filter(state: "State", filter_id: str | None) -> None:
         )
 
 
-def _inputs(data: str, state: "State") -> "Images | Texts":
+def _inputs(data: str, state: State) -> "Images | Texts":
     """How inputs are read: the data set's file says it; for Parquet files of one's own the run folder does."""
-    from fedup.errors import ArtifactError
-    from fedup.registry import names
     from fedup.tasks.datasets import input_of, inputs_from
 
     trained_with = state.about["input"]
-    has_code = data.endswith(".py") or data in names("fedup.tasks.datasets")
+    has_code = data.endswith(".py") or data in registered("fedup.tasks.datasets")
     inputs = input_of(data) if has_code else inputs_from(trained_with)
     if inputs.identity() != trained_with:
         raise ArtifactError(
@@ -87,7 +85,7 @@ def _inputs(data: str, state: "State") -> "Images | Texts":
 
 
 def _answers(
-    reader: "InputReader", paths: list[str], model: "nn.Module", state: "State", device: str
+    reader: "InputReader", paths: list[str], model: "nn.Module", state: State, device: str
 ) -> Iterator[dict[str, Any]]:
     from fedup.tasks.evaluation import predict as logits_for
 

@@ -1,10 +1,12 @@
 """`fedup purge`."""
 
+import sys
 from typing import Annotated
 
 import typer
 
 from fedup.cli import _options as options
+from fedup.run.in_words import count
 
 
 def purge(
@@ -19,11 +21,8 @@ def purge(
 
     Example: [bold]fedup purge --run runs/mnist --yes[/]
     """
-    import sys
-
     from fedup.cli._session import Session
     from fedup.run.answer import RequestDesk
-    from fedup.run.in_words import count
     from fedup.unlearning.unlearn import sealed_cells
 
     if not yes and not sys.stdin.isatty():

@@ -7,6 +7,8 @@ import typer
 
 from fedup.cli import _options as options
 from fedup.cli._complete import requests as known_requests
+from fedup.cli._progress import wide_console
+from fedup.cli._text import contact_in_words, describe, figures_table, print_declined, seconds
 
 if TYPE_CHECKING:
     from fedup.cli._session import Session
@@ -47,7 +49,6 @@ def restore(
 
 
 def _restore(session: "Session", names: list[str], limits: "Limits", wait_s: float) -> dict[str, Any]:
-    from fedup.cli._answer import describe
     from fedup.run.answer import RequestDesk
 
     with session.writing("restore", wait_s) as writer:
@@ -74,10 +75,6 @@ def _restore(session: "Session", names: list[str], limits: "Limits", wait_s: flo
 
 
 def _print(result: dict[str, Any]) -> None:
-    from fedup.cli._answer import contact_in_words, print_declined
-    from fedup.cli._progress import wide_console
-    from fedup.cli._text import figures_table, seconds
-
     console, names = wide_console(), ", ".join(result["requests"])
     if result["already"]:
         console.print(f"Taken back before: {', '.join(result['already'])}; nothing to do.")

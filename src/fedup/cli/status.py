@@ -1,13 +1,17 @@
 """`fedup status`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Column, Table
 
 from fedup.cli import _options as options
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from fedup.run.state import State
+from fedup.cli._progress import wide_console
+from fedup.cli._text import size, table
+from fedup.cli.budget import print_ledger
+from fedup.run.folder import Run
+from fedup.run.in_words import forget_set, machine_in_words, moment
+from fedup.run.state import State
 
 
 def status(run: options.RunOption = options.DEFAULT_RUN, as_json: options.JsonOption = False) -> None:
@@ -15,7 +19,6 @@ def status(run: options.RunOption = options.DEFAULT_RUN, as_json: options.JsonOp
 
     Example: [bold]fedup status --run runs/mnist[/]
     """
-    from fedup.run.folder import Run
     from fedup.run.status import overview, request_releases
 
     folder = Run(run)
@@ -24,15 +27,7 @@ def status(run: options.RunOption = options.DEFAULT_RUN, as_json: options.JsonOp
     options.show(result, as_json, lambda result: _print(result, state))
 
 
-def _print(result: dict[str, Any], state: "State") -> None:
-    from rich.markup import escape
-    from rich.table import Column, Table
-
-    from fedup.cli._ledger import print_ledger
-    from fedup.cli._progress import wide_console
-    from fedup.cli._text import size
-    from fedup.run.in_words import moment
-
+def _print(result: dict[str, Any], state: State) -> None:
     console = wide_console()
     facts = Table(Column(style="dim"), Column(overflow="fold"), show_header=False, box=None, pad_edge=False)
     for name, text in _facts(result).items():
@@ -53,9 +48,6 @@ def _print(result: dict[str, Any], state: "State") -> None:
 
 
 def _facts(found: dict[str, Any]) -> dict[str, str]:
-    from fedup.cli._text import size
-    from fedup.run.in_words import machine_in_words, moment
-
     about, trained, collected, filtered = found["about"], found["trained"], found["collected"], found["filter"]
     facts = {"Run folder": found["run"]}
     if about.get("data"):
@@ -90,12 +82,7 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
     return facts
 
 
-def _requests(state: "State", found: dict[str, Any]) -> "Table":
-    from rich.markup import escape
-
-    from fedup.cli._text import table
-    from fedup.run.in_words import forget_set, moment
-
+def _requests(state: State, found: dict[str, Any]) -> Table:
     shown = table("id", "reference", "forget", "rows", "status", "verdict", "asked", "took", right=("rows", "took"))
     for request, told in zip(state.requests, found["requests"], strict=True):
         shown.add_row(

@@ -7,7 +7,9 @@ import typer
 
 from fedup.cli import _options as options
 from fedup.cli._complete import data_sets, models
+from fedup.cli._progress import progress_bars
 from fedup.cli._settings import Settings, with_settings
+from fedup.cli._text import of
 
 if TYPE_CHECKING:
     from fedup.tasks.recipe import Recipe
@@ -51,7 +53,6 @@ def train(
     import torch
 
     from fedup.cli._session import checked_device
-    from fedup.cli._text import of
     from fedup.tasks.recipe import Recipe
     from fedup.training.engines import known_engine
 
@@ -79,9 +80,7 @@ def train(
 def _train(
     path: Path, recipe: "Recipe", restart: bool, device: str, engine: "EngineName", wait_s: float
 ) -> dict[str, Any]:
-    from fedup.cli._busy import BusyNoted
-    from fedup.cli._progress import progress_bars
-    from fedup.cli._session import Session
+    from fedup.cli._session import BusyNoted, Session
     from fedup.models.cut import find_cut
     from fedup.models.views import fingerprint
     from fedup.run.record import keep_model

@@ -4,8 +4,11 @@ import re
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Column, Table
 
 from fedup.cli import _options as options
+from fedup.cli._progress import wide_console
 
 _LONG_HASH = re.compile(r"\b([0-9a-f]{16})[0-9a-f]{48}\b")
 
@@ -34,11 +37,6 @@ def verify(
 
 
 def _print(checks: list[Any], good: bool) -> None:
-    from rich.markup import escape
-    from rich.table import Column, Table
-
-    from fedup.cli._progress import wide_console
-
     console = wide_console()
     table = Table("", "", Column(overflow="fold"), box=None, pad_edge=False, show_header=False)
     marks = {True: "[green]ok[/]", False: "[bold red]MISMATCH[/]", None: "[yellow]note[/]"}

@@ -22,14 +22,7 @@ if TYPE_CHECKING:
     from fedup.flower.wire import load_arrays
 
 __all__ = ["Delivery", "GridContact", "Policy", "RunServer", "load_arrays", "mount"]
-_WHERE = {
-    "Delivery": "messaging",
-    "GridContact": "contact",
-    "Policy": "policy",
-    "RunServer": "run_server",
-    "load_arrays": "wire",
-    "mount": "node",
-}
+_WHERE = dict(zip(__all__, ("messaging", "contact", "policy", "run_server", "wire", "node"), strict=True))
 
 
 def __getattr__(name: str) -> Any:

@@ -77,10 +77,8 @@ def write_ask(ask: Ask, weights: ArrayRecord | None = None) -> RecordDict:
 def read_ask(content: RecordDict) -> Ask:
     """The opposite of `write_ask`."""
     text, records = _text_of(content), content.array_records
-    weights, arrays = (
-        tensors_of(records["weights"]) if "weights" in records else None,
-        tensors_of(records.get("arrays")),
-    )
+    weights = tensors_of(records["weights"]) if "weights" in records else None
+    arrays = tensors_of(records.get("arrays"))
     try:
         return Ask(str(text["kind"]), str(text["base"]), dict(text["details"]), weights, arrays)
     except (KeyError, TypeError, ValueError) as error:

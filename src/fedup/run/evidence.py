@@ -12,7 +12,6 @@ from fedup.run.evidence_page import evidence_page
 from fedup.run.folder import Run
 from fedup.run.journal import Event
 from fedup.run.state import Request, State
-from fedup.run.store import hash_of
 
 FORMAT_VERSION = 1
 _CONTACT = ("clients_contacted", "clients_counting", "bytes_up", "bytes_down", "releases")
@@ -53,20 +52,16 @@ NOT_CLAIMED = (
 )
 
 
-def checked_evidence(run: Run, state: State, request: str) -> dict[str, Any]:
-    """Evidence for the request of that id or reference; none from a folder whose files are not those on record."""
-    evidence = build_evidence(state, state.request(request))
-    for record in state.files:
-        run.files.checked(record)
-    return evidence
-
-
-def build_evidence(state: State, request: Request) -> dict[str, Any]:
-    """What the journal knows about a request: how it was answered, and the filter that suppresses it now (or did last).
+def build_evidence(run: Run, state: State, name: str) -> dict[str, Any]:
+    """What the journal knows about the request of that id or reference: how it was answered, and the filter that
+    suppresses it now (or did last). There is none from a folder whose files are not those on record.
 
     Each later request and restoration makes another filter for all that are in force; accuracies, settings and claims
     are those of the last one that this request was in force under.
     """
+    request = state.request(name)
+    for record in state.files:
+        run.files.path(record)
     event, asked, serving = request.asked_in, request.entry, _serving(state, request)
     body = event.body
     answered, in_force = [entry["id"] for entry in body["requests"]], serving.body["active"] if serving else []
@@ -138,29 +133,14 @@ def write_evidence(evidence: Mapping[str, Any], folder: Path) -> list[Path]:
     return paths
 
 
-def record_of(paths: list[Path]) -> dict[str, str]:
-    """Names and hashes of evidence files, for the journal."""
-    return {path.name: hash_of(path)[0] for path in paths}
-
-
-def evidence_files(state: State) -> dict[str, str]:
-    """The hash of each evidence file as it was last written."""
-    files: dict[str, str] = {}
-    for event in state.events:
-        if event.kind == "evidenced":
-            files |= event.body["files"]
-    return files
-
-
 def _serving(state: State, request: Request) -> Event | None:
     """The last answer that made a filter under which the request was in force; None where it never was."""
-    answers = (event for event in reversed(state.events) if event.kind in ("unlearned", "restored"))
-    return next((event for event in answers if request.id in event.body["active"] and not _withheld(event)), None)
-
-
-def _withheld(event: Event) -> bool:
-    """Whether no filter was made: all of its requests stay open, and what was served before still is."""
-    return event.kind == "unlearned" and all(entry["withheld"] for entry in event.body["requests"])
+    for event in reversed(state.events):
+        if event.kind in ("unlearned", "restored") and request.id in event.body["active"]:
+            new = event.body["requests"] if event.kind == "unlearned" else []
+            if not new or not all(entry["withheld"] for entry in new):  # else what was served before still is
+                return event
+    return None
 
 
 def _retrained(state: State, serving: Event) -> dict[str, Any] | None:

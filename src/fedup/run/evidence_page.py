@@ -5,10 +5,9 @@ from typing import Any
 
 from fedup.page import Page
 from fedup.request import Forget
-from fedup.run.in_words import class_in_words, count, forget_set, machine_in_words, moment
+from fedup.run.in_words import STATES, class_in_words, count, eraser_in_words, forget_set, machine_in_words, moment
 
 Evidence = Mapping[str, Any]  # as `build_evidence` makes it
-_STATES = {"before": "original", "with the filter": "forgotten", "restored": "restored"}
 
 
 def evidence_page(evidence: Evidence) -> Page:
@@ -123,7 +122,7 @@ def _add_accuracies(page: Page, evidence: Evidence) -> None:
     if not figures:
         page.paragraph("Accuracies on held-out rows were not measured: no filter, or no data at hand.")
         return
-    shown = {name: figures[state] for name, state in _STATES.items()} | ({"Retrain": retrained} if retrained else {})
+    shown = {name: figures[state] for state, name in STATES.items()} | ({"Retrain": retrained} if retrained else {})
     page.table(
         ["accuracy, under the filter of all requests in force", "held-out rows that stay"],
         [[name, _share(own["heldout"]["retain"])] for name, own in shown.items()],
@@ -153,14 +152,8 @@ def _add_answer(page: Page, evidence: Evidence) -> None:
         ("Protection of what was sent", ", ".join(sorted({r["mechanism"] for r in contact["releases"]})) or "–"),
         ("Protection of what was sent before", contact["protection_of_the_cache"]),
     ]
-    if erasure := evidence["erasure"]:
-        place = erasure["place"]
-        eraser = (
-            f"at {place['cut']}, {place['positions']} of {place['of']} positions; made of {erasure['rows']:,} "
-            f"forgotten rows; {place['cover']:.0%} of what sets them apart goes, and {place['price']:.1%} of the "
-            "variance"
-        )
-        facts.append(("Eraser", eraser))
+    if evidence["erasure"]:
+        facts.append(("Eraser", eraser_in_words(evidence["erasure"])))
     facts += [("Note", note) for note in evidence["notes"]]
     if filtered:
         used = f"{filtered['centroids_used']:,}" if filtered["centroids_used"] else "none"

@@ -5,6 +5,8 @@ from typing import Any
 
 from fedup.request import Forget
 
+STATES = {"original": "before", "forgotten": "with the filter", "restored": "restored"}  # of a model, as they are named
+
 
 def count(number: int, thing: str) -> str:
     """A number of things: 1 client, 2 clients."""
@@ -37,6 +39,15 @@ def class_in_words(label: int, names: Sequence[str]) -> str:
     """A class by its number, and its name where that says more."""
     name = names[label] if label < len(names) else ""
     return str(label) if name in ("", str(label)) else f"{label} “{name}”"
+
+
+def eraser_in_words(erasure: Mapping[str, Any]) -> str:
+    """Where an eraser sits, what it is made of, and what it takes away."""
+    site = erasure["place"]
+    return (
+        f"at {site['cut']}, {site['positions']} of {site['of']} positions, made of {erasure['rows']:,} forgotten rows: "
+        f"{site['cover']:.0%} of what sets these apart goes, and {site['price']:.1%} of the variance with it"
+    )
 
 
 def machine_in_words(machine: Mapping[str, Any] | None) -> str:

@@ -13,14 +13,22 @@ from fedup.run.state import State
 
 def ledger_of(state: State) -> Ledger:
     """What the folder's clients have spent and may spend, for readers."""
-    return Ledger(_charges(state), _budgets(state))
+    charges = [Charge(**event.body) for event in state.events if event.kind in ("charged", "corrected")]
+    budgets: dict[int | None, Budget] = {
+        client: Budget(**event.body["budget"])
+        for event in state.events
+        if event.kind == "budgeted"
+        for client in event.body["clients"] or [None]
+    }
+    return Ledger(charges, budgets)
 
 
 class RunLedger(Ledger):
     """The same for the one writer: a charge is on disk before its release is made."""
 
     def __init__(self, writer: Writer) -> None:
-        super().__init__(_charges(writer.state), _budgets(writer.state))
+        known = ledger_of(writer.state)
+        super().__init__(known.charges, known.budgets)
         self._writer = writer
 
     def _record(self, charge: Charge) -> None:
@@ -64,21 +72,3 @@ def describe_ledger(state: State) -> list[dict[str, Any]]:
 def describe_charges(state: State) -> list[dict[str, Any]]:
     """Every release that was charged, with its moment, in the order of the journal."""
     return [{"at": event.at, **event.body} for event in state.events if event.kind in ("charged", "corrected")]
-
-
-def default_budget(state: State) -> Budget | None:
-    """That of clients without one of their own."""
-    return _budgets(state).get(None)
-
-
-def _charges(state: State) -> list[Charge]:
-    return [Charge(**event.body) for event in state.events if event.kind in ("charged", "corrected")]
-
-
-def _budgets(state: State) -> dict[int | None, Budget]:
-    budgets: dict[int | None, Budget] = {}
-    for event in state.events:
-        if event.kind == "budgeted":
-            for client in event.body["clients"] or [None]:
-                budgets[client] = Budget(**event.body["budget"])
-    return budgets

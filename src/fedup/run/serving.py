@@ -56,7 +56,7 @@ def read_served(run: Run, blank: Callable[[State], nn.Module]) -> tuple[State, P
     while True:
         try:
             for record in state.files:  # needed for an answer or not: a folder tampered with answers nothing
-                run.files.checked(record)
+                run.files.path(record)
             return state, load_plugged(run, state, blank(state))
         except ArtifactError:
             before, state = state, run.read()

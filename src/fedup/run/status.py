@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from fedup.run.folder import Run
-from fedup.run.ledger import default_budget, describe_ledger
+from fedup.run.ledger import describe_ledger, ledger_of
 from fedup.run.state import Request, State
 
 
@@ -20,7 +20,7 @@ def overview(run: Run, state: State) -> dict[str, Any]:
         "about": dict(state.about),
         "trained": _event(state.trained, "fingerprint", "accuracy", "time_s", "rows"),
         "trained_on": state.trained.body.get("machine") if state.trained else None,
-        "rounds_done": _rounds_done(run, state),
+        "rounds_done": None if state.trained else int(peek(run.files.checkpoint).get("rounds", 0)),
         "collected": _event(state.collected, "rows", "cells", "how", "time_s"),
         "protection": state.protection,
         "guarantee": asdict(state.guarantee) if state.guarantee else None,
@@ -34,7 +34,7 @@ def overview(run: Run, state: State) -> dict[str, Any]:
             if event.kind == "declined"
         ],
         "ledger": describe_ledger(state),
-        "budget": asdict(budget) if (budget := default_budget(state)) else None,
+        "budget": asdict(budget) if (budget := ledger_of(state).budgets.get(None)) else None,
         "sealed": _sealed(run, state),
         "storage_bytes": _storage(run),
         "leftovers": [path.name for path in leftovers],
@@ -68,13 +68,6 @@ def _request(request: Request) -> dict[str, Any]:
 
 def _event(event: Any, *names: str) -> dict[str, Any] | None:
     return None if event is None else {"at": event.at, **{name: event.body[name] for name in names}}
-
-
-def _rounds_done(run: Run, state: State) -> int | None:
-    """Rounds of a training that is not finished."""
-    if state.trained is not None:
-        return None
-    return int(peek(run.files.checkpoint).get("rounds", 0))
 
 
 def _sealed(run: Run, state: State) -> dict[str, int]:

@@ -42,11 +42,6 @@ class FileStore:
 
     def path(self, record: FileRecord) -> Path:
         """Where a file lies, after a check that it is the one that was written."""
-        self.checked(record)
-        return self.folder / record.name
-
-    def checked(self, record: FileRecord) -> FileRecord:
-        """The same record; raises unless the file is the one that was written."""
         path = self.folder / record.name
         try:
             digest, size = hash_of(path)
@@ -59,7 +54,7 @@ class FileStore:
                 f"{path} is not the file that was written: its sha256 is {digest[:12]}… ({size} bytes), and "
                 f"{record.sha256[:12]}… ({record.size_bytes} bytes) was stored. Take a good copy of it."
             )
-        return record
+        return path
 
     def leftovers(self, needed: Iterable[FileRecord], *, training: bool) -> list[Path]:
         """Files that no event needs: superseded ones, and what killed processes left."""

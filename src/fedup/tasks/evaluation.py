@@ -20,9 +20,8 @@ _PARTS: tuple[Part, ...] = ("validation", "heldout")
 @torch.no_grad()
 def predict(model: nn.Module, x: Tensor, rows: Tensor | None = None, *, batch_size: int = 512) -> Tensor:
     """Logits of the rows chosen, or of all, batch after batch: no second array of the data's size."""
-    if rows is None:
-        return torch.cat([logits_of(model(batch)) for batch in x.split(batch_size)])
-    return torch.cat([logits_of(model(x[batch])) for batch in rows.split(batch_size)])
+    batches = x.split(batch_size) if rows is None else (x[chosen] for chosen in rows.split(batch_size))
+    return torch.cat([logits_of(model(batch)) for batch in batches])
 
 
 def accuracy(model: nn.Module, x: Tensor, y: Tensor, rows: Tensor | None = None) -> float:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedup.errors import ArtifactError, DataError, SettingError
@@ -13,7 +15,6 @@ from fedup.federation import Federation
 from fedup.partition import dirichlet, iid, pathological
 from fedup.rng import generator
 from fedup.tasks.datasets import Dataset, defaults_of, input_of, load_dataset
-from fedup.tasks.initial_weights import take_weights
 from fedup.tasks.models import build_model, training_of
 from fedup.training.averaging import RunningAverage
 from fedup.training.fedavg import Averaging, Observer, Rounds, Runtime, Trained, federate
@@ -204,5 +205,30 @@ class Recipe:
             torch.manual_seed(self.seed)
             model = build_model(self.model, tuple(shape), num_classes)
         if self.weights is not None:
-            take_weights(model, Path(self.weights))
+            _take_weights(model, Path(self.weights))
         return model
+
+
+def _take_weights(model: nn.Module, path: Path) -> None:
+    """Copy weights that a user brings into the model, by name; nothing may be missing, left over or of another shape.
+
+    From a folder the model itself takes what it can use, where it knows how (`load_pretrained`).
+    """
+    if path.is_dir():
+        if not hasattr(model, "load_pretrained"):
+            raise ArtifactError(f"{path} is a folder, and {type(model).__name__} takes a file of weights only.")
+        model.load_pretrained(path)  # type: ignore[operator]
+        return
+    if not path.is_file():
+        raise ArtifactError(f"There is no file of weights at {path}.")
+    try:
+        model.load_state_dict(load_file(path))
+    except SafetensorError as error:
+        raise ArtifactError(
+            f"{path} is damaged or no safetensors file ({error}): save the state_dict as one."
+        ) from error
+    except (RuntimeError, OSError) as error:
+        why = " ".join(str(error).split())[:300]
+        raise ArtifactError(
+            f"The weights in {path} do not fit the model: {why.rstrip('.')}. Name the model they are of."
+        ) from error

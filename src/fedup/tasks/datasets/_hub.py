@@ -52,10 +52,14 @@ def download(file: HubFile, root: Path, show: Callable[[int, int], None]) -> Non
     try:
         with urllib.request.urlopen(address, timeout=30) as answer:
             size = int(answer.headers.get("Content-Length") or 0)
-            with replacing(root / file.place) as partial:
-                written = _copy(answer, partial, address, lambda done: show(done, size))
-                if size and written != size:
-                    raise MissingDataError(f"{address} broke off after {written:,} of {size:,} bytes: fetch again.")
+            with replacing(root / file.place) as partial, partial.open("wb") as target:
+                while block := _read(answer, address):
+                    target.write(block)
+                    show(target.tell(), size)
+                if size and target.tell() != size:
+                    raise MissingDataError(
+                        f"{address} broke off after {target.tell():,} of {size:,} bytes: fetch again."
+                    )
     except (urllib.error.URLError, HTTPException, ValueError, ConnectionError, TimeoutError) as error:
         if isinstance(error, MissingDataError):
             raise
@@ -63,16 +67,6 @@ def download(file: HubFile, root: Path, show: Callable[[int, int], None]) -> Non
         raise MissingDataError(
             f"{address} cannot be fetched ({reason}). Without internet, put the file at {root / file.place} yourself."
         ) from error
-
-
-def _copy(source: Any, target: Path, address: str, show: Callable[[int], None]) -> int:
-    done = 0
-    with target.open("wb") as file:
-        while block := _read(source, address):
-            file.write(block)
-            done += len(block)
-            show(done)
-    return done
 
 
 def _read(source: Any, address: str) -> bytes:

@@ -146,11 +146,11 @@ class OwnParquet:
         return torch.cat([images[path] for path in files])
 
     def _rows(self, files: list[Path]) -> Tensor:
-        how = self.INPUT
-        if isinstance(how, Images):
-            return how.scale(self._pixels(files))
+        inputs = self.INPUT
+        if isinstance(inputs, Images):
+            return inputs.scale(self._pixels(files))
         columns = {"text_column": self._content[0], "label_column": self._label}
-        return how.prepare([text for path in files for text in read_texts(path, **columns)[0]])
+        return inputs.prepare([text for path in files for text in read_texts(path, **columns)[0]])
 
     def _labels(self, files: list[Path]) -> Tensor:
         return torch.cat([read_labels(path, self._label) for path in files])

@@ -102,15 +102,10 @@ def read_schema(path: Path) -> Any:
         return pq.read_schema(path)
 
 
-def check_there(path: Path) -> None:
-    """Raise unless the file exists."""
-    if not path.is_file():
-        raise MissingDataError(f"{path} is missing: fetch the data set's parquet files again.")
-
-
 def _read_whole(path: Path, column: str) -> Any:
     """All values of a column."""
-    check_there(path)
+    if not path.is_file():
+        raise MissingDataError(f"{path} is missing: fetch the data set's parquet files again.")
     with _readable(path):
         return _open(path, column, path).read([column]).column(column)
 

@@ -8,7 +8,7 @@ from fedup.tasks.datasets._cache import cached
 from fedup.tasks.datasets._dataset import Dataset, Defaults
 from fedup.tasks.datasets._hub import HubFile, splits
 from fedup.tasks.datasets._inputs import Texts
-from fedup.tasks.datasets._parquet import check_there, data_folder, read_texts
+from fedup.tasks.datasets._parquet import data_folder, read_texts
 
 INPUT = Texts(length=64)
 FILES = (
@@ -27,7 +27,6 @@ def load() -> Dataset:
 
 def _load(split: str) -> tuple[Tensor, Tensor]:
     path = data_folder("ag_news") / f"{split}-00000-of-00001.parquet"
-    check_there(path)
 
     def make() -> dict[str, np.ndarray]:
         texts, labels = read_texts(path)

@@ -42,10 +42,10 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(_WIDTH, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = self.query_key_value(self.norm1(x)).unflatten(
-            2, (3, _HEADS, -1)
-        )  # (N, patches, 3, heads, width / heads)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)  # (N, heads, patches, width / heads) each
+        projected = self.query_key_value(self.norm1(x))  # (N, patches, 3 · width)
+        query, key, value = projected.unflatten(2, (3, _HEADS, -1)).permute(
+            2, 0, 3, 1, 4
+        )  # (N, heads, patches, width / heads) each
         attended = scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
         x = x + self.joined(attended)
         return x + self.mlp(self.norm2(x))
