@@ -16,27 +16,13 @@ EPOCHS, BATCH, LR = 50, 10, 0.01  # the paper names SGD; its learning rate is no
 
 def cluster_literally(features: Tensor, cells: Sequence[Tensor], *, ratio: float, seed: int) -> list[Tensor]:
     """The best of five K-means runs for each cell, each until nothing changes."""
-    results = []
-    for number, rows in enumerate(cells):
-        points, k = features[rows], centroid_count(len(rows), ratio)
-        runs = [_lloyd(points, k, generator(seed, "literal", number, restart)) for restart in range(RESTARTS)]
-        results.append(min(runs, key=lambda run: run[0])[1])
-    return results
+    from sklearn.cluster import KMeans
 
-
-def _lloyd(points: Tensor, k: int, source: torch.Generator) -> tuple[float, Tensor]:
-    centers = points[torch.randperm(len(points), generator=source)[:k]].clone()
-    before: Tensor | None = None
-    for _ in range(ITERATIONS):
-        distance = torch.cdist(points, centers)
-        nearest = distance.argmin(1)
-        if before is not None and torch.equal(nearest, before):
-            break
-        before = nearest
-        members = torch.bincount(nearest, minlength=k)
-        sums = torch.zeros_like(centers).index_add_(0, nearest, points)
-        centers = torch.where(members[:, None] > 0, sums / members.clamp(min=1)[:, None], centers)
-    return float(torch.cdist(points, centers).min(1).values.square().sum()), centers
+    how = {"init": "random", "n_init": RESTARTS, "max_iter": ITERATIONS, "tol": 0.0, "random_state": seed}
+    return [
+        torch.from_numpy(KMeans(centroid_count(len(rows), ratio), **how).fit(features[rows].numpy()).cluster_centers_)
+        for rows in cells
+    ]
 
 
 def fit_literally(

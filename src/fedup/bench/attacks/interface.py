@@ -8,18 +8,19 @@ own code answers, without Flower's processes.
 
 import json
 import math
-import time
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedup.bench.attacks import AttackData, Result
 from fedup.bench.attacks.intervals import NORMAL, clopper_pearson
+from fedup.bench.turns import in_turns
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.models.views import fingerprint
@@ -277,14 +278,9 @@ def _times(rows: Rows, target: int, classes: int) -> Result:
     nodes = [Node(held, True, classes) for held in (rows, rows.without(target))]
     crafted = overflowing(rows.x.shape[1], classes, pixel=0, above=float(rows.x[target, 0]) - 1e-3)
     probe = Probe(_RELEASE, release(width=rows.x.shape[1], num_classes=classes), crafted)
-    seconds = np.empty((_TIMED, 2))
-    for pair in range(_TIMED):
-        for which in (pair % 2, 1 - pair % 2):  # whoever is asked first may find the machine in another mood
-            start = time.perf_counter()
-            nodes[which].ask(probe)
-            seconds[pair, which] = time.perf_counter() - start
-    apart = 1e3 * (seconds[:, 0] - seconds[:, 1])
-    reach = NORMAL.inv_cdf(0.975) * float(apart.std(ddof=1)) / math.sqrt(len(apart))
-    mean = float(apart.mean())
+    work = {"with": partial(nodes[0].ask, probe), "without": partial(nodes[1].ask, probe)}
+    seconds = in_turns(work, rows.x.device, repeats=_TIMED, warm=0).of
+    apart = [1e3 * (long - short) for long, short in zip(seconds["with"], seconds["without"], strict=True)]
+    mean, reach = statistics.fmean(apart), NORMAL.inv_cdf(0.975) * statistics.stdev(apart) / math.sqrt(_TIMED)
     note = "another figure in every run; time is outside the guarantee, `Policy(answer_after_s=…)` hides it"
     return Result(NAME, TIME, PRIVATE, mean, mean - reach, mean + reach, 0.0, None, f"{_TIMED} pairs", note)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedup.bench.scenarios import Situation
-from fedup.bench.scenarios._target import check_share, share_of, target_client
+from fedup.bench.scenarios import Situation, check_share, share_of, target_client
 from fedup.federation import Federation
 from fedup.request import Forget
 from fedup.rng import generator

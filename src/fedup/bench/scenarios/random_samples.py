@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedup.bench.scenarios import NoAttack, Situation
-from fedup.bench.scenarios._target import check_share, share_of, target_client
+from fedup.bench.scenarios import NoAttack, Situation, check_share, share_of, target_client
 from fedup.federation import Federation
 from fedup.request import Forget
 from fedup.rng import generator

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from fedup.bench.speed._rows import Row, Tell, clocked, in_turns
+from fedup.bench.speed._rows import Row, Tell
 from fedup.bench.speed._settings import SETTINGS, Setting, even_jobs
 from fedup.bench.textbook import eager_round, plain_epoch
+from fedup.bench.turns import clocked, in_turns
 from fedup.errors import MissingDataError
 from fedup.training.averaging import RunningAverage
 from fedup.training.engines import make_engine
