@@ -22,8 +22,7 @@ from fedup.bench.speed import (
 from fedup.bench.speed._rows import Row
 from fedup.bench.speed._settings import LENET5, SETTINGS, VIT, even_jobs
 from fedup.bench.speed.table import cells, is_shared, notes, title
-from fedup.bench.speed.training import Rounds
-from fedup.bench.textbook import eager_round
+from fedup.bench.speed.training import Rounds, eager_round
 from fedup.bench.turns import Times, in_turns
 from fedup.errors import MissingDataError, SettingError
 from fedup.tasks.models import training_of

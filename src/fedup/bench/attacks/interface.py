@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedup.bench.attacks import AttackData, Result
+from fedup.bench.attacks import AttackData, Result, shown
 from fedup.bench.attacks.intervals import NORMAL, clopper_pearson
 from fedup.bench.turns import in_turns
 from fedup.clients.centroids import CentroidsQuestion
@@ -204,35 +204,24 @@ def audit_interface(ground: AttackData, *, seed: int = 0, progress: Progress) ->
     ids, classes = ground.federation.clients[0].train[:_MOST_ROWS], ground.num_classes
     rows = Rows(ground.federation.x[ids].float().cpu(), ground.federation.y[ids].cpu(), ids.cpu())
     chosen = torch.randperm(len(ids), generator=generator(seed, "interface"))[:_TARGETS].tolist()
-    results, steps = [], 6
+    results, probes = [], list(battery(rows, chosen[0], classes))
     cases: dict[str, DP | CentroidConfig] = {PRIVATE: GUARANTEE, OPEN: CentroidConfig(1.0)}
-    for done, (name, config) in enumerate(cases.items()):
-        progress("Audit of a node's interface", 3 * done, steps)
+    for name, config in shown(cases.items(), "Audit of a node's interface", progress):
         private = name == PRIVATE
-        node = Node(rows, private, classes)
         bound = 0.0 if private else None
         note = "" if private else "a node without rules is asked for exact statistics: the audit must see through it"
-        results.append(_differences(rows, chosen[0], private, classes, name, bound, note))
-        progress("Audit of a node's interface", 3 * done + 1, steps)
+        nodes = [Node(held, private, classes) for held in (rows, rows.without(chosen[0]))]
+        different = float(sum(nodes[0].visible(probe) != nodes[1].visible(probe) for probe in probes))
+        n, node = f"{len(probes)} questions", Node(rows, private, classes)
+        results.append(Result(NAME, DIFFERENT, name, different, None, None, None, bound, n, note))
         hits = sum(_finds_pixel(node, rows, place, config) for place in chosen)
         about = f"{_HALVINGS} questions each; {note}".strip("; ")
         results.append(_share(PIXELS, name, hits, len(chosen), bound, about))
-        progress("Audit of a node's interface", 3 * done + 2, steps)
         if private:
             hits = sum(_finds_label(node, rows, place) for place in chosen)
             results.append(_share(LABELS, name, hits, len(chosen), bound, "by num_classes"))
             results.append(_times(rows, chosen[0], classes))
-    progress("Audit of a node's interface", steps, steps)
     return results
-
-
-def _differences(
-    rows: Rows, target: int, private: bool, classes: int, name: str, bound: float | None, note: str
-) -> Result:
-    nodes = [Node(held, private, classes) for held in (rows, rows.without(target))]
-    probes = list(battery(rows, target, classes))
-    different = sum(nodes[0].visible(probe) != nodes[1].visible(probe) for probe in probes)
-    return Result(NAME, DIFFERENT, name, float(different), None, None, None, bound, f"{len(probes)} questions", note)
 
 
 def _share(measure: str, name: str, hits: int, n: int, bound: float | None, note: str) -> Result:
