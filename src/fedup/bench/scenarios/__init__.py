@@ -67,12 +67,18 @@ def target_client(federation: Federation, wanted: int | None) -> Client:
     return federation.client(wanted)
 
 
-def check_share(share: float) -> None:
-    """Raise unless some rows are meant and some stay."""
-    if not 0 < share < 1:
-        raise SettingError(f"share must lie between 0 and 1; found {share}.")
+@dataclass(frozen=True)
+class SomeSamples:
+    """A base for scenarios that withdraw a `share` of the training rows of `client`; without one, of the largest."""
 
+    share: float = 0.1
+    client: int | None = None
 
-def share_of(client: Client, share: float) -> int:
-    """So many of the client's training rows, at least one."""
-    return max(1, round(share * len(client.train)))
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise SettingError(f"share must lie between 0 and 1; found {self.share}.")
+
+    def chosen(self, federation: Federation) -> tuple[Client, int]:
+        """The client, and how many of its rows: at least one."""
+        holder = target_client(federation, self.client)
+        return holder, max(1, round(self.share * len(holder.train)))
