@@ -78,7 +78,6 @@ def test_each_cell_has_a_file_of_its_own_below_the_folder(results, cells):
 
 
 def test_where_nothing_is_there_is_no_result(results, cells):
-    results.check(cells)
     assert [results.load(cell) for cell in cells] == [None] * len(cells)
     assert not any(map(results.is_done, cells))
     assert not results.folder.exists()  # looking makes nothing
@@ -143,7 +142,7 @@ def test_a_damaged_result_is_named_and_neither_counted_nor_changed(results, cell
     path = results.path(cells[1])
     damage(path, how)
     before = contents(results.folder)
-    for look in (results.load, results.is_done, lambda cell: results.check(cells)):
+    for look in (results.load, results.is_done):
         with pytest.raises(ArtifactError, match=rf"{path.name} is not a result.*remove it, and its cell"):
             look(cells[1])
     assert results.is_done(cells[0])
@@ -161,7 +160,7 @@ def test_a_result_of_another_format_is_refused_with_what_to_do(results, cells, f
         json.dumps({**json.loads(path.read_text()), **found} if found and isinstance(found, dict) else found)
     )
     with pytest.raises(ArtifactError, match=rf"format .*reads and writes {FORMAT}.*--results"):
-        results.check(cells)
+        results.load(cells[0])
 
 
 def test_a_result_under_another_cells_name_is_refused(results, cells):

@@ -8,13 +8,22 @@ import pytest
 import torch
 from tests.cli._in_process import fedup, ok
 
-from fedup.bench import speed
-from fedup.bench.speed import ON_DEMAND, PARTS, extraction, growth, limits, precision, run_speed, serving, training
-from fedup.bench.speed._rows import Row, Times, in_turns
+from fedup.bench.speed import (
+    ON_DEMAND,
+    PARTS,
+    extraction,
+    growth,
+    limits,
+    precision,
+    run_speed,
+    serving,
+    training,
+)
+from fedup.bench.speed._rows import Row
 from fedup.bench.speed._settings import LENET5, SETTINGS, VIT, even_jobs
 from fedup.bench.speed.table import cells, is_shared, notes, title
-from fedup.bench.speed.training import TimedRounds
-from fedup.bench.textbook import eager_round
+from fedup.bench.speed.training import TimedRounds, eager_round
+from fedup.bench.turns import Times, in_turns
 from fedup.errors import MissingDataError, SettingError
 from fedup.tasks.models import training_of
 
@@ -60,7 +69,7 @@ def test_pieces_run_in_turns_each_turn_in_another_order_and_warm_turns_do_not_co
 @pytest.mark.parametrize("warm", [0, 1, 3])
 def test_what_the_warm_turns_take_is_not_in_the_times(monkeypatch, warm):
     calls = iter(range(100))
-    monkeypatch.setattr("fedup.bench.speed._rows.clocked", lambda work, device: next(calls))
+    monkeypatch.setattr("fedup.bench.turns.clocked", lambda work, device: next(calls))
     assert in_turns({"one": lambda: None}, CPU, repeats=2, warm=warm).of == {"one": [warm, warm + 1]}
 
 
@@ -195,7 +204,7 @@ def test_parts_are_measured_in_their_order_and_those_on_demand_only_when_named(m
     ran = []
     for part in (*PARTS, *ON_DEMAND):
         name = lambda device, tell, part=part, **how: ran.append(part) or [Row(part, 1.0, "s")]  # noqa: E731
-        monkeypatch.setattr(getattr(speed, part), "measure", name)
+        monkeypatch.setattr(f"fedup.bench.speed.{part}.measure", name)
     told = []
     result = measured(told=told)
     assert ran == list(PARTS) and not set(PARTS) & set(ON_DEMAND)

@@ -5,8 +5,9 @@ import json
 import pytest
 from tests.cli._in_process import fedup, ok
 
+from fedup.bench.result_tables import write_tables
 from fedup.bench.speed.table import speed_table
-from fedup.bench.tables import markdown_table, write_tables
+from fedup.bench.tables import markdown_table
 from fedup.errors import DataError
 
 ROW = {"part": "serving", "unit": "×", "goal": 1.5, "at_most": True, "met": True, "detail": {}, "value": 1.25}

@@ -98,28 +98,28 @@ def test_the_tables_counts_are_those_of_the_cases(result, tmp_path):
 
 
 def test_goals_are_not_met_by_cases_that_are_missing(thirty):
-    assert [goal.judged for goal in goals(thirty)] == ["yes"] * 3
-    assert [goal.judged for goal in goals(thirty[:-1])] == ["cases missing"] * 3
-    assert [goal.judged for goal in goals([])] == ["cases missing", "no", "cases missing"]
+    assert [goal.met for goal in goals(thirty)] == ["yes"] * 3
+    assert [goal.met for goal in goals(thirty[:-1])] == ["cases missing"] * 3
+    assert [goal.met for goal in goals([])] == ["cases missing", "no", "cases missing"]
 
 
 def test_goals_fail_when_a_case_breaks_them(thirty):
     harmed = copy.deepcopy(thirty)
     harmed[7]["worst_class_loss"] = 5.1
-    assert [goal.met for goal in goals(harmed)] == [False, True, True]
+    assert [goal.met == "yes" for goal in goals(harmed)] == [False, True, True]
     assert goals(harmed)[0].found.startswith("1 of 30")
 
     for case in thirty[: CASES - LEAST_EQUAL]:
         case["verdict_by_retrain"]["finding"] = "partly"
-    assert all(goal.met for goal in goals(thirty))
+    assert all(goal.met == "yes" for goal in goals(thirty))
     thirty[-1] |= {"refused": "would harm", "verdict": None, "verdict_by_retrain": None}
-    assert [goal.met for goal in goals(thirty)] == [True, False, True]
+    assert [goal.met == "yes" for goal in goals(thirty)] == [True, False, True]
     assert thirty[-1]["title"] in goals(thirty)[0].found  # a refusal is listed
     assert not is_same(thirty[-1])
 
     for case in thirty[: MOST_TOO_FEW + 1]:
         case["verdict"]["finding"] = "too few rows"
-    assert [goal.met for goal in goals(thirty)] == [True, False, False]
+    assert [goal.met == "yes" for goal in goals(thirty)] == [True, False, False]
 
 
 def test_withheld_and_refused_cases_are_told_apart(thirty):

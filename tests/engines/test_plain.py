@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedup import LocalTraining, Observer, Rounds, Runtime, federate, fingerprint
-from fedup.bench.textbook import eager_round
+from fedup.bench.speed.training import eager_round
 from fedup.errors import SettingError
 from fedup.rng import generator, seed_for
 from fedup.training.local import Job

@@ -1,7 +1,7 @@
 """What an answer takes: time by stage, bytes, clients, local steps; the same for every method."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -69,11 +69,6 @@ class Cost:
         """Plain data."""
         values = {name: value for name, value in asdict(self).items() if not name.startswith("_")}
         return {**values, "clients": sorted(self.clients)}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Cost":
-        """The inverse of `to_json`."""
-        return cls(**{**value, "clients": set(value["clients"])})
 
 
 class Meter(Observer):

@@ -143,19 +143,6 @@ def _about(block: Block) -> str:
     )
 
 
-def _story(block: Block) -> str:
-    first = min(block.stories, default=None)
-    return "" if first is None else f"With seed {first}: {block.stories[first]}"
-
-
-def _attack_note(block: Block) -> str:
-    failed = block.failed_attacks
-    return (
-        f"† The attack did not take in {len(failed)} of {show_count(len(_seeds(block)), 'seed')} "
-        f"({', '.join(map(str, failed))}): nothing was there to forget, and nothing is tested."
-    )
-
-
 def _spread_note(block: Block) -> str:
     """Retrain's own spread from seed to seed: a gap within it is no gap."""
     retrained = block.row(REFERENCE)
@@ -165,13 +152,6 @@ def _spread_note(block: Block) -> str:
         if retrained and (figure := retrained.figure(column.key)) and figure.std is not None
     ]
     return f"Retrain's own deviation from seed to seed, in points: {', '.join(spreads)}." if spreads else ""
-
-
-def _note(block: Block, table: str) -> str:
-    """What a reader of a table has to know before."""
-    if table == "closeness":
-        return " ".join(note for note in (_spread_note(block), _floor_note(block)) if note)
-    return _time_note(block) if table == "cost" else ""
 
 
 def _floor_note(block: Block) -> str:
@@ -200,9 +180,7 @@ def _time_note(block: Block) -> str:
     return " ".join(notes)
 
 
-def _unsupported(block: Block) -> str:
-    names = [row.method.name for row in block.rows if not row.supported]
-    return f"Not for such requests, and shown as –: {', '.join(names)}." if names else ""
+_NOTES = {"closeness": (_spread_note, _floor_note), "cost": (_time_note,)}  # what a reader has to know before
 
 
 def _failures(block: Block) -> list[str]:
@@ -289,18 +267,24 @@ def _write_block(out: Page | _Text, experiment: Experiment, block: Block) -> Non
     page = out if isinstance(out, Page) else None
     out.heading(f"{block.federation}, {block.scenario.name}")
     out.paragraph(_about(block))
-    out.paragraph(_story(block))
-    if block.failed_attacks:
-        out.note(_attack_note(block))
+    if block.stories:
+        first = min(block.stories)
+        out.paragraph(f"With seed {first}: {block.stories[first]}")
+    if failed := block.failed_attacks:
+        out.note(
+            f"† The attack did not take in {len(failed)} of {show_count(len(_seeds(block)), 'seed')} "
+            f"({', '.join(map(str, failed))}): nothing was there to forget, and nothing is tested."
+        )
     if page and (sides := _sides(block)):
         drawn = methods_against_retrain(sides, REFERENCE)
         page.figure(drawn, "Mean and deviation over seeds; the green line is Retrain's.")
     for table, title in _TABLES.items():
         if head := _head(block, table):
             out.subheading(title)
-            out.paragraph(_note(block, table))
+            out.paragraph(" ".join(note for write in _NOTES.get(table, ()) if (note := write(block))))
             _write_table(out, block, head)
-    out.paragraph(_unsupported(block))
+    if unsupported := [row.method.name for row in block.rows if not row.supported]:
+        out.paragraph(f"Not for such requests, and shown as –: {', '.join(unsupported)}.")
     if words := rows_in_words(experiment, block):
         out.subheading("In words")
         out.bullets(words)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -84,18 +85,15 @@ def bars_of_time(seconds: Mapping[str, tuple[float, float]]) -> str:
 def features_before_and_after(points: Mapping[str, Any], class_names: Sequence[str], what: str) -> str:
     """Features on two principal axes, before and after the filter; what is to be forgotten in orange."""
     figure, both = _figure(9.6, 4.2, 2, sharex=True, sharey=True)
+    forgotten = np.array(points["forgotten"], dtype=bool)
+    labels = np.array(points["labels"])[~forgotten]
+    colors = [_CLASS_COLORS[label % len(_CLASS_COLORS)] for label in labels]
     for axes, state in zip(both, ("before", "after"), strict=True):
-        rows = list(zip(points[state], points["labels"], points["forgotten"], strict=True))
-        kept = [(x, y, label) for (x, y), label, forgotten in rows if not forgotten]
-        named = [(x, y) for (x, y), _, forgotten in rows if forgotten]
-        colors = [_CLASS_COLORS[label % len(_CLASS_COLORS)] for _, _, label in kept]
-        axes.scatter([x for x, _, _ in kept], [y for _, y, _ in kept], s=9, c=colors, alpha=0.45, linewidths=0)
-        axes.scatter(
-            [x for x, _ in named], [y for _, y in named], s=16, c=COLORS["forgotten"], label=what, linewidths=0
-        )
-        for label in {label for _, _, label in kept}:
-            own = [(x, y) for x, y, other in kept if other == label]
-            x, y = (sum(axis) / len(own) for axis in zip(*own, strict=True))
+        kept, named = np.array(points[state])[~forgotten], np.array(points[state])[forgotten]
+        axes.scatter(kept[:, 0], kept[:, 1], s=9, c=colors, alpha=0.45, linewidths=0)
+        axes.scatter(named[:, 0], named[:, 1], s=16, c=COLORS["forgotten"], label=what, linewidths=0)
+        for label in np.unique(labels):
+            x, y = kept[labels == label].mean(0)
             axes.text(x, y, class_names[label], ha="center", va="center", fontweight="bold")
         axes.set_title(f"{state} the filter", fontsize=10)
         axes.set(xticks=[], yticks=[])

@@ -3,7 +3,7 @@ clean times, where they were taken."""
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +59,6 @@ class Results:
         """Write a cell's result."""
         about = {"format": FORMAT, "hash": cell.hash, "seed": cell.group.recipe.seed, "config": cell.config()}
         write_text(self.path(cell), json.dumps({**about, **found}, indent=1, sort_keys=False) + "\n")
-
-    def check(self, cells: Iterable[BenchCell]) -> None:
-        """Raise before any work if what is there cannot be read."""
-        for cell in cells:
-            self.load(cell)
 
 
 def _load(path: Path, cell: BenchCell) -> dict[str, Any] | None:

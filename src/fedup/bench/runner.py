@@ -64,8 +64,8 @@ def run_cells(
 
     Raises BudgetSpentError shortly before the budget is over.
     """
-    results.check(cells)
-    missing = [cell for cell in cells if force or not results.is_done(cell)]
+    finished = {cell for cell in cells if results.is_done(cell)}  # raises before any work if what is there is no result
+    missing = [cell for cell in cells if force or cell not in finished]
     clock = _Clock(missing, results, cells)
     watched = within(budget_s, progress)
     done = len(cells) - len(missing)

@@ -35,12 +35,11 @@ NOTES = (
 
 
 class Goal(NamedTuple):
-    """What is wanted of all cases, what was found, whether that is enough, and what a table says of it."""
+    """A line of a table: what is wanted of all cases, what was found, and whether that is enough."""
 
     text: str
     found: str
-    met: bool
-    judged: str  # yes, no, or that cases are missing, without which a goal is not met
+    met: str  # yes, no, or that cases are missing, without which a goal is not met
 
 
 def finding_of(case: Mapping[str, Any], verdict: str = "verdict") -> str:
@@ -79,12 +78,7 @@ def goals(cases: Sequence[Mapping[str, Any]]) -> list[Goal]:
         ),
     )
     enough = "yes" if len(cases) >= CASES else "cases missing"
-    return [Goal(text, found, met, enough if met else "no") for text, found, met in wanted]
-
-
-def goal_rows(cases: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """The goals as lines of a table."""
-    return [[goal.text, goal.found, goal.judged] for goal in goals(cases)]
+    return [Goal(text, found, enough if met else "no") for text, found, met in wanted]
 
 
 def case_row(name: str, case: Mapping[str, Any]) -> list[str]:
@@ -129,7 +123,7 @@ def _section(seed: int, results: Sequence[Mapping[str, Any]]) -> str:
             f"rows look unseen is answered as with Retrain in {agreed} of {len(both)}."
             + (f" Not measured: {', '.join(missing)}." if missing else ""),
             "\n".join(f"- {_about(result)}" for result in results),
-            markdown_table(("goal", "found", "met"), goal_rows([case for _, case in cases])),
+            markdown_table(("goal", "found", "met"), goals([case for _, case in cases])),
             markdown_table(HEAD, [case_row(name, case) for name, case in cases]),
         ]
     )

@@ -3,9 +3,10 @@
 Every attack runs on messages made by the clients' own code, from features of a trained model.
 """
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,9 @@ from fedup.privacy.paper import SIGMA
 from fedup.privacy.projection import basis_of
 from fedup.rng import seed_for
 from fedup.statistics.centroids import CentroidConfig
+from fedup.tasks.progress import Progress
 
+T = TypeVar("T")
 RATIO = 0.8
 CENTROIDS = {"none": 0.0, f"paper, σ = {SIGMA:g}": SIGMA}  # σ of what is sent without a guarantee
 EPSILONS = (8.0, 4.0, 1.0, 0.5)
@@ -48,9 +51,13 @@ class Result:
         """Whether the attack did better than the protection claims to allow, chance aside."""
         return self.bound is not None and (self.figure if self.low is None else self.low) > self.bound
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
+
+def shown(steps: Collection[T], what: str, progress: Progress) -> Iterator[T]:
+    """The steps of an attack, and how many are done."""
+    for done, step in enumerate(steps):
+        progress(what, done, len(steps))
+        yield step
+    progress(what, len(steps), len(steps))
 
 
 def guarantees() -> dict[str, DP]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedup.bench.attacks import CENTROIDS, RATIO, AttackData, Result, guarantees, message_of
+from fedup.bench.attacks import CENTROIDS, RATIO, AttackData, Result, guarantees, message_of, shown
 from fedup.bench.attacks.intervals import NORMAL, Scores, clopper_pearson
 from fedup.errors import DataError
 from fedup.privacy import DP, epsilon_of
@@ -111,11 +111,9 @@ def audit_guarantees(ground: AttackData, *, trials: int, seed: int = 0, progress
         "DP, ε = 1, noise ÷ 4": (broken, "broken on purpose: the audit must tell"),
     }
     results = []
-    for done, (name, (dp, note)) in enumerate(cases.items()):
-        progress("Canary audit of the guarantee", done, len(cases))
+    for name, (dp, note) in shown(cases.items(), "Canary audit of the guarantee", progress):
         worlds = guarded_worlds(ground, dp, trials=trials, seed=None if name.endswith("as deployed") else seed)
         results += _results(name, *worlds, claimed=dp.epsilon, delta=dp.delta, note=note)
-    progress("Canary audit of the guarantee", len(cases), len(cases))
     return results
 
 
@@ -170,8 +168,7 @@ def audit_paper(ground: AttackData, *, trials: int, seed: int = 0, progress: Pro
     delta = 1 / len(worlds.with_it)
     results: list[Result] = []
     cases = {next(name for name, sigma in CENTROIDS.items() if sigma): SIGMA, "paper, σ for ε = 1": claim}
-    for done, (name, sigma) in enumerate(cases.items()):
-        progress("Canary audit of the paper's noise", done, len(cases))
+    for name, sigma in shown(cases.items(), "Canary audit of the paper's noise", progress):
         inside, outside = (
             paper_scores(ground, worlds, rows, sigma=sigma, trials=trials, seed=seed_for(seed, name, world))
             for world, rows in (("with", worlds.with_it), ("without", worlds.without))
@@ -182,7 +179,6 @@ def audit_paper(ground: AttackData, *, trials: int, seed: int = 0, progress: Pro
         if sigma == SIGMA:
             proved = _proved(inside, worlds, sigma=sigma, delta=delta)
             results.append(replace(counted, measure=PROVED, figure=proved, n=f"{trials} with"))
-    progress("Canary audit of the paper's noise", len(cases), len(cases))
     return results
 
 

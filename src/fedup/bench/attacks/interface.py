@@ -8,18 +8,19 @@ own code answers, without Flower's processes.
 
 import json
 import math
-import time
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedup.bench.attacks import AttackData, Result
+from fedup.bench.attacks import AttackData, Result, shown
 from fedup.bench.attacks.intervals import NORMAL, clopper_pearson
+from fedup.bench.turns import in_turns
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.models.views import fingerprint
@@ -203,35 +204,24 @@ def audit_interface(ground: AttackData, *, seed: int = 0, progress: Progress) ->
     ids, classes = ground.federation.clients[0].train[:_MOST_ROWS], ground.num_classes
     rows = Rows(ground.federation.x[ids].float().cpu(), ground.federation.y[ids].cpu(), ids.cpu())
     chosen = torch.randperm(len(ids), generator=generator(seed, "interface"))[:_TARGETS].tolist()
-    results, steps = [], 6
+    results, probes = [], list(battery(rows, chosen[0], classes))
     cases: dict[str, DP | CentroidConfig] = {PRIVATE: GUARANTEE, OPEN: CentroidConfig(1.0)}
-    for done, (name, config) in enumerate(cases.items()):
-        progress("Audit of a node's interface", 3 * done, steps)
+    for name, config in shown(cases.items(), "Audit of a node's interface", progress):
         private = name == PRIVATE
-        node = Node(rows, private, classes)
         bound = 0.0 if private else None
         note = "" if private else "a node without rules is asked for exact statistics: the audit must see through it"
-        results.append(_differences(rows, chosen[0], private, classes, name, bound, note))
-        progress("Audit of a node's interface", 3 * done + 1, steps)
+        nodes = [Node(held, private, classes) for held in (rows, rows.without(chosen[0]))]
+        different = float(sum(nodes[0].visible(probe) != nodes[1].visible(probe) for probe in probes))
+        n, node = f"{len(probes)} questions", Node(rows, private, classes)
+        results.append(Result(NAME, DIFFERENT, name, different, None, None, None, bound, n, note))
         hits = sum(_finds_pixel(node, rows, place, config) for place in chosen)
         about = f"{_HALVINGS} questions each; {note}".strip("; ")
         results.append(_share(PIXELS, name, hits, len(chosen), bound, about))
-        progress("Audit of a node's interface", 3 * done + 2, steps)
         if private:
             hits = sum(_finds_label(node, rows, place) for place in chosen)
             results.append(_share(LABELS, name, hits, len(chosen), bound, "by num_classes"))
             results.append(_times(rows, chosen[0], classes))
-    progress("Audit of a node's interface", steps, steps)
     return results
-
-
-def _differences(
-    rows: Rows, target: int, private: bool, classes: int, name: str, bound: float | None, note: str
-) -> Result:
-    nodes = [Node(held, private, classes) for held in (rows, rows.without(target))]
-    probes = list(battery(rows, target, classes))
-    different = sum(nodes[0].visible(probe) != nodes[1].visible(probe) for probe in probes)
-    return Result(NAME, DIFFERENT, name, float(different), None, None, None, bound, f"{len(probes)} questions", note)
 
 
 def _share(measure: str, name: str, hits: int, n: int, bound: float | None, note: str) -> Result:
@@ -277,14 +267,9 @@ def _times(rows: Rows, target: int, classes: int) -> Result:
     nodes = [Node(held, True, classes) for held in (rows, rows.without(target))]
     crafted = overflowing(rows.x.shape[1], classes, pixel=0, above=float(rows.x[target, 0]) - 1e-3)
     probe = Probe(_RELEASE, release(width=rows.x.shape[1], num_classes=classes), crafted)
-    seconds = np.empty((_TIMED, 2))
-    for pair in range(_TIMED):
-        for which in (pair % 2, 1 - pair % 2):  # whoever is asked first may find the machine in another mood
-            start = time.perf_counter()
-            nodes[which].ask(probe)
-            seconds[pair, which] = time.perf_counter() - start
-    apart = 1e3 * (seconds[:, 0] - seconds[:, 1])
-    reach = NORMAL.inv_cdf(0.975) * float(apart.std(ddof=1)) / math.sqrt(len(apart))
-    mean = float(apart.mean())
+    work = {"with": partial(nodes[0].ask, probe), "without": partial(nodes[1].ask, probe)}
+    seconds = in_turns(work, rows.x.device, repeats=_TIMED, warm=0).of
+    apart = [1e3 * (long - short) for long, short in zip(seconds["with"], seconds["without"], strict=True)]
+    mean, reach = statistics.fmean(apart), NORMAL.inv_cdf(0.975) * statistics.stdev(apart) / math.sqrt(_TIMED)
     note = "another figure in every run; time is outside the guarantee, `Policy(answer_after_s=…)` hides it"
     return Result(NAME, TIME, PRIVATE, mean, mean - reach, mean + reach, 0.0, None, f"{_TIMED} pairs", note)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedup.bench.attacks import CENTROIDS, AttackData, Result, guarantees, likelihoods, message_of
+from fedup.bench.attacks import CENTROIDS, AttackData, Result, guarantees, likelihoods, message_of, shown
 from fedup.bench.attacks.intervals import NORMAL, auc, tpr_at_fpr
 from fedup.errors import DataError
 from fedup.privacy import DP
@@ -65,17 +65,15 @@ def membership(ground: AttackData, *, trials: int, seed: int = 0, progress: Prog
     records = _draw(ground, trials, seed)
     only = _results(NEAREST, CONTROL, _near_strangers(ground, records), records, None)
     knowing: list[Result] = []
-    work = len(CENTROIDS) + len(guarantees())
-    for done, (name, sigma) in enumerate(CENTROIDS.items()):
-        progress("Membership", done, work)
-        near = partial(ground.near_centroids, sigma=sigma, seed=seed_for(seed, "membership"))
-        only += _results(NEAREST, name, records.by_cell(near), records, None)
-    for done, (name, dp) in enumerate(guarantees().items(), start=len(CENTROIDS)):
-        progress("Membership", done, work)
-        nearest, informed = _under_guarantee(ground, dp, records, seed)
-        only += _results(NEAREST, name, nearest, records, dp)
-        knowing += _results(INFORMED, name, informed, records, dp)
-    progress("Membership", work, work)
+    protections: dict[str, float | DP] = {**CENTROIDS, **guarantees()}
+    for name, protection in shown(protections.items(), "Membership", progress):
+        if isinstance(protection, DP):
+            nearest, informed = _under_guarantee(ground, protection, records, seed)
+            only += _results(NEAREST, name, nearest, records, protection)
+            knowing += _results(INFORMED, name, informed, records, protection)
+        else:
+            near = partial(ground.near_centroids, sigma=protection, seed=seed_for(seed, "membership"))
+            only += _results(NEAREST, name, records.by_cell(near), records, None)
     return only + knowing
 
 

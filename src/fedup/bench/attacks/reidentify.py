@@ -10,7 +10,6 @@ every P_i is compared with the same Q. Two opposite contributions reach the boun
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -34,16 +33,6 @@ def bound(mu: float, candidates: int) -> float:
     return NORMAL.cdf(mu - NORMAL.inv_cdf(1 - 1 / candidates))
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """The candidates' rows: the client's own comes first, which the attack does not know."""
-
-    number: int
-    client: int
-    label: int
-    rows: Tensor  # (m,)
-
-
 def reidentify(
     ground: AttackData, *, trials: int, seed: int = 0, candidates: int = 100, progress: Progress
 ) -> list[Result]:
@@ -58,14 +47,14 @@ def reidentify(
     some = next(iter(protected.values()))  # statistics before noise do not depend on ε
     points = ground.points(some)
     exact = ground.exact(some, points)
-    for trial in _draw(ground, trials, candidates, seed):
-        if trial.number % _SHOWN == 0:
-            progress("Re-identification", trial.number, trials)
-        client, label, names = trial.client, trial.label, ("reidentify", trial.number)
+    for number, (client, label, rows) in enumerate(_draw(ground, trials, candidates, seed)):
+        if number % _SHOWN == 0:
+            progress("Re-identification", number, trials)
+        names = ("reidentify", number)
         for name, sigma in CENTROIDS.items():
-            near = ground.near_centroids(trial.rows, client, label, sigma=sigma, seed=seed_for(seed, *names))
+            near = ground.near_centroids(rows, client, label, sigma=sigma, seed=seed_for(seed, *names))
             hits[NEAREST, name] += _leads(near)
-        own, held = ground.contributions(some, points[trial.rows]), exact[client][label]
+        own, held = ground.contributions(some, points[rows]), exact[client][label]
         for name, dp in protected.items():
             message = message_of(dp, held, client=client, seed=seed, trial=names)
             hits[NEAREST, name] += _leads(ground.near_mean(dp, message, own, points.shape[1]))
@@ -91,8 +80,9 @@ def _leads(scores: Tensor) -> bool:
     return bool(scores[0] > scores[1:].max())
 
 
-def _draw(ground: AttackData, trials: int, candidates: int, seed: int) -> Iterator[_Trial]:
-    """A random training row of a random client each time, among rows of its class that this client did not train on."""
+def _draw(ground: AttackData, trials: int, candidates: int, seed: int) -> Iterator[tuple[int, int, Tensor]]:
+    """A client, a class and rows of it: first a random training row of the client (the attack does not know which it
+    is), then others that this client did not train on."""
     y, source = ground.federation.y, generator(seed, "reidentify")
     of_class = [(y == label).nonzero().flatten() for label in range(ground.num_classes)]
     rows = torch.cat([client.train for client in ground.federation.clients])
@@ -101,9 +91,9 @@ def _draw(ground: AttackData, trials: int, candidates: int, seed: int) -> Iterat
     rows = rows[y.bincount(minlength=ground.num_classes)[y[rows]] - held[ground.owner[rows], y[rows]] >= candidates - 1]
     if not len(rows):
         raise DataError(f"No class has {candidates} rows to choose from: use fewer candidates, or more data.")
-    for number, chosen in enumerate(torch.randint(len(rows), (trials,), generator=source).tolist()):
+    for chosen in torch.randint(len(rows), (trials,), generator=source).tolist():
         target = rows[chosen]
         client, label = int(ground.owner[target]), int(y[target])
         pool = of_class[label][ground.owner[of_class[label]] != client]
         decoys = pool[torch.randperm(len(pool), generator=source)[: candidates - 1]]
-        yield _Trial(number, client, label, torch.cat([target[None], decoys]))
+        yield client, label, torch.cat([target[None], decoys])

@@ -1,6 +1,7 @@
 """All attacks on one federation, as a result file, and the tables made of such files."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from fedup.bench.attacks import AttackData, Result
@@ -58,7 +59,7 @@ def run_attacks(
         "recipe": recipe.settings(),
         "trials": trials,
         "candidates": candidates,
-        "results": [result.to_json() for result in results],
+        "results": [asdict(result) for result in results],
         "machine": describe_machine(),
         "code": describe_code(),
     }

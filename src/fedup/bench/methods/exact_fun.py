@@ -19,7 +19,7 @@ from fedup.bench.task import Task, Unlearned
 from fedup.errors import SettingError
 from fedup.request import Forget
 from fedup.training.averaging import RunningAverage, Weights, weights_of
-from fedup.training.fedavg import Averaging, Observer
+from fedup.training.fedavg import Averaging
 
 GRID = {"step": (0.0003, 0.003)}
 
@@ -130,28 +130,18 @@ class Replay:
             return {}
         others = frozenset(self.retained.ids) - set(self._touched)  # stay without rows: cohorts are drawn alike
         only_touched = self.retained.without(Forget.clients(others)) if others else self.retained
-        start, recipe, keep = copy.deepcopy(self._task.start), self._task.recipe, _Uploads()
+        start, recipe, sent = copy.deepcopy(self._task.start), self._task.recipe, History()
         meter = Meter(cost, only_touched, recipe.local)  # no probe: the average of these clients is nobody's model
         with cost.stage("replay"):
             for name, weight in weights_of(start).items():
                 weight.copy_(self._history.before(number)[name])
-            recipe.train(start, only_touched, rounds=[number], observers=[keep, meter])
-        return keep.found
+            recipe.train(start, only_touched, rounds=[number], observers=[sent, meter])
+        return {client: sent.upload(number, client) for client in sent.shares(number)}
 
     def _after(self, number: int) -> Weights:
         """The stored global weights after a round."""
         later = [other for other in self._history.rounds if other > number and self._history.shares(other)]
         return self._history.before(later[0]) if later else self._final
-
-
-class _Uploads(Observer):
-    """Keeps what clients send."""
-
-    def __init__(self) -> None:
-        self.found: dict[int, dict[str, Tensor]] = {}
-
-    def on_update(self, round_index: int, client: int, *, before: Weights, after: Weights, weight: float) -> None:
-        self.found[client] = {name: tensor.detach().clone() for name, tensor in after.items()}
 
 
 def _like(weights: Weights, live: Weights) -> dict[str, Tensor]:

@@ -74,10 +74,8 @@ class Method(AnswersAll):
 
     def on(self, model: nn.Module, chosen: Sequence[str], seed: int) -> Adapted:
         """The model under deltas that do nothing yet."""
-        scale = self.alpha / self.rank
-        return Adapted(
-            model, {name: LowRank(model.get_parameter(name), self.rank, seed, name, scale=scale) for name in chosen}
-        )
+        weights, scale = {name: model.get_parameter(name) for name in chosen}, self.alpha / self.rank
+        return Adapted(model, {name: LowRank(weights[name], self.rank, seed, name, scale=scale) for name in chosen})
 
 
 def overwritten(federation: Federation, request: Forget, seed: int) -> tuple[Federation, int]:

@@ -1,13 +1,11 @@
 """What serving costs after the request, and whether the original is back, bit for bit, when it is taken back."""
 
-import statistics
-import time
-
 import torch
 from torch import nn
 
 from fedup.bench.case import Case
 from fedup.bench.metrics import Column
+from fedup.bench.turns import in_turns
 from fedup.models.views import fingerprint
 from fedup.tasks.evaluation import predict
 
@@ -34,18 +32,8 @@ def measure(case: Case) -> dict[str, float | None]:
 
 @torch.no_grad()
 def serving_overhead(original: nn.Module, unlearned: nn.Module, inputs: torch.Tensor) -> float:
-    """Calls interleaved, so that drift hits both; median over median."""
+    """Calls in turns, so that drift hits both; median over median."""
     x = inputs[:_BATCH]
-    models, seconds = (original, unlearned), (list[float](), list[float]())
-    for turn in range(_PAIRS + 2):
-        for which in (0, 1) if turn % 2 else (1, 0):
-            started = _now(x)
-            models[which](x)
-            seconds[which].append(_now(x) - started)
-    return statistics.median(seconds[1][2:]) / statistics.median(seconds[0][2:])
-
-
-def _now(x: torch.Tensor) -> float:
-    if x.is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter()
+    work = {"original": lambda: original(x), "unlearned": lambda: unlearned(x)}
+    times = in_turns(work, x.device, repeats=_PAIRS, warm=2)
+    return times.median("unlearned") / times.median("original")

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedup.federation import Federation
+from fedup.errors import SettingError
+from fedup.federation import Client, Federation
 from fedup.registry import find
 from fedup.request import Forget
 from fedup.tasks.datasets import Dataset, Images, Texts
@@ -53,3 +54,31 @@ def scenario_class(name: str) -> type[Scenario]:
     """The settings of the scenario of that name."""
     found: type[Scenario] = find(__name__, name, needs=("Scenario",)).Scenario
     return found
+
+
+def target_client(federation: Federation, wanted: int | None) -> Client:
+    """The client that a scenario is about: the one named, or the largest."""
+    if wanted is None:
+        return max(federation.clients, key=lambda client: len(client.train))
+    if wanted not in federation.ids:
+        raise SettingError(
+            f"client: there is no client {wanted}; there are {federation.ids[0]} … {federation.ids[-1]}."
+        )
+    return federation.client(wanted)
+
+
+@dataclass(frozen=True)
+class SomeSamples:
+    """A base for scenarios that withdraw a `share` of the training rows of `client`; without one, of the largest."""
+
+    share: float = 0.1
+    client: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise SettingError(f"share must lie between 0 and 1; found {self.share}.")
+
+    def chosen(self, federation: Federation) -> tuple[Client, int]:
+        """The client, and how many of its rows: at least one."""
+        holder = target_client(federation, self.client)
+        return holder, max(1, round(self.share * len(holder.train)))

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedup.bench.scenarios import NoAttack, Situation
-from fedup.bench.scenarios._target import target_client
+from fedup.bench.scenarios import NoAttack, Situation, target_client
 from fedup.federation import Federation
 from fedup.request import Forget
 from fedup.tasks.datasets import Dataset, Images, Texts

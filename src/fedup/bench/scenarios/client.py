@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedup.bench.scenarios import Situation
-from fedup.bench.scenarios._target import target_client
-from fedup.federation import Client, Federation
+from fedup.bench.scenarios import Situation, target_client
+from fedup.federation import Federation
 from fedup.request import Forget
 from fedup.tasks.datasets import Dataset, Images, Texts
 
@@ -23,17 +22,12 @@ class Scenario:
     def prepare(self, federation: Federation, *, dataset: Dataset, inputs: Images | Texts, seed: int) -> Situation:
         """The federation with one liar, who is to be forgotten."""
         liar = target_client(federation, self.client)
+        rows, y = torch.cat([liar.train, liar.validation, liar.heldout]), federation.y.clone()
+        y[rows] = (y[rows] + 1) % federation.num_classes
         story = f"Client {liar.id} called every class by the next one's name. Forget that client."
-        return Situation(_flip_labels(federation, liar), Forget.clients([liar.id], reason="poison"), story)
+        return Situation(federation.relabeled(y), Forget.clients([liar.id], reason="poison"), story)
 
     def took(self, original: Mapping[str, float | None], retrained: Mapping[str, float | None]) -> bool:
         """Whether the liar cost retained accuracy."""
         with_liar, without = original["r_a"], retrained["r_a"]
         return with_liar is not None and without is not None and without - with_liar >= _LEAST_HARM
-
-
-def _flip_labels(federation: Federation, client: Client) -> Federation:
-    rows = torch.cat([client.train, client.validation, client.heldout])
-    flipped = federation.y.clone()
-    flipped[rows] = (flipped[rows] + 1) % federation.num_classes
-    return federation.relabeled(flipped)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedup.bench.scenarios import Situation
-from fedup.bench.scenarios._target import check_share, share_of, target_client
+from fedup.bench.scenarios import Situation, SomeSamples
 from fedup.federation import Federation
 from fedup.request import Forget
 from fedup.rng import generator
@@ -19,26 +18,19 @@ _RIDGE = 1e-2
 
 
 @dataclass(frozen=True)
-class Scenario:
+class Scenario(SomeSamples):
     """Forget the `share` of the training rows of `client` (without one, of the largest) that fit their label least.
 
     Each half of all training rows is judged by a linear model of the other half: rows whose label it finds least
     likely are those that no model learns from others (after Feldman 2020).
     """
 
-    share: float = 0.1
-    client: int | None = None
-
-    def __post_init__(self) -> None:
-        check_share(self.share)
-
     def prepare(self, federation: Federation, *, dataset: Dataset, inputs: Images | Texts, seed: int) -> Situation:
         """The honest federation, which is to forget the samples."""
-        holder = target_client(federation, self.client)
+        holder, count = self.chosen(federation)
         rows = federation.rows()
         margins = _margins(inputs.plain(federation.x[rows]), federation.y[rows], federation.num_classes, seed)
         own = torch.isin(rows, holder.train).nonzero().flatten()
-        count = share_of(holder, self.share)
         hardest = own[margins[own].argsort(stable=True)[:count]]
         request = Forget.samples({holder.id: rows[hardest].tolist()})
         story = f"{count} samples of client {holder.id} that fit their label least were withdrawn."

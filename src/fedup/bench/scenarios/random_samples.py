@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedup.bench.scenarios import NoAttack, Situation
-from fedup.bench.scenarios._target import check_share, share_of, target_client
+from fedup.bench.scenarios import NoAttack, Situation, SomeSamples
 from fedup.federation import Federation
 from fedup.request import Forget
 from fedup.rng import generator
@@ -13,19 +12,12 @@ from fedup.tasks.datasets import Dataset, Images, Texts
 
 
 @dataclass(frozen=True)
-class Scenario(NoAttack):
+class Scenario(SomeSamples, NoAttack):
     """Forget a `share` of the training rows of `client`; without one, of the largest."""
-
-    share: float = 0.1
-    client: int | None = None
-
-    def __post_init__(self) -> None:
-        check_share(self.share)
 
     def prepare(self, federation: Federation, *, dataset: Dataset, inputs: Images | Texts, seed: int) -> Situation:
         """The honest federation, which is to forget the samples."""
-        holder = target_client(federation, self.client)
-        count = share_of(holder, self.share)
+        holder, count = self.chosen(federation)
         order = torch.randperm(len(holder.train), generator=generator(seed, "random samples"))
         request = Forget.samples({holder.id: holder.train[order[:count]].tolist()})
         return Situation(federation, request, f"{count} random samples of client {holder.id} were withdrawn.")

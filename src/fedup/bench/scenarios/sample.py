@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedup.bench.scenarios import Situation, Triggered
-from fedup.bench.scenarios._target import target_client
+from fedup.bench.scenarios import Situation, Triggered, target_client
 from fedup.bench.settings import later
 from fedup.errors import DataError, SettingError
 from fedup.federation import Client, Federation

@@ -1,15 +1,13 @@
 """`fedup bench speed`: what training, reading, requests and serving cost, as ratios in one run on whatever it finds."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
 from fedup.bench.alone import AloneCheck
-from fedup.bench.speed import clustering, extraction, growth, limits, precision, serving, training
-from fedup.bench.speed._rows import Measure
 from fedup.errors import SettingError
+from fedup.registry import find
 from fedup.tasks.machine import describe_code, describe_machine
 from fedup.tasks.progress import Progress
 
@@ -30,21 +28,14 @@ def run_speed(
     unknown = sorted(set(parts) - {*PARTS, *ON_DEMAND})
     if unknown:
         raise SettingError(f"There is no part {unknown[0]!r}; there are {', '.join((*PARTS, *ON_DEMAND))}.")
-    measures: dict[str, Measure] = {
-        "training": training.measure,
-        "growth": growth.measure,
-        "limits": limits.measure,
-        "extraction": extraction.measure,
-        "clustering": partial(clustering.measure, rows=rows, width=width, literal=literal),
-        "serving": serving.measure,
-        "precision": precision.measure,
-    }
-    wanted = [part for part in measures if part in (parts or PARTS)]
+    wanted = [part for part in (*PARTS, *ON_DEMAND) if part in (parts or PARTS)]
+    settings = {"clustering": {"rows": rows, "width": width, "literal": literal}}
     check = AloneCheck(str(device))
     table: list[dict[str, Any]] = []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for done, part in enumerate(wanted):
-            measured = measures[part](device, lambda what: progress(f"Measuring {what}", 0, 1))
+            measure = find(__name__, part, needs=("measure",)).measure
+            measured = measure(device, lambda what: progress(f"Measuring {what}", 0, 1), **settings.get(part, {}))
             table += [{"part": part, **row.to_json()} for row in measured]
             progress("Speed", done + 1, len(wanted))
     seen = check.finish(idle=True).to_json()

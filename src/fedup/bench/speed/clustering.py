@@ -1,25 +1,30 @@
 """Clustering and requests: centroids of all cells, then a request of each kind, from the cache."""
 
 import copy
+import multiprocessing
 import statistics
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
 
-from fedup.bench.literal import cluster_literally, fit_literally
-from fedup.bench.memory import peak_memory_ratio
-from fedup.bench.speed._rows import Row, Tell, clocked, in_turns
-from fedup.bench.synthetic import feature_federation
+from fedup.bench.memory import STATUS, memory_bytes
+from fedup.bench.speed._rows import Row, Tell
+from fedup.bench.turns import clocked, in_turns
 from fedup.clients.collect import collect
 from fedup.federation import Federation
-from fedup.filters.bottleneck import FilterConfig
+from fedup.filters.bottleneck import Bottleneck, FilterConfig
+from fedup.partition import dirichlet
 from fedup.request import Forget
 from fedup.rng import generator
 from fedup.serving.plugged import plug
 from fedup.statistics.centroids import CentroidConfig
+from fedup.statistics.kmeans import centroid_count
 from fedup.statistics.store import Centroids
 from fedup.tasks.evaluation import retain_and_forget
 from fedup.unlearning.plan import Terms
@@ -29,11 +34,12 @@ RATIO = 0.8
 REPEATS = 5
 _CLASS, _CLIENT = 3, 0
 _SAMPLES = 100
+_WITHIN = 64  # dimensions in which rows of a class differ
 
 
 def measure(device: torch.device, tell: Tell, *, rows: int, width: int, literal: bool) -> Iterator[Row]:
     """On features made up: what is measured is what comes after the model. The literal recipe and memory: CPU only."""
-    federation, model = feature_federation(rows=rows, width=width)
+    federation, model = _feature_federation(rows=rows, width=width)
     federation, model = federation.to(device), model.to(device)
     size = {"rows": rows, "width": width, "clients": len(federation.clients), "classes": federation.num_classes}
     tell("clustering")
@@ -61,7 +67,7 @@ def measure(device: torch.device, tell: Tell, *, rows: int, width: int, literal:
         yield Row(name, faster, "× faster", 5, at_most=False, detail=compared)
         yield Row("clustering and class request, likewise", both, "× faster", 50, at_most=False, detail=compared)
     tell("memory")
-    yield Row("peak memory above the features", peak_memory_ratio(rows=rows, width=width), "× features", 1.2)
+    yield Row("peak memory above the features", _peak_memory_ratio(rows=rows, width=width), "× features", 1.2)
 
 
 def _some_samples(federation: Federation) -> Forget:
@@ -92,12 +98,87 @@ def _compare_with_literal(model: nn.Module, federation: Federation) -> dict[str,
         for client in federation.without(request).clients
         for label in y[client.train].unique()
     ]
+    _cluster_literally(x[cells[0]])  # loads its library
     started = time.perf_counter()
-    clusters = cluster_literally(x, cells, ratio=RATIO, seed=0)
+    clusters = [_cluster_literally(x[rows]) for rows in cells]
     clustered = time.perf_counter()
     labels = torch.cat([y[rows[:1]].expand(len(centers)) for rows, centers in zip(cells, clusters, strict=True)])
-    config, head, centroids = FilterConfig(), model.get_submodule("head"), torch.cat(clusters)
-    rank = config.rank_for(centroids.shape[1])
-    fitted = fit_literally(head, centroids, labels, rank=rank, alpha=config.alpha, nonnegative=True, seed=0)
+    head = model.get_submodule("head")
+    fitted = _fit_literally(head, torch.cat(clusters), labels)
     times = {"clustering_s": clustered - started, "fit_s": time.perf_counter() - clustered}
     return times | retain_and_forget(nn.Sequential(fitted, head), federation, request)
+
+
+def _cluster_literally(points: Tensor) -> Tensor:
+    """The best of five K-means runs for a cell, each until nothing changes."""
+    from sklearn.cluster import KMeans
+
+    k = centroid_count(len(points), RATIO)
+    runs = KMeans(k, init="random", n_init=5, max_iter=100, tol=0.0, random_state=0).fit(points.numpy())
+    return torch.from_numpy(runs.cluster_centers_)
+
+
+def _fit_literally(head: nn.Module, centroids: Tensor, labels: Tensor) -> Bottleneck:
+    """Fifty epochs of SGD in batches of ten; the paper does not state its learning rate."""
+    config, source = FilterConfig(), generator(0, "literal filter")
+    width, alpha = centroids.shape[1], config.alpha
+    fitted = Bottleneck(width, config.rank_for(width), nonnegative=True, source=source)
+    optimizer = torch.optim.SGD(fitted.parameters(), lr=0.01)
+    for _ in range(50):
+        for batch in torch.randperm(len(centroids), generator=source).split(10):
+            passed = fitted(centroids[batch])
+            loss = alpha * cross_entropy(head(passed), labels[batch]) + (1 - alpha) * mse_loss(passed, centroids[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return fitted.eval().requires_grad_(False)
+
+
+def _peak_memory_ratio(*, rows: int, width: int) -> float:
+    """Peak above the level with the features loaded, over the size of the feature array; NaN where Linux is not."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return float(pool.apply(_peak_ratio, (rows, width)))
+
+
+def _peak_ratio(rows: int, width: int) -> float:
+    if not STATUS.exists():
+        return float("nan")
+    small, small_model = _feature_federation(rows=2000, width=width)  # libraries allocate on first use
+    unlearn(plug(small_model), collect(small_model, small), Forget.classes([3]), force=True)
+    federation, model = _feature_federation(rows=rows, width=width)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present level
+    level = memory_bytes("VmRSS")
+    centroids = collect(model, federation)
+    unlearn(plug(model), centroids, Forget.classes([3]), force=True)
+    return (memory_bytes("VmHWM") - level) / (rows * width * 4)
+
+
+def _feature_federation(*, rows: int, width: int) -> tuple[Federation, nn.Module]:
+    """Overlapping classes, rectified as after a last hidden layer, spread over ten clients by Dirichlet 0.5 (`rows` of
+    them trained on), and a model that is only a head."""
+    source = torch.Generator().manual_seed(0)
+    total = rows * 5 // 4
+    y = torch.randint(10, (total,), generator=source)
+    means = torch.randn(10, width, generator=source)
+    spread = torch.randn(_WITHIN, width, generator=source)
+    x = torch.randn(total, _WITHIN, generator=source) @ spread
+    x.mul_(0.9).add_(means[y]).relu_()
+    federation = Federation.split(x, y, dirichlet(y, 10, seed=0), seed=0, heldout=0.2, validation=0.0)
+    return federation, _fitted_head(federation)
+
+
+def _fitted_head(federation: Federation) -> nn.Module:
+    """Ridge regression onto one-hot labels, in closed form; its scale makes the softmax decided."""
+    rows = federation.rows("train")
+    x, y = federation.x[rows[:10_000]], federation.y[rows[:10_000]]
+    mean = x.mean(0)
+    centered = (x - mean).double()
+    onehot = nn.functional.one_hot(y, federation.num_classes).double()
+    penalty = 10 * torch.eye(x.shape[1], dtype=torch.float64)
+    weight = 12 * torch.linalg.solve(centered.T @ centered + penalty, centered.T @ (onehot - onehot.mean(0)))
+    head = nn.Linear(x.shape[1], federation.num_classes)
+    with torch.no_grad():
+        head.weight.copy_(weight.T.float())
+        head.bias.copy_(-(mean @ head.weight.T))
+    return nn.Sequential(OrderedDict(relu=nn.ReLU(), head=head)).eval()

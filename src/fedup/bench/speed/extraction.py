@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import torch
 
-from fedup.bench.speed._rows import Row, Tell, in_turns
+from fedup.bench.speed._rows import Row, Tell
 from fedup.bench.speed._settings import LENET5, RESNET18, Setting, even_jobs
+from fedup.bench.turns import in_turns
 from fedup.models.features import FEATURE_BATCH, FeatureReader
 
 _CLIENTS = 10

@@ -5,9 +5,10 @@ from functools import partial
 
 import torch
 
-from fedup.bench.speed._rows import Row, Tell, in_turns
+from fedup.bench.speed._rows import Row, Tell
 from fedup.bench.speed._settings import LENET5, RESNET18, even_jobs
 from fedup.bench.speed.training import TimedRounds
+from fedup.bench.turns import in_turns
 
 CLIENTS = (10, 100, 1000)
 _ROWS = 50_000

@@ -10,9 +10,10 @@ from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedup.bench.speed._rows import Row, Tell, in_turns
+from fedup.bench.speed._rows import Row, Tell
 from fedup.bench.speed._settings import SETTINGS, Setting, even_jobs
 from fedup.bench.speed.training import TimedRounds
+from fedup.bench.turns import in_turns
 from fedup.errors import MissingDataError
 from fedup.models.cut import logits_of
 

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import torch
 
-from fedup.bench.speed._rows import Row, Tell, in_turns
+from fedup.bench.speed._rows import Row, Tell
 from fedup.bench.speed._settings import RESNET18
+from fedup.bench.turns import in_turns
 from fedup.filters.bottleneck import Bottleneck, FilterConfig
 from fedup.serving.plugged import Served, plug
 

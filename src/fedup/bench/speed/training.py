@@ -1,17 +1,22 @@
 """A round of FedAvg: against the loop that a tutorial writes, and against an epoch over the same rows in one place."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from fedup.bench.speed._rows import Row, Tell, clocked, in_turns
+from fedup.bench.speed._rows import Row, Tell
 from fedup.bench.speed._settings import SETTINGS, Setting, even_jobs
-from fedup.bench.textbook import eager_round, plain_epoch
+from fedup.bench.turns import clocked, in_turns
 from fedup.errors import MissingDataError
+from fedup.models.cut import logits_of
+from fedup.rng import seed_default
 from fedup.training.averaging import RunningAverage
 from fedup.training.engines import make_engine
 from fedup.training.engines.captured import channels_last
-from fedup.training.local import Job
+from fedup.training.local import Job, LocalTraining
 
 
 class TimedRounds:
@@ -75,3 +80,38 @@ def _measure_model(setting: Setting, device: torch.device) -> Iterator[Row]:
         yield Row(f"{name}: the first, beyond a later one", first_s - times.median("round"), "s", detail=detail)
     else:
         yield Row(f"{name}, over a plain loop", times.ratio("round", "loop"), "×", 1.1, detail=detail)
+
+
+def eager_round(model: nn.Module, x: Tensor, y: Tensor, jobs: Sequence[Job], config: LocalTraining) -> None:
+    """One round as a tutorial writes it, in place: each client loads the weights, trains, and joins the average."""
+    start = copy.deepcopy(model.state_dict())
+    average: dict[str, Tensor] = {}
+    for job in jobs:
+        model.load_state_dict(start)
+        seed_default(job.dropout_seed, x.device)
+        plain_epoch(model, x, y, job.batches().to(x.device), config)
+        for name, tensor in model.state_dict().items():
+            if tensor.is_floating_point():
+                average[name] = average.get(name, 0) + job.share * tensor
+            else:
+                average[name] = torch.maximum(average.get(name, tensor), tensor)
+    model.load_state_dict(average)
+
+
+def plain_epoch(
+    model: nn.Module, x: Tensor, y: Tensor, batches: Tensor | Sequence[Tensor], config: LocalTraining
+) -> None:
+    """A plain loop over batches, with an optimizer of its own."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer: torch.optim.Optimizer
+    if config.optimizer == "adam":
+        optimizer = torch.optim.Adam(weights, lr=config.lr, weight_decay=config.weight_decay)
+    else:
+        optimizer = torch.optim.SGD(weights, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    model.train()
+    for batch in batches:
+        with config.autocast(x.device):
+            loss = cross_entropy(logits_of(model(x[batch])), y[batch].long())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()

@@ -24,7 +24,7 @@ def report(
 
     Example: [bold]fedup bench report mine.toml --results /tmp/results --folder /tmp/report[/]
     """
-    from fedup.bench.tables import write_tables
+    from fedup.bench.result_tables import write_tables
 
     for path in write_tables(folder, experiments or (), results):
         typer.echo(f"wrote {path}")

@@ -29,7 +29,7 @@ def withdrawals(
     Example: [bold]fedup bench withdrawals --device cuda[/]
     """
     from fedup.bench.withdrawals import SETTINGS, run_withdrawals
-    from fedup.bench.withdrawals_table import case_row, goal_rows
+    from fedup.bench.withdrawals_table import case_row, goals
     from fedup.cli._session import checked_device
 
     names = list(dict.fromkeys(only or SETTINGS))
@@ -47,8 +47,8 @@ def withdrawals(
         row = case_row(name, case)
         shown.add_row(f"{row[0]}, {row[1]}", row[6], row[8], row[10], row[11])
     console.print(shown)
-    goals = Table("goal", "found", "met")
-    for text, found, met in goal_rows([case for _, case in cases]):
-        goals.add_row(text, found, "[red]no" if met == "no" else met)
-    console.print(goals)
+    judged = Table("goal", "found", "met")
+    for goal in goals([case for _, case in cases]):
+        judged.add_row(goal.text, goal.found, "[red]no" if goal.met == "no" else goal.met)
+    console.print(judged)
     console.print(f"Results: {folder}. Next: fedup bench report", highlight=False, soft_wrap=True)
