@@ -1,8 +1,8 @@
 """The centroids of a client's cells."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from fedup.clients import checks
 from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, ExactQuestion, Message
-from fedup.errors import DataError
 from fedup.statistics.centroids import CentroidConfig, Summary, summarize
 from fedup.statistics.kmeans import centroid_count
 
@@ -27,7 +26,7 @@ class CentroidsQuestion(ExactQuestion[Summary]):
     reported_as: ClassVar[str] = "centroids"
 
     cut: str
-    how: CentroidConfig
+    config: CentroidConfig
     labels: frozenset[int] | None = None
     without: frozenset[int] = frozenset()  # classes
     excluded: frozenset[int] = frozenset()  # samples
@@ -36,26 +35,7 @@ class CentroidsQuestion(ExactQuestion[Summary]):
 
     @property
     def protection(self) -> CentroidConfig:
-        return self.how
-
-    def to_message(self) -> Message:
-        return {
-            "cut": self.cut,
-            "how": asdict(self.how),
-            "labels": None if self.labels is None else sorted(self.labels),
-            "without": sorted(self.without),
-            "excluded": sorted(self.excluded),
-            "half": self.half,
-        }, {}
-
-    @classmethod
-    def from_message(cls, details: Details, arrays: Arrays) -> Self:
-        labels = None if details["labels"] is None else frozenset(map(int, details["labels"]))
-        without, excluded = (frozenset(map(int, details[name])) for name in ("without", "excluded"))
-        if "epsilon" in details["how"]:
-            raise DataError("Centroids are asked for without a guarantee; under one ask to 'summarize privately'.")
-        how = CentroidConfig(**details["how"])
-        return cls(details["cut"], how, labels, without, excluded, bool(details.get("half")))
+        return self.config
 
     def leaves_out(self) -> tuple[frozenset[int], frozenset[int]]:
         return self.excluded, self.without
@@ -67,7 +47,7 @@ class CentroidsQuestion(ExactQuestion[Summary]):
         held, kept = _rows_by_label(data.y[rows]), _rows_by_label(data.y[rows[~out]])
         wanted = {label: n for label, n in held.items() if n >= data.least_rows and self._asks_for(label)}
         enough = frozenset(label for label in wanted if not 0 < kept.get(label, 0) < data.least_rows)
-        summary = summarize(data, self.cut, self.how, labels=enough, excluded=self.excluded)
+        summary = summarize(data, self.cut, self.config, labels=enough, excluded=self.excluded)
         few = {label: frozenset(samples[out & (data.y[rows] == label)].tolist()) for label in wanted.keys() - enough}
         return replace(_with_empty(summary, few), rows=wanted)
 
@@ -101,7 +81,9 @@ class CentroidsQuestion(ExactQuestion[Summary]):
             require(left >= 0, f"class {label} has fewer rows than are left out of it")
             untold = not size and left > 0  # too few for the client's own rules, without those left out
             require(not untold or (bool(ids) and left <= _MOST_UNTOLD), f"class {label} has rows and no centroids")
-            require(size in (0, centroid_count(left, self.how.ratio)), f"class {label} has a wrong number of centroids")
+            require(
+                size in (0, centroid_count(left, self.config.ratio)), f"class {label} has a wrong number of centroids"
+            )
             require(not size or int(points.sum()) == left, f"the points of class {label} are not as many as its rows")
 
 
@@ -146,7 +128,7 @@ def summary_message(summary: Summary, *, half: bool = False) -> Message:
 def read_summary(details: Details, arrays: Arrays, *, width: int, shape: tuple[int, ...], nonnegative: bool) -> Summary:
     """The opposite, with all its parts in shape."""
     labels, sizes = checks.whole_numbers(details, "labels"), checks.whole_numbers(details, "sizes")
-    excluded = checks.lists_of_numbers(details, "excluded")
+    excluded = [checks.whole_set({"excluded": ids}, "excluded") for ids in checks.list_of(details, "excluded")]
     require(labels == sorted(set(labels)), "a class comes twice, or classes are out of order")
     require(len(sizes) == len(labels) == len(excluded), "its lists differ in length")
     require(all(size >= 0 for size in sizes), "a size is below 0")

@@ -1,11 +1,10 @@
 """A client's noisy statistics of every class, under differential privacy."""
 
-from dataclasses import asdict, dataclass
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fedup.clients import checks
 from fedup.clients.centroids import check_classes_told, read_summary, summary_message
 from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
@@ -36,21 +35,6 @@ class PrivateCentroidsQuestion(PrivateQuestion[Summary, PlannedSummary]):
     without: frozenset[int] = frozenset()  # classes
     excluded: frozenset[int] = frozenset()  # samples
 
-    def to_message(self) -> Message:
-        return {
-            "cut": self.cut,
-            "how": asdict(self.dp),
-            "labels": None if self.labels is None else sorted(self.labels),
-            "without": sorted(self.without),
-            "excluded": sorted(self.excluded),
-        }, {}
-
-    @classmethod
-    def from_message(cls, details: Details, arrays: Arrays) -> Self:
-        labels = None if details["labels"] is None else frozenset(checks.whole_numbers(details, "labels"))
-        without, excluded = (frozenset(checks.whole_numbers(details, name)) for name in ("without", "excluded"))
-        return cls(checks.text(details, "cut"), DP(**details["how"]), labels, without, excluded)
-
     def leaves_out(self) -> tuple[frozenset[int], frozenset[int]]:
         return self.excluded, self.without
 
@@ -69,7 +53,6 @@ class PrivateCentroidsQuestion(PrivateQuestion[Summary, PlannedSummary]):
     def plan(
         self, model: nn.Module, blank: Tensor, num_classes: int, reader: FeatureReader | None = None
     ) -> PlannedSummary:
-        self.check_classes(num_classes)
         labels = self._classes(num_classes)
         planned = PlannedSummary(
             model, blank, cut=self.cut, dp=self.dp, num_classes=num_classes, labels=labels, reader=reader

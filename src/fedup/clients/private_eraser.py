@@ -1,8 +1,7 @@
 """A client's noisy statistics for an eraser, under differential privacy."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -13,7 +12,6 @@ from fedup.clients.question import Arrays, ClientData, Details, Message, Private
 from fedup.errors import DataError
 from fedup.models.features import FeatureReader
 from fedup.privacy.guarantee import DP
-from fedup.request import Forget
 from fedup.statistics.eraser_statistics import RowGroups
 from fedup.statistics.private_erasure import NoisyStatistics, PlannedStatistics
 
@@ -31,18 +29,6 @@ class PrivateEraserQuestion(PrivateQuestion[NoisyStatistics, PlannedStatistics])
     cut: str
     dp: DP
     groups: RowGroups
-
-    def to_message(self) -> Message:
-        return {"cut": self.cut, "how": asdict(self.dp), "question": self.groups.to_json()}, {}
-
-    @classmethod
-    def from_message(cls, details: Details, arrays: Arrays) -> Self:
-        told = details["question"]
-        groups = RowGroups({str(name): _forget(one) for name, one in told["requests"].items()}, _forget(told["gone"]))
-        return cls(checks.text(details, "cut"), DP(**details["how"]), groups)
-
-    def with_places(self, places: Callable[[Forget], Forget]) -> Self:
-        return replace(self, groups=self.groups.with_places(places))
 
     def plan(
         self, model: nn.Module, blank: Tensor, num_classes: int, reader: FeatureReader | None = None
@@ -65,9 +51,3 @@ class PrivateEraserQuestion(PrivateQuestion[NoisyStatistics, PlannedStatistics])
         layout = facts.layouts({self.cut: "each"})[self.cut]
         require(tuple(sums.shape) == (groups + 2, *layout), f"sums is of shape {tuple(sums.shape)}")
         return NoisyStatistics(sums, counts, float(clip))
-
-
-def _forget(told: Details) -> Forget:
-    samples = {int(client): frozenset(checks.whole_numbers(told["samples"], client)) for client in told["samples"]}
-    clients, classes = (frozenset(checks.whole_numbers(told, name)) for name in ("clients", "classes"))
-    return Forget(clients, classes, samples)

@@ -1,8 +1,7 @@
 """A client's second moments at some positions of a cut."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +11,6 @@ from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, ExactQuestion, Message
 from fedup.errors import DataError
 from fedup.models.layout import Granularity
-from fedup.request import Forget
 from fedup.statistics.eraser_statistics import RowGroups, second_moments
 from fedup.statistics.moments import Moments
 
@@ -29,21 +27,12 @@ class SecondMomentsQuestion(ExactQuestion[Moments | None]):
     positions: tuple[int, ...]
     groups: RowGroups
 
-    def to_message(self) -> Message:
-        at = {"cut": self.cut, "over": self.over, "positions": list(self.positions)}
-        return {**at, "question": self.groups.to_json()}, {}
-
-    @classmethod
-    def from_message(cls, details: Details, arrays: Arrays) -> Self:
-        groups = RowGroups.from_json(details["question"])
-        return cls(details["cut"], details["over"], tuple(details["positions"]), groups)
-
-    def with_places(self, places: Callable[[Forget], Forget]) -> Self:
-        return replace(self, groups=self.groups.with_places(places))
-
     def answer(self, data: ClientData) -> Moments | None:
-        found = second_moments(data, self.cut, self.groups, granularity=self.over, positions=self.positions)
-        return None if found is None else _symmetric(found)
+        moments = second_moments(data, self.cut, self.groups, granularity=self.over, positions=self.positions)
+        if moments is None:
+            return None
+        squares = whole_of(half_of(moments.squares), moments.sums.shape[1])  # as where one half of them was sent
+        return Moments(moments.count, moments.sums, squares)
 
     def answer_message(self, answer: Moments | None) -> Message:
         """Of a symmetric matrix one half is sent."""
@@ -65,19 +54,13 @@ class SecondMomentsQuestion(ExactQuestion[Moments | None]):
 
 def half_of(squares: Tensor) -> Tensor:
     """Of symmetric matrices the upper triangle, row by row. (P, C, C) to (P, C (C + 1) / 2)"""
-    one, other = torch.triu_indices(squares.shape[-1], squares.shape[-1], device=squares.device)
-    return squares[..., one, other]
+    row, column = torch.triu_indices(squares.shape[-1], squares.shape[-1], device=squares.device)
+    return squares[..., row, column]
 
 
 def whole_of(half: Tensor, channels: int) -> Tensor:
     """The opposite of `half_of`, symmetric to the bit."""
-    one, other = torch.triu_indices(channels, channels, device=half.device)
+    row, column = torch.triu_indices(channels, channels, device=half.device)
     squares = half.new_empty(*half.shape[:-1], channels, channels)
-    squares[..., one, other] = half
-    squares[..., other, one] = half
+    squares[..., row, column] = squares[..., column, row] = half
     return squares
-
-
-def _symmetric(found: Moments) -> Moments:
-    """With matrices that are symmetric to the bit, as they are where one half of them was sent."""
-    return Moments(found.count, found.sums, whole_of(half_of(found.squares), found.sums.shape[1]))

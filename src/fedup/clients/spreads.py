@@ -1,8 +1,8 @@
 """Means and variances of a client's forgotten rows, and of its share of a mixture, at each cut."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -13,7 +13,6 @@ from fedup.clients.question import Arrays, ClientData, Details, ExactQuestion, M
 from fedup.errors import DataError
 from fedup.federation import named_rows
 from fedup.models.layout import Granularity
-from fedup.request import Forget
 from fedup.statistics.eraser_statistics import EVERY_CLASS, GroupSpreads, RowGroups, Spread, Weights, measure_groups
 
 
@@ -27,18 +26,6 @@ class SpreadsQuestion(ExactQuestion[GroupSpreads]):
     cuts: Mapping[str, Granularity]
     groups: RowGroups
     weights: Weights  # of the client's cells in each request's mixture
-
-    def to_message(self) -> Message:
-        shares = {name: [[label, share] for label, share in of.items()] for name, of in self.weights.items()}
-        return {"cuts": dict(self.cuts), "question": self.groups.to_json(), "weights": shares}, {}
-
-    @classmethod
-    def from_message(cls, details: Details, arrays: Arrays) -> Self:
-        weights = {name: {int(label): float(w) for label, w in of} for name, of in details["weights"].items()}
-        return cls(details["cuts"], RowGroups.from_json(details["question"]), weights)
-
-    def with_places(self, places: Callable[[Forget], Forget]) -> Self:
-        return replace(self, groups=self.groups.with_places(places))
 
     def answer(self, data: ClientData) -> GroupSpreads:
         few = self._classes_with_few_rows(data)
@@ -56,26 +43,26 @@ class SpreadsQuestion(ExactQuestion[GroupSpreads]):
         details: dict[str, Any] = {}
         arrays: dict[str, Tensor] = {}
         for kind, groups in (("forgotten", answer.forgotten), ("reference", answer.reference)):
-            details[kind] = {name: {cut: one.weight for cut, one in cuts.items()} for name, cuts in groups.items()}
+            details[kind] = {name: {cut: own.weight for cut, own in cuts.items()} for name, cuts in groups.items()}
             for name, cuts in groups.items():
-                for cut, one in cuts.items():
-                    arrays |= {f"{kind}/{name}/{cut}/mean": one.mean, f"{kind}/{name}/{cut}/variance": one.variance}
+                for cut, own in cuts.items():
+                    arrays |= {f"{kind}/{name}/{cut}/mean": own.mean, f"{kind}/{name}/{cut}/variance": own.variance}
         return details, arrays
 
     def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> GroupSpreads:
-        layouts, found = facts.layouts(self.cuts), {}
+        layouts, spreads = facts.layouts(self.cuts), {}
         for kind in ("forgotten", "reference"):
             groups = checks.by_request(details, kind, set(self.groups.requests))
             require(all(_are_of(weights, self.cuts) for weights in groups.values()), "it tells of other cuts")
-            found[kind] = {
+            spreads[kind] = {
                 name: {cut: _spread(arrays, f"{kind}/{name}/{cut}", weights[cut], layouts[cut]) for cut in self.cuts}
                 for name, weights in groups.items()
             }
-        for name, cuts in found["reference"].items():
+        for name, cuts in spreads["reference"].items():
             share = sum(self.weights.get(name, {}).values())
-            fits = all(one.weight <= share * (1 + 1e-6) + 1e-9 for one in cuts.values())
+            fits = all(own.weight <= share * (1 + 1e-6) + 1e-9 for own in cuts.values())
             require(fits, "it takes a larger share of the mixture than it was given")
-        return GroupSpreads(found["forgotten"], found["reference"])
+        return GroupSpreads(spreads["forgotten"], spreads["reference"])
 
 
 def _are_of(weights: object, cuts: Mapping[str, Granularity]) -> bool:

@@ -29,6 +29,16 @@ EVERY_CLASS = -1  # the label of a cell that holds all retained rows, where no c
 Weights = Mapping[str, Mapping[int, float]]  # of a client's cells in each request's mixture: {request: {label: weight}}
 
 
+def write_weights(weights: Weights) -> dict[str, Any]:
+    """Plain data."""
+    return {name: [[label, weight] for label, weight in of.items()] for name, of in weights.items()}
+
+
+def read_weights(plain: Mapping[str, Any]) -> dict[str, dict[int, float]]:
+    """The opposite of `write_weights`."""
+    return {name: {int(label): float(weight) for label, weight in of} for name, of in plain.items()}
+
+
 @dataclass(frozen=True)
 class RowGroups:
     """Whose rows an eraser is made of: requests to erase one by one, and all that is forgotten besides."""
