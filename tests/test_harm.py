@@ -296,7 +296,7 @@ def test_a_wider_bottleneck_answers_where_a_class_comes_close_to_its_limit_and_n
 ):
     """What it costs the worst class is no more than with the usual rank."""
     usual = 3
-    for module in ("filters.bottleneck", "unlearning.execute"):
+    for module in ("filters.bottleneck", "unlearning.gentle_fit"):
         monkeypatch.setattr(f"fedup.{module}.DEFAULT_RANK", usual)
     request = Forget.samples({0: trained_digits.frequent(0)[1], 3: trained_digits.frequent(3)[1]})
 

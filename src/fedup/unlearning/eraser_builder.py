@@ -49,7 +49,7 @@ class EraserBuilder:
     ) -> None:
         self._dp = dp
         self._model, self._cut, self._config = model, cut, config
-        self._contact, self._report = contact, report
+        self._contact, self._report, self._price = contact, report, config.max_variance_loss
         self.question: str | None = None  # digest of all that decides what the clients answer
         self.complete = False  # whether all is erased that is to be
 
@@ -92,8 +92,9 @@ class EraserBuilder:
         question = replace(question, requests={name: question.requests[name] for name in holders})
         if not holders:
             return None
-        weights = self._mixtures(question)
-        spreads = self._spreads(question, weights)
+        everyone = {client for clients in holders.values() for client in clients}
+        weights = self._mixtures(question, everyone)
+        spreads = self._spreads(question, weights, everyone)
         forgotten, reference = (
             {name: sum_by_cut([getattr(sent, kind).get(name, {}) for sent in spreads.values()]) for name in holders}
             for kind in ("forgotten", "reference")
@@ -121,17 +122,11 @@ class EraserBuilder:
             self._leave(f"no client has {LEAST_ROWS} or more forgotten and retained rows, which an eraser needs")
             return None
         at, device = torch.tensor(site.positions), pooled.sums.device
-        groups = GroupStatistics(
-            {
-                name: sums_at(forgotten[name][site.cut], at, forgotten[name][site.cut].weight, device)
-                for name in distinct
-            },
-            {
-                name: sums_at(reference[name][site.cut], at, forgotten[name][site.cut].weight, device)
-                for name in distinct
-            },
-            pooled,
+        forgotten_sums, reference_sums = (
+            {name: sums_at(group[name][site.cut], at, forgotten[name][site.cut].weight, device) for name in distinct}
+            for group in (forgotten, reference)
         )
+        groups = GroupStatistics(forgotten_sums, reference_sums, pooled)
         fitted = make_eraser(groups, site.positions, granularity=site.granularity)
         about = {
             "place": site.to_json(),
@@ -151,17 +146,12 @@ class EraserBuilder:
         cuts = self._candidates()
         return [judge_site(cut, over, shifts[cut], max_variance_loss=self._price) for cut, over in cuts.items()]
 
-    @property
-    def _price(self) -> float:
-        return self._config.max_variance_loss
-
     # --- what clients are asked
 
-    def _mixtures(self, question: RowGroups) -> dict[str, Mixture]:
+    def _mixtures(self, question: RowGroups, holders: set[int]) -> dict[str, Mixture]:
         """The first message, of all: by request the mixture of retained cells that looks most like its rows."""
         contact, clients = self._reach(), self._clients(question)
         cut, over = next(iter(offered_cuts(self._model, self._cut).items()))
-        holders = {client for clients in self._holders(question, quiet=True).values() for client in clients}
         questions = {client: SketchesQuestion(cut, over, question.to(client)) for client in clients}
         sketches: dict[int, Sketches] = dict(contact.ask(questions, optional=questions.keys() - holders))
         for client in clients:
@@ -184,32 +174,31 @@ class EraserBuilder:
             mixtures[name] = Mixture.nearest(mean, cells)
         return mixtures
 
-    def _spreads(self, question: RowGroups, mixtures: Mapping[str, Mixture]) -> dict[int, GroupSpreads]:
+    def _spreads(
+        self, question: RowGroups, mixtures: Mapping[str, Mixture], holders: set[int]
+    ) -> dict[int, GroupSpreads]:
         """The second message, of those whose rows are forgotten or compared with: means and variances at each cut."""
         contact, cuts = self._reach(), self._candidates()
         weights: dict[int, Weights] = {
             client: {name: mixture.of(client) for name, mixture in mixtures.items()}
             for client in self._clients(question)
         }
-        holders = {client for clients in self._holders(question, quiet=True).values() for client in clients}
         senders = [client for client, of in weights.items() if client in holders or any(of.values())]
-        answers = {}
         questions = {client: SpreadsQuestion(cuts, question.to(client), weights[client]) for client in senders}
-        for client, spreads in contact.ask(questions):
-            answers[client] = spreads
+        answers = dict(contact.ask(questions))
+        for client in answers:
             self._report.note_contact(client)
         return answers
 
     def _second_moments(self, question: RowGroups, senders: Sequence[int], site: EraserSite) -> Moments | None:
         """The third message, of those whose rows are forgotten: second moments, at the chosen place alone."""
         at = site.cut, site.granularity, tuple(site.positions)
-        added: Moments | None = None
         questions = {client: SecondMomentsQuestion(*at, question.to(client)) for client in senders}
-        for client, moments in self._reach().ask(questions):
+        answers = dict(self._reach().ask(questions))
+        for client in answers:
             self._report.note_contact(client)
-            if moments is not None:
-                added = moments if added is None else added + moments
-        return added
+        parts = [moments for moments in answers.values() if moments is not None]
+        return reduce(operator.add, parts) if parts else None
 
     def _clients(self, question: RowGroups) -> list[int]:
         """All that may hold rows to forget or to compare with."""
@@ -239,14 +228,12 @@ class EraserBuilder:
 
     def _private_erasure(self, question: RowGroups, requests: Collection[Forget], dp: DP) -> PlacedEraser | None:
         cut, over = fixed_site(offered_cuts(self._model, self._cut), self._config.eraser_cut)
-        contact, senders = self._reach(), sorted(_samples(question))
-        sent = []
-        for client, statistics in contact.ask(
-            {client: PrivateEraserQuestion(cut, dp, question.to(client)) for client in senders}
-        ):
-            sent.append(statistics)
+        senders = sorted(_samples(question))
+        questions = {client: PrivateEraserQuestion(cut, dp, question.to(client)) for client in senders}
+        answers = dict(self._reach().ask(questions))
+        for client in answers:
             self._report.note_contact(client)
-        noisy = NoisyGroupStatistics.of(dp, sent)
+        noisy = NoisyGroupStatistics.of(dp, list(answers.values()))
         site = None if noisy is None else judge_site(cut, over, noisy.shift(), max_variance_loss=self._price)
         if noisy is None or site is None or not site.cover > 0:
             self._leave(f"these samples differ from retained ones by no more than the noise of {dp}")
@@ -274,9 +261,9 @@ class EraserBuilder:
             )
         return self._contact
 
-    def _holders(self, question: RowGroups, *, quiet: bool = False) -> dict[str, list[int]]:
+    def _holders(self, question: RowGroups) -> dict[str, list[int]]:
         """By request the clients that hold enough of its rows."""
-        found = {}
+        holders = {}
         for name, request in question.requests.items():
             enough = {client for client, ids in request.sample_ids.items() if len(ids) >= LEAST_ROWS}
             whole = set(self._reach().clients) if request.class_ids else set(request.client_ids)
@@ -287,24 +274,24 @@ class EraserBuilder:
                     f"no client has {LEAST_ROWS} or more of the forgotten samples, which an eraser needs", request
                 )
                 continue
-            if few and not quiet:
+            if few:
                 self._report.note(
                     f"The eraser is made without {few} samples of clients that have fewer than {LEAST_ROWS} each.",
                     [request],
                 )
-            found[name] = clients
-        return found
+            holders[name] = clients
+        return holders
 
     def _digest(self, question: RowGroups) -> str:
         """Of all that decides what clients answer: which rows are erased, and which are there to compare them with."""
-        told = {
+        deciding = {
             "requests": sorted(question.requests),
             "gone": question.gone.to_json() if self._dp is None else _held(question),  # a new release would cost
             "config": [self._cut, self._config.eraser_cut, self._config.max_variance_loss],
             "needs signal": self._config.filter == "auto",
             **({"dp": asdict(self._dp)} if self._dp is not None else {}),
         }
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
     def _stands_out(self, shifts: Mapping[str, Shift], request: Forget) -> bool:
         """Whether a request's rows differ from those that look like them by more than chance; not asked where an eraser
