@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,10 @@ class ModelFacts:
 
     def __init__(self, model: nn.Module, example: Tensor, num_classes: int) -> None:
         self._model, self._example, self.num_classes = model, example[:1], num_classes
+        self._first = torch.arange(1, device=example.device)
+        self._features: dict[str, Features] = {}
+        self._widths: dict[tuple[str, DP], int] = {}
+        self._layouts: dict[tuple[tuple[str, Granularity], ...], dict[str, tuple[int, int]]] = {}
 
     def features(self, cut: str) -> Features:
         """Those of the blank row at a cut: their shape, and whether they can be negative."""
@@ -44,19 +47,3 @@ class ModelFacts:
             shapes = {cut: to_positions(batch[cut], over).shape for cut, over in wanted}
             self._layouts[wanted] = {cut: (shape[1], shape[2]) for cut, shape in shapes.items()}
         return self._layouts[wanted]
-
-    @property
-    def _first(self) -> Tensor:
-        return torch.arange(1, device=self._example.device)
-
-    @cached_property
-    def _features(self) -> dict[str, Features]:
-        return {}
-
-    @cached_property
-    def _layouts(self) -> dict[tuple[tuple[str, Granularity], ...], dict[str, tuple[int, int]]]:
-        return {}
-
-    @cached_property
-    def _widths(self) -> dict[tuple[str, DP], int]:
-        return {}

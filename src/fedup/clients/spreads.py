@@ -1,5 +1,6 @@
 """Means and variances of a client's forgotten rows, and of its share of a mixture, at each cut."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -35,8 +36,7 @@ class SpreadsQuestion(ExactQuestion[GroupSpreads]):
     def _classes_with_few_rows(self, data: ClientData) -> set[int]:
         """Classes of which the client retains fewer rows than it tells of; with all together where that is less."""
         kept = data.y[named_rows(data.client, self.groups.gone, data.client.train, data.y)[1]]
-        labels, counts = kept.unique(return_counts=True)
-        rows = {**dict(zip(labels.tolist(), counts.tolist(), strict=True)), EVERY_CLASS: len(kept)}
+        rows = {**Counter(kept.tolist()), EVERY_CLASS: len(kept)}
         return {label for label, n in rows.items() if n < data.least_rows}
 
     def answer_message(self, answer: GroupSpreads) -> Message:

@@ -14,9 +14,6 @@ from fedup.filters.eraser import Eraser, PlacedEraser, load_eraser
 from fedup.request import Forget
 from fedup.serving.plugged import REQUEST_LOCK, PluggedModel, Served
 
-# Settings of files that older versions wrote: nothing that is served depends on these,
-_SETTINGS_GONE = ("by_class", "per_position", "weighted")
-_FORMER_NAMES = {"erase_at": "eraser_cut", "most_price": "max_variance_loss"}  # and these have other names now
 _ERASER = "eraser."  # before the names of an eraser's weights
 
 
@@ -72,12 +69,9 @@ def load_filter(plugged: PluggedModel, path: str | Path) -> None:
 def served_from(tensors: dict[str, Tensor], header: dict[str, Any]) -> Served:
     """The opposite of `parts_of`; raises where parts are missing or do not fit each other."""
     try:
-        settings = {_FORMER_NAMES.get(name, name): value for name, value in header["config"].items()}
-        config = FilterConfig(**{name: value for name, value in settings.items() if name not in _SETTINGS_GONE})
-        if settings.get("per_position"):
-            raise ValueError("it has a bottleneck for each position, which is read no more")
-        erasure = _erasure(tensors, header.get("erasure"))
-        if header.get("derived_from_forgotten", False) != (erasure is not None):
+        config = FilterConfig(**header["config"])
+        erasure = _erasure(tensors, header["erasure"])
+        if header["derived_from_forgotten"] != (erasure is not None):
             raise ValueError("it does not say truly whether it was derived from forgotten rows")
         fitted = _bottleneck({n: t for n, t in tensors.items() if not n.startswith(_ERASER)}, header)
         requests = frozenset(map(Forget.from_json, header["requests"]))
@@ -135,10 +129,6 @@ def _check_fits(eraser: Eraser, described: dict[str, Any]) -> None:
     }
     if any(tuple(getattr(eraser, name).shape) != shape for name, shape in shapes.items()):
         raise ValueError("the weights of its eraser do not fit each other")
-    positions = eraser.positions
-    if (
-        positions.dtype != torch.long
-        or int(positions.min()) < 0
-        or int(positions.max()) >= described["about"]["place"]["of"]
-    ):
+    positions, many = eraser.positions, described["about"]["place"]["of"]
+    if positions.dtype != torch.long or int(positions.min()) < 0 or int(positions.max()) >= many:
         raise ValueError("its eraser acts on positions that the cut does not have")

@@ -8,6 +8,8 @@ cut that was chosen.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from typing import Any, Self
 
 import torch
@@ -19,7 +21,7 @@ from fedup.models.layout import Granularity, to_positions
 from fedup.request import Forget
 from fedup.rng import generator, sample
 from fedup.statistics.client_data import ClientData
-from fedup.statistics.moments import LEAST_ROWS, Moments, Sums
+from fedup.statistics.moments import LEAST_ROWS, AddsUp, Moments, Sums
 
 SKETCH_GROUPS = 64  # of neighbouring positions
 SKETCH_SIZE = 512  # numbers that a mean is told in, or a few more
@@ -93,15 +95,12 @@ class Sketches:
 
 
 @dataclass(frozen=True)
-class Spread:
+class Spread(AddsUp):
     """Mean and variance at each position and channel of a cut, each times a weight that adds up over clients."""
 
     weight: float  # rows, or the share of a mixture
     mean: Tensor  # (P, C)
     variance: Tensor  # (P, C)
-
-    def __add__(self, other: "Spread") -> "Spread":
-        return Spread(self.weight + other.weight, self.mean + other.mean, self.variance + other.variance)
 
     @property
     def average(self) -> "Spread":
@@ -184,11 +183,9 @@ def second_moments(
         parts += groups.forgotten(data.client, data.y).values()
     if not parts:
         return None
-    added: Moments | None = None
-    for batch in FeatureReader(data.model, cut).batches(data.x, torch.cat(parts).unique()):
-        part = Moments.of(to_positions(batch[cut], granularity).index_select(1, chosen))
-        added = part if added is None else added + part
-    return added
+    batches = FeatureReader(data.model, cut).batches(data.x, torch.cat(parts).unique())
+    spreads = (to_positions(batch[cut], granularity).index_select(1, chosen) for batch in batches)
+    return reduce(add, map(Moments.of, spreads))
 
 
 def _diagonals(reader: FeatureReader, cuts: Mapping[str, Granularity], x: Tensor, rows: Tensor) -> dict[str, Moments]:

@@ -213,8 +213,8 @@ def load_centroids(path: str | Path) -> Centroids:
                 for i, (client, label) in enumerate(header["sealed"])
             },
             bytes_up={int(client): size for client, size in header["bytes_up"].items()},
-            paper_epsilons={(client, label): value for client, label, value in header.get("paper_epsilons", ())},
-            ledger=Ledger.from_json(header["ledger"]) if "ledger" in header else Ledger(),  # older files have none
+            paper_epsilons={(client, label): value for client, label, value in header["paper_epsilons"]},
+            ledger=Ledger.from_json(header["ledger"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"{path} lacks a part of a centroid store ({error!r}). Take a good copy of it.") from error
