@@ -299,7 +299,7 @@ EVERY_QUESTION = [
     SpreadsQuestion({"2": "each", "5": "all"}, GROUPS, {"r": {0: 0.25, -1: 0.5}}),
     SecondMomentsQuestion("2", "tokens", (4, 1), GROUPS),
     PrivateEraserQuestion("2", PRIVATE, GROUPS),
-    TallyQuestion(None, None, RowsToCount(GROUPS.requests, GROUPS.gone, {"r": {2: 1.0}}, False)),
+    TallyQuestion(None, None, RowsToCount(GROUPS.requests, GROUPS.forget_set, {"r": {2: 1.0}}, False)),
 ]
 
 

@@ -227,7 +227,7 @@ def test_a_client_is_told_nothing_of_other_clients_samples():
     assert list(told.requests) == list(question.requests)
     assert told.requests["r0"] == Forget.samples({0: [1, 2]})
     assert told.requests["r1"] == Forget.classes([2])
-    assert told.gone == Forget.samples({0: [1, 2, 3]}) | Forget.classes([2])
+    assert told.forget_set == Forget.samples({0: [1, 2, 3]}) | Forget.classes([2])
     assert told.to_json()["gone"]["samples"] == {"0": [1, 2, 3]}
     assert not any(number in str(told.to_json()) for number in ("101", "102", "103", "201", "999"))
 

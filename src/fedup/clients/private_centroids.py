@@ -9,13 +9,13 @@ from fedup.clients.centroids import check_classes_told, read_summary, summary_me
 from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, Message, PrivateQuestion
-from fedup.errors import DataError
+from fedup.errors import DataError, SettingError
 from fedup.federation import check_samples
 from fedup.models.features import FeatureReader
 from fedup.privacy.dp import Layout, checked_subjects
 from fedup.privacy.guarantee import DP
 from fedup.statistics.centroids import Summary
-from fedup.statistics.private_summary import PlannedSummary, check_classes
+from fedup.statistics.private_summary import PlannedSummary
 
 MOST_NUMBERS = 16_000_000  # of statistics: 128 MB in double precision
 
@@ -42,7 +42,9 @@ class PrivateCentroidsQuestion(PrivateQuestion[Summary, PlannedSummary]):
         return frozenset(range(num_classes)) - self.without if self.labels is None else self.labels
 
     def check_classes(self, num_classes: int) -> None:
-        check_classes(self._classes(num_classes), num_classes)
+        unknown = sorted(label for label in self._classes(num_classes) if not 0 <= label < num_classes)
+        if unknown:
+            raise SettingError(f"Classes are 0 to {num_classes - 1}; found {unknown[:5]}.")
 
     def check_data(self, data: ClientData) -> None:
         check_samples(data.sample_ids, self.excluded, data.client.id)
@@ -53,6 +55,7 @@ class PrivateCentroidsQuestion(PrivateQuestion[Summary, PlannedSummary]):
     def plan(
         self, model: nn.Module, blank: Tensor, num_classes: int, reader: FeatureReader | None = None
     ) -> PlannedSummary:
+        self.check_classes(num_classes)
         labels = self._classes(num_classes)
         planned = PlannedSummary(
             model, blank, cut=self.cut, dp=self.dp, num_classes=num_classes, labels=labels, reader=reader

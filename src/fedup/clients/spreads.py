@@ -35,7 +35,7 @@ class SpreadsQuestion(ExactQuestion[GroupSpreads]):
 
     def _classes_with_few_rows(self, data: ClientData) -> set[int]:
         """Classes of which the client retains fewer rows than it tells of; with all together where that is less."""
-        kept = data.y[named_rows(data.client, self.groups.gone, data.client.train, data.y)[1]]
+        kept = data.y[named_rows(data.client, self.groups.forget_set, data.client.train, data.y)[1]]
         rows = {**Counter(kept.tolist()), EVERY_CLASS: len(kept)}
         return {label for label, n in rows.items() if n < data.least_rows}
 

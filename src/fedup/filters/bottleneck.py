@@ -112,7 +112,16 @@ def _check_rank(rank: int, width: int) -> None:
         )
 
 
-class Bottleneck(nn.Module):
+class Filter(nn.Module):
+    """What sits at a cut: features in, features of the same shape out."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the filter's weights."""
+        return sum(tensor.nbytes for tensor in self.state_dict().values())
+
+
+class Bottleneck(Filter):
     """The paper's filter: d → rank → d, no bias, ReLU between; a final ReLU where features cannot be negative.
 
     It acts on a row's features as one vector. A guard may add a constant to what it writes (`constant`), so that a
@@ -143,11 +152,6 @@ class Bottleneck(nn.Module):
     def width(self) -> int:
         """Number of features it acts on at once."""
         return self.encoder.shape[1]
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the filter's weights."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
 
     def forward(self, features: Tensor) -> Tensor:
         flat = features.flatten(1).to(self.encoder.dtype)  # (N, D)

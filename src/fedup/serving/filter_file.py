@@ -35,7 +35,7 @@ def parts_of(served: Served) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "nonnegative": served.filter.nonnegative if served.filter is not None else None,
         "requests": sorted((request.to_json() for request in served.requests), key=str),
         "derived_from_forgotten": served.derived_from_forgotten,
-        "erasure": _described(served.erasure),
+        "erasure": None if served.erasure is None else _described(served.erasure),
         "question": served.question,
     }
     tensors = dict(served.filter.state_dict()) if served.filter is not None else {}
@@ -94,16 +94,10 @@ def _bottleneck(tensors: dict[str, Tensor], header: dict[str, Any]) -> Bottlenec
     return fitted.eval().requires_grad_(False)
 
 
-def _described(erasure: PlacedEraser | None) -> dict[str, Any] | None:
+def _described(erasure: PlacedEraser) -> dict[str, Any]:
     """What is stored of an eraser besides its weights."""
-    if erasure is None:
-        return None
-    return {
-        "cut": erasure.cut,
-        "over": erasure.filter.granularity,
-        "channels": erasure.filter.concept.shape[1],
-        "about": dict(erasure.about),
-    }
+    over, channels = erasure.filter.granularity, erasure.filter.concept.shape[1]
+    return {"cut": erasure.cut, "over": over, "channels": channels, "about": dict(erasure.about)}
 
 
 def _erasure(tensors: dict[str, Tensor], described: dict[str, Any] | None) -> PlacedEraser | None:

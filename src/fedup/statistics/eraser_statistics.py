@@ -46,7 +46,7 @@ class RowGroups:
     """Whose rows an eraser is made of: requests to erase one by one, and all that is forgotten besides."""
 
     requests: Mapping[str, Forget]  # by name
-    gone: Forget  # all active requests together
+    forget_set: Forget  # all active requests together
 
     def to(self, client: int) -> Self:
         """The part of it that a client needs to know."""
@@ -55,7 +55,7 @@ class RowGroups:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         requests = {name: request.to_json() for name, request in self.requests.items()}
-        return {"requests": requests, "gone": self.gone.to_json()}
+        return {"requests": requests, "gone": self.forget_set.to_json()}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Self:
@@ -66,7 +66,7 @@ class RowGroups:
     def with_places(self, places: Callable[[Forget], Forget]) -> Self:
         """The same with samples by their place among a node's rows."""
         requests = {name: places(request) for name, request in self.requests.items()}
-        return replace(self, requests=requests, gone=places(self.gone))
+        return replace(self, requests=requests, forget_set=places(self.forget_set))
 
     def forgotten(self, client: Client, y: Tensor) -> dict[str, Tensor]:
         """By request its training rows at the client; too few to tell of are none."""
@@ -75,7 +75,7 @@ class RowGroups:
 
     def retained(self, client: Client, y: Tensor) -> dict[int, Tensor]:
         """By class the client's retained training rows, at most so many; classes with too few rows are left out."""
-        kept = named_rows(client, self.gone, client.train, y)[1]
+        kept = named_rows(client, self.forget_set, client.train, y)[1]
         cells = {label: kept[y[kept] == label] for label in y[kept].unique().tolist()}
         enough = {label: rows for label, rows in cells.items() if len(rows) >= LEAST_REFERENCE_ROWS}
         if not enough and len(kept) >= LEAST_REFERENCE_ROWS:
@@ -177,7 +177,7 @@ def second_moments(
     For tokens of retained rows alone, where there are any: there an eraser asks which tokens are unusual among them.
     """
     chosen = torch.tensor(positions, device=data.x.device)
-    kept = named_rows(data.client, groups.gone, data.client.train, data.y)[1]
+    kept = named_rows(data.client, groups.forget_set, data.client.train, data.y)[1]
     parts = [kept] if len(kept) >= LEAST_ROWS else []
     if granularity != "tokens" or not parts:
         parts += groups.forgotten(data.client, data.y).values()

@@ -69,7 +69,7 @@ def tally(data: ClientData, counted: RowsToCount, *, original: nn.Module, before
     held_out = torch.cat([client.validation, client.heldout])
     classes: list[dict[int, Paired]] = []
     for part in (client.train, held_out):
-        kept = named_rows(client, counted.gone, part, y)[1] if counted.classes else part[:0]
+        kept = named_rows(client, counted.forget_set, part, y)[1] if counted.classes else part[:0]
         by_label = [kept[y[kept] == label] for label in y[kept].unique().tolist()]
         rows = torch.cat([kept[:0], *(_some(own, MOST_CLASS_ROWS) for own in by_label)])
         classes.append(_count(original, after, x, y, rows))
@@ -104,11 +104,11 @@ def _count(before: nn.Module, after: nn.Module, x: Tensor, y: Tensor, rows: Tens
 
 def _carried(before: nn.Module, after: nn.Module, x: Tensor, rows: Tensor, shares: Mapping[int, float]) -> Paired:
     """How often labels are answered, each as much as it is carried by the rows in question."""
-    one, other = (
+    first, second = (
         sum((share * (given == label).double() for label, share in shares.items()), torch.zeros(len(rows)).double())
         for given in (answers(model, x, rows).cpu() for model in (before, after))
     )
-    return Paired(len(rows), float(one.sum()), float(other.sum()), float(torch.minimum(one, other).sum()))
+    return Paired(len(rows), float(first.sum()), float(second.sum()), float(torch.minimum(first, second).sum()))
 
 
 def answers(model: nn.Module, x: Tensor, rows: Tensor) -> Tensor:

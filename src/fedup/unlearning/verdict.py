@@ -15,25 +15,16 @@ CLOSE = 0.02  # an excess that counts as none
 CLOSE_CLASS = 0.01  # the same for a class, whose reference is 0
 WIDEST = 0.10  # of an interval that still says something
 
-_WORDS: Mapping[Finding, str] = {
-    "not measured": "It was not measured whether they are forgotten",
-    "too few rows": "Too few rows to tell whether they are forgotten",
-    "already like unseen": "They looked unseen before, and they still do",
-    "forgotten": "Forgotten",
-    "farther than before": "Not forgotten: the filter makes the model know them better than before",
-    "partly": "Forgotten in part",
-    "unchanged": "Not forgotten: nothing changed for them",
-}
 # From what is wanted to what is not: of several parts of one request the worst counts.
-_ORDER: tuple[Finding, ...] = (
-    "forgotten",
-    "already like unseen",
-    "partly",
-    "too few rows",
-    "not measured",
-    "unchanged",
-    "farther than before",
-)
+_WORDS: Mapping[Finding, str] = {
+    "forgotten": "Forgotten",
+    "already like unseen": "They looked unseen before, and they still do",
+    "partly": "Forgotten in part",
+    "too few rows": "Too few rows to tell whether they are forgotten",
+    "not measured": "It was not measured whether they are forgotten",
+    "unchanged": "Not forgotten: nothing changed for them",
+    "farther than before": "Not forgotten: the filter makes the model know them better than before",
+}
 
 
 @dataclass(frozen=True)
@@ -102,7 +93,7 @@ def judge(request: Forget, tallies: Mapping[int, Tally]) -> Verdict:
         verdicts.append(of_rows(request.digest, tallies))
     if request.class_ids:
         verdicts.append(_judge_class(class_part(request), tallies))
-    return max(verdicts, key=lambda verdict: _ORDER.index(verdict.finding))
+    return max(verdicts, key=lambda verdict: list(_WORDS).index(verdict.finding))
 
 
 def not_measured(why: str) -> Verdict:
