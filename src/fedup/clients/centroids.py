@@ -127,18 +127,9 @@ def read_summary(details: Details, arrays: Arrays, *, width: int, shape: tuple[i
         all(type(value) in (int, float) and 0 <= value < _LARGEST for value in epsilons), "its epsilons are no numbers"
     )
     require(len(epsilons) in (0, len(labels)), "its epsilons are of other cells")
-    return Summary(
-        checks.client_number(details),
-        tuple(labels),
-        tuple(sizes),
-        tuple(excluded),
-        vectors,
-        counts.to(torch.int32),
-        nonnegative,
-        shape,
-        tuple(map(float, epsilons)),
-        dict(checks.pairs(details, "rows")),
-    )
+    cells = checks.client_number(details), tuple(labels), tuple(sizes), tuple(excluded)
+    rows = dict(checks.pairs(details, "rows"))
+    return Summary(*cells, vectors, counts.int(), nonnegative, shape, tuple(map(float, epsilons)), rows)
 
 
 def check_classes_told(

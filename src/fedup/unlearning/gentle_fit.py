@@ -24,6 +24,7 @@ def fit_gently(plan: RequestPlan, report: Report, without: Served, forget_set: F
     Where a class would lose by it, it is fitted again with that class drawn more often, then with less weight on labels
     and more on the features as they are; the fit is taken that costs the worst class least.
     """
+    plugged, store = plan.plugged, plan.centroids
     emphasis: dict[int, float] = {}
     tries: list[tuple[float, Served]] = []
     rank = plan.config.rank if widening == 1 else _rank(plan, widening)
@@ -37,18 +38,12 @@ def fit_gently(plan: RequestPlan, report: Report, without: Served, forget_set: F
             rank=rank,
         )
         fitted = fit_bottleneck(
-            plan.plugged,
-            plan.centroids,
-            forget_set,
-            config,
-            erasure=without.erasure,
-            emphasis=emphasis,
-            trace=plan.terms.trace,
+            plugged, store, forget_set, config, erasure=without.erasure, emphasis=emphasis, trace=plan.terms.trace
         )
         report.centroids_used = fitted.centroids_used
         report.notes += [note for note in fitted.notes if note not in report.notes]
         served = replace(without, filter=fitted.filter)
-        recalls = {} if plan.centroids.dp else recall_at_cut(plan.plugged, plan.centroids, served, forget_set)
+        recalls = {} if store.dp else recall_at_cut(plugged, store, served, forget_set)
         worst = max((recall.loss for recall in recalls.values()), default=0.0)
         tries.append((worst, served))
         if worst <= plan.terms.max_class_loss / 2:
