@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedup import Federation, FilterConfig, Forget
+from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.clients.in_process import InProcess
-from fedup.clients.second_moments import SecondMomentsQuestion
-from fedup.clients.sketches import SketchesQuestion
-from fedup.clients.spreads import SpreadsQuestion
 from fedup.errors import ContactError, RequestError
 from fedup.federation import Client
 from fedup.filters.eraser_site import CLEAR, ENOUGH, EraserSite, choose_site, judge_site

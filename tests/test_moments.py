@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedup import Forget
-from fedup.clients.second_moments import SecondMomentsQuestion
-from fedup.clients.sketches import SketchesQuestion
-from fedup.clients.spreads import SpreadsQuestion
+from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.federation import Client
 from fedup.models.features import FeatureReader
 from fedup.statistics.client_data import ClientData

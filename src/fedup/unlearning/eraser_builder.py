@@ -12,12 +12,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.clients.private_eraser import PrivateEraserQuestion
 from fedup.clients.protocol import Contact
 from fedup.clients.question import Question
-from fedup.clients.second_moments import SecondMomentsQuestion
-from fedup.clients.sketches import SketchesQuestion
-from fedup.clients.spreads import SpreadsQuestion
 from fedup.errors import ContactError, RequestError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.filters.eraser import PlacedEraser, make_eraser
