@@ -13,12 +13,16 @@ from fedup import Federation, Forget, collect, iid, plug, unlearn
 from fedup.clients import in_process
 from fedup.clients.all_questions import QUESTIONS
 from fedup.clients.centroids import CentroidsQuestion
-from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
+from fedup.clients.eraser_questions import (
+    PrivateEraserQuestion,
+    SecondMomentsQuestion,
+    SketchesQuestion,
+    SpreadsQuestion,
+)
 from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion, WhoQuestion
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
-from fedup.clients.private_eraser import PrivateEraserQuestion
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import BudgetError, ContactError, DataError, RequestError
 from fedup.models.features import FeatureReader

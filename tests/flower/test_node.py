@@ -13,10 +13,14 @@ from tests.flower._node import CLIENT, HOW, Node, about, assert_summary, centroi
 from torch import nn
 
 from fedup import Forget, fingerprint
-from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
+from fedup.clients.eraser_questions import (
+    PrivateEraserQuestion,
+    SecondMomentsQuestion,
+    SketchesQuestion,
+    SpreadsQuestion,
+)
 from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion
-from fedup.clients.private_eraser import PrivateEraserQuestion
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import BudgetError, DataError, MissingDataError, SettingError
 from fedup.flower import Policy, mount

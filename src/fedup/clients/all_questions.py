@@ -3,10 +3,14 @@
 from typing import Any
 
 from fedup.clients.centroids import CentroidsQuestion
-from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
+from fedup.clients.eraser_questions import (
+    PrivateEraserQuestion,
+    SecondMomentsQuestion,
+    SketchesQuestion,
+    SpreadsQuestion,
+)
 from fedup.clients.labels import LabelsQuestion, WhoQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
-from fedup.clients.private_eraser import PrivateEraserQuestion
 from fedup.clients.question import Question
 from fedup.clients.tally import TallyQuestion
 

@@ -1,5 +1,6 @@
 """The centroids of a client's cells."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -62,7 +63,7 @@ class CentroidsQuestion(ExactQuestion[Summary]):
 
     def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> Summary:
         features = facts.features(self.cut)
-        width = facts.width(self.cut, None)
+        width = math.prod(features.shape)
         summary = read_summary(details, arrays, width=width, shape=features.shape, nonnegative=features.nonnegative)
         check_classes_told(summary, self.without, self.labels, facts.num_classes)
         self._check_cells(summary)

@@ -1,4 +1,5 @@
-"""The three questions for an eraser, asked one after another: each is about what the answers to those before showed."""
+"""The questions for an eraser: three asked one after another, each about what the answers to those before showed; under
+differential privacy one release in their place."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -6,18 +7,23 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedup.clients import checks
 from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
-from fedup.clients.question import Arrays, ClientData, Details, ExactQuestion, Message
+from fedup.clients.question import Arrays, ClientData, Details, ExactQuestion, Message, PrivateQuestion
 from fedup.errors import DataError
 from fedup.federation import named_rows
+from fedup.models.features import FeatureReader
 from fedup.models.layout import Granularity
+from fedup.privacy.guarantee import DP
 from fedup.statistics import eraser_statistics
 from fedup.statistics.eraser_statistics import EVERY_CLASS, GroupSpreads, RowGroups, Sketches, Spread, Weights
 from fedup.statistics.moments import Moments, Sums
+from fedup.statistics.private_erasure import NoisyStatistics, PlannedStatistics
+
+_LARGEST_CLIP = 1e12
 
 
 @dataclass(frozen=True)
@@ -166,3 +172,38 @@ def whole_of(half: Tensor, channels: int) -> Tensor:
     squares = half.new_empty(*half.shape[:-1], channels, channels)
     squares[..., row, column] = squares[..., column, row] = half
     return squares
+
+
+@dataclass(frozen=True)
+class PrivateEraserQuestion(PrivateQuestion[NoisyStatistics, PlannedStatistics]):
+    """Noisy sums and squares at all positions of a cut."""
+
+    kind: ClassVar[str] = "gather privately"
+    reported_as: ClassVar[str] = "statistics under DP"
+    charged_as: ClassVar[str] = "eraser"
+
+    cut: str
+    dp: DP
+    groups: RowGroups
+
+    def plan(
+        self, model: nn.Module, blank: Tensor, num_classes: int, reader: FeatureReader | None = None
+    ) -> PlannedStatistics:
+        return PlannedStatistics(model, blank, cut=self.cut, dp=self.dp, num_classes=num_classes)
+
+    def release(self, plan: PlannedStatistics, data: ClientData) -> NoisyStatistics:
+        return plan.answer(data, self.groups)
+
+    def answer_message(self, answer: NoisyStatistics) -> Message:
+        return {"clip": answer.clip}, {"sums": answer.sums, "counts": answer.counts}
+
+    def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> NoisyStatistics:
+        clip = details.get("clip")
+        if not isinstance(clip, int | float) or not 0 < clip < _LARGEST_CLIP:
+            raise DataError("its clip is no positive number, or one that no feature has")
+        sums, counts = checks.floats(arrays, "sums", None), checks.floats(arrays, "counts", None)
+        groups = len(counts.flatten()) - 1  # retained rows class by class, or all together where that would be too much
+        require(groups in (1, facts.num_classes) and counts.ndim == 1, "its counts are of other groups")
+        layout = facts.layouts({self.cut: "each"})[self.cut]
+        require(tuple(sums.shape) == (groups + 2, *layout), f"sums is of shape {tuple(sums.shape)}")
+        return NoisyStatistics(sums, counts, float(clip))

@@ -29,12 +29,10 @@ class ModelFacts:
             self._features[cut] = FeatureReader(self._model, cut).read(self._example, self._first)
         return self._features[cut]
 
-    def width(self, cut: str, dp: DP | None) -> int:
-        """Numbers in a vector that tells of features at a cut."""
-        width = math.prod(self.features(cut).shape)
-        if dp is None:
-            return width
+    def width(self, cut: str, dp: DP) -> int:
+        """Numbers in a vector that tells of features at a cut under a guarantee."""
         if (cut, dp) not in self._widths:
+            width = math.prod(self.features(cut).shape)
             basis = basis_of(self._model, cut, width, how=dp.projection, dims=dp.dims, num_classes=self.num_classes)
             self._widths[cut, dp] = Layout.of(dp, basis.shape[1], self.num_classes).size
         return self._widths[cut, dp]

@@ -12,8 +12,12 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
-from fedup.clients.private_eraser import PrivateEraserQuestion
+from fedup.clients.eraser_questions import (
+    PrivateEraserQuestion,
+    SecondMomentsQuestion,
+    SketchesQuestion,
+    SpreadsQuestion,
+)
 from fedup.clients.protocol import Contact
 from fedup.clients.question import Question
 from fedup.errors import ContactError, RequestError

@@ -132,7 +132,10 @@ class Execution:
         for with_eraser, widening in [*kinds, *((kinds[-1][0], times) for times in wider)]:
             if widening > 1 and min(candidate.loss for candidate in candidates) <= _CLOSE * allowed:
                 break
-            made = self._fitted(without if with_eraser else replace(without, erasure=None), forget_set, widening)
+            made, self._report.centroids_used = without if with_eraser else replace(without, erasure=None), 0
+            with self._report.stage("fit"):
+                if widening:
+                    made = fit_gently(plan, self._report, made, forget_set, widening=widening)
             with self._report.stage("check"):
                 recalls = self._measurement.recall(made, forget_set, new)
             losses = [recall.loss for label, recall in recalls.items() if label not in forget_set.class_ids]
@@ -152,13 +155,6 @@ class Execution:
         both = [(True, 1)]
         kinds = both if not complete or forget_set.client_ids or forget_set.class_ids else [(True, 0), *both]
         return kinds if forget_set.reason == "poison" or self._plan.force else [*kinds, (False, 1)]
-
-    def _fitted(self, without: Served, forget_set: Forget, widening: int) -> Served:
-        with self._report.stage("fit"):
-            if widening:
-                return fit_gently(self._plan, self._report, without, forget_set, widening=widening)
-            self._report.centroids_used = 0
-            return without
 
     # --- harm
 

@@ -122,15 +122,13 @@ class Measurement:
                 "Under differential privacy nobody can be asked what an eraser does to each class, so it is not served "
                 "unless you say so with force=True. Nothing was changed."
             )
-        if self._plan.contact is not None:
-            raise HarmError(
-                "Only clients can tell what an eraser does to each class, and none of them counted answers. Nothing "
-                "was changed. Ask again later, or serve it unchecked with force=True."
-            )
+        why, advice = "none of them counted answers", "Ask again later"
+        if self._plan.contact is None:
+            why = "there is no way to reach them"
+            advice = "Pass clients=federation (on the command line, have the data set here)"
         raise HarmError(
-            "Only clients can tell what an eraser does to each class, and there is no way to reach them. Nothing was "
-            "changed. Pass clients=federation (on the command line, have the data set here), or serve it unchecked "
-            "with force=True."
+            f"Only clients can tell what an eraser does to each class, and {why}. Nothing was changed. {advice}, or "
+            "serve it unchecked with force=True."
         )
 
 
