@@ -8,10 +8,8 @@ from tests._forced import unlearn
 from torch import nn
 
 from fedup import Federation, FilterConfig, Forget, collect, iid, plug
+from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.clients.in_process import InProcess
-from fedup.clients.second_moments import SecondMomentsQuestion
-from fedup.clients.sketches import SketchesQuestion
-from fedup.clients.spreads import SpreadsQuestion
 from fedup.privacy import Ledger
 from fedup.statistics.centroids import CentroidConfig
 

@@ -321,15 +321,6 @@ def test_a_store_comes_back_with_its_guarantee_and_its_ledger(small_model, digit
     assert back.ledger.left(2) == ledger.left(2)
 
 
-def test_a_file_of_before_ledgers_has_an_empty_one(small_model, digits_federation, tmp_path):
-    path = tmp_path / "centroids"
-    save_centroids(collect(small_model, digits_federation, statistics=CentroidConfig(ratio=0.5)), path)
-    header, tensors = _parts(path)
-    assert header.pop("ledger") == {"charges": [], "budgets": []}
-    _write(path, header, tensors)
-    assert load_centroids(path).ledger.charges == []
-
-
 @pytest.mark.parametrize(
     "edit",
     [

@@ -13,14 +13,16 @@ from fedup import Federation, Forget, collect, iid, plug, unlearn
 from fedup.clients import in_process
 from fedup.clients.all_questions import QUESTIONS
 from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.eraser_questions import (
+    PrivateEraserQuestion,
+    SecondMomentsQuestion,
+    SketchesQuestion,
+    SpreadsQuestion,
+)
 from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion, WhoQuestion
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
-from fedup.clients.private_eraser import PrivateEraserQuestion
-from fedup.clients.second_moments import SecondMomentsQuestion
-from fedup.clients.sketches import SketchesQuestion
-from fedup.clients.spreads import SpreadsQuestion
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import BudgetError, ContactError, DataError, RequestError
 from fedup.models.features import FeatureReader
@@ -299,7 +301,7 @@ EVERY_QUESTION = [
     SpreadsQuestion({"2": "each", "5": "all"}, GROUPS, {"r": {0: 0.25, -1: 0.5}}),
     SecondMomentsQuestion("2", "tokens", (4, 1), GROUPS),
     PrivateEraserQuestion("2", PRIVATE, GROUPS),
-    TallyQuestion(None, None, RowsToCount(GROUPS.requests, GROUPS.gone, {"r": {2: 1.0}}, False)),
+    TallyQuestion(None, None, RowsToCount(GROUPS.requests, GROUPS.forget_set, {"r": {2: 1.0}}, False)),
 ]
 
 

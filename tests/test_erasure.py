@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedup import Federation, FilterConfig, Forget
+from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.clients.in_process import InProcess
-from fedup.clients.second_moments import SecondMomentsQuestion
-from fedup.clients.sketches import SketchesQuestion
-from fedup.clients.spreads import SpreadsQuestion
 from fedup.errors import ContactError, RequestError
 from fedup.federation import Client
 from fedup.filters.eraser_site import CLEAR, ENOUGH, EraserSite, choose_site, judge_site
@@ -154,7 +152,7 @@ def test_by_default_samples_alone_are_erased():
     requests = [samples, mixed, Forget.classes([1])]
     question = question_for(requests, union(requests), FilterConfig())
     assert set(question.requests.values()) == {samples, Forget.samples({1: [5]})}
-    assert question.gone == union(requests)
+    assert question.forget_set == union(requests)
     assert question_for([Forget.classes([1]), Forget.clients([0])], Forget.classes([1]), FilterConfig()) is None
 
 
@@ -310,7 +308,7 @@ def test_all_are_compared_with_and_second_moments_are_asked_of_clients_with_forg
 def test_a_client_hears_of_no_other_clients_samples():
     _, _, listening = _erase(FIRST, SECOND, FIRST | SECOND)
     for client, _, groups in listening.heard:
-        for request in (groups.gone, *groups.requests.values()):
+        for request in (groups.forget_set, *groups.requests.values()):
             assert set(request.sample_ids) <= {client}
 
 

@@ -417,24 +417,3 @@ def test_a_signed_file_that_is_unchanged_is_accepted(marked, erased):
     other = plug(marked.base)
     load_filter(other, path)
     assert same_bits(other, plugged)
-
-
-@pytest.mark.parametrize("gone", [{"by_class": False}, {"per_position": False, "weighted": True}], ids=str)
-def test_a_file_with_settings_that_there_were_is_read(setting, gone):
-    _signed(setting.path, header=lambda header: header["config"].update(gone))
-    other = plug(setting.base)
-    load_filter(other, setting.path)
-    assert torch.equal(other(setting.x), setting.plugged(setting.x))
-
-
-def test_a_file_of_before_there_were_erasers_is_read(setting):
-    def older(header):
-        for name in ("erasure", "derived_from_forgotten"):
-            header.pop(name)
-        for name in ("filter", "eraser_cut", "max_variance_loss"):
-            header["config"].pop(name)
-
-    _signed(setting.path, header=older)
-    other = plug(setting.base)
-    load_filter(other, setting.path)
-    assert torch.equal(other(setting.x), setting.plugged(setting.x))

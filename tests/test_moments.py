@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedup import Forget
-from fedup.clients.second_moments import SecondMomentsQuestion
-from fedup.clients.sketches import SketchesQuestion
-from fedup.clients.spreads import SpreadsQuestion
+from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.federation import Client
 from fedup.models.features import FeatureReader
 from fedup.statistics.client_data import ClientData
@@ -227,7 +225,7 @@ def test_a_client_is_told_nothing_of_other_clients_samples():
     assert list(told.requests) == list(question.requests)
     assert told.requests["r0"] == Forget.samples({0: [1, 2]})
     assert told.requests["r1"] == Forget.classes([2])
-    assert told.gone == Forget.samples({0: [1, 2, 3]}) | Forget.classes([2])
+    assert told.forget_set == Forget.samples({0: [1, 2, 3]}) | Forget.classes([2])
     assert told.to_json()["gone"]["samples"] == {"0": [1, 2, 3]}
     assert not any(number in str(told.to_json()) for number in ("101", "102", "103", "201", "999"))
 

@@ -25,9 +25,9 @@ from fedup import (
     purge,
     save_centroids,
 )
+from fedup.clients.eraser_questions import PrivateEraserQuestion
 from fedup.clients.in_process import InProcess
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
-from fedup.clients.private_eraser import PrivateEraserQuestion
 from fedup.clients.question import PrivateQuestion
 from fedup.errors import BudgetError, ContactError, DataError, FedUPError, RequestError, SettingError
 from fedup.federation import Client

@@ -25,7 +25,7 @@ from fedup import (
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.proportions import Estimate, Paired, weighted, wilson
 from fedup.statistics.tally import Tally
-from fedup.unlearning import measure
+from fedup.unlearning import measure as measure_module
 from fedup.unlearning.plan import Terms
 from fedup.unlearning.verdict import CLOSE, CLOSE_CLASS, WIDEST, Verdict, find, judge, not_measured
 
@@ -394,12 +394,12 @@ FARTHER = Verdict("farther than before", "")
 def farther(monkeypatch):
     """Requests named here come out better known than before."""
     named = set()
-    real = measure.judge
+    real = measure_module.judge
 
     def judged(request, tallies):
         return FARTHER if request in named else real(request, tallies)
 
-    monkeypatch.setattr(measure, "judge", judged)
+    monkeypatch.setattr(measure_module, "judge", judged)
     return named
 
 

@@ -1,7 +1,7 @@
 """Every error of the library: what happened, what was found, what to do."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 if TYPE_CHECKING:
     from fedup.unlearning.report import Report
@@ -17,6 +17,12 @@ class FedUPWarning(UserWarning):
 
 class SettingError(FedUPError, ValueError):
     """A parameter is out of its range."""
+
+
+def check_choice(name: str, value: object, choices: object) -> None:
+    """Raise unless the value of a setting is one of a Literal's."""
+    if value not in get_args(choices):
+        raise SettingError(f"{name} is one of {', '.join(get_args(choices))}; found {value!r}.")
 
 
 class DataError(FedUPError, ValueError):

@@ -21,8 +21,8 @@ def names(package: str) -> list[str]:
     >>> "digits" in names("fedup.tasks.datasets")
     True
     """
-    found = pkgutil.iter_modules(importlib.import_module(package).__path__)
-    return sorted(module.name for module in found if not module.name.startswith("_"))
+    modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    return sorted(module.name for module in modules if not module.name.startswith("_"))
 
 
 def find(package: str, name: str, *, needs: Sequence[str] = ()) -> ModuleType:
@@ -52,7 +52,7 @@ def _from_file(path: Path, needs: Sequence[str]) -> ModuleType:
         line = line_in(path, error)
         where = f" (line {line.lineno})" if line else ""
         raise SettingError(f"{path} cannot be run{where}: {type(error).__name__}: {error}") from error
-    missing = [one for one in needs if not hasattr(module, one)]
+    missing = [name for name in needs if not hasattr(module, name)]
     if missing:
         raise SettingError(f"{path} does not define {', '.join(missing)}: see those that come with fedup for examples.")
     return module

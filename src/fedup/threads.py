@@ -28,9 +28,9 @@ _fixed: ContextVar[bool] = ContextVar("fedup_threads_fixed", default=False)
 def threads_for(multiply_adds: float) -> int:
     """How many threads suit a batch with so much work in its forward pass; never more than torch has now, unless the
     user asked for more."""
-    asked = asked_threads()
-    if asked is not None:
-        return asked
+    chosen = asked_threads()
+    if chosen is not None:
+        return chosen
     return 1 if multiply_adds < SMALL_BATCH else torch.get_num_threads()
 
 

@@ -11,10 +11,8 @@ from tests._forced import unlearn as unlearn_by_force
 from tests.flower._grid import FIRST, LocalGrid, World, digits, told, with_answer
 
 from fedup import Centroids, FilterConfig, Forget, collect, plug, unlearn
+from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.clients.in_process import InProcess
-from fedup.clients.second_moments import SecondMomentsQuestion
-from fedup.clients.sketches import SketchesQuestion
-from fedup.clients.spreads import SpreadsQuestion
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import ContactError, HarmError
 from fedup.flower.wire import Answer

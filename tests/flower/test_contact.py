@@ -31,10 +31,10 @@ from torch import nn
 
 from fedup import Centroids, FilterConfig, Forget, collect, fingerprint, plug
 from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.eraser_questions import PrivateEraserQuestion
 from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
-from fedup.clients.private_eraser import PrivateEraserQuestion
 from fedup.errors import BudgetError, ContactError, DataError, FedUPError, RequestError, SettingError, StorageError
 from fedup.flower import Delivery, GridContact, Policy, messaging
 from fedup.flower.wire import Answer, write_ask

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.flower._grid import FIRST, LocalGrid, assert_ledgers_agree, changed, digits, spent_by_nodes, told
 
 from fedup import DP, Forget, collect
+from fedup.clients.eraser_questions import PrivateEraserQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
-from fedup.clients.private_eraser import PrivateEraserQuestion
 from fedup.errors import FedUPError
 from fedup.flower import messaging
 from fedup.flower.wire import Answer, write_answer

@@ -13,12 +13,14 @@ from tests.flower._node import CLIENT, HOW, Node, about, assert_summary, centroi
 from torch import nn
 
 from fedup import Forget, fingerprint
+from fedup.clients.eraser_questions import (
+    PrivateEraserQuestion,
+    SecondMomentsQuestion,
+    SketchesQuestion,
+    SpreadsQuestion,
+)
 from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion
-from fedup.clients.private_eraser import PrivateEraserQuestion
-from fedup.clients.second_moments import SecondMomentsQuestion
-from fedup.clients.sketches import SketchesQuestion
-from fedup.clients.spreads import SpreadsQuestion
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import BudgetError, DataError, MissingDataError, SettingError
 from fedup.flower import Policy, mount
@@ -70,7 +72,7 @@ def exact_details(world: World) -> dict[str, dict]:
         SketchesQuestion("conv2", "each", groups),
         SpreadsQuestion({"conv2": "each"}, groups, weights_for(groups)),
         SecondMomentsQuestion("conv2", "each", (0,), groups),
-        TallyQuestion(None, None, RowsToCount(groups.requests, groups.gone)),
+        TallyQuestion(None, None, RowsToCount(groups.requests, groups.forget_set)),
     )
     return {question.kind: question.to_message()[0] for question in questions}
 
@@ -215,7 +217,7 @@ def test_half_precision_rounds_vectors_and_nothing_else(node):
 def test_other_clients_samples_are_nothing_to_a_node(world, node):
     own = row_groups(world)
     (name, request), more = next(iter(own.requests.items())), Forget.samples({0: [1, 2, 3], 3: [10**9]})
-    both = RowGroups({name: request | more}, own.gone | more)
+    both = RowGroups({name: request | more}, own.forget_set | more)
     one, other = (node.read(SketchesQuestion("conv2", "each", groups)) for groups in (own, both))
     assert_same_sketches(one, other)
 
@@ -379,7 +381,7 @@ def test_classes_with_fewer_rows_than_the_least_are_not_told_of_for_an_eraser_or
     found = node.read(SpreadsQuestion({"conv2": "each"}, groups, {name: dict.fromkeys(everything, 0.125)}))
     assert found.reference[name]["conv2"].weight == 0.125 * len(enough)
 
-    counted = node.read(TallyQuestion(None, None, RowsToCount(groups.requests, groups.gone)))
+    counted = node.read(TallyQuestion(None, None, RowsToCount(groups.requests, groups.forget_set)))
     assert counted.retained.keys() == enough
     assert all(one.rows >= least for one in counted.held_out.values())
     assert counted.forgotten.keys() == groups.requests.keys()

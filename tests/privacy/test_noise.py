@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 
 from fedup.privacy import DP
-from fedup.privacy.dp import release
-from fedup.privacy.noise import normal
+from fedup.privacy.dp import normal, release
 
 SEEDED = ("a test", 1)
 few = settings(max_examples=20, deadline=None, derandomize=True)

@@ -16,7 +16,7 @@ from fedup.run.answer import Limits, NewRequest, RequestDesk
 from fedup.run.folder import Run
 from fedup.run.serving import load_store
 from fedup.run.verify import _check_centroids
-from fedup.unlearning import measure as measuring
+from fedup.unlearning import measure as measure_module
 from fedup.unlearning.verdict import Verdict
 
 FARTHER = Verdict("farther than before", "Accuracy on the forgotten training rows")
@@ -132,12 +132,12 @@ def test_under_differential_privacy_nothing_is_measured_and_evidence_says_why(tm
 @pytest.fixture
 def farther(monkeypatch):
     """The three samples come out better known than before, whatever is served."""
-    real = measuring.judge
+    real = measure_module.judge
 
     def judged(request, tallies):
         return FARTHER if request == Forget.samples({1: WITHDRAWN}) else real(request, tallies)
 
-    monkeypatch.setattr(measuring, "judge", judged)
+    monkeypatch.setattr(measure_module, "judge", judged)
 
 
 @pytest.fixture

@@ -3,13 +3,15 @@
 from typing import Any
 
 from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.eraser_questions import (
+    PrivateEraserQuestion,
+    SecondMomentsQuestion,
+    SketchesQuestion,
+    SpreadsQuestion,
+)
 from fedup.clients.labels import LabelsQuestion, WhoQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
-from fedup.clients.private_eraser import PrivateEraserQuestion
 from fedup.clients.question import Question
-from fedup.clients.second_moments import SecondMomentsQuestion
-from fedup.clients.sketches import SketchesQuestion
-from fedup.clients.spreads import SpreadsQuestion
 from fedup.clients.tally import TallyQuestion
 
 QUESTIONS: dict[str, type[Question[Any]]] = {

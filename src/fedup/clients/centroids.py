@@ -1,17 +1,17 @@
 """The centroids of a client's cells."""
 
+import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from fedup.clients import checks
 from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, ExactQuestion, Message
-from fedup.errors import DataError
 from fedup.statistics.centroids import CentroidConfig, Summary, summarize
 from fedup.statistics.kmeans import centroid_count
 
@@ -27,7 +27,7 @@ class CentroidsQuestion(ExactQuestion[Summary]):
     reported_as: ClassVar[str] = "centroids"
 
     cut: str
-    how: CentroidConfig
+    config: CentroidConfig
     labels: frozenset[int] | None = None
     without: frozenset[int] = frozenset()  # classes
     excluded: frozenset[int] = frozenset()  # samples
@@ -36,26 +36,7 @@ class CentroidsQuestion(ExactQuestion[Summary]):
 
     @property
     def protection(self) -> CentroidConfig:
-        return self.how
-
-    def to_message(self) -> Message:
-        return {
-            "cut": self.cut,
-            "how": asdict(self.how),
-            "labels": None if self.labels is None else sorted(self.labels),
-            "without": sorted(self.without),
-            "excluded": sorted(self.excluded),
-            "half": self.half,
-        }, {}
-
-    @classmethod
-    def from_message(cls, details: Details, arrays: Arrays) -> Self:
-        labels = None if details["labels"] is None else frozenset(map(int, details["labels"]))
-        without, excluded = (frozenset(map(int, details[name])) for name in ("without", "excluded"))
-        if "epsilon" in details["how"]:
-            raise DataError("Centroids are asked for without a guarantee; under one ask to 'summarize privately'.")
-        how = CentroidConfig(**details["how"])
-        return cls(details["cut"], how, labels, without, excluded, bool(details.get("half")))
+        return self.config
 
     def leaves_out(self) -> tuple[frozenset[int], frozenset[int]]:
         return self.excluded, self.without
@@ -64,10 +45,10 @@ class CentroidsQuestion(ExactQuestion[Summary]):
         """What is to be left out is never read; of classes with few rows only is told that nothing is kept of them."""
         rows, samples = data.client.train, data.sample_ids
         out = torch.isin(samples, torch.tensor(sorted(self.excluded), dtype=samples.dtype, device=samples.device))
-        held, kept = _rows_by_label(data.y[rows]), _rows_by_label(data.y[rows[~out]])
+        held, kept = Counter(data.y[rows].tolist()), Counter(data.y[rows[~out]].tolist())
         wanted = {label: n for label, n in held.items() if n >= data.least_rows and self._asks_for(label)}
-        enough = frozenset(label for label in wanted if not 0 < kept.get(label, 0) < data.least_rows)
-        summary = summarize(data, self.cut, self.how, labels=enough, excluded=self.excluded)
+        enough = frozenset(label for label in wanted if not 0 < kept[label] < data.least_rows)
+        summary = summarize(data, self.cut, self.config, labels=enough, excluded=self.excluded)
         few = {label: frozenset(samples[out & (data.y[rows] == label)].tolist()) for label in wanted.keys() - enough}
         return replace(_with_empty(summary, few), rows=wanted)
 
@@ -82,7 +63,7 @@ class CentroidsQuestion(ExactQuestion[Summary]):
 
     def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> Summary:
         features = facts.features(self.cut)
-        width = facts.width(self.cut, None)
+        width = math.prod(features.shape)
         summary = read_summary(details, arrays, width=width, shape=features.shape, nonnegative=features.nonnegative)
         check_classes_told(summary, self.without, self.labels, facts.num_classes)
         self._check_cells(summary)
@@ -91,42 +72,27 @@ class CentroidsQuestion(ExactQuestion[Summary]):
     def _check_cells(self, summary: Summary) -> None:
         """Rows, samples left out, centroids and the points behind them must add up in each cell."""
         require(summary.rows.keys() == set(summary.labels), "its rows are of other classes than its centroids")
-        cells = zip(summary.labels, summary.sizes, summary.excluded, _split(summary.counts, summary.sizes), strict=True)
-        for label, size, ids, points in cells:
-            named = frozenset(one for one in self.excluded if self.sample_labels.get(one, label) == label)
-            known = [one for one in named if one in self.sample_labels]
+        counts = summary.counts.split(list(summary.sizes))
+        for label, size, ids, points in zip(summary.labels, summary.sizes, summary.excluded, counts, strict=True):
+            named = frozenset(i for i in self.excluded if self.sample_labels.get(i, label) == label)
             require(ids <= named, "it leaves out samples that nobody named")
-            require(all(one in ids for one in known), "it does not leave out what was named")
+            require(ids >= named & self.sample_labels.keys(), "it does not leave out what was named")
             left = summary.rows[label] - len(ids)
             require(left >= 0, f"class {label} has fewer rows than are left out of it")
             untold = not size and left > 0  # too few for the client's own rules, without those left out
             require(not untold or (bool(ids) and left <= _MOST_UNTOLD), f"class {label} has rows and no centroids")
-            require(size in (0, centroid_count(left, self.how.ratio)), f"class {label} has a wrong number of centroids")
+            require(
+                size in (0, centroid_count(left, self.config.ratio)), f"class {label} has a wrong number of centroids"
+            )
             require(not size or int(points.sum()) == left, f"the points of class {label} are not as many as its rows")
-
-
-def _rows_by_label(labels: Tensor) -> dict[int, int]:
-    found, counts = labels.unique(return_counts=True)
-    return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 
 def _with_empty(summary: Summary, empty: Mapping[int, frozenset[int]]) -> Summary:
     """The same with cells of which too little is retained: the server must know that they are empty now."""
-    cells = {
-        label: (size, ids) for label, size, ids in zip(summary.labels, summary.sizes, summary.excluded, strict=True)
-    }
-    cells |= {label: (0, ids) for label, ids in empty.items()}
-    labels = tuple(sorted(cells))
-    return replace(
-        summary,
-        labels=labels,
-        sizes=tuple(cells[label][0] for label in labels),
-        excluded=tuple(cells[label][1] for label in labels),
-    )
-
-
-def _split(counts: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-    return counts.split(list(sizes)) if sizes else ()
+    cells = [*zip(summary.labels, summary.sizes, summary.excluded, strict=True)]
+    cells = sorted([*cells, *((label, 0, ids) for label, ids in empty.items())], key=lambda cell: cell[0])
+    labels, sizes, excluded = zip(*cells, strict=True) if cells else ((), (), ())
+    return replace(summary, labels=labels, sizes=sizes, excluded=excluded)
 
 
 def summary_message(summary: Summary, *, half: bool = False) -> Message:
@@ -146,7 +112,7 @@ def summary_message(summary: Summary, *, half: bool = False) -> Message:
 def read_summary(details: Details, arrays: Arrays, *, width: int, shape: tuple[int, ...], nonnegative: bool) -> Summary:
     """The opposite, with all its parts in shape."""
     labels, sizes = checks.whole_numbers(details, "labels"), checks.whole_numbers(details, "sizes")
-    excluded = checks.lists_of_numbers(details, "excluded")
+    excluded = [checks.whole_set({"excluded": ids}, "excluded") for ids in checks.list_of(details, "excluded")]
     require(labels == sorted(set(labels)), "a class comes twice, or classes are out of order")
     require(len(sizes) == len(labels) == len(excluded), "its lists differ in length")
     require(all(size >= 0 for size in sizes), "a size is below 0")
@@ -158,20 +124,13 @@ def read_summary(details: Details, arrays: Arrays, *, width: int, shape: tuple[i
     require(checks.list_of(details, "shape") == list(shape), "its features have another shape")
     require(details.get("nonnegative") is nonnegative, "its features are of another kind")
     epsilons = checks.list_of(details, "paper_epsilons")
-    require(all(type(one) in (int, float) and 0 <= one < _LARGEST for one in epsilons), "its epsilons are no numbers")
-    require(len(epsilons) in (0, len(labels)), "its epsilons are of other cells")
-    return Summary(
-        checks.client_number(details),
-        tuple(labels),
-        tuple(sizes),
-        tuple(excluded),
-        vectors,
-        counts.to(torch.int32),
-        nonnegative,
-        shape,
-        tuple(float(one) for one in epsilons),
-        dict(checks.pairs(details, "rows")),
+    require(
+        all(type(value) in (int, float) and 0 <= value < _LARGEST for value in epsilons), "its epsilons are no numbers"
     )
+    require(len(epsilons) in (0, len(labels)), "its epsilons are of other cells")
+    cells = checks.client_number(details), tuple(labels), tuple(sizes), tuple(excluded)
+    rows = dict(checks.pairs(details, "rows"))
+    return Summary(*cells, vectors, counts.int(), nonnegative, shape, tuple(map(float, epsilons)), rows)
 
 
 def check_classes_told(

@@ -64,26 +64,18 @@ def whole_numbers(details: Mapping[str, Any], name: str) -> list[int]:
     return values
 
 
-def lists_of_numbers(details: Mapping[str, Any], name: str) -> list[frozenset[int]]:
-    """A list of lists of whole numbers, each as a set."""
-    return [frozenset(whole_numbers({name: value}, name)) for value in list_of(details, name)]
+def whole_set(details: Mapping[str, Any], name: str) -> frozenset[int]:
+    """The same as a set."""
+    return frozenset(whole_numbers(details, name))
 
 
-def pairs(details: Mapping[str, Any], name: str) -> list[tuple[int, int]]:
-    """A list of pairs of whole numbers."""
+def pairs(details: Mapping[str, Any], name: str, *, named: bool = False) -> list[tuple[Any, int]]:
+    """A list of pairs of whole numbers, or of a name and a whole number."""
     values = list_of(details, name)
+    wrong = "holds something that is no pair of a name and a count" if named else "is no list of pairs of whole numbers"
     for pair in values:
-        fits = isinstance(pair, list) and len(pair) == 2 and all(_is_whole(one) for one in pair)
-        require(fits, f"{name} is no list of pairs of whole numbers")
-    return [(pair[0], pair[1]) for pair in values]
-
-
-def named_counts(details: Mapping[str, Any], name: str) -> list[tuple[str, int]]:
-    """A list of pairs of a name and a whole number."""
-    values = list_of(details, name)
-    for pair in values:
-        fits = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) and type(pair[1]) is int
-        require(fits, f"{name} holds something that is no pair of a name and a count")
+        fits = isinstance(pair, list) and len(pair) == 2 and _is_whole(pair[1])
+        require(fits and (isinstance(pair[0], str) if named else _is_whole(pair[0])), f"{name} {wrong}")
     return [(pair[0], pair[1]) for pair in values]
 
 

@@ -28,6 +28,8 @@ class InProcess:
     question: for a contact that lives for one call.
     """
 
+    measures_by_default = True
+
     def __init__(
         self,
         federation: Federation,
@@ -41,10 +43,10 @@ class InProcess:
         device = next(model.parameters()).device
         self._federation = federation if federation.x.device == device else federation.to(device)
         self._model = model
-        self._ledger = Ledger() if ledger is None else ledger
+        self.ledger = Ledger() if ledger is None else ledger
         self._readers: dict[str, FeatureReader] | None = _Readers(model) if one_reader else None
         self._meter = Meter()
-        self._silent: dict[int, str] = {}
+        self.silent: dict[int, str] = {}
 
     @property
     def clients(self) -> Sequence[int]:
@@ -55,17 +57,9 @@ class InProcess:
         return self._federation.num_classes
 
     @property
-    def ledger(self) -> Ledger:
-        return self._ledger
-
-    @property
     def traffic(self) -> Traffic:
         """What would have to be sent: the same questions and answers, in the same format, as over Flower."""
         return self._meter.traffic
-
-    @property
-    def measures_by_default(self) -> bool:
-        return True
 
     def settled(self) -> None:
         """Nothing is kept here."""
@@ -73,25 +67,21 @@ class InProcess:
     def check(self, request: Forget) -> None:
         self._federation.check(request)
 
-    @property
-    def silent(self) -> Mapping[int, str]:
-        return self._silent
-
     def ask(self, questions: Mapping[int, Question[A]], *, optional: Collection[int] = ()) -> Iterator[tuple[int, A]]:
         self._check(questions)
-        self._silent = {client: why for client, why in self._silent.items() if client not in questions}
+        self.silent = {client: why for client, why in self.silent.items() if client not in questions}
         return iter(list(self._answers(questions, optional)))  # all of them, or nobody's
 
     def ask_everyone(
         self, question: Question[A], *, instead: Mapping[int, Question[A]] | None = None, but: Collection[int] = ()
     ) -> Iterator[tuple[int, A]]:
-        asked = {client: (instead or {}).get(client, question) for client in self.clients if client not in but}
-        self._check(asked)
-        return self._answers(asked, ())
+        questions = {client: (instead or {}).get(client, question) for client in self.clients if client not in but}
+        self._check(questions)
+        return self._answers(questions, ())
 
     def _check(self, questions: Mapping[int, Question[A]]) -> None:
         """Raise before anybody is charged, where a budget or a client's data does not allow it."""
-        check_budgets(self._ledger, questions)
+        check_budgets(self.ledger, questions)
         for client, question in questions.items():
             if isinstance(question, PrivateQuestion):
                 question.check_data(self._data(client))
@@ -103,14 +93,14 @@ class InProcess:
             except ContactError as error:
                 if client not in optional:
                     raise
-                self._silent[client] = str(error)
+                self.silent[client] = str(error)
 
     def _answer(self, client: int, question: Question[A]) -> A:
         data, name = self._data(client), ""
         if isinstance(question, PrivateQuestion):
             name = secrets.token_hex(16)
             plan = question.plan(data.model, blank_row(data.x), data.num_classes, data.shared_reader(question.cut))
-            self._ledger.spend(client, question.dp, question.charged_as, name)
+            self.ledger.spend(client, question.dp, question.charged_as, name)
             answer = question.release(plan, data)
         else:
             assert isinstance(question, ExactQuestion)  # there is no third kind
@@ -119,25 +109,18 @@ class InProcess:
         return answer
 
     def _data(self, client: int) -> ClientData:
-        own = self._federation
-        return ClientData(
-            self._model,
-            own.x,
-            own.y,
-            own.client(client),
-            own.num_classes,
-            subjects=own.subjects,
-            readers=self._readers,
-        )
+        own, readers = self._federation, self._readers
+        rows = self._model, own.x, own.y, own.client(client), own.num_classes
+        return ClientData(*rows, subjects=own.subjects, readers=readers)
 
     def _count(self, client: int, question: Question[A], answer: A, name: str) -> None:
         """A question that would have to be sent, with arrays or without, and its answer."""
-        base, (details, sent), (told, arrays) = "0" * 64, question.to_message(), question.answer_message(answer)
+        base, (details, sent), (reply, arrays) = "0" * 64, question.to_message(), question.answer_message(answer)
         details = {**details, "num_classes": self.num_classes}
         if name:  # so much longer are messages about a release
-            details, told = {**details, messages.NONCE: name}, {**told, messages.NONCE: name, messages.SPENT: 0.1}
+            details, reply = {**details, messages.NONCE: name}, {**reply, messages.NONCE: name, messages.SPENT: 0.1}
         self._meter.sent(messages.message_size(messages.question_text(question.kind, base, details), sent))
-        size = messages.message_size(messages.answer_text("ok", base, {"client": client, **told}), arrays)
+        size = messages.message_size(messages.answer_text("ok", base, {"client": client, **reply}), arrays)
         cells = question.cells_of(answer)
         self._meter.came(client, size, release_of(question, client, size_bytes=size, cells=cells, name=name))
 

@@ -1,7 +1,7 @@
 """Of which classes some of a client's samples are, and which client a node is."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 
@@ -18,13 +18,6 @@ class WhoQuestion(ExactQuestion[int]):
     kind: ClassVar[str] = "who"
     reported_as: ClassVar[str] = "its number"
     needs_model: ClassVar[bool] = False
-
-    def to_message(self) -> Message:
-        return {}, {}
-
-    @classmethod
-    def from_message(cls, details: Details, arrays: Arrays) -> Self:
-        return cls()
 
     def answer(self, data: ClientData) -> int:
         return data.client.id
@@ -46,13 +39,6 @@ class LabelsQuestion(ExactQuestion[dict[int, int]]):
 
     samples: frozenset[int]
 
-    def to_message(self) -> Message:
-        return {"samples": sorted(self.samples)}, {}
-
-    @classmethod
-    def from_message(cls, details: Details, arrays: Arrays) -> Self:
-        return cls(frozenset(map(int, details["samples"])))
-
     def answer(self, data: ClientData) -> dict[int, int]:
         names = data.sample_ids
         check_samples(names, self.samples, data.client.id)
@@ -63,7 +49,7 @@ class LabelsQuestion(ExactQuestion[dict[int, int]]):
         return {"labels": [[sample, label] for sample, label in sorted(answer.items())]}, {}
 
     def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> dict[int, int]:
-        found = dict(pairs(details, "labels"))
-        require(found.keys() == self.samples, "it tells the classes of other samples")
-        require(all(0 <= label < facts.num_classes for label in found.values()), "a label is out of range")
-        return found
+        labels = dict(pairs(details, "labels"))
+        require(labels.keys() == self.samples, "it tells the classes of other samples")
+        require(all(0 <= label < facts.num_classes for label in labels.values()), "a label is out of range")
+        return labels

@@ -1,29 +1,15 @@
 """Messages as they travel, whatever carries them: one JSON text and arrays; and the bytes they take."""
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 FORMAT = 1
 NONCE = "release"  # a detail: the name by which a client is asked again for the same release under DP
 SPENT = "spent"  # a detail: the sum of μ² by the client's own account
 _NUMPY_HEADER = 128  # bytes before an array's numbers
-
-
-def identity_of(arrays: Mapping[str, Tensor]) -> str:
-    """What a release is known by, whatever name it carries: sha256 of its arrays' names, types, shapes and bytes."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(arrays.items()):
-        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-# --- as they are sent
 
 
 def question_text(kind: str, base: str, details: Mapping[str, Any]) -> str:
@@ -33,8 +19,7 @@ def question_text(kind: str, base: str, details: Mapping[str, Any]) -> str:
 
 def answer_text(status: str, base: str, details: Mapping[str, Any], reason: str = "") -> str:
     """An answer, or why there is none."""
-    told = {"format": FORMAT, "status": status, "base": base, "details": dict(details), "reason": reason}
-    return json.dumps(told)
+    return json.dumps({"format": FORMAT, "status": status, "base": base, "details": dict(details), "reason": reason})
 
 
 def message_size(text: str, tensors: Mapping[str, Tensor]) -> int:

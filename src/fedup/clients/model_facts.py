@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,10 @@ class ModelFacts:
 
     def __init__(self, model: nn.Module, example: Tensor, num_classes: int) -> None:
         self._model, self._example, self.num_classes = model, example[:1], num_classes
+        self._first = torch.arange(1, device=example.device)
+        self._features: dict[str, Features] = {}
+        self._widths: dict[tuple[str, DP], int] = {}
+        self._layouts: dict[tuple[tuple[str, Granularity], ...], dict[str, tuple[int, int]]] = {}
 
     def features(self, cut: str) -> Features:
         """Those of the blank row at a cut: their shape, and whether they can be negative."""
@@ -26,12 +29,10 @@ class ModelFacts:
             self._features[cut] = FeatureReader(self._model, cut).read(self._example, self._first)
         return self._features[cut]
 
-    def width(self, cut: str, dp: DP | None) -> int:
-        """Numbers in a vector that tells of features at a cut."""
-        width = math.prod(self.features(cut).shape)
-        if dp is None:
-            return width
+    def width(self, cut: str, dp: DP) -> int:
+        """Numbers in a vector that tells of features at a cut under a guarantee."""
         if (cut, dp) not in self._widths:
+            width = math.prod(self.features(cut).shape)
             basis = basis_of(self._model, cut, width, how=dp.projection, dims=dp.dims, num_classes=self.num_classes)
             self._widths[cut, dp] = Layout.of(dp, basis.shape[1], self.num_classes).size
         return self._widths[cut, dp]
@@ -44,19 +45,3 @@ class ModelFacts:
             shapes = {cut: to_positions(batch[cut], over).shape for cut, over in wanted}
             self._layouts[wanted] = {cut: (shape[1], shape[2]) for cut, shape in shapes.items()}
         return self._layouts[wanted]
-
-    @property
-    def _first(self) -> Tensor:
-        return torch.arange(1, device=self._example.device)
-
-    @cached_property
-    def _features(self) -> dict[str, Features]:
-        return {}
-
-    @cached_property
-    def _layouts(self) -> dict[tuple[tuple[str, Granularity], ...], dict[str, tuple[int, int]]]:
-        return {}
-
-    @cached_property
-    def _widths(self) -> dict[tuple[str, DP], int]:
-        return {}

@@ -1,22 +1,21 @@
 """A client's noisy statistics of every class, under differential privacy."""
 
-from dataclasses import asdict, dataclass
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fedup.clients import checks
 from fedup.clients.centroids import check_classes_told, read_summary, summary_message
 from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, Message, PrivateQuestion
-from fedup.errors import DataError
+from fedup.errors import DataError, SettingError
 from fedup.federation import check_samples
 from fedup.models.features import FeatureReader
 from fedup.privacy.dp import Layout, checked_subjects
 from fedup.privacy.guarantee import DP
 from fedup.statistics.centroids import Summary
-from fedup.statistics.private_summary import PlannedSummary, check_classes
+from fedup.statistics.private_summary import PlannedSummary
 
 MOST_NUMBERS = 16_000_000  # of statistics: 128 MB in double precision
 
@@ -36,21 +35,6 @@ class PrivateCentroidsQuestion(PrivateQuestion[Summary, PlannedSummary]):
     without: frozenset[int] = frozenset()  # classes
     excluded: frozenset[int] = frozenset()  # samples
 
-    def to_message(self) -> Message:
-        return {
-            "cut": self.cut,
-            "how": asdict(self.dp),
-            "labels": None if self.labels is None else sorted(self.labels),
-            "without": sorted(self.without),
-            "excluded": sorted(self.excluded),
-        }, {}
-
-    @classmethod
-    def from_message(cls, details: Details, arrays: Arrays) -> Self:
-        labels = None if details["labels"] is None else frozenset(checks.whole_numbers(details, "labels"))
-        without, excluded = (frozenset(checks.whole_numbers(details, name)) for name in ("without", "excluded"))
-        return cls(checks.text(details, "cut"), DP(**details["how"]), labels, without, excluded)
-
     def leaves_out(self) -> tuple[frozenset[int], frozenset[int]]:
         return self.excluded, self.without
 
@@ -58,7 +42,9 @@ class PrivateCentroidsQuestion(PrivateQuestion[Summary, PlannedSummary]):
         return frozenset(range(num_classes)) - self.without if self.labels is None else self.labels
 
     def check_classes(self, num_classes: int) -> None:
-        check_classes(self._classes(num_classes), num_classes)
+        unknown = sorted(label for label in self._classes(num_classes) if not 0 <= label < num_classes)
+        if unknown:
+            raise SettingError(f"Classes are 0 to {num_classes - 1}; found {unknown[:5]}.")
 
     def check_data(self, data: ClientData) -> None:
         check_samples(data.sample_ids, self.excluded, data.client.id)

@@ -77,14 +77,8 @@ def check_budgets(ledger: Ledger, questions: Mapping[int, Question[Any]]) -> Non
 
 def release_of(question: Question[Any], client: int, *, size_bytes: int, cells: int, name: str) -> Release:
     """An answer, for reports."""
-    how = question.protection
-    return Release(
-        client,
-        cells,
-        size_bytes,
-        question.reported_as,
-        "none" if how is None else how.mechanism,
-        guarantee_of(how),
-        0.0 if how is None else how.sigma,
-        name if isinstance(question, PrivateQuestion) else "",
-    )
+    protection = question.protection
+    mechanism, sigma = ("none", 0.0) if protection is None else (protection.mechanism, protection.sigma)
+    name = name if isinstance(question, PrivateQuestion) else ""
+    about = question.reported_as, mechanism, guarantee_of(protection)
+    return Release(client, cells, size_bytes, *about, sigma, name)

@@ -2,24 +2,67 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, ClassVar, Generic, Self, TypeVar, get_type_hints
 
 from torch import Tensor, nn
 
+from fedup.clients import checks
 from fedup.clients.model_facts import ModelFacts
+from fedup.errors import DataError
 from fedup.models.features import FeatureReader
+from fedup.models.layout import Granularity, known_granularity
 from fedup.privacy.guarantee import DP
 from fedup.request import Forget
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.client_data import ClientData as ClientData
+from fedup.statistics.eraser_statistics import RowGroups, Weights, read_weights, write_weights
 
 Details = Mapping[str, Any]  # plain data, as JSON
 Arrays = Mapping[str, Tensor]
 Message = tuple[dict[str, Any], dict[str, Tensor]]  # details and arrays
 A = TypeVar("A")
 P = TypeVar("P")
+_SENT_AS = {"config": "how", "dp": "how", "groups": "question"}  # fields with another name in messages
 
 
+def _centroid_config(details: Details, name: str) -> CentroidConfig:
+    if "epsilon" in details[name]:
+        raise DataError("Centroids are asked for without a guarantee; under one ask to 'summarize privately'.")
+    return CentroidConfig(**details[name])
+
+
+def _row_groups(details: Details, name: str) -> RowGroups:
+    plain = details[name]
+    requests = {str(request): _forget(named) for request, named in plain["requests"].items()}
+    return RowGroups(requests, _forget(plain["gone"]))
+
+
+def _forget(plain: Details) -> Forget:
+    samples = {int(client): checks.whole_set(plain["samples"], client) for client in plain["samples"]}
+    return Forget(checks.whole_set(plain, "clients"), checks.whole_set(plain, "classes"), samples)
+
+
+# How fields travel, by their types: written as plain data, and read from the details of a message.
+_FORMS: dict[Any, tuple[Callable[[Any], Any], Callable[[Details, str], Any]]] = {
+    str: (str, checks.text),
+    bool: (bool, lambda details, name: bool(details.get(name))),
+    Granularity: (str, lambda details, name: known_granularity(details[name])),
+    frozenset[int]: (sorted, checks.whole_set),
+    frozenset[int] | None: (
+        lambda numbers: None if numbers is None else sorted(numbers),
+        lambda details, name: None if details[name] is None else checks.whole_set(details, name),
+    ),
+    tuple[int, ...]: (list, lambda details, name: tuple(checks.whole_numbers(details, name))),
+    Mapping[str, Granularity]: (dict, lambda details, name: details[name]),
+    Weights: (write_weights, lambda details, name: read_weights(details[name])),
+    CentroidConfig: (asdict, _centroid_config),
+    DP: (asdict, lambda details, name: DP(**details[name])),
+    RowGroups: (RowGroups.to_json, _row_groups),
+}
+
+
+@dataclass(frozen=True)
 class Question(ABC, Generic[A]):
     """One question; `A` is what its answer is to the core.
 
@@ -32,14 +75,20 @@ class Question(ABC, Generic[A]):
     needs_model: ClassVar[bool] = True
     reads_held_out: ClassVar[bool] = False
 
-    @abstractmethod
     def to_message(self) -> Message:
-        """As it is sent."""
+        """As it is sent: fields that are compared."""
+        forms = self._forms()
+        return {_SENT_AS.get(name, name): form[0](getattr(self, name)) for name, form in forms.items()}, {}
 
     @classmethod
-    @abstractmethod
     def from_message(cls, details: Details, arrays: Arrays) -> Self:
         """The opposite, at the client."""
+        return cls(**{name: form[1](details, _SENT_AS.get(name, name)) for name, form in cls._forms().items()})
+
+    @classmethod
+    def _forms(cls) -> dict[str, tuple[Callable[[Any], Any], Callable[[Details, str], Any]]]:
+        hints = get_type_hints(cls)
+        return {field.name: _FORMS[hints[field.name]] for field in fields(cls) if field.compare}
 
     @abstractmethod
     def answer_message(self, answer: A) -> Message:
@@ -59,7 +108,9 @@ class Question(ABC, Generic[A]):
 
     def with_places(self, places: Callable[[Forget], Forget]) -> Self:
         """The same with samples by their place among a node's rows."""
-        return self
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        groups = {name: value.with_places(places) for name, value in values.items() if isinstance(value, RowGroups)}
+        return replace(self, **groups)
 
     def leaves_out(self) -> tuple[frozenset[int], frozenset[int]]:
         """Samples and classes that the client is to leave out from now on, and keep nothing of."""

@@ -1,6 +1,6 @@
 """How the model answers a client's rows under two filters, in counts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -11,7 +11,6 @@ from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, ExactQuestion, Message
 from fedup.errors import DataError
-from fedup.request import Forget
 from fedup.serving.filter_file import parts_of, served_from
 from fedup.serving.plugged import Served, filtered_view
 from fedup.statistics.proportions import Paired
@@ -48,18 +47,15 @@ class TallyQuestion(ExactQuestion[Tally]):
         if any(served is not None and served.base != base for served in (self.before, self.after)):
             raise DataError("A filter came that was made for another model.")
 
-    def with_places(self, places: Callable[[Forget], Forget]) -> Self:
-        return replace(self, rows=self.rows.with_places(places))
-
     def answer(self, data: ClientData) -> Tally:
         original, before, after = (filtered_view(data.model, served) for served in (None, self.before, self.after))
-        found = tally(data, self.rows, original=original, before=before, after=after)
+        counted = tally(data, self.rows, original=original, before=before, after=after)
         least = min(data.least_rows, MOST_CLASS_ROWS)
         retained, held_out = (
-            {label: one for label, one in counts.items() if one.rows >= least}
-            for counts in (found.retained, found.held_out)
+            {label: hits for label, hits in counts.items() if hits.rows >= least}
+            for counts in (counted.retained, counted.held_out)
         )
-        return replace(found, retained=retained, held_out=held_out)
+        return replace(counted, retained=retained, held_out=held_out)
 
     def answer_message(self, answer: Tally) -> Message:
         return answer.to_json(), {}
@@ -90,22 +86,22 @@ def _without_names(header: Mapping[str, Any]) -> dict[str, Any]:
 def _filter(header: dict[str, Any] | None, arrays: Arrays, name: str) -> Served | None:
     if header is None:
         return None
-    parts = {key.removeprefix(f"{name}/"): one for key, one in arrays.items() if key.startswith(f"{name}/")}
+    parts = {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
     return served_from(parts, header)
 
 
-def _counts(told: object, num_classes: int, *, most: int) -> dict[int, Paired]:
+def _counts(reported: object, num_classes: int, *, most: int) -> dict[int, Paired]:
     """By class; no node counts more than so many rows of one, so that none outvotes all others."""
-    if not isinstance(told, list):
+    if not isinstance(reported, list):
         raise DataError("its counts are no list")
-    found = {}
-    for row in told:
-        numbers = isinstance(row, list) and len(row) == 5 and all(type(one) in (int, float) for one in row)
+    counts: dict[int, Paired] = {}
+    for row in reported:
+        numbers = isinstance(row, list) and len(row) == 5 and all(type(number) in (int, float) for number in row)
         require(numbers, "a count is no row of five numbers")
         label, rows, before, after, both = row
         require(type(label) is int and 0 <= label < num_classes, "a label is out of range")
-        require(label not in found, "a label comes twice")
+        require(label not in counts, "a label comes twice")
         require(0 < rows <= most and 0 <= both <= min(before, after), "counts do not add up")
         require(max(before, after) <= rows and before + after - both <= rows + 1e-6, "there are more hits than rows")
-        found[label] = Paired(rows, before, after, both)
-    return found
+        counts[label] = Paired(rows, before, after, both)
+    return counts

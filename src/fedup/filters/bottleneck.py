@@ -1,13 +1,13 @@
 """The filters that sit at a cut."""
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from fedup.errors import SettingError
+from fedup.errors import SettingError, check_choice
 
 ClassPolicy = Literal["drop", "remap", "remap_client"]
 FilterKind = Literal["auto", "bottleneck", "erasure", "both"]
@@ -60,8 +60,9 @@ class FilterConfig:
     epochs: int | None = None
 
     def __post_init__(self) -> None:
-        if self.filter not in get_args(FilterKind):
-            raise SettingError(f"filter is one of {', '.join(get_args(FilterKind))}; found {self.filter!r}.")
+        check_choice("filter", self.filter, FilterKind)
+        check_choice("optimizer", self.optimizer, OptimizerName)
+        check_choice("class_policy", self.class_policy, ClassPolicy)
         if not 0 < self.max_variance_loss <= 1:
             raise SettingError(
                 f"max_variance_loss is a share of the variance, in (0, 1]; found {self.max_variance_loss}."
@@ -83,10 +84,6 @@ class FilterConfig:
             )
         if self.epochs is not None and self.epochs < 1:
             raise SettingError(f"epochs, where they are chosen, must be 1 or more; found {self.epochs}.")
-        if self.optimizer not in get_args(OptimizerName):
-            raise SettingError(f"optimizer is one of {', '.join(get_args(OptimizerName))}; found {self.optimizer!r}.")
-        if self.class_policy not in get_args(ClassPolicy):
-            raise SettingError(f"class_policy is 'drop', 'remap' or 'remap_client'; found {self.class_policy!r}.")
 
     def rank_for(self, width: int) -> int:
         """The width of a bottleneck for so many features; one that was chosen and does not fit is refused.
@@ -115,7 +112,16 @@ def _check_rank(rank: int, width: int) -> None:
         )
 
 
-class Bottleneck(nn.Module):
+class Filter(nn.Module):
+    """What sits at a cut: features in, features of the same shape out."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the filter's weights."""
+        return sum(tensor.nbytes for tensor in self.state_dict().values())
+
+
+class Bottleneck(Filter):
     """The paper's filter: d → rank → d, no bias, ReLU between; a final ReLU where features cannot be negative.
 
     It acts on a row's features as one vector. A guard may add a constant to what it writes (`constant`), so that a
@@ -146,11 +152,6 @@ class Bottleneck(nn.Module):
     def width(self) -> int:
         """Number of features it acts on at once."""
         return self.encoder.shape[1]
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the filter's weights."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
 
     def forward(self, features: Tensor) -> Tensor:
         flat = features.flatten(1).to(self.encoder.dtype)  # (N, D)

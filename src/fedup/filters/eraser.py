@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedup.errors import DataError
+from fedup.filters.bottleneck import Filter
 from fedup.models.layout import Granularity, from_positions, known_granularity, to_positions
 from fedup.statistics.moments import LEAST_ROWS, GroupStatistics
 
@@ -15,7 +16,7 @@ SHRINKAGE = 1e-3  # of the mean variance, at least; more where rows are few besi
 STANDS_OUT = 3.5  # deviations beyond which a token carries what is to be erased
 
 
-class Eraser(nn.Module):
+class Eraser(Filter):
     """x − C·Wᵀ(x − μ) at some positions of a cut, x as it is elsewhere.
 
     After least-squares concept erasure (LEACE, Belrose et al. 2023): C holds one column for each thing to erase, the
@@ -49,11 +50,6 @@ class Eraser(nn.Module):
     def rank(self) -> int:
         """How many directions go at each position, at most."""
         return self.concept.shape[2]
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the filter's weights."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.buffers())
 
     def forward(self, features: Tensor) -> Tensor:
         kind = torch.promote_types(features.dtype, self.concept.dtype)

@@ -72,7 +72,10 @@ def _fit(tail: Callable[[Tensor], Tensor], examples: Examples, config: FilterCon
     width = examples.vectors.shape[1]
     fitted = Bottleneck(width, config.rank_for(width), nonnegative=examples.nonnegative, source=source)
     fitted.to(examples.vectors.device)
-    guard = _guard(tail, examples, config.seed) if examples.guarded and config.guard else None
+    guard = None
+    if examples.guarded and config.guard:
+        rows = {"vectors": examples.vectors, "rows": examples.rows}
+        guard = Guard.against(examples.guarded, tail=tail, **rows, nonnegative=examples.nonnegative, seed=config.seed)
     fitted.constant = guard.constant() if guard is not None else None
     optimizer = _OPTIMIZERS[config.optimizer](list(fitted.parameters()), lr=config.lr)
     with torch.enable_grad():
@@ -118,11 +121,6 @@ def _check(tail: Callable[[Tensor], Tensor], examples: Examples) -> None:
     for rows in examples.rows.split(1024):  # no second array of the store's size
         if not bool(examples.vectors.index_select(0, rows).sum().isfinite()):
             raise DataError("Some retained centroids are NaN or infinite: collect them again.")
-
-
-def _guard(tail: Callable[[Tensor], Tensor], examples: Examples, seed: int) -> Guard:
-    vectors, rows, nonnegative = examples.vectors, examples.rows, examples.nonnegative
-    return Guard.against(examples.guarded, tail=tail, vectors=vectors, rows=rows, nonnegative=nonnegative, seed=seed)
 
 
 def _batches(examples: Examples, config: FilterConfig, source: torch.Generator) -> Iterator[Tensor]:

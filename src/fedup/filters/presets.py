@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
-from fedup.errors import SettingError
+from fedup.errors import check_choice
 from fedup.filters.bottleneck import FilterConfig
+from fedup.privacy.paper import SIGMA
 from fedup.request import Forget, union
 
 PresetName = Literal["default", "paper", "authors"]
 _RATIOS = {"client": 0.8, "class": 0.1, "sample": 0.5}  # of the paper and of its authors' code
 _PAPER = FilterConfig(filter="bottleneck", class_policy="remap", guard=False, gentle=False)
-_PAPER_SIGMA = 0.001  # 0.01 on CIFAR-100
 _AUTHORS = replace(  # lr is 0.01 on CIFAR-100
     _PAPER, class_policy="remap_client", optimizer="sgd", lr=0.005, batch_size=10, epochs=50
 )
@@ -39,12 +39,11 @@ def preset(name: PresetName = "default", forget: Forget | Iterable[Forget] = ())
     >>> preset("paper", Forget.classes([7])).ratio, preset("authors").config.epochs
     (0.1, 50)
     """
-    if name not in get_args(PresetName):
-        raise SettingError(f"preset is one of {', '.join(get_args(PresetName))}; found {name!r}.")
+    check_choice("preset", name, PresetName)
     if name == "default":
         return Preset(0.8, 0.0, True, FilterConfig())
     kinds = union([forget] if isinstance(forget, Forget) else forget).kind.split("+")
     ratio = max(_RATIOS.get(kind, 0.8) for kind in kinds)
     if name == "authors":
         return Preset(ratio, 0.0, False, _AUTHORS)
-    return Preset(ratio, _PAPER_SIGMA, False, _PAPER)
+    return Preset(ratio, SIGMA, False, _PAPER)

@@ -8,9 +8,10 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
+from fedup.artifacts import digest_of
 from fedup.clients.checks import client_number
 from fedup.clients.labels import WhoQuestion
-from fedup.clients.messages import SPENT, identity_of
+from fedup.clients.messages import SPENT
 from fedup.clients.protocol import release_of
 from fedup.clients.question import PrivateQuestion, Question
 from fedup.errors import ContactError, DataError
@@ -47,7 +48,7 @@ class Accounts:
         """
         holds = answer.status == "ok" and not isinstance(question, WhoQuestion)
         release = question if holds and isinstance(question, PrivateQuestion) else None
-        name = identity_of(answer.arrays) if release else ""
+        name = digest_of("", answer.arrays.items()) if release else ""
         client, size = self._client_of(node, answer), answer.size if counted is None else counted
         spent = _spent(answer) if counted is None else None
         if spent is not None and node not in self.clients:

@@ -11,7 +11,8 @@ import torch
 from flwr.app import ConfigRecord, Context
 from torch import Tensor, nn
 
-from fedup.clients.messages import NONCE, identity_of
+from fedup.artifacts import digest_of
+from fedup.clients.messages import NONCE
 from fedup.errors import ArtifactError, BudgetError, DataError, FedUPError
 from fedup.files import write_text
 from fedup.flower.policy import Policy
@@ -145,7 +146,7 @@ class KeptReader(FeatureReader):
         """What is here of these rows, by all that decides the bits: model, cut, threads, content and order."""
         if self._rows is not None and self._rows[0] is x and self._rows[1] is rows:
             return
-        content = identity_of({"x": x, "rows": rows})
+        content = digest_of("", [("x", x), ("rows", rows)])
         self._key = f"{self._base} {self.cut} {torch.get_num_threads()} {content}"
         self._rows, self._new = (x, rows), False
         same = kept_of(self._context, _FEATURES).get("key") == self._key

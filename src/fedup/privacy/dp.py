@@ -5,15 +5,16 @@ noise is calibrated to that distance exactly. docs/privacy.md has the statement 
 """
 
 import math
+import secrets
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedup.errors import DataError
 from fedup.privacy.guarantee import DP
-from fedup.privacy.noise import normal
 from fedup.rng import generator
 
 _LARGEST_SPREAD = 200_000  # numbers of second moments a message: above that only the diagonals are sent
@@ -57,16 +58,16 @@ class Layout:
         """Second moments of points as vectors of the same l2 norm: of a symmetric matrix one half. (N, spread)"""
         if not self.full:
             return points.square()
-        one, other, weights = self._half()
-        return points[:, one] * points[:, other] * weights
+        row, column, weights = self._half()
+        return points[:, row] * points[:, column] * weights
 
     def matrix(self, spread: Tensor) -> Tensor:
         """The matrices behind such vectors. (…, d, d)"""
         if not self.full:
             return torch.diag_embed(spread)
-        one, other, weights = self._half()
+        row, column, weights = self._half()
         made = spread.new_zeros(*spread.shape[:-1], self.dims, self.dims)
-        made[..., one, other] = made[..., other, one] = spread / weights.to(spread)
+        made[..., row, column] = made[..., column, row] = spread / weights.to(spread)
         return made
 
     def known(self, matrix: Tensor) -> Tensor:
@@ -74,8 +75,8 @@ class Layout:
         return matrix if self.full else torch.diag(matrix.diagonal())
 
     def _half(self) -> tuple[Tensor, Tensor, Tensor]:
-        one, other = torch.triu_indices(self.dims, self.dims)
-        return one, other, torch.where(one == other, 1.0, torch.tensor(math.sqrt(2), dtype=torch.float64))
+        row, column = torch.triu_indices(self.dims, self.dims)
+        return row, column, torch.where(row == column, 1.0, torch.tensor(math.sqrt(2), dtype=torch.float64))
 
 
 def joint_vector(dp: DP, points: Tensor, labels: Tensor, subjects: Tensor | None, num_classes: int) -> Tensor:
@@ -174,3 +175,16 @@ def release(dp: DP, exact: Tensor, *, name: tuple[Any, ...]) -> Tensor:
     """The message: every number with its noise. `name` is used in test mode alone."""
     replay = (dp.replay_seed, f"{dp.sigma:g}", *name) if dp.is_replayable else None
     return (exact + dp.sigma * normal(exact.numel(), replay=replay).view_as(exact)).float()
+
+
+def normal(size: int, *, replay: tuple[object, ...] | None = None) -> Tensor:
+    """Independent standard normal numbers in double precision, which nobody can replay. (size,)
+
+    Each is made of 128 fresh bits of the system's entropy. With `replay`, the name of a seeded stream, anyone who knows
+    it can subtract them: then nothing is protected, and whoever shows the result must say so.
+    """
+    if replay is not None:
+        return torch.randn(size, generator=generator(0, "replayable noise", *replay), dtype=torch.float64)
+    drawn = np.frombuffer(secrets.token_bytes(16 * size), dtype=np.uint64).reshape(2, size)
+    radius, angle = (drawn >> 11).astype(np.float64) * 2.0**-53  # in [0, 1)
+    return torch.from_numpy(np.sqrt(-2 * np.log1p(-radius)) * np.cos(2 * np.pi * angle))  # Box & Muller 1958

@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
-from fedup.errors import SettingError
+from fedup.errors import SettingError, check_choice
 from fedup.privacy.accountant import LARGEST_EPSILON, mu_of
 
 Unit = Literal["record", "subject"]
@@ -81,12 +81,8 @@ class DP:
             raise SettingError(f"erase_clip must be a number above 0; found {self.erase_clip!r}.")
         if self.erase_clip is not None and self.unit != "record":
             raise SettingError("Statistics of an eraser protect records, not subjects: leave erase_clip out.")
-        if self.unit not in ("record", "subject"):
-            raise SettingError(f"unit is 'record' or 'subject'; found {self.unit!r}.")
-        if self.projection not in get_args(ProjectionName):
-            raise SettingError(
-                f"projection is one of {', '.join(get_args(ProjectionName))}; found {self.projection!r}."
-            )
+        check_choice("unit", self.unit, Unit)
+        check_choice("projection", self.projection, ProjectionName)
         for name, number in {"dims": self.dims, "cells": self.cells}.items():
             if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= 4096:
                 raise SettingError(f"{name} must be a whole number from 1 to 4096; found {number!r}.")
@@ -120,8 +116,8 @@ class DP:
         return str(self)
 
     def __str__(self) -> str:
-        told = f"(ε = {self.epsilon:g}, δ = {self.delta:g})-DP for one {self.unit}"
-        return f"TEST MODE, replayable noise, NO PRIVACY: {told} in form only" if self.is_replayable else told
+        promise = f"(ε = {self.epsilon:g}, δ = {self.delta:g})-DP for one {self.unit}"
+        return f"TEST MODE, replayable noise, NO PRIVACY: {promise} in form only" if self.is_replayable else promise
 
     @property
     def scale(self) -> float:

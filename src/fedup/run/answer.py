@@ -14,8 +14,9 @@ from fedup.run.state import FileRecord, Request
 from fedup.serving.filter_file import save_filter
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import CellName, Centroids, save_centroids
+from fedup.statistics.traffic import Release
 from fedup.unlearning.plan import Terms
-from fedup.unlearning.report import Release, Report
+from fedup.unlearning.report import Report
 from fedup.unlearning.unlearn import purge as purge_cells
 from fedup.unlearning.unlearn import restore as take_back
 from fedup.unlearning.unlearn import unlearn as fit_and_serve

@@ -47,8 +47,8 @@ def export_program(model: nn.Module, inputs: Tensor, path: str | Path, *, about:
     written.seek(0)
     with torch.no_grad():
         loaded = torch.export.load(written).module()
-        found = torch.cat([loaded(inputs[:1]), loaded(inputs[1:])])
-    if not torch.allclose(found, expected, atol=1e-4, rtol=1e-4):
+        answers = torch.cat([loaded(inputs[:1]), loaded(inputs[1:])])
+    if not torch.allclose(answers, expected, atol=1e-4, rtol=1e-4):
         raise ArtifactError("The exported program does not answer as the model does: it was not written.")
     with replacing(path) as partial:
         partial.write_bytes(written.getvalue())

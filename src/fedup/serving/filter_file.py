@@ -14,9 +14,6 @@ from fedup.filters.eraser import Eraser, PlacedEraser, load_eraser
 from fedup.request import Forget
 from fedup.serving.plugged import REQUEST_LOCK, PluggedModel, Served
 
-# Settings of files that older versions wrote: nothing that is served depends on these,
-_SETTINGS_GONE = ("by_class", "per_position", "weighted")
-_FORMER_NAMES = {"erase_at": "eraser_cut", "most_price": "max_variance_loss"}  # and these have other names now
 _ERASER = "eraser."  # before the names of an eraser's weights
 
 
@@ -38,7 +35,7 @@ def parts_of(served: Served) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "nonnegative": served.filter.nonnegative if served.filter is not None else None,
         "requests": sorted((request.to_json() for request in served.requests), key=str),
         "derived_from_forgotten": served.derived_from_forgotten,
-        "erasure": _described(served.erasure),
+        "erasure": None if served.erasure is None else _described(served.erasure),
         "question": served.question,
     }
     tensors = dict(served.filter.state_dict()) if served.filter is not None else {}
@@ -72,12 +69,9 @@ def load_filter(plugged: PluggedModel, path: str | Path) -> None:
 def served_from(tensors: dict[str, Tensor], header: dict[str, Any]) -> Served:
     """The opposite of `parts_of`; raises where parts are missing or do not fit each other."""
     try:
-        settings = {_FORMER_NAMES.get(name, name): value for name, value in header["config"].items()}
-        config = FilterConfig(**{name: value for name, value in settings.items() if name not in _SETTINGS_GONE})
-        if settings.get("per_position"):
-            raise ValueError("it has a bottleneck for each position, which is read no more")
-        erasure = _erasure(tensors, header.get("erasure"))
-        if header.get("derived_from_forgotten", False) != (erasure is not None):
+        config = FilterConfig(**header["config"])
+        erasure = _erasure(tensors, header["erasure"])
+        if header["derived_from_forgotten"] != (erasure is not None):
             raise ValueError("it does not say truly whether it was derived from forgotten rows")
         fitted = _bottleneck({n: t for n, t in tensors.items() if not n.startswith(_ERASER)}, header)
         requests = frozenset(map(Forget.from_json, header["requests"]))
@@ -100,16 +94,10 @@ def _bottleneck(tensors: dict[str, Tensor], header: dict[str, Any]) -> Bottlenec
     return fitted.eval().requires_grad_(False)
 
 
-def _described(erasure: PlacedEraser | None) -> dict[str, Any] | None:
+def _described(erasure: PlacedEraser) -> dict[str, Any]:
     """What is stored of an eraser besides its weights."""
-    if erasure is None:
-        return None
-    return {
-        "cut": erasure.cut,
-        "over": erasure.filter.granularity,
-        "channels": erasure.filter.concept.shape[1],
-        "about": dict(erasure.about),
-    }
+    over, channels = erasure.filter.granularity, erasure.filter.concept.shape[1]
+    return {"cut": erasure.cut, "over": over, "channels": channels, "about": dict(erasure.about)}
 
 
 def _erasure(tensors: dict[str, Tensor], described: dict[str, Any] | None) -> PlacedEraser | None:
@@ -135,10 +123,6 @@ def _check_fits(eraser: Eraser, described: dict[str, Any]) -> None:
     }
     if any(tuple(getattr(eraser, name).shape) != shape for name, shape in shapes.items()):
         raise ValueError("the weights of its eraser do not fit each other")
-    positions = eraser.positions
-    if (
-        positions.dtype != torch.long
-        or int(positions.min()) < 0
-        or int(positions.max()) >= described["about"]["place"]["of"]
-    ):
+    positions, many = eraser.positions, described["about"]["place"]["of"]
+    if positions.dtype != torch.long or int(positions.min()) < 0 or int(positions.max()) >= many:
         raise ValueError("its eraser acts on positions that the cut does not have")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedup.errors import FingerprintError, NotFittedError, PlugError, StaleFilterError
-from fedup.filters.bottleneck import Bottleneck, FilterConfig
+from fedup.filters.bottleneck import Bottleneck, Filter, FilterConfig
 from fedup.filters.eraser import PlacedEraser
 from fedup.models.cut import find_cut
 from fedup.models.views import fingerprint, shared_view, tensors
@@ -38,16 +38,15 @@ class Served:
     question: str | None = None  # digest of what clients were asked for an eraser: not asked twice
 
     @property
-    def placed(self) -> list[tuple[str, nn.Module]]:
+    def placed(self) -> list[tuple[str, Filter]]:
         """The filters and their cuts, in the order in which they act where these are the same."""
-        found: list[tuple[str, nn.Module]] = [(self.erasure.cut, self.erasure.filter)] if self.erasure else []
-        return [*found, (self.cut, self.filter)] if self.filter is not None else found
+        placed: list[tuple[str, Filter]] = [(self.erasure.cut, self.erasure.filter)] if self.erasure else []
+        return [*placed, (self.cut, self.filter)] if self.filter is not None else placed
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the filters' weights."""
-        erased = self.erasure.filter.size_bytes if self.erasure else 0
-        return erased + (self.filter.size_bytes if self.filter is not None else 0)
+        return sum(fitted.size_bytes for _, fitted in self.placed)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -79,8 +78,8 @@ def filtered_view(model: nn.Module, served: Served | None) -> nn.Module:
     if served is not None and not served.placed:
         raise PlugError("There is no filter in it: nothing would be forgotten.")
     for cut, fitted in served.placed if served is not None else ():
-        place = view.get_submodule(find_cut(view, cut))
-        place.register_forward_pre_hook(_AtCut(fitted.to(_device(model))).before)
+        device = next(tensors(model)).device
+        view.get_submodule(find_cut(view, cut)).register_forward_pre_hook(_AtCut(fitted.to(device)).before)
     return view
 
 
@@ -287,19 +286,15 @@ class PluggedModel(_Front):
             self.check_base()
 
 
-def _device(model: nn.Module) -> torch.device:
-    return next(tensors(model)).device
-
-
 def _state(model: nn.Module) -> list[int]:
     """Which tensors a model has, where they lie, and PyTorch's own count of in-place writes to each.
 
     Plain numbers in one list, made at each call: nothing that Python's garbage collector would have to go through.
     """
-    found: list[int] = []
+    state: list[int] = []
     for tensor in _all_tensors(model):
-        found += id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
-    return found
+        state += id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+    return state
 
 
 def _all_tensors(model: nn.Module) -> Iterator[Tensor]:

@@ -8,6 +8,8 @@ cut that was chosen.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from typing import Any, Self
 
 import torch
@@ -19,7 +21,7 @@ from fedup.models.layout import Granularity, to_positions
 from fedup.request import Forget
 from fedup.rng import generator, sample
 from fedup.statistics.client_data import ClientData
-from fedup.statistics.moments import LEAST_ROWS, Moments, Sums
+from fedup.statistics.moments import LEAST_ROWS, AddsUp, Moments, Sums
 
 SKETCH_GROUPS = 64  # of neighbouring positions
 SKETCH_SIZE = 512  # numbers that a mean is told in, or a few more
@@ -29,12 +31,22 @@ EVERY_CLASS = -1  # the label of a cell that holds all retained rows, where no c
 Weights = Mapping[str, Mapping[int, float]]  # of a client's cells in each request's mixture: {request: {label: weight}}
 
 
+def write_weights(weights: Weights) -> dict[str, Any]:
+    """Plain data."""
+    return {name: [[label, weight] for label, weight in of.items()] for name, of in weights.items()}
+
+
+def read_weights(plain: Mapping[str, Any]) -> dict[str, dict[int, float]]:
+    """The opposite of `write_weights`."""
+    return {name: {int(label): float(weight) for label, weight in of} for name, of in plain.items()}
+
+
 @dataclass(frozen=True)
 class RowGroups:
     """Whose rows an eraser is made of: requests to erase one by one, and all that is forgotten besides."""
 
     requests: Mapping[str, Forget]  # by name
-    gone: Forget  # all active requests together
+    forget_set: Forget  # all active requests together
 
     def to(self, client: int) -> Self:
         """The part of it that a client needs to know."""
@@ -43,7 +55,7 @@ class RowGroups:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         requests = {name: request.to_json() for name, request in self.requests.items()}
-        return {"requests": requests, "gone": self.gone.to_json()}
+        return {"requests": requests, "gone": self.forget_set.to_json()}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Self:
@@ -54,7 +66,7 @@ class RowGroups:
     def with_places(self, places: Callable[[Forget], Forget]) -> Self:
         """The same with samples by their place among a node's rows."""
         requests = {name: places(request) for name, request in self.requests.items()}
-        return replace(self, requests=requests, gone=places(self.gone))
+        return replace(self, requests=requests, forget_set=places(self.forget_set))
 
     def forgotten(self, client: Client, y: Tensor) -> dict[str, Tensor]:
         """By request its training rows at the client; too few to tell of are none."""
@@ -63,7 +75,7 @@ class RowGroups:
 
     def retained(self, client: Client, y: Tensor) -> dict[int, Tensor]:
         """By class the client's retained training rows, at most so many; classes with too few rows are left out."""
-        kept = named_rows(client, self.gone, client.train, y)[1]
+        kept = named_rows(client, self.forget_set, client.train, y)[1]
         cells = {label: kept[y[kept] == label] for label in y[kept].unique().tolist()}
         enough = {label: rows for label, rows in cells.items() if len(rows) >= LEAST_REFERENCE_ROWS}
         if not enough and len(kept) >= LEAST_REFERENCE_ROWS:
@@ -83,15 +95,12 @@ class Sketches:
 
 
 @dataclass(frozen=True)
-class Spread:
+class Spread(AddsUp):
     """Mean and variance at each position and channel of a cut, each times a weight that adds up over clients."""
 
     weight: float  # rows, or the share of a mixture
     mean: Tensor  # (P, C)
     variance: Tensor  # (P, C)
-
-    def __add__(self, other: "Spread") -> "Spread":
-        return Spread(self.weight + other.weight, self.mean + other.mean, self.variance + other.variance)
 
     @property
     def average(self) -> "Spread":
@@ -168,17 +177,15 @@ def second_moments(
     For tokens of retained rows alone, where there are any: there an eraser asks which tokens are unusual among them.
     """
     chosen = torch.tensor(positions, device=data.x.device)
-    kept = named_rows(data.client, groups.gone, data.client.train, data.y)[1]
+    kept = named_rows(data.client, groups.forget_set, data.client.train, data.y)[1]
     parts = [kept] if len(kept) >= LEAST_ROWS else []
     if granularity != "tokens" or not parts:
         parts += groups.forgotten(data.client, data.y).values()
     if not parts:
         return None
-    added: Moments | None = None
-    for batch in FeatureReader(data.model, cut).batches(data.x, torch.cat(parts).unique()):
-        part = Moments.of(to_positions(batch[cut], granularity).index_select(1, chosen))
-        added = part if added is None else added + part
-    return added
+    batches = FeatureReader(data.model, cut).batches(data.x, torch.cat(parts).unique())
+    spreads = (to_positions(batch[cut], granularity).index_select(1, chosen) for batch in batches)
+    return reduce(add, map(Moments.of, spreads))
 
 
 def _diagonals(reader: FeatureReader, cuts: Mapping[str, Granularity], x: Tensor, rows: Tensor) -> dict[str, Moments]:

@@ -10,14 +10,19 @@ LEAST_ROWS = 20  # forgotten rows behind every sum that leaves a client: fewer w
 
 
 @dataclass(frozen=True)
-class Sums:
-    """Count and sum of some rows' features; they add up over batches and over clients."""
-
-    count: int
-    sums: Tensor  # (P, C)
+class AddsUp:
+    """Figures that add up over batches, clients and requests, field by field."""
 
     def __add__(self, other: Self) -> Self:
         return type(self)(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+
+@dataclass(frozen=True)
+class Sums(AddsUp):
+    """Count and sum of some rows' features."""
+
+    count: int
+    sums: Tensor  # (P, C)
 
     @property
     def mean(self) -> Tensor:
@@ -59,7 +64,7 @@ class Moments(Sums):
 
 
 @dataclass(frozen=True)
-class Shift:
+class Shift(AddsUp):
     """How far forgotten rows lie from rows that look like them at a cut, position by position: what a cut is chosen
     by. Numbers are multiplied by the forgotten rows, so that they add up over requests."""
 
@@ -68,10 +73,6 @@ class Shift:
     noise: Tensor  # (P,) what that would be on average if there were no difference
     fisher: Tensor  # (P,) the same distance, each channel in units of its variance within the two sets
     variance: Tensor  # (P,) within the two sets, summed over channels
-
-    def __add__(self, other: "Shift") -> "Shift":
-        parts = ("distance", "noise", "fisher", "variance")
-        return Shift(self.rows + other.rows, *(getattr(self, name) + getattr(other, name) for name in parts))
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class PlannedStatistics:
         x, y, client, rows = data.x, data.y, data.client, data.client.train
         labels = y[rows].long()
         forgotten = torch.isin(rows, named_rows(client, union(groups.requests.values()), rows, y)[0])
-        named = union([groups.gone, *groups.requests.values()])  # whatever is asked, no row is in two sums
+        named = union([groups.forget_set, *groups.requests.values()])  # whatever is asked, no row is in two sums
         kept = torch.isin(rows, named_rows(client, named, rows, y)[1]) & (labels >= 0) & (labels < self.num_classes)
         group = 1 + labels if self.groups > 1 else torch.ones_like(labels)
         wanted = forgotten | kept

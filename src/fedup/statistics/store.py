@@ -149,17 +149,16 @@ def _copied(value: Any, device: torch.device | str) -> Any:
 
 def insert(store: Centroids, summary: Summary) -> None:
     """Put a client's message into its slots."""
-    start = 0
-    for label, size, excluded in zip(summary.labels, summary.sizes, summary.excluded, strict=True):
+    vectors, counts = (rows.split(list(summary.sizes)) for rows in (summary.vectors, summary.counts))
+    for label, excluded, *content in zip(summary.labels, summary.excluded, vectors, counts, strict=True):
         cell = store.cell((summary.client, label))
         if cell is None:
             raise DataError(f"Client {summary.client} answered for class {label}, which it had not at collection.")
-        store.put(cell, summary.vectors[start : start + size], summary.counts[start : start + size])
+        store.put(cell, *content)
         store.excluded.pop(cell.name, None)
         if excluded:
             store.excluded[cell.name] = excluded
         store.purged.discard(cell.name)
-        start += size
     store.paper_epsilons |= {
         (summary.client, label): epsilon for label, epsilon in zip(summary.labels, summary.paper_epsilons, strict=False)
     }
@@ -213,8 +212,8 @@ def load_centroids(path: str | Path) -> Centroids:
                 for i, (client, label) in enumerate(header["sealed"])
             },
             bytes_up={int(client): size for client, size in header["bytes_up"].items()},
-            paper_epsilons={(client, label): value for client, label, value in header.get("paper_epsilons", ())},
-            ledger=Ledger.from_json(header["ledger"]) if "ledger" in header else Ledger(),  # older files have none
+            paper_epsilons={(client, label): value for client, label, value in header["paper_epsilons"]},
+            ledger=Ledger.from_json(header["ledger"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"{path} lacks a part of a centroid store ({error!r}). Take a good copy of it.") from error

@@ -13,7 +13,7 @@ from fedup.models.features import FEATURE_BATCH
 from fedup.request import Forget
 from fedup.rng import sample
 from fedup.statistics.client_data import ClientData
-from fedup.statistics.eraser_statistics import RowGroups
+from fedup.statistics.eraser_statistics import RowGroups, Weights, read_weights, write_weights
 from fedup.statistics.proportions import Paired
 
 MOST_ROWS = 2000  # of one kind at one client: more would not make a verdict any surer
@@ -29,19 +29,18 @@ class RowsToCount(RowGroups):
     how often those labels are answered to their held-out rows, each with the share given here.
     """
 
-    carried: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    carried: Weights = field(default_factory=dict)
     classes: bool = True  # whether retained rows are counted
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        carried = {name: [[label, share] for label, share in of.items()] for name, of in self.carried.items()}
-        return {**super().to_json(), "carried": carried, "classes": self.classes}
+        return {**super().to_json(), "carried": write_weights(self.carried), "classes": self.classes}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`."""
-        carried = {name: {int(label): float(share) for label, share in of} for name, of in plain["carried"].items()}
-        return replace(super().from_json(plain), carried=carried, classes=bool(plain["classes"]))
+        groups = super().from_json(plain)
+        return replace(groups, carried=read_weights(plain["carried"]), classes=bool(plain["classes"]))
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def tally(data: ClientData, counted: RowsToCount, *, original: nn.Module, before
     held_out = torch.cat([client.validation, client.heldout])
     classes: list[dict[int, Paired]] = []
     for part in (client.train, held_out):
-        kept = named_rows(client, counted.gone, part, y)[1] if counted.classes else part[:0]
+        kept = named_rows(client, counted.forget_set, part, y)[1] if counted.classes else part[:0]
         by_label = [kept[y[kept] == label] for label in y[kept].unique().tolist()]
         rows = torch.cat([kept[:0], *(_some(own, MOST_CLASS_ROWS) for own in by_label)])
         classes.append(_count(original, after, x, y, rows))
@@ -105,11 +104,11 @@ def _count(before: nn.Module, after: nn.Module, x: Tensor, y: Tensor, rows: Tens
 
 def _carried(before: nn.Module, after: nn.Module, x: Tensor, rows: Tensor, shares: Mapping[int, float]) -> Paired:
     """How often labels are answered, each as much as it is carried by the rows in question."""
-    one, other = (
+    first, second = (
         sum((share * (given == label).double() for label, share in shares.items()), torch.zeros(len(rows)).double())
         for given in (answers(model, x, rows).cpu() for model in (before, after))
     )
-    return Paired(len(rows), float(one.sum()), float(other.sum()), float(torch.minimum(one, other).sum()))
+    return Paired(len(rows), float(first.sum()), float(second.sum()), float(torch.minimum(first, second).sum()))
 
 
 def answers(model: nn.Module, x: Tensor, rows: Tensor) -> Tensor:

@@ -81,9 +81,7 @@ def used_cells(centroids: Centroids, forget_set: Forget, config: FilterConfig) -
 
 
 def _examples(centroids: Centroids, used: list[Cell], forget_set: Forget, config: FilterConfig) -> Examples:
-    rows = centroids.rows_of(used)
-    labels = centroids.row_labels()
-    retained = torch.tensor([label for label in range(centroids.num_classes) if label not in forget_set.class_ids])
+    rows, labels, retained = centroids.rows_of(used), centroids.row_labels(), _retained(centroids, forget_set)
     for cell in used:
         if cell.label in forget_set.class_ids:
             labels[cell.slot] = _remapped(cell, retained, config).to(labels)
@@ -106,22 +104,14 @@ def _resampled(
 ) -> tuple[Examples, Sequence[int]]:
     """Under DP: features drawn from what clients released, as many whatever the number of clients; and the classes that
     do not stand out of the noise."""
-    dp, width, rows = centroids.dp, math.prod(centroids.shape), centroids.rows_of(used)
+    dp, classes, rows = centroids.dp, centroids.num_classes, centroids.rows_of(used)
     assert dp is not None
-    basis = basis_of(
-        plugged.base, plugged.cut, width, how=dp.projection, dims=dp.dims, num_classes=centroids.num_classes
-    ).to(centroids.vectors)
-    drawn = resample(
-        dp,
-        centroids.vectors[rows],
-        centroids.row_labels()[rows],
-        basis=basis,
-        num_classes=centroids.num_classes,
-        tail=tail,
-        seed=config.seed,
-    )
-    labels = drawn.labels
-    retained = torch.tensor([label for label in range(centroids.num_classes) if label not in forget_set.class_ids])
+    width, projection = math.prod(centroids.shape), dp.projection
+    basis = basis_of(plugged.base, plugged.cut, width, how=projection, dims=dp.dims, num_classes=classes)
+    basis = basis.to(centroids.vectors)
+    released, owners = centroids.vectors[rows], centroids.row_labels()[rows]
+    drawn = resample(dp, released, owners, basis=basis, num_classes=classes, tail=tail, seed=config.seed)
+    labels, retained = drawn.labels, _retained(centroids, forget_set)
     for label in sorted(forget_set.class_ids & set(labels.unique().tolist())):
         relabelled = torch.randint(len(retained), labels.shape, generator=generator(config.seed, "remap", label))
         labels = torch.where(labels == label, retained[relabelled].to(labels), labels)
@@ -134,6 +124,11 @@ def _resampled(
         basis=None if basis.shape[0] == basis.shape[1] else basis,
     )
     return examples, drawn.dropped
+
+
+def _retained(centroids: Centroids, forget_set: Forget) -> Tensor:
+    """The classes that stay."""
+    return torch.tensor([label for label in range(centroids.num_classes) if label not in forget_set.class_ids])
 
 
 def _remapped(cell: Cell, retained: Tensor, config: FilterConfig) -> Tensor:

@@ -7,16 +7,19 @@ import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from fedup.clients.private_eraser import PrivateEraserQuestion
+from fedup.clients.eraser_questions import (
+    PrivateEraserQuestion,
+    SecondMomentsQuestion,
+    SketchesQuestion,
+    SpreadsQuestion,
+)
 from fedup.clients.protocol import Contact
-from fedup.clients.second_moments import SecondMomentsQuestion
-from fedup.clients.sketches import SketchesQuestion
-from fedup.clients.spreads import SpreadsQuestion
+from fedup.clients.question import Question
 from fedup.errors import ContactError, RequestError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.filters.eraser import PlacedEraser, make_eraser
@@ -31,6 +34,7 @@ from fedup.statistics.private_erasure import NoisyGroupStatistics, fixed_site, l
 from fedup.unlearning.lookalikes import Mixture, retained_cells, shift_between, sums_at
 from fedup.unlearning.report import Report
 
+A = TypeVar("A")
 LEAST_SIGNAL = 2.5  # shift over sampling noise below which there is nothing to erase
 
 
@@ -49,16 +53,16 @@ class EraserBuilder:
     ) -> None:
         self._dp = dp
         self._model, self._cut, self._config = model, cut, config
-        self._contact, self._report = contact, report
+        self._contact, self._report, self._price = contact, report, config.max_variance_loss
         self.question: str | None = None  # digest of all that decides what the clients answer
         self.complete = False  # whether all is erased that is to be
 
     def erasure_for(
-        self, requests: Collection[Forget], gone: Forget, question: str | None, before: PlacedEraser | None
+        self, requests: Collection[Forget], left_out: Forget, question: str | None, before: PlacedEraser | None
     ) -> PlacedEraser | None:
         """The eraser of the requests, asked of the clients; what there was `before` where the question is the same as
         then."""
-        asking = question_for(requests, gone, self._config)
+        asking = question_for(requests, left_out, self._config)
         if asking is None or (self._dp is not None and not self._possible_under_dp(asking)):
             return None
         self.question = self._digest(asking)
@@ -66,19 +70,16 @@ class EraserBuilder:
             erasure = before
         else:
             with self._report.stage("erase"):
-                erasure = (
-                    self._erasure(asking, requests)
-                    if self._dp is None
-                    else self._private_erasure(asking, requests, self._dp)
-                )
+                private = self._dp is not None
+                erasure = self._private_erasure(asking, requests) if private else self._erasure(asking, requests)
         self._report.erasure = erasure.about if erasure else None
         self.complete = erasure is not None and set(asking.requests) <= set(erasure.about["parts"])
         return erasure
 
-    def clients_to_ask(self, requests: Collection[Forget], gone: Forget, question: str | None) -> list[int]:
+    def clients_to_ask(self, requests: Collection[Forget], left_out: Forget, question: str | None) -> list[int]:
         """Those that would be asked; nobody is. Refuses what the answer itself would refuse before asking."""
         self._candidates()
-        asking = question_for(requests, gone, self._config)
+        asking = question_for(requests, left_out, self._config)
         if asking is None or (self._dp is not None and not self._possible_under_dp(asking)):
             return []
         if self._digest(asking) == question:
@@ -92,8 +93,9 @@ class EraserBuilder:
         question = replace(question, requests={name: question.requests[name] for name in holders})
         if not holders:
             return None
-        weights = self._mixtures(question)
-        spreads = self._spreads(question, weights)
+        everyone = {client for clients in holders.values() for client in clients}
+        weights = self._mixtures(question, everyone)
+        spreads = self._spreads(question, weights, everyone)
         forgotten, reference = (
             {name: sum_by_cut([getattr(sent, kind).get(name, {}) for sent in spreads.values()]) for name in holders}
             for kind in ("forgotten", "reference")
@@ -121,17 +123,11 @@ class EraserBuilder:
             self._leave(f"no client has {LEAST_ROWS} or more forgotten and retained rows, which an eraser needs")
             return None
         at, device = torch.tensor(site.positions), pooled.sums.device
-        groups = GroupStatistics(
-            {
-                name: sums_at(forgotten[name][site.cut], at, forgotten[name][site.cut].weight, device)
-                for name in distinct
-            },
-            {
-                name: sums_at(reference[name][site.cut], at, forgotten[name][site.cut].weight, device)
-                for name in distinct
-            },
-            pooled,
+        forgotten_sums, reference_sums = (
+            {name: sums_at(group[name][site.cut], at, forgotten[name][site.cut].weight, device) for name in distinct}
+            for group in (forgotten, reference)
         )
+        groups = GroupStatistics(forgotten_sums, reference_sums, pooled)
         fitted = make_eraser(groups, site.positions, granularity=site.granularity)
         about = {
             "place": site.to_json(),
@@ -142,7 +138,9 @@ class EraserBuilder:
             "compared_with": sorted({client for name in distinct for client in weights[name].clients}),
             "size_bytes": fitted.size_bytes,
             "parts": distinct,
-            "requests": sorted(r.digest for r in requests if _part(r, question.gone, self._config).digest in distinct),
+            "requests": sorted(
+                r.digest for r in requests if _part(r, question.forget_set, self._config).digest in distinct
+            ),
         }
         return PlacedEraser(site.cut, fitted, about)
 
@@ -151,17 +149,12 @@ class EraserBuilder:
         cuts = self._candidates()
         return [judge_site(cut, over, shifts[cut], max_variance_loss=self._price) for cut, over in cuts.items()]
 
-    @property
-    def _price(self) -> float:
-        return self._config.max_variance_loss
-
     # --- what clients are asked
 
-    def _mixtures(self, question: RowGroups) -> dict[str, Mixture]:
+    def _mixtures(self, question: RowGroups, holders: set[int]) -> dict[str, Mixture]:
         """The first message, of all: by request the mixture of retained cells that looks most like its rows."""
         contact, clients = self._reach(), self._clients(question)
         cut, over = next(iter(offered_cuts(self._model, self._cut).items()))
-        holders = {client for clients in self._holders(question, quiet=True).values() for client in clients}
         questions = {client: SketchesQuestion(cut, over, question.to(client)) for client in clients}
         sketches: dict[int, Sketches] = dict(contact.ask(questions, optional=questions.keys() - holders))
         for client in clients:
@@ -184,50 +177,44 @@ class EraserBuilder:
             mixtures[name] = Mixture.nearest(mean, cells)
         return mixtures
 
-    def _spreads(self, question: RowGroups, mixtures: Mapping[str, Mixture]) -> dict[int, GroupSpreads]:
+    def _spreads(
+        self, question: RowGroups, mixtures: Mapping[str, Mixture], holders: set[int]
+    ) -> dict[int, GroupSpreads]:
         """The second message, of those whose rows are forgotten or compared with: means and variances at each cut."""
-        contact, cuts = self._reach(), self._candidates()
+        cuts = self._candidates()
         weights: dict[int, Weights] = {
             client: {name: mixture.of(client) for name, mixture in mixtures.items()}
             for client in self._clients(question)
         }
-        holders = {client for clients in self._holders(question, quiet=True).values() for client in clients}
         senders = [client for client, of in weights.items() if client in holders or any(of.values())]
-        answers = {}
-        questions = {client: SpreadsQuestion(cuts, question.to(client), weights[client]) for client in senders}
-        for client, spreads in contact.ask(questions):
-            answers[client] = spreads
-            self._report.note_contact(client)
-        return answers
+        return self._ask({client: SpreadsQuestion(cuts, question.to(client), weights[client]) for client in senders})
 
     def _second_moments(self, question: RowGroups, senders: Sequence[int], site: EraserSite) -> Moments | None:
         """The third message, of those whose rows are forgotten: second moments, at the chosen place alone."""
         at = site.cut, site.granularity, tuple(site.positions)
-        added: Moments | None = None
-        questions = {client: SecondMomentsQuestion(*at, question.to(client)) for client in senders}
-        for client, moments in self._reach().ask(questions):
-            self._report.note_contact(client)
-            if moments is not None:
-                added = moments if added is None else added + moments
-        return added
+        answers = self._ask({client: SecondMomentsQuestion(*at, question.to(client)) for client in senders})
+        parts = [moments for moments in answers.values() if moments is not None]
+        return reduce(operator.add, parts) if parts else None
 
     def _clients(self, question: RowGroups) -> list[int]:
         """All that may hold rows to forget or to compare with."""
         erased = union(question.requests.values()).client_ids
         return [
-            client for client in self._reach().clients if client in erased or client not in question.gone.client_ids
+            client
+            for client in self._reach().clients
+            if client in erased or client not in question.forget_set.client_ids
         ]
 
     def _possible_under_dp(self, question: RowGroups) -> bool:
         """Whether an eraser can be had from releases under DP; says why where it cannot."""
         assert self._dp is not None
-        offered = offered_cuts(self._model, self._cut)
+        offered, samples = offered_cuts(self._model, self._cut), _samples(question)
+        least = least_rows(self._dp, len(samples))
         if self._dp.unit != "record":
             self._leave("statistics of an eraser protect records, and the guarantee is for subjects")
         elif any(request.client_ids or request.class_ids for request in question.requests.values()):
             self._leave("under differential privacy only samples are erased")
-        elif sum(len(ids) for ids in _samples(question).values()) < least_rows(self._dp, len(_samples(question))):
-            least = least_rows(self._dp, len(_samples(question)))
+        elif sum(map(len, samples.values())) < least:
             self._leave(f"under {self._dp} an eraser needs {math.ceil(least)} of the forgotten samples or more")
         elif self._config.eraser_cut not in ("auto", *offered) or not offered:
             self._leave("under differential privacy an eraser sits at a cut that the model offers by name")
@@ -237,16 +224,13 @@ class EraserBuilder:
             return True
         return False
 
-    def _private_erasure(self, question: RowGroups, requests: Collection[Forget], dp: DP) -> PlacedEraser | None:
+    def _private_erasure(self, question: RowGroups, requests: Collection[Forget]) -> PlacedEraser | None:
+        dp = self._dp
+        assert dp is not None
         cut, over = fixed_site(offered_cuts(self._model, self._cut), self._config.eraser_cut)
-        contact, senders = self._reach(), sorted(_samples(question))
-        sent = []
-        for client, statistics in contact.ask(
-            {client: PrivateEraserQuestion(cut, dp, question.to(client)) for client in senders}
-        ):
-            sent.append(statistics)
-            self._report.note_contact(client)
-        noisy = NoisyGroupStatistics.of(dp, sent)
+        senders = sorted(_samples(question))
+        answers = self._ask({client: PrivateEraserQuestion(cut, dp, question.to(client)) for client in senders})
+        noisy = NoisyGroupStatistics.of(dp, list(answers.values()))
         site = None if noisy is None else judge_site(cut, over, noisy.shift(), max_variance_loss=self._price)
         if noisy is None or site is None or not site.cover > 0:
             self._leave(f"these samples differ from retained ones by no more than the noise of {dp}")
@@ -265,6 +249,12 @@ class EraserBuilder:
         }
         return PlacedEraser(cut, fitted, about)
 
+    def _ask(self, questions: Mapping[int, Question[A]]) -> dict[int, A]:
+        answers = dict(self._reach().ask(questions))
+        for client in answers:
+            self._report.note_contact(client)
+        return answers
+
     def _reach(self) -> Contact:
         if self._contact is None:
             raise ContactError(
@@ -274,9 +264,9 @@ class EraserBuilder:
             )
         return self._contact
 
-    def _holders(self, question: RowGroups, *, quiet: bool = False) -> dict[str, list[int]]:
+    def _holders(self, question: RowGroups) -> dict[str, list[int]]:
         """By request the clients that hold enough of its rows."""
-        found = {}
+        holders = {}
         for name, request in question.requests.items():
             enough = {client for client, ids in request.sample_ids.items() if len(ids) >= LEAST_ROWS}
             whole = set(self._reach().clients) if request.class_ids else set(request.client_ids)
@@ -287,24 +277,24 @@ class EraserBuilder:
                     f"no client has {LEAST_ROWS} or more of the forgotten samples, which an eraser needs", request
                 )
                 continue
-            if few and not quiet:
+            if few:
                 self._report.note(
                     f"The eraser is made without {few} samples of clients that have fewer than {LEAST_ROWS} each.",
                     [request],
                 )
-            found[name] = clients
-        return found
+            holders[name] = clients
+        return holders
 
     def _digest(self, question: RowGroups) -> str:
         """Of all that decides what clients answer: which rows are erased, and which are there to compare them with."""
-        told = {
+        deciding = {
             "requests": sorted(question.requests),
-            "gone": question.gone.to_json() if self._dp is None else _held(question),  # a new release would cost
+            "gone": question.forget_set.to_json() if self._dp is None else _held(question),  # a new release would cost
             "config": [self._cut, self._config.eraser_cut, self._config.max_variance_loss],
             "needs signal": self._config.filter == "auto",
             **({"dp": asdict(self._dp)} if self._dp is not None else {}),
         }
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
     def _stands_out(self, shifts: Mapping[str, Shift], request: Forget) -> bool:
         """Whether a request's rows differ from those that look like them by more than chance; not asked where an eraser
@@ -350,22 +340,22 @@ def _samples(question: RowGroups) -> Mapping[int, frozenset[int]]:
 def _held(question: RowGroups) -> dict[str, Any]:
     """What is forgotten of the clients whose samples are erased."""
     held = sorted({client for request in question.requests.values() for client in request.sample_ids})
-    samples = {str(client): sorted(ids) for client, ids in question.gone.sample_ids.items() if client in held}
-    return {"clients": sorted(question.gone.client_ids & set(held)), "samples": samples}
+    samples = {str(client): sorted(ids) for client, ids in question.forget_set.sample_ids.items() if client in held}
+    return {"clients": sorted(question.forget_set.client_ids & set(held)), "samples": samples}
 
 
-def question_for(requests: Collection[Forget], gone: Forget, config: FilterConfig) -> RowGroups | None:
+def question_for(requests: Collection[Forget], left_out: Forget, config: FilterConfig) -> RowGroups | None:
     """What clients are asked about for an eraser; None where nothing is to be erased."""
     if config.filter == "bottleneck":
         return None
-    parts = [_part(request, gone, config) for request in requests]
+    parts = [_part(request, left_out, config) for request in requests]
     named = {part.digest: part for part in sorted(parts, key=lambda part: part.digest) if part.kind}
-    return RowGroups(named, gone) if named else None
+    return RowGroups(named, left_out) if named else None
 
 
-def _part(request: Forget, gone: Forget, config: FilterConfig) -> Forget:
+def _part(request: Forget, left_out: Forget, config: FilterConfig) -> Forget:
     """What is to be erased of a request: samples by default, all of it where an eraser was asked for; not what a
     request for the whole client covers."""
-    samples = {client: ids for client, ids in request.sample_ids.items() if client not in gone.client_ids}
+    samples = {client: ids for client, ids in request.sample_ids.items() if client not in left_out.client_ids}
     whole = config.filter != "auto"
     return Forget(request.client_ids if whole else frozenset(), request.class_ids if whole else frozenset(), samples)

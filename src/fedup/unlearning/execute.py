@@ -2,8 +2,6 @@
 force."""
 
 import statistics
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -55,9 +53,12 @@ class Execution:
         """Serve a filter for the plan's requests; what may not be served is refused, or stays open."""
         plan, report, new = self._plan, self._report, self._plan.new
         active, before = plan.requests - new, plan.plugged.served
-        original = _copy(plan.centroids) if len(new) > 1 and self._measurement.applies(new) else None
+        store, several = plan.centroids, len(new) > 1 and self._measurement.applies(new)
+        original = store.to(store.vectors.device) if several else None
         refresh = Refresh(plan.centroids, plan.contact, report, keep_sealed=plan.terms.keep_sealed)
-        with refresh.undone_on_error(), self._plain():
+        device = store.vectors.device.type
+        # Gradients as a fit needs them; autocast's cached casts would hide its steps.
+        with refresh.undone_on_error(), torch.inference_mode(False), torch.autocast(device, enabled=False):
             candidate = self._build(active | new, refresh, checked_against=active)
             while True:
                 report.verdicts |= {
@@ -122,8 +123,8 @@ class Execution:
         erasure = eraser.erasure_for(
             requests, left_out, served.question if served else None, served.erasure if served else None
         )
-        without = Served(None, requests, plan.config, plan.plugged.base_fingerprint, plan.plugged.cut, erasure)
-        without = replace(without, question=eraser.question)
+        base, cut = plan.plugged.base_fingerprint, plan.plugged.cut
+        without = Served(None, requests, plan.config, base, cut, erasure, eraser.question)
         kinds = self._kinds(forget_set, without, complete=eraser.complete)
         new, allowed = requests - plan.plugged.requests, plan.terms.max_class_loss
         wider = widenings(plan) if kinds[-1][1] and self._measurement.applies(new) else []
@@ -131,7 +132,10 @@ class Execution:
         for with_eraser, widening in [*kinds, *((kinds[-1][0], times) for times in wider)]:
             if widening > 1 and min(candidate.loss for candidate in candidates) <= _CLOSE * allowed:
                 break
-            made = self._fitted(without if with_eraser else replace(without, erasure=None), forget_set, widening)
+            made, self._report.centroids_used = without if with_eraser else replace(without, erasure=None), 0
+            with self._report.stage("fit"):
+                if widening:
+                    made = fit_gently(plan, self._report, made, forget_set, widening=widening)
             with self._report.stage("check"):
                 recalls = self._measurement.recall(made, forget_set, new)
             losses = [recall.loss for label, recall in recalls.items() if label not in forget_set.class_ids]
@@ -151,13 +155,6 @@ class Execution:
         both = [(True, 1)]
         kinds = both if not complete or forget_set.client_ids or forget_set.class_ids else [(True, 0), *both]
         return kinds if forget_set.reason == "poison" or self._plan.force else [*kinds, (False, 1)]
-
-    def _fitted(self, without: Served, forget_set: Forget, widening: int) -> Served:
-        with self._report.stage("fit"):
-            if widening:
-                return fit_gently(self._plan, self._report, without, forget_set, widening=widening)
-            self._report.centroids_used = 0
-            return without
 
     # --- harm
 
@@ -187,7 +184,7 @@ class Execution:
     def _without(self, request: Forget, requests: frozenset[Forget], original: Centroids) -> Served:
         """A filter for the other requests from a copy of the store as it was; its report is nobody's."""
         terms = replace(self._plan.terms, trace=None)
-        plan = replace(self._plan, centroids=_copy(original), force=True, terms=terms)
+        plan = replace(self._plan, centroids=original.to(original.vectors.device), force=True, terms=terms)
         aside = Execution(plan, Report(frozenset()))
         refresh = Refresh(plan.centroids, plan.contact, aside._report, keep_sealed=False)
         return aside._build(requests - {request}, refresh)
@@ -200,13 +197,6 @@ class Execution:
             self._report.forced.append(f"To {request} was answered although it makes the model know them better.")
             return False
         return True
-
-    @contextmanager
-    def _plain(self) -> Iterator[None]:
-        """Gradients as a fit needs them; autocast's cached casts would hide its steps."""
-        device = self._plan.centroids.vectors.device.type
-        with torch.inference_mode(False), torch.autocast(device, enabled=False):
-            yield
 
     # --- notes
 
@@ -241,7 +231,3 @@ class Execution:
                 "often than others: their labels may have broken it. A bottleneck besides the eraser (filter both) "
                 "mends that."
             )
-
-
-def _copy(store: Centroids) -> Centroids:
-    return store.to(store.vectors.device)

@@ -24,8 +24,9 @@ def fit_gently(plan: RequestPlan, report: Report, without: Served, forget_set: F
     Where a class would lose by it, it is fitted again with that class drawn more often, then with less weight on labels
     and more on the features as they are; the fit is taken that costs the worst class least.
     """
+    plugged, store = plan.plugged, plan.centroids
     emphasis: dict[int, float] = {}
-    best: tuple[float, Served] | None = None
+    tries: list[tuple[float, Served]] = []
     rank = plan.config.rank if widening == 1 else _rank(plan, widening)
     for share in _alphas(plan, without, forget_set):
         longer, epochs = _MORE_STEPS if share < _ALPHAS[-1] + 1e-9 else 1, plan.config.epochs
@@ -37,28 +38,20 @@ def fit_gently(plan: RequestPlan, report: Report, without: Served, forget_set: F
             rank=rank,
         )
         fitted = fit_bottleneck(
-            plan.plugged,
-            plan.centroids,
-            forget_set,
-            config,
-            erasure=without.erasure,
-            emphasis=emphasis,
-            trace=plan.terms.trace,
+            plugged, store, forget_set, config, erasure=without.erasure, emphasis=emphasis, trace=plan.terms.trace
         )
         report.centroids_used = fitted.centroids_used
         report.notes += [note for note in fitted.notes if note not in report.notes]
         served = replace(without, filter=fitted.filter)
-        recalls = {} if plan.centroids.dp else recall_at_cut(plan.plugged, plan.centroids, served, forget_set)
+        recalls = {} if store.dp else recall_at_cut(plugged, store, served, forget_set)
         worst = max((recall.loss for recall in recalls.values()), default=0.0)
-        if best is None or worst < best[0]:
-            best = worst, served
+        tries.append((worst, served))
         if worst <= plan.terms.max_class_loss / 2:
             break
         for label, recall in recalls.items():
             if recall.loss > plan.terms.max_class_loss / 4:
                 emphasis[label] = 2 * emphasis.get(label, 1.0)
-    assert best is not None  # there is at least one fit
-    return best[1]
+    return min(tries, key=lambda tried: tried[0])[1]
 
 
 def widenings(plan: RequestPlan) -> list[int]:

@@ -11,7 +11,7 @@ from fedup.statistics.tally import RowsToCount, Tally
 from fedup.unlearning.class_recall import Recall, recall_at_cut, recall_from_tallies
 from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.report import Report
-from fedup.unlearning.verdict import Verdict, class_part, judge, not_measured, rows_part
+from fedup.unlearning.verdict import Verdict, class_part, judge, not_measured
 
 Counted = tuple[Served, Mapping[int, Tally]]  # what clients counted, of one candidate
 
@@ -77,22 +77,15 @@ class Measurement:
         return not_measured("measuring was left out (terms=Terms(measure=True) asks the clients)")
 
     def _tallies(
-        self,
-        candidate: Served,
-        requests: frozenset[Forget],
-        *,
-        before: Served | None = None,
-        classes: bool = True,
+        self, candidate: Served, requests: frozenset[Forget], *, before: Served | None = None, classes: bool = True
     ) -> Mapping[int, Tally]:
         """What clients count under the candidate, and without these requests."""
         contact, forget_set = self._plan.contact, union(candidate.requests)
         assert contact is not None  # nothing is measured without
-        rows = RowsToCount(
-            {name: part for request in requests for name, part in _parts(request).items()},
-            forget_set,
-            {request.digest: self._labels_carried(request) for request in requests if request.reason == "poison"},
-            classes,
-        )
+        parts = {name: part for request in requests for name, part in _parts(request).items()}
+        poisoned = [request for request in requests if request.reason == "poison"]
+        carried = {request.digest: self._labels_carried(request) for request in poisoned}
+        rows = RowsToCount(parts, forget_set, carried, classes)
         clients = self._who_counts(requests, forget_set, classes=classes)
         self._report.clients_counting += clients
         before = before if before is not None else self._plan.plugged.served
@@ -129,20 +122,18 @@ class Measurement:
                 "Under differential privacy nobody can be asked what an eraser does to each class, so it is not served "
                 "unless you say so with force=True. Nothing was changed."
             )
-        if self._plan.contact is not None:
-            raise HarmError(
-                "Only clients can tell what an eraser does to each class, and none of them counted answers. Nothing "
-                "was changed. Ask again later, or serve it unchecked with force=True."
-            )
+        why, advice = "none of them counted answers", "Ask again later"
+        if self._plan.contact is None:
+            why = "there is no way to reach them"
+            advice = "Pass clients=federation (on the command line, have the data set here)"
         raise HarmError(
-            "Only clients can tell what an eraser does to each class, and there is no way to reach them. Nothing was "
-            "changed. Pass clients=federation (on the command line, have the data set here), or serve it unchecked "
-            "with force=True."
+            f"Only clients can tell what an eraser does to each class, and {why}. Nothing was changed. {advice}, or "
+            "serve it unchecked with force=True."
         )
 
 
 def _parts(request: Forget) -> dict[str, Forget]:
     """A request's rows, and its classes, which are measured in another way."""
-    parts = {rows_part(request): Forget(request.client_ids, frozenset(), request.sample_ids, request.reason)}
+    parts = {request.digest: Forget(request.client_ids, frozenset(), request.sample_ids, request.reason)}
     parts[class_part(request)] = Forget(class_ids=request.class_ids)
     return {name: part for name, part in parts.items() if part.kind}

@@ -1,8 +1,8 @@
 """Cells brought to the state that requests ask for, by their clients where needed, and back if something fails."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TypeVar
 
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.labels import LabelsQuestion
@@ -15,6 +15,9 @@ from fedup.statistics.centroids import Summary
 from fedup.statistics.store import Cell, Centroids, insert
 from fedup.unlearning.report import Report
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 
 class Refresh:
     """Brings the cells in use to the state that the requests ask for, and back if something fails."""
@@ -24,33 +27,26 @@ class Refresh:
         self.contact = contact
         self.report = report
         self.keep_sealed = keep_sealed
-        self._undo: list[Callable[[], object]] = []
+        self._undo = ExitStack()
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
         """Whatever was changed is put back if the block fails."""
-        try:
+        with self._undo:
             yield
-        except BaseException:
-            self.undo()
-            raise
-
-    def undo(self) -> None:
-        """Put everything back as it was."""
-        while self._undo:
-            self._undo.pop()()
+            self._undo.pop_all()
 
     def leave_open(self, requests: frozenset[Forget]) -> None:
         """Samples of these requests are left out whether or not a filter answers them."""
         store, before = self.centroids, self.centroids.open
-        self._undo.append(lambda: setattr(store, "open", before))
+        self._undo.callback(setattr, store, "open", before)
         store.open = before | requests
 
-    def bring_up_to_date(self, used: list[Cell], gone: Forget) -> None:
+    def bring_up_to_date(self, used: list[Cell], left_out: Forget) -> None:
         """Put sealed originals back where nothing is left out any more; ask the clients for the other touched cells."""
-        touched = self.touched(used, gone)
-        cells = {client: asked for client, asked, _ in touched if asked}
-        excluded = {client: gone.sample_ids.get(client, frozenset()) for client in cells}
+        touched = self.touched(used, left_out)
+        cells = {client: stale for client, stale, _ in touched if stale}
+        excluded = {client: left_out.sample_ids.get(client, frozenset()) for client in cells}
         questions = {client: self._question(client, cells[client], excluded[client]) for client in cells}
         answers = self._reach().ask(questions) if questions else ()  # whoever does not answer: nothing has changed
         for _, _, unsealed in touched:
@@ -60,7 +56,9 @@ class Refresh:
             self._replace(cells[client], excluded[client], summary)
             self.report.note_contact(client)
 
-    def touched(self, used: list[Cell], gone: Forget, *, ask: bool = True) -> list[tuple[int, list[Cell], list[Cell]]]:
+    def touched(
+        self, used: list[Cell], left_out: Forget, *, ask: bool = True
+    ) -> list[tuple[int, list[Cell], list[Cell]]]:
         """By client: the cells that it must be asked for, and those whose sealed original will do. Clients tell of
         which class samples are; without `ask` nobody is asked, and samples of unknown classes touch no cell.
 
@@ -68,12 +66,12 @@ class Refresh:
         still hold samples to be left out.
         """
         if ask:
-            self._ask_for_labels(gone.sample_ids)
-        by_client: dict[int, list[Cell]] = {client: [] for client in gone.sample_ids}
+            self._ask_for_labels(left_out.sample_ids)
+        by_client: dict[int, list[Cell]] = {client: [] for client in left_out.sample_ids}
         for cell in used:
             by_client.setdefault(cell.client, []).append(cell)
         return [
-            (client, *self._touched_of(client, cells, gone.sample_ids.get(client, frozenset())))
+            (client, *self._touched_of(client, cells, left_out.sample_ids.get(client, frozenset())))
             for client, cells in by_client.items()
         ]
 
@@ -118,10 +116,9 @@ class Refresh:
         questions = {client: LabelsQuestion(ids) for client, ids in unknown.items() if ids}
         if not questions or self.centroids.dp:
             return
-        for client, found in self._reach().ask(questions):
-            before = labels.get(client)
-            self._undo.append(partial(_put_back, labels, client, before))
-            labels[client] = {**(before or {}), **found}
+        for client, reported in self._reach().ask(questions):
+            self._keep(labels, client)
+            labels[client] = {**labels.get(client, {}), **reported}
             self.report.note_contact(client)
 
     def _unseal(self, cell: Cell) -> None:
@@ -161,22 +158,17 @@ class Refresh:
     def _remember(self, cell: Cell) -> None:
         self.report.cells_replaced += 1
         store, name = self.centroids, cell.name
-        content, excluded = store.take(cell), store.excluded.get(name)
-        purged, sealed = name in store.purged, store.sealed.get(name)
+        self._undo.callback(store.put, cell, *store.take(cell))
+        self._undo.callback(store.purged.add if name in store.purged else store.purged.discard, name)
+        self._keep(store.excluded, name)
+        self._keep(store.sealed, name)
 
-        def put_back() -> None:
-            store.put(cell, *content)
-            store.excluded.pop(name, None)
-            store.sealed.pop(name, None)
-            store.purged.discard(name)
-            if excluded is not None:
-                store.excluded[name] = excluded
-            if sealed is not None:
-                store.sealed[name] = sealed
-            if purged:
-                store.purged.add(name)
-
-        self._undo.append(put_back)
+    def _keep(self, content: dict[K, V], name: K) -> None:
+        """What is there under a name is put back if something fails."""
+        if name in content:
+            self._undo.callback(content.__setitem__, name, content[name])
+        else:
+            self._undo.callback(content.pop, name, None)
 
     def _reach(self) -> Contact:
         if self.contact is None:
@@ -185,10 +177,3 @@ class Refresh:
                 "there is no way to reach them: pass clients=federation; on the command line, have the data set here."
             )
         return self.contact
-
-
-def _put_back(labels: dict[int, dict[int, int]], client: int, before: dict[int, int] | None) -> None:
-    if before is None:
-        labels.pop(client)
-    else:
-        labels[client] = before

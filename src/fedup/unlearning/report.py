@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from fedup.unlearning.class_recall import Recall
     from fedup.unlearning.verdict import Verdict
 
-__all__ = ["Release", "Report"]
-
 
 @dataclass
 class Report:

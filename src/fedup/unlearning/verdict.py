@@ -15,25 +15,16 @@ CLOSE = 0.02  # an excess that counts as none
 CLOSE_CLASS = 0.01  # the same for a class, whose reference is 0
 WIDEST = 0.10  # of an interval that still says something
 
-_WORDS: Mapping[Finding, str] = {
-    "not measured": "It was not measured whether they are forgotten",
-    "too few rows": "Too few rows to tell whether they are forgotten",
-    "already like unseen": "They looked unseen before, and they still do",
-    "forgotten": "Forgotten",
-    "farther than before": "Not forgotten: the filter makes the model know them better than before",
-    "partly": "Forgotten in part",
-    "unchanged": "Not forgotten: nothing changed for them",
-}
 # From what is wanted to what is not: of several parts of one request the worst counts.
-_ORDER: tuple[Finding, ...] = (
-    "forgotten",
-    "already like unseen",
-    "partly",
-    "too few rows",
-    "not measured",
-    "unchanged",
-    "farther than before",
-)
+_WORDS: Mapping[Finding, str] = {
+    "forgotten": "Forgotten",
+    "already like unseen": "They looked unseen before, and they still do",
+    "partly": "Forgotten in part",
+    "too few rows": "Too few rows to tell whether they are forgotten",
+    "not measured": "It was not measured whether they are forgotten",
+    "unchanged": "Not forgotten: nothing changed for them",
+    "farther than before": "Not forgotten: the filter makes the model know them better than before",
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +35,9 @@ class Side:
     before: float
     after: float
     both: float  # right under the one and the other
+
+    def __str__(self) -> str:
+        return f"{self.before:.3f} → {self.after:.3f}"
 
     @property
     def counts(self) -> Paired:
@@ -78,25 +72,16 @@ class Verdict:
             return f"{said}: {self.why}."
         if self.statistic is None or self.excess_after is None:
             return f"{said}."
-        beside = (
-            ""
-            if self.reference is None
-            else f", on unseen rows {self.reference.before:.3f} → {self.reference.after:.3f}"
-        )
-        return f"{said}. {self.measure}: {self.statistic.before:.3f} → {self.statistic.after:.3f}{beside}."
+        beside = f", on unseen rows {self.reference}" if self.reference else ""
+        return f"{said}. {self.measure}: {self.statistic}{beside}."
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self) | {"words": self.words, "good": self.is_good}
 
 
-def rows_part(request: Forget) -> str:
-    """The name under which a request's clients and samples are counted."""
-    return request.digest
-
-
 def class_part(request: Forget) -> str:
-    """The name under which its classes are."""
+    """The name under which a request's classes are counted; its clients and samples are under its digest."""
     return f"{request.digest}:class"
 
 
@@ -105,10 +90,10 @@ def judge(request: Forget, tallies: Mapping[int, Tally]) -> Verdict:
     verdicts = []
     if request.client_ids or request.sample_ids:
         of_rows = _judge_poison if request.reason == "poison" else _judge_withdrawal
-        verdicts.append(of_rows(rows_part(request), tallies))
+        verdicts.append(of_rows(request.digest, tallies))
     if request.class_ids:
         verdicts.append(_judge_class(class_part(request), tallies))
-    return max(verdicts, key=lambda one: _ORDER.index(one.finding))
+    return max(verdicts, key=lambda verdict: list(_WORDS).index(verdict.finding))
 
 
 def not_measured(why: str) -> Verdict:
@@ -117,7 +102,7 @@ def not_measured(why: str) -> Verdict:
 
 
 def _judge_class(name: str, tallies: Mapping[int, Tally]) -> Verdict:
-    counts = _added(one.forgotten.get(name, {}) for one in tallies.values())
+    counts = _added(tally.forgotten.get(name, {}) for tally in tallies.values())
     measure = "Accuracy on held-out rows of the class"
     if not counts.rows:
         return not_measured("no client has held-out rows of the class")
@@ -130,26 +115,25 @@ def _judge_withdrawal(name: str, tallies: Mapping[int, Tally]) -> Verdict:
     """Against held-out rows of the same clients and labels, in the same proportions."""
     strata = []
     for tally in tallies.values():
-        unseen = tally.unseen.get(name, {})
-        strata += [(own, unseen.get(label, Paired())) for label, own in tally.forgotten.get(name, {}).items()]
+        alike = tally.unseen.get(name, {})
+        strata += [(own, alike.get(label, Paired())) for label, own in tally.forgotten.get(name, {}).items()]
     if not strata:
         return not_measured("no client that holds the rows could be asked")
-    matched = [(own, alike) for own, alike in strata if alike.rows]
+    matched = [(own, other) for own, other in strata if other.rows]
     if not matched:
         return not_measured("there are no held-out rows of the same clients and labels")
-    own = sum((one for one, _ in matched), Paired())
-    return against(
-        own, weighted((one.rows, alike) for one, alike in matched), "Accuracy on the forgotten training rows"
-    )
+    unseen = weighted((own.rows, other) for own, other in matched)
+    return against(sum((own for own, _ in matched), Paired()), unseen, "Accuracy on the forgotten training rows")
 
 
 def _judge_poison(name: str, tallies: Mapping[int, Tally]) -> Verdict:
     """Against how often the labels are answered to others' held-out rows."""
-    own = _added(one.forgotten.get(name, {}) for one in tallies.values())
+    own = _added(tally.forgotten.get(name, {}) for tally in tallies.values())
     if not own.rows:
         return not_measured("no client that holds the rows could be asked")
-    others = [one for one in tallies.values() if name not in one.forgotten and name in one.unseen]
-    unseen = _added(one.unseen[name] for one in others or [one for one in tallies.values() if name in one.unseen])
+    counting = [tally for tally in tallies.values() if name in tally.unseen]
+    others = [tally for tally in counting if name not in tally.forgotten]
+    unseen = _added(tally.unseen[name] for tally in others or counting)
     if not unseen.rows:
         return not_measured("there are no held-out rows of other clients")
     return against(own, unseen, "Share of the poisoned rows answered with the label they carry")
@@ -178,7 +162,7 @@ def find(before: Estimate, after: Estimate, change: Estimate, *, close: float = 
 
 
 def _added(counts: Any) -> Paired:
-    return sum((one for by_label in counts for one in by_label.values()), Paired())
+    return sum((paired for by_label in counts for paired in by_label.values()), Paired())
 
 
 def _side(counts: Paired) -> Side:
