@@ -55,8 +55,8 @@ class CentroidsQuestion(ExactQuestion[Summary]):
     def _asks_for(self, label: int) -> bool:
         return label not in self.without and (self.labels is None or label in self.labels)
 
-    def cells_of(self, answer: Summary) -> int:
-        return len(answer.labels)
+    def cells_in(self, details: Details) -> int:
+        return cells_told(details)
 
     def answer_message(self, answer: Summary) -> Message:
         return summary_message(answer, half=self.half)
@@ -93,6 +93,11 @@ def _with_empty(summary: Summary, empty: Mapping[int, frozenset[int]]) -> Summar
     cells = sorted([*cells, *((label, 0, ids) for label, ids in empty.items())], key=lambda cell: cell[0])
     labels, sizes, excluded = zip(*cells, strict=True) if cells else ((), (), ())
     return replace(summary, labels=labels, sizes=sizes, excluded=excluded)
+
+
+def cells_told(details: Details) -> int:
+    """The cells of a summary as it came."""
+    return len(labels) if isinstance(labels := details.get("labels"), list) else 0
 
 
 def summary_message(summary: Summary, *, half: bool = False) -> Message:

@@ -121,7 +121,7 @@ class InProcess:
             details, reply = {**details, messages.NONCE: name}, {**reply, messages.NONCE: name, messages.SPENT: 0.1}
         self._meter.sent(messages.message_size(messages.question_text(question.kind, base, details), sent))
         size = messages.message_size(messages.answer_text("ok", base, {"client": client, **reply}), arrays)
-        cells = question.cells_of(answer)
+        cells = question.cells_in(reply)
         self._meter.came(client, size, release_of(question, client, size_bytes=size, cells=cells, name=name))
 
 

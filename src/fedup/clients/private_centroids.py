@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fedup.clients.centroids import check_classes_told, read_summary, summary_message
+from fedup.clients.centroids import cells_told, check_classes_told, read_summary, summary_message
 from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, Message, PrivateQuestion
@@ -68,8 +68,8 @@ class PrivateCentroidsQuestion(PrivateQuestion[Summary, PlannedSummary]):
     def release(self, plan: PlannedSummary, data: ClientData) -> Summary:
         return plan.answer(data, self.excluded)
 
-    def cells_of(self, answer: Summary) -> int:
-        return len(answer.labels)
+    def cells_in(self, details: Details) -> int:
+        return cells_told(details)
 
     def answer_message(self, answer: Summary) -> Message:
         return summary_message(answer)

@@ -119,8 +119,8 @@ class Question(ABC, Generic[A]):
     def check_model(self, base: str) -> None:
         """Raise where it brings something along that belongs to another model than this."""
 
-    def cells_of(self, answer: A) -> int:
-        """How many cells an answer tells of, for reports."""
+    def cells_in(self, details: Details) -> int:
+        """How many cells an answer tells of, as it came, for reports."""
         return 0
 
 

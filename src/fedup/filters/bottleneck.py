@@ -85,6 +85,21 @@ class FilterConfig:
         if self.epochs is not None and self.epochs < 1:
             raise SettingError(f"epochs, where they are chosen, must be 1 or more; found {self.epochs}.")
 
+    @property
+    def wants_eraser(self) -> bool:
+        """Whether samples, at least, are to be erased where that can be done."""
+        return self.filter in ("auto", "erasure", "both")
+
+    @property
+    def requires_eraser(self) -> bool:
+        """Whether an eraser was asked for, for whatever is forgotten."""
+        return self.filter in ("erasure", "both")
+
+    @property
+    def wants_bottleneck(self) -> bool:
+        """Whether a filter at the cut is fitted to centroids, where an eraser alone does not do."""
+        return self.filter != "erasure"
+
     def rank_for(self, width: int) -> int:
         """The width of a bottleneck for so many features; one that was chosen and does not fit is refused.
 

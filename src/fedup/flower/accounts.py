@@ -63,8 +63,7 @@ class Accounts:
             self.ledger.came(client, release.dp, release.charged_as, name, reported=spent)
         elif spent is not None:
             self.ledger.correct(client, spent, _LOST)
-        labels = answer.details.get("labels")
-        cells = len(labels) if "sizes" in answer.details and isinstance(labels, list) else 0
+        cells = question.cells_in(answer.details)
         told = release_of(question, client, size_bytes=size, cells=cells, name=name) if holds else None
         self.meter.came(client, size, told)
         return holds

@@ -77,7 +77,10 @@ def served_from(tensors: dict[str, Tensor], header: dict[str, Any]) -> Served:
         requests = frozenset(map(Forget.from_json, header["requests"]))
         served = Served(fitted, requests, config, header["base"], header["cut"], erasure, header.get("question"))
     except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
-        raise ArtifactError(f"lacks a part of a filter ({error}). Take a good copy of it.") from error
+        raise ArtifactError(
+            f"lacks a part of a filter, or is of another version ({error}). Take a good copy of it, or answer the "
+            "requests again."
+        ) from error
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
         raise ArtifactError("holds a filter with NaN or infinite weights: it is damaged.")
     return served

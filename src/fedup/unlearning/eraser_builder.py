@@ -291,7 +291,7 @@ class EraserBuilder:
             "requests": sorted(question.requests),
             "gone": question.forget_set.to_json() if self._dp is None else _held(question),  # a new release would cost
             "config": [self._cut, self._config.eraser_cut, self._config.max_variance_loss],
-            "needs signal": self._config.filter == "auto",
+            "needs signal": not self._config.requires_eraser,
             **({"dp": asdict(self._dp)} if self._dp is not None else {}),
         }
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
@@ -299,7 +299,7 @@ class EraserBuilder:
     def _stands_out(self, shifts: Mapping[str, Shift], request: Forget) -> bool:
         """Whether a request's rows differ from those that look like them by more than chance; not asked where an eraser
         is."""
-        if self._config.filter != "auto":
+        if self._config.requires_eraser:
             return True
         signal = choose_site(self._sites(shifts), max_variance_loss=self._price).signal
         if signal < LEAST_SIGNAL:
@@ -320,7 +320,7 @@ class EraserBuilder:
 
     def _leave(self, why: str, request: Forget | None = None) -> None:
         """Nothing is erased of a request: a note where that was left to us, an error where an eraser was asked for."""
-        if self._config.filter != "auto":
+        if self._config.requires_eraser:
             raise RequestError(
                 f"There can be no eraser: {why}. Use filter='bottleneck', which reads nothing of forgotten rows."
             )
@@ -346,7 +346,7 @@ def _held(question: RowGroups) -> dict[str, Any]:
 
 def question_for(requests: Collection[Forget], left_out: Forget, config: FilterConfig) -> RowGroups | None:
     """What clients are asked about for an eraser; None where nothing is to be erased."""
-    if config.filter == "bottleneck":
+    if not config.wants_eraser:
         return None
     parts = [_part(request, left_out, config) for request in requests]
     named = {part.digest: part for part in sorted(parts, key=lambda part: part.digest) if part.kind}
@@ -357,5 +357,5 @@ def _part(request: Forget, left_out: Forget, config: FilterConfig) -> Forget:
     """What is to be erased of a request: samples by default, all of it where an eraser was asked for; not what a
     request for the whole client covers."""
     samples = {client: ids for client, ids in request.sample_ids.items() if client not in left_out.client_ids}
-    whole = config.filter != "auto"
+    whole = config.requires_eraser
     return Forget(request.client_ids if whole else frozenset(), request.class_ids if whole else frozenset(), samples)

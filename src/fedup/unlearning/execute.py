@@ -149,9 +149,9 @@ class Execution:
         """(eraser or not, widening of the bottleneck, 0: none) in the order in which they are tried: by default an
         eraser for samples, with a bottleneck where the request names more, or where the eraser alone harms a class;
         without the eraser where it harms and the samples are merely withdrawn (docs/cuts_and_erasure.md)."""
-        kind, erased = self._plan.config.filter, without.erasure is not None
-        if kind != "auto" or not erased:
-            return [(erased, int(kind != "erasure"))]
+        config, erased = self._plan.config, without.erasure is not None
+        if config.requires_eraser or not erased:
+            return [(erased, int(config.wants_bottleneck))]
         both = [(True, 1)]
         kinds = both if not complete or forget_set.client_ids or forget_set.class_ids else [(True, 0), *both]
         return kinds if forget_set.reason == "poison" or self._plan.force else [*kinds, (False, 1)]
@@ -215,7 +215,7 @@ class Execution:
         """Classes of forgotten samples whose retained centroids the original model gets right far less often than
         others': wrong labels among the samples may have done that, and an eraser does not mend it."""
         plan, store = self._plan, self._plan.centroids
-        if plan.config.filter != "auto" or store.dp is not None:
+        if plan.config.requires_eraser or store.dp is not None:
             return
         named = {store.sample_labels[client][i] for client, ids in forget_set.sample_ids.items() for i in ids}
         rows = store.rows_of(used_cells(store, forget_set, plan.config))

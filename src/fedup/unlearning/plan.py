@@ -172,7 +172,7 @@ class RequestPlan:
     def _check_bottleneck(self) -> None:
         """One that does not fit is refused before any client is asked, and charged."""
         config, dp = self.config, self.centroids.dp
-        if config.filter == "erasure":
+        if not config.wants_bottleneck:
             return
         if config.class_policy == "remap_client" and dp is not None:
             raise SettingError("Under DP clients are added up before they are relabelled: use class_policy='remap'.")
