@@ -74,7 +74,7 @@ def test_wrong_usage_exits_2_and_says_what_is_wrong(runs, arguments, told):
         ("unlearn --run collected --class 3 --rank 9999", "wider than the 512 features"),
         ("unlearn --run collected --class 3 --alpha 2", "[0, 1]; found 2.0"),
         ("unlearn --run collected --class 3 --alpha nan", "[0, 1]"),
-        ("unlearn --run collected --class 3 --class-policy keep", "'drop', 'remap' or 'remap_client'"),
+        ("unlearn --run collected --class 3 --class-policy keep", "drop, remap, remap_client"),
         ("unlearn --run collected --class 3 --device tpu", "--device cpu"),
         ("unlearn --run collected --class 3 --device cuda:99", "--device cpu"),
         ("unlearn --run trained --class 3", "fedup collect --run trained"),
