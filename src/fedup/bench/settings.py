@@ -13,6 +13,7 @@ _FORMER_NAMES = {
     "eraser_cut": "erase_at",
     "max_variance_loss": "most_price",
 }  # in results on disk, and so in their hashes
+_TOLD_BY_ALL = "__told_by_all_results__"  # of a base class of borrowed settings; no setting has such a name
 _OF_RUNS = ("seed", "replay_seed")  # no settings of a method
 
 
@@ -37,7 +38,7 @@ def borrowed(*parts: Any, first: Mapping[str, Any], before: Mapping[str, Any]) -
             for one in fields(cls)
             if one.name not in _OF_RUNS
         ]
-    return make_dataclass("Borrowed", own, frozen=True, namespace={"first": first})
+    return make_dataclass("Borrowed", own, frozen=True, namespace={_TOLD_BY_ALL: first})
 
 
 def lent(settings: Any, cls: type[T], **also: Any) -> T:
@@ -50,7 +51,9 @@ def config_of(settings: Any) -> dict[str, Any]:
     """A dataclass as plain data that says what was measured."""
     before = {one.name: one.metadata["before"] for one in fields(settings) if "before" in one.metadata}
     told = {name: value for name, value in asdict(settings).items() if name not in before or value != before[name]}
-    return {_FORMER_NAMES.get(name, name): value for name, value in {**getattr(settings, "first", {}), **told}.items()}
+    return {
+        _FORMER_NAMES.get(name, name): value for name, value in {**getattr(settings, _TOLD_BY_ALL, {}), **told}.items()
+    }
 
 
 def build(cls: type[T], table: object, where: str, *, also: Mapping[str, Any] | None = None) -> T:
