@@ -99,10 +99,11 @@ def fixed_threads(count: int) -> Iterator[None]:
 
 
 def _work_of_a_row(model: nn.Module, example: Tensor) -> float:
-    """Multiply-adds of a row's forward pass through linear and convolution layers, at least one for each weight."""
+    """Multiply-adds of a row's forward pass, as torch counts them, at least one for each weight."""
     probe = copy.deepcopy(model).eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
+        # With gradients: without them encoders are one fused operation, of which nothing is counted.
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
             probe(example[:1])
     except Exception:  # a user's model: training will say what is wrong with it
         return math.inf

@@ -117,7 +117,9 @@ def test_noise_is_the_papers_where_none_is_given(setting):
 def test_without_noise_there_is_no_epsilon_to_count(setting):
     model, federation = setting
     with pytest.raises(SettingError, match="without noise"):
-        collect(model, federation, privacy="paper", statistics=CentroidConfig(sigma=0.0))
+        CentroidConfig(sigma=0.0, paper_accounting=True)
+    usual = collect(model, federation, privacy="paper", statistics=CentroidConfig(ratio=0.5)).how
+    assert usual == CentroidConfig(0.5, paper.SIGMA, paper_accounting=True)
 
 
 def test_epsilons_come_back_from_the_file(setting, tmp_path):

@@ -7,7 +7,7 @@ _FOR_PYTHON_CALLERS = (
     (r"([Pp])ass clients=\w+ \(on the command line, have the data set here\)", r"\1ut the data set on this machine"),
     (r" \(clients=…\)", ""),
     (r" \(terms=Terms\(measure=True\) asks the clients\)", ""),
-    (r"\bterms=Terms\(([^)]*)\)", r"\1"),
+    (r"\b(?:terms=Terms|runtime=Runtime)\(([^)]*)\)", r"\1"),
     (r"\ballow_delta=True, (?=--allow-delta)", ""),
     (r"as in plug\(model, cut='([\w.]+)'\)", r"as in --cut \1"),
     (r"\bDP\(\s*(…|\.\.\.)\s*\)", "--epsilon"),

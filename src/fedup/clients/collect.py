@@ -43,7 +43,8 @@ def collect(
 
     Without `forget` this is the cache: requests are answered from it later. With `forget` it is the paper's protocol:
     clients leave out what those requests name before they answer. How centroids are made is said by `statistics`, or by
-    the name of a preset: ρ = 0.8 and no noise by default, by kind of request with `paper`.
+    the name of a preset: ρ = 0.8 and no noise by default, by kind of request with `paper`. Cells of forgotten classes
+    are left out, unless a preset relabels them (with settings of your own: `collect_cells(…, with_forgotten=True)`).
 
     `privacy` is a `DP` guarantee, under which clients send noisy statistics and each release is charged to the `ledger`
     (one without limits where none is given); or "paper": its noise, σ = 0.001 where none is given, and its
@@ -73,8 +74,7 @@ def _how(privacy: object, statistics: CentroidConfig, *, given: bool) -> Centroi
         return statistics
     if privacy != "paper":
         raise SettingError(f'privacy is a DP(epsilon, delta, clip), "paper" or None; found {privacy!r}.')
-    sigma = statistics.sigma if given else statistics.sigma or paper.SIGMA
-    return replace(statistics, sigma=sigma, paper_accounting=True)
+    return replace(statistics, sigma=statistics.sigma or paper.SIGMA, paper_accounting=True)
 
 
 def collect_cells(

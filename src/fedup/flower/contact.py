@@ -16,6 +16,7 @@ from fedup.clients.model_facts import ModelFacts
 from fedup.clients.protocol import check_budgets
 from fedup.clients.question import PrivateQuestion, Question
 from fedup.errors import ContactError, DataError, RequestError, SettingError
+from fedup.files import explained
 from fedup.flower.accounts import Accounts
 from fedup.flower.answer_cache import AnswerCache
 from fedup.flower.messaging import Delivery, Messenger
@@ -64,6 +65,9 @@ class GridContact:
         self._messenger = Messenger(grid, model, self._delivery, self._accounts.meter, self._arrived)
         self._cache = AnswerCache(folder, self._messenger.base)
         self.vectors_folder = None if folder is None else Path(folder)
+        if self.vectors_folder is not None:
+            with explained(f"make the folder {folder}"):
+                self.vectors_folder.mkdir(parents=True, exist_ok=True)
         self._collected = False  # whether all answers to a collection were taken, which may still be on disk
 
     @property

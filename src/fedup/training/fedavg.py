@@ -162,7 +162,8 @@ def _threads(wanted: int | None, recorded: int | None, model: nn.Module, example
     if recorded is not None and chosen != recorded and example.device.type == "cpu":
         warnings.warn(
             f"The rounds done so far were trained with {recorded} threads, and the others will be with {chosen}: the "
-            f"last bits may differ from those of an uninterrupted training. For the same bits use threads={recorded}.",
+            f"last bits may differ from those of an uninterrupted training. For the same bits use "
+            f"runtime=Runtime(threads={recorded}).",
             FedUPWarning,
             stacklevel=3,
         )

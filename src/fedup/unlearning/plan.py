@@ -72,17 +72,17 @@ class RequestPlan:
 
     # --- statistics
 
-    @property
+    @cached_property
     def cells_used(self) -> list[Cell]:
         """The cells that the filter is fitted to."""
         return used_cells(self.centroids, self.forget_set, self.config)
 
-    @property
+    @cached_property
     def centroids_kept(self) -> int:
         """Rows that the filter is fitted to, before clients replace any."""
         return len(self.centroids.rows_of(self.cells_used))
 
-    @property
+    @cached_property
     def cells_sealed(self) -> int:
         """Cells that the requests leave out, used for nothing but restoration."""
         return sum(names_cell(self.forget_set, cell) for cell in self.centroids.cells)

@@ -106,7 +106,7 @@ class CapturedEngine:
         cause = " ".join(str(error).split())[:300]
         reason = f"{type(self._first).__name__} cannot be captured as a CUDA graph: {cause}"
         if not self._else_plain:
-            raise SettingError(f"{reason}. Use engine='plain', or 'auto'.") from error
+            raise SettingError(f"{reason}. Use runtime=Runtime(engine='plain'), or 'auto'.") from error
         warnings.warn(f"{reason}. Training goes on step by step, and slower.", stacklevel=2)
 
     def _capture(self, size: int, width: int, load: Load) -> torch.cuda.CUDAGraph:
