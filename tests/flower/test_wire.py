@@ -286,6 +286,12 @@ def test_the_type_of_an_array_is_that_of_its_bytes(kind):
         tensor_of(Array("float32", (3,), "numpy.ndarray", npy(np.zeros(3, kind))), "it")
 
 
+@pytest.mark.parametrize("kind", [">f4", ">i8", ">f8"])
+def test_numbers_of_another_byte_order_are_refused(kind):
+    with pytest.raises(DataError, match="byte order"):
+        tensor_of(Array(np.zeros(3, kind)), "it")
+
+
 def test_a_tensor_that_cannot_be_sent_raises_a_data_error():
     with pytest.raises(DataError, match="bfloat16"):
         array_of(torch.zeros(3, dtype=torch.bfloat16))

@@ -65,6 +65,8 @@ def replying(*, policy: Policy | None = None, **functions: Any) -> Callable[[Rec
             answer = _with_spent(_answer(ask, source), ask, source)
         except DataError as error:  # no question at all
             answer = Answer("failed", "", reason=str(error))
+        except Exception as error:  # a slip in the node's own functions, or ours: its kind, never what it met
+            answer = Answer("failed", "", reason=type(error).__name__)
         reply = write_answer(answer)
         time.sleep(max(0.0, until - time.monotonic()))
         return reply

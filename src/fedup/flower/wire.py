@@ -191,8 +191,8 @@ def tensor_of(array: Array, name: str) -> Tensor:
         dtype = values.dtype.name
     except Exception as error:  # whatever numpy says of bytes that are no array
         raise DataError(f"{name} is no array ({type(error).__name__})") from error
-    if not isinstance(values, np.ndarray) or dtype not in _TYPES:
-        raise DataError(f"{name} is of {dtype}")
+    if not isinstance(values, np.ndarray) or dtype not in _TYPES or not values.dtype.isnative:
+        raise DataError(f"{name} is of {dtype}, or of another byte order")
     return torch.from_numpy(np.array(values))  # a copy: what came may be read-only
 
 
