@@ -355,6 +355,7 @@ BAD = {
     "negative erase_clip": ({"erase_clip": -1.0}, "erase_clip must be a number above 0"),
     "erase_clip NaN": ({"erase_clip": NAN}, "erase_clip must be a number above 0"),
     "erase_clip of subjects": ({"erase_clip": 1.0, "unit": "subject"}, "leave erase_clip out"),
+    "a clip that no float holds": ({"clip": 10**400}, "clip must be"),
     "unknown unit": ({"unit": "client"}, "one of record, subject"),
     "no unit": ({"unit": None}, "one of record, subject"),
     "unknown projection": ({"projection": "pca"}, "one of auto, tail, random, none"),

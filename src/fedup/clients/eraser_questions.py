@@ -20,7 +20,7 @@ from fedup.models.layout import Granularity
 from fedup.privacy.guarantee import DP
 from fedup.statistics import eraser_statistics
 from fedup.statistics.eraser_statistics import EVERY_CLASS, GroupSpreads, RowGroups, Sketches, Spread, Weights
-from fedup.statistics.moments import Moments, Sums
+from fedup.statistics.moments import LEAST_ROWS, Moments, Sums
 from fedup.statistics.private_erasure import NoisyStatistics, PlannedStatistics
 
 _LARGEST_CLIP = 1e12
@@ -106,6 +106,8 @@ class SpreadsQuestion(ExactQuestion[GroupSpreads]):
                 name: {cut: _spread(arrays, f"{kind}/{name}/{cut}", weights[cut], layouts[cut]) for cut in self.cuts}
                 for name, weights in groups.items()
             }
+        few = any(own.weight < LEAST_ROWS for cuts in spreads["forgotten"].values() for own in cuts.values())
+        require(not few, f"it tells of fewer than {LEAST_ROWS} forgotten rows")
         for name, cuts in spreads["reference"].items():
             share = sum(self.weights.get(name, {}).values())
             fits = all(own.weight <= share * (1 + 1e-6) + 1e-9 for own in cuts.values())
@@ -199,7 +201,7 @@ class PrivateEraserQuestion(PrivateQuestion[NoisyStatistics, PlannedStatistics])
 
     def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> NoisyStatistics:
         clip = details.get("clip")
-        if not isinstance(clip, int | float) or not 0 < clip < _LARGEST_CLIP:
+        if isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip < _LARGEST_CLIP:
             raise DataError("its clip is no positive number, or one that no feature has")
         sums, counts = checks.floats(arrays, "sums", None), checks.floats(arrays, "counts", None)
         groups = len(counts.flatten()) - 1  # retained rows class by class, or all together where that would be too much

@@ -117,8 +117,11 @@ def make_eraser(
     ridge = covariance.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-12)  # (K,)
     ridge = ridge * max(shrinkage, channels / (groups.pooled.count + channels))
     shrunk = covariance + ridge[:, None, None] * torch.eye(channels).to(covariance)
-    solved = torch.linalg.solve(shrunk, concept)  # Σ⁺C
-    readout = solved @ torch.linalg.pinv(concept.mT @ solved, hermitian=True)
+    try:
+        solved = torch.linalg.solve(shrunk, concept)  # Σ⁺C
+        readout = solved @ torch.linalg.pinv(concept.mT @ solved, hermitian=True)
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise DataError("The second moments that clients sent are those of no rows: there is no eraser.") from error
     offset = (readout * kept[:, :, None]).sum(1)
     if not all(bool(weight.isfinite().all()) for weight in (concept, readout, offset)):
         raise DataError("The eraser is not finite: check the features' scale.")

@@ -85,15 +85,17 @@ class Accounts:
 
     def meet(self, clients: Mapping[int, int]) -> None:
         """Learn which node is which client; a number that two nodes claim is an error."""
-        connected = set(self._grid.get_node_ids())
+        connected, claims = set(self._grid.get_node_ids()), dict[int, int]()
         for node, client in clients.items():
-            before = self.nodes.get(client, node)
+            before = claims.setdefault(client, self.nodes.get(client, node))
             if before != node and (before in connected or before in clients):  # else it has come back by another number
                 raise DataError(f"Two nodes say they are client {client}: {before} and {node}.")
             if self.clients.get(node, client) != client:
                 raise DataError(
                     f"Node {node} was client {self.clients[node]} before, and says now that it is {client}."
                 )
+            claims[client] = node
+        for node, client in clients.items():  # all of them fit: a refusal has changed nothing
             self.nodes[client], self.clients[node] = node, client
             stranger = self._strangers.pop(node, _Stranger())
             self.meter.by_client[client] += stranger.bytes_up

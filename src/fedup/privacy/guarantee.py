@@ -1,6 +1,7 @@
 """What is promised: the settings of a differential-privacy guarantee."""
 
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,7 +23,7 @@ def guarantee_of(config: object) -> "DP | None":
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,9 @@ class EraserBuilder:
             {name: sum_by_cut([getattr(sent, kind).get(name, {}) for sent in spreads.values()]) for name in holders}
             for kind in ("forgotten", "reference")
         )
+        for name in [name for name in weights if not (forgotten[name] and reference[name])]:
+            self._leave("no client told what the forgotten rows, or those like them, are like", question.requests[name])
+            del weights[name]
         shifts = {
             name: {
                 cut: shift_between(forgotten[name][cut], reference[name][cut], weights[name].chance)
