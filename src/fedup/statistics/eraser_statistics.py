@@ -178,7 +178,7 @@ def second_moments(
     """
     chosen = torch.tensor(positions, device=data.x.device)
     kept = named_rows(data.client, groups.forget_set, data.client.train, data.y)[1]
-    parts = [kept] if len(kept) >= LEAST_ROWS else []
+    parts = [kept] if len(kept) >= max(LEAST_ROWS, data.least_rows) else []
     if granularity != "tokens" or not parts:
         parts += groups.forgotten(data.client, data.y).values()
     if not parts:
