@@ -11,7 +11,7 @@ from tests._marked import FAST, KINDS, marked
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from fedup import FilterConfig, plug
+from fedup import FilterConfig, Forget, plug
 from fedup.errors import NotFittedError, PlugError, StaleFilterError
 
 pytestmark = pytest.mark.slow
@@ -48,8 +48,8 @@ def test_a_compiled_model_equals_the_eager_one_also_restored_and_after_a_new_req
 def test_many_filters_cost_a_compiled_model_no_new_graph_and_it_never_answers_without_one():
     base, store, graphs = copy.deepcopy(MARKED.base), MARKED.store(), CompileCounter()
     plugged, second = plug(base), plug(base)
-    for model, name in ((plugged, "class"), (second, "client")):
-        unlearn(model, store, MARKED.requests[name], config=FILTERS["bottleneck"])
+    for model, client in ((plugged, 0), (second, 1)):
+        unlearn(model, store, Forget.clients([client]), config=FILTERS["bottleneck"])
     other = second.served
     compiled, served = torch.compile(plugged, fullgraph=True, backend=graphs), plugged.served
     for i in range(2 * torch._dynamo.config.recompile_limit):

@@ -135,7 +135,7 @@ def test_what_names_nothing_or_does_not_fit_is_refused_by_name(setting):
     with pytest.raises(ValueError, match="3 outputs"):
         unlearn(plug(base), store, Forget.clients([1]), config=CONFIG)
     with pytest.raises(ValueError, match="smaller lr"):
-        federate(base, setting.federation, rounds=3, local=LocalTraining(lr=1e20))
+        federate(setting.base, setting.federation, rounds=3, local=LocalTraining(lr=1e20))
 
 
 def test_a_cut_at_a_module_that_works_in_place_reads_what_arrives_there():
