@@ -83,7 +83,5 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
 
 def serialized_size(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> int:
     """Bytes of these tensors and header as one safetensors message."""
-    plain = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
-    }
+    plain = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     return len(save(plain, metadata={"fedup": json.dumps(dict(header), sort_keys=True)}))

@@ -50,9 +50,8 @@ class Guard:
         with torch.enable_grad():
             inputs = vectors.index_select(0, rows[order]).detach().requires_grad_()  # (C, D)
             leads = _leads(tail(inputs), forgotten)  # (C, F)
-            slopes = torch.stack(
-                [torch.autograd.grad(lead.sum(), inputs, retain_graph=True)[0].mean(0) for lead in leads.T]
-            )  # (F, D)
+            gradients = (torch.autograd.grad(lead.sum(), inputs, retain_graph=True)[0] for lead in leads.T)
+            slopes = torch.stack([gradient.mean(0) for gradient in gradients])  # (F, D)
         with torch.no_grad():
             at_zero = _leads(tail(torch.zeros_like(inputs[:1])), forgotten)[0]
         directions = slopes / slopes.norm(dim=1, keepdim=True).clamp(min=1e-12)

@@ -105,9 +105,8 @@ def summarize(
             slot = slice(done, done + sum(cell.size for cell in group))
             members = [cell.retained[wanted].nonzero().flatten() for cell in group]
             seeds = [seed_for(config.seed, "kmeans", *cell.stream) for cell in group]
-            cluster_cells(
-                features.values, members, ratio=config.ratio, seeds=seeds, out=vectors[slot], counts=counts[slot]
-            )
+            written = {"out": vectors[slot], "counts": counts[slot]}
+            cluster_cells(features.values, members, ratio=config.ratio, seeds=seeds, **written)
             done = slot.stop
             if config.paper_accounting:
                 epsilons += [paper_epsilon(features.values[own], config.sigma) for own in members]

@@ -125,10 +125,8 @@ def sketch_groups(data: ClientData, cut: str, groups: RowGroups, granularity: Gr
         means = _diagonals(reader, {cut: granularity}, data.x, rows)[cut].mean
         return Sums(len(rows), (len(rows) * shortened(means)).float().cpu())
 
-    return Sketches(
-        {name: sketch(rows) for name, rows in groups.forgotten(data.client, data.y).items()},
-        {label: sketch(rows) for label, rows in groups.retained(data.client, data.y).items()},
-    )
+    forgotten = {name: sketch(rows) for name, rows in groups.forgotten(data.client, data.y).items()}
+    return Sketches(forgotten, {label: sketch(rows) for label, rows in groups.retained(data.client, data.y).items()})
 
 
 def shortened(mean: Tensor) -> Tensor:

@@ -135,12 +135,8 @@ class NoisyGroupStatistics:
         expected, deviation = chance.sum(1), (2 * chance.square().sum(1)).sqrt()
         distance = difference.square().sum(1)
         clear = distance > expected + _CLEAR * deviation
-        parts = (
-            torch.where(clear, distance, 0),
-            torch.where(clear, expected, 0),
-            torch.where(clear, (difference.square() / self.variance).sum(1), 0),
-            self.variance.sum(1),
-        )
+        fisher = (difference.square() / self.variance).sum(1)
+        parts = *(torch.where(clear, part, 0) for part in (distance, expected, fisher)), self.variance.sum(1)
         return Shift(self.forgotten.count, *((self.forgotten.count * part).float() for part in parts))
 
     def at(self, positions: Sequence[int]) -> GroupStatistics:
@@ -149,9 +145,8 @@ class NoisyGroupStatistics:
         forgotten, reference = (Sums(side.count, side.sums[chosen]) for side in (self.forgotten, self.reference))
         count, mean = forgotten.count + reference.count, (forgotten + reference).mean
         second = torch.diag_embed(self.variance[chosen]) + mean[:, :, None] * mean[:, None, :]
-        return GroupStatistics(
-            {"samples": forgotten}, {"samples": reference}, Moments(count, count * mean, count * second)
-        )
+        pooled = Moments(count, count * mean, count * second)
+        return GroupStatistics({"samples": forgotten}, {"samples": reference}, pooled)
 
 
 def least_rows(dp: DP, clients: int) -> float:

@@ -23,12 +23,8 @@ class Estimate:
 
     def __sub__(self, other: "Estimate") -> "Estimate":
         """The difference of two independent estimates (Newcombe's hybrid score)."""
-        value = self.value - other.value
-        return Estimate(
-            value,
-            value - math.hypot(self.value - self.low, other.high - other.value),
-            value + math.hypot(self.high - self.value, other.value - other.low),
-        )
+        value, below = self.value - other.value, math.hypot(self.value - self.low, other.high - other.value)
+        return Estimate(value, value - below, value + math.hypot(self.high - self.value, other.value - other.low))
 
 
 @dataclass(frozen=True)
@@ -64,12 +60,9 @@ class Paired:
         True
         """
         before, after, link = self.share_before, self.share_after, self._correlation()
-        value = after.value - before.value
-        return Estimate(
-            value,
-            value - _linked(after.value - after.low, before.high - before.value, link),
-            value + _linked(after.high - after.value, before.value - before.low, link),
-        )
+        value, below = after.value - before.value, _linked(after.value - after.low, before.high - before.value, link)
+        above = _linked(after.high - after.value, before.value - before.low, link)
+        return Estimate(value, value - below, value + above)
 
     def _correlation(self) -> float:
         """Of hits before and after, with Newcombe's continuity correction."""

@@ -65,19 +65,15 @@ def fit_bottleneck(
             shares[examples.labels == label] = times
         examples = replace(examples, shares=shares)
     notes = [f"Class {', '.join(map(str, dropped))} does not stand out of the noise: the filter will not let it pass."]
-    return FittedBottleneck(
-        fit_filter(tail, examples, config, trace=trace), len(centroids.rows_of(used)), notes if dropped else ()
-    )
+    fitted = fit_filter(tail, examples, config, trace=trace)
+    return FittedBottleneck(fitted, len(centroids.rows_of(used)), notes if dropped else ())
 
 
 def used_cells(centroids: Centroids, forget_set: Forget, config: FilterConfig) -> list[Cell]:
     """The cells that a filter for these requests is fitted to."""
-    remapped = config.class_policy != "drop"
-    return [
-        cell
-        for cell in centroids.cells
-        if cell.client not in forget_set.client_ids and (remapped or cell.label not in forget_set.class_ids)
-    ]
+    classes = forget_set.class_ids if config.class_policy == "drop" else frozenset()
+    dropped = Forget(forget_set.client_ids, classes)
+    return [cell for cell in centroids.cells if not names_cell(dropped, cell)]
 
 
 def _examples(centroids: Centroids, used: list[Cell], forget_set: Forget, config: FilterConfig) -> Examples:
@@ -85,13 +81,8 @@ def _examples(centroids: Centroids, used: list[Cell], forget_set: Forget, config
     for cell in used:
         if cell.label in forget_set.class_ids:
             labels[cell.slot] = _remapped(cell, retained, config).to(labels)
-    return Examples(
-        vectors=centroids.vectors,
-        rows=rows,
-        labels=labels[rows],
-        nonnegative=centroids.nonnegative,
-        guarded=sorted(forget_set.class_ids) if config.class_policy == "drop" else (),
-    )
+    guarded = sorted(forget_set.class_ids) if config.class_policy == "drop" else ()
+    return Examples(centroids.vectors, rows, labels[rows], centroids.nonnegative, guarded)
 
 
 def _resampled(
@@ -114,15 +105,10 @@ def _resampled(
     for label in sorted(forget_set.class_ids & set(labels.unique().tolist())):
         relabelled = torch.randint(len(retained), labels.shape, generator=generator(config.seed, "remap", label))
         labels = torch.where(labels == label, retained[relabelled].to(labels), labels)
-    examples = Examples(
-        vectors=drawn.vectors,
-        rows=torch.arange(len(labels), device=labels.device),
-        labels=labels,
-        nonnegative=False,
-        guarded=sorted(forget_set.class_ids) if config.class_policy == "drop" else (),
-        basis=None if basis.shape[0] == basis.shape[1] else basis,
-    )
-    return examples, drawn.dropped
+    guarded = sorted(forget_set.class_ids) if config.class_policy == "drop" else ()
+    within = None if basis.shape[0] == basis.shape[1] else basis
+    everything = torch.arange(len(labels), device=labels.device)
+    return Examples(drawn.vectors, everything, labels, False, guarded, basis=within), drawn.dropped
 
 
 def _retained(centroids: Centroids, forget_set: Forget) -> Tensor:

@@ -78,11 +78,8 @@ def _added(tallied: Iterable[Counts]) -> dict[int, Paired]:
 
 def check_recall(recalls: Mapping[int, Recall], forget_set: Forget, *, max_class_loss: float) -> None:
     """Raise if a class that nobody asked to forget would lose more than `max_class_loss` points."""
-    harmed = {
-        label: recall
-        for label, recall in recalls.items()
-        if label not in forget_set.class_ids and recall.loss > max_class_loss + 1e-9
-    }
+    beyond = {label: recall for label, recall in recalls.items() if recall.loss > max_class_loss + 1e-9}
+    harmed = {label: recall for label, recall in beyond.items() if label not in forget_set.class_ids}
     if harmed:
         losses = "; ".join(
             f"class {label} would lose {recall.loss:.1f} points of recall on retained rows "
@@ -122,11 +119,8 @@ def lost_classes(centroids: Centroids, forget_set: Forget) -> dict[int, int]:
 
 def check_classes_left(centroids: Centroids, forget_set: Forget, before: Forget) -> None:
     """Raise if requests would newly lose a class that nobody asked to forget, or leave only one class."""
-    lost = {
-        label: rows
-        for label, rows in lost_classes(centroids, forget_set).items()
-        if label not in lost_classes(centroids, before)
-    }
+    known = lost_classes(centroids, before)
+    lost = {label: rows for label, rows in lost_classes(centroids, forget_set).items() if label not in known}
     if lost:
         losses = "; ".join(f"class {label} ({rows} rows stay)" for label, rows in lost.items())
         raise HarmError(

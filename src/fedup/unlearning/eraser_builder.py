@@ -69,8 +69,7 @@ class EraserBuilder:
             erasure = before
         else:
             with self._report.stage("erase"):
-                private = self._dp is not None
-                erasure = self._private_erasure(asking, requests) if private else self._erasure(asking, requests)
+                erasure = (self._private_erasure if self._dp else self._erasure)(asking, requests)
         self._report.erasure = erasure.about if erasure else None
         self.complete = erasure is not None and set(asking.requests) <= set(erasure.about["parts"])
         return erasure
@@ -116,9 +115,8 @@ class EraserBuilder:
         sites = self._sites(added)
         site = choose_site(sites, max_variance_loss=self._price)
         if site.price > self._price:
-            self._report.note(
-                f"The eraser takes {site.price:.1%} of the variance at {site.cut} with it: nowhere is it less."
-            )
+            cost = f"{site.price:.1%} of the variance at {site.cut}"
+            self._report.note(f"The eraser takes {cost} with it: nowhere is it less.")
         senders = sorted({client for name in distinct for client in holders[name]})
         pooled = self._second_moments(question, senders, site)
         if pooled is None:
@@ -162,9 +160,8 @@ class EraserBuilder:
         for name in question.requests:
             parts = [sketch.forgotten[name] for sketch in sketches.values() if name in sketch.forgotten]
             rows = sum(part.count for part in parts)
-            cells = retained_cells(
-                sketches, {client for client, sketch in sketches.items() if name in sketch.forgotten}
-            )
+            touched = {client for client, sketch in sketches.items() if name in sketch.forgotten}
+            cells = retained_cells(sketches, touched)
             if not rows or not cells:
                 few = f"no client has {LEAST_ROWS} or more of the forgotten rows, which an eraser needs"
                 alone = "there are no retained rows to compare the forgotten ones with"
@@ -179,10 +176,8 @@ class EraserBuilder:
     ) -> dict[int, GroupSpreads]:
         """Second question, to clients with forgotten or compared rows: means and variances at each cut."""
         cuts = self._candidates()
-        weights: dict[int, Weights] = {
-            client: {name: mixture.of(client) for name, mixture in mixtures.items()}
-            for client in self._clients(question)
-        }
+        clients = self._clients(question)
+        weights: dict[int, Weights] = {c: {name: own.of(c) for name, own in mixtures.items()} for c in clients}
         senders = [client for client, of in weights.items() if client in holders or any(of.values())]
         return self._ask({client: SpreadsQuestion(cuts, question.to(client), weights[client]) for client in senders})
 
@@ -288,11 +283,8 @@ class EraserBuilder:
             return True
         signal = choose_site(self._sites(shifts), max_variance_loss=self._price).signal
         if signal < LEAST_SIGNAL:
-            self._leave(
-                "these samples differ from retained ones that look like them no more than by chance "
-                f"({signal:.1f} times)",
-                request,
-            )
+            same = "these samples differ from retained ones that look like them no more than by chance"
+            self._leave(f"{same} ({signal:.1f} times)", request)
         return signal >= LEAST_SIGNAL
 
     def _candidates(self) -> dict[str, Granularity]:
