@@ -145,11 +145,11 @@ def test_a_group_of_too_few_rows_is_left_out_and_without_any_there_is_no_eraser(
         assert torch.equal(_everywhere(_statistics({**enough, "1": pair})).concept, alone.concept)
 
 
-def test_statistics_that_are_not_finite_or_of_no_rows_give_no_eraser():
-    for value, message in ((torch.inf, "not finite"), (torch.nan, "not finite")):
+def test_statistics_that_are_not_finite_give_no_eraser():
+    for value in (torch.inf, torch.nan):
         statistics = _statistics(*_case(0))
         statistics.pooled.squares[0, 0, 0] = value
-        with pytest.raises(DataError, match=message):
+        with pytest.raises(DataError, match="not finite"):
             _everywhere(statistics)
 
 

@@ -9,11 +9,10 @@ from torch import nn
 from fedup import Federation, FilterConfig, Forget
 from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.clients.in_process import InProcess
-from fedup.errors import ContactError, RequestError
 from fedup.federation import Client
 from fedup.filters.eraser_site import CLEAR, ENOUGH, EraserSite, choose_site, judge_site
 from fedup.request import union
-from fedup.statistics.moments import LEAST_ROWS, Shift
+from fedup.statistics.moments import Shift
 from fedup.unlearning.eraser_builder import LEAST_SIGNAL, EraserBuilder, question_for
 from fedup.unlearning.report import Report
 
@@ -241,16 +240,6 @@ def test_all_are_compared_with_and_second_moments_are_asked_of_clients_with_forg
             assert set(request.sample_ids) <= {client}
 
 
-def test_the_same_question_gives_the_same_eraser_and_asks_nobody():
-    first, _, _ = _erase(FIRST, SECOND)
-    again, report, listening = _erase(SECOND, FIRST, before=first)
-    assert again is first
-    assert listening.heard == report.releases == report.clients_contacted == []
-    assert report.erasure is first.about
-    alone, _, _ = _erase(FIRST, SECOND, before=first, contact=None)
-    assert alone is first
-
-
 def test_another_question_is_asked_anew():
     first, _, _ = _erase(FIRST)
     for change in (
@@ -266,31 +255,6 @@ def test_another_question_is_asked_anew():
         assert listening.asked("sketch") == ([0, 1, 3] if without_two else [0, 1, 2, 3])
     assert erasure.cut == "4"  # a cut that is named is taken
     assert [place["cut"] for place in erasure.about["cuts"]] == ["4"]
-
-
-def test_clients_to_ask_are_those_that_are_asked():
-    def told(requests, config=PRICED, before=None):
-        listening = Listening()
-        erasing = EraserBuilder(MODEL, CUT, config, listening, Report(frozenset(requests)))
-        asked = erasing.clients_to_ask(requests, union(requests), before)
-        assert not listening.heard, "nobody is asked yet"
-        return asked
-
-    assert told([FIRST, SECOND]) == [0, 1, 2, 3]
-    assert told([FIRST, Forget.clients([2])]) == [0, 1, 3]
-    assert told([FIRST], before=QUESTIONS[id(_erase(FIRST)[0])]) == []
-    assert told([Forget.classes([1])]) == []
-    assert told([Forget.classes([1])], ASKED_FOR) == [0, 1, 2, 3]
-    assert told([Forget.samples({0: [1]})]) == []
-
-
-def test_the_order_of_requests_changes_no_bit():
-    requests = [FIRST, SECOND, Forget.samples({0: range(10, 35)}), Forget.classes([2])]
-    expected, _, _ = _erase(*requests)
-    for order in (requests[::-1], requests[2:] + requests[:2]):
-        found, _, _ = _erase(*order)
-        assert found.about == expected.about
-        assert _same(found, expected)
 
 
 # --- where there is none
@@ -324,31 +288,6 @@ def test_whether_all_is_erased_is_known_and_that_there_is_no_eraser_is_not_asked
     assert again.erasure_for([ordinary], ordinary, builder.question, None) is None
 
 
-def test_too_few_samples_are_a_note_by_default_and_an_error_where_an_eraser_was_asked_for():
-    request = Forget.samples({0: range(LEAST_ROWS - 1), 1: range(EACH, EACH + LEAST_ROWS - 1)})
-    erasure, report, listening = _erase(request)
-    assert erasure is None
-    assert report.erasure is None
-    assert not listening.heard
-    assert not report.releases
-    assert [str(LEAST_ROWS) in note for note in report.notes] == [True]
-    for kind in ("erasure", "both"):
-        with pytest.raises(RequestError, match="bottleneck"):
-            _erase(request, config=FilterConfig(filter=kind))
-
-
-@pytest.mark.parametrize("config", [FilterConfig(), ASKED_FOR], ids=["auto", "erasure"])
-def test_without_a_way_to_reach_clients_there_is_a_contact_error_where_one_is_needed(config):
-    with pytest.raises(ContactError, match="clients=federation"):
-        _erase(FIRST, config=config, contact=None)
-    if config.filter == "auto":
-        assert _erase(Forget.classes([1]), contact=None)[0] is None
-    assert _erase(FIRST, config=FilterConfig(filter="bottleneck"), contact=None)[0] is None
-
-
-# --- other kinds of requests, where asked for
-
-
 @pytest.mark.parametrize("request_", [Forget.classes([1]), Forget.clients([0])], ids=["class", "client"])
 def test_a_class_or_client_is_erased_by_asking_all_clients(request_):
     erasure, report, listening = _erase(request_, config=ASKED_FOR)
@@ -370,16 +309,3 @@ def test_samples_that_are_all_rows_of_their_client_are_compared_with_those_of_ot
         planted, _, _ = _erase(request, gone=request | SECOND)
         assert planted.about["compared_with"] == [1, 2, 3]
         assert set(planted.filter.positions.tolist()) == CORNER
-
-
-def test_what_is_erased_for_one_client_does_not_depend_on_a_request_for_another():
-    def concept(erasure, *positions):
-        at = [erasure.filter.positions.tolist().index(position) for position in positions]
-        return erasure.filter.concept[at]
-
-    alone, _, _ = _erase(FIRST, config=FilterConfig(eraser_cut="2", max_variance_loss=0.2), gone=FIRST | SECOND)
-    both, _, _ = _erase(FIRST, SECOND, config=FilterConfig(eraser_cut="2", max_variance_loss=0.2))
-    shared = sorted({*alone.filter.positions.tolist()} & {*both.filter.positions.tolist()})
-    column = sorted([FIRST.digest, SECOND.digest]).index(FIRST.digest)
-    assert shared, "premise"
-    torch.testing.assert_close(concept(both, *shared)[:, :, column], concept(alone, *shared)[:, :, 0])

@@ -255,6 +255,7 @@ def test_clients_that_do_not_count_hide_no_harm(kind):
         assert plugged.served is None
 
 
+@pytest.mark.slow
 def test_a_wider_bottleneck_answers_where_a_class_comes_close_to_its_limit_and_no_rank_was_chosen(
     trained_digits, monkeypatch
 ):

@@ -23,7 +23,6 @@ from fedup.statistics.eraser_statistics import (
     second_moments,
     shortened,
     sketch_groups,
-    sum_by_cut,
 )
 from fedup.statistics.mixture import mixture
 from fedup.statistics.moments import LEAST_ROWS, Moments, Sums
@@ -300,23 +299,6 @@ def test_means_variances_and_second_moments_are_those_of_the_rows(seed, count, b
     assert moments.count == len(read)
     torch.testing.assert_close(moments.sums[0], features.sum(0), atol=1e-3, rtol=1e-4)
     torch.testing.assert_close(moments.squares[0], features.T @ features, atol=1e-2, rtol=1e-4)
-
-
-@few
-@given(seeds, st.integers(1, 4))
-def test_what_clients_tell_adds_up_to_what_one_with_all_rows_would_tell(seed, many):
-    x, y = _data()
-    order = torch.randperm(300, generator=_source(seed))
-    rows = torch.cat([part[: LEAST_ROWS + 5] for part in order.tensor_split(many)])
-    clients = [_client(part.sort().values, i) for i, part in enumerate(order.tensor_split(many))]
-    whole = _measure(x, y, _client(range(300)), _ask(_samples(rows))).forgotten["r0"]
-    question = _ask(
-        Forget.samples({client.id: client.train[torch.isin(client.train, rows)].tolist() for client in clients})
-    )
-    added = sum_by_cut([_measure(x, y, client, question.to(client.id)).forgotten["r0"] for client in clients])
-    for cut in CUTS:
-        assert added[cut].weight == whole[cut].weight
-        torch.testing.assert_close(added[cut].average.mean.float(), whole[cut].average.mean, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("over", ["each", "tokens"])

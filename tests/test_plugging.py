@@ -25,7 +25,7 @@ from fedup import (
     purge,
     save_filter,
 )
-from fedup.errors import CutError, FingerprintError, NotFittedError, PlugError, StaleFilterError
+from fedup.errors import CutError, FingerprintError, PlugError, StaleFilterError
 from fedup.models.views import tensors
 from fedup.serving.plugged import _state
 
@@ -117,15 +117,6 @@ def test_a_filtered_model_is_restored_bit_for_bit_and_unplugged_without_a_trace(
             use()
 
 
-def test_one_kind_of_filter_follows_another_and_nothing_of_the_first_is_left():
-    answers = {name: MARKED.serving("first", config=config)[0] for name, config in FILTERS.items()}
-    plugged = plug(MARKED.base)
-    for name in [*FILTERS, *reversed(FILTERS)]:
-        plugged.serve(answers[name].served)
-        assert torch.equal(plugged(MARKED.x), answers[name](MARKED.x)), name
-        assert len(_hooks(plugged.view())) == len(plugged.served.placed)
-
-
 def test_serving_without_any_filter_is_refused_and_the_served_one_stays():
     plugged, _ = MARKED.serving("first", config=KINDS["eraser alone"])
     served, answer = plugged.served, plugged(MARKED.x)
@@ -143,16 +134,6 @@ def test_a_filter_served_inside_restored_acts_only_afterwards(setting):
         plugged.serve(other.served)
         assert torch.equal(plugged(setting.x), setting.base(setting.x))
     assert torch.equal(plugged(setting.x), other(setting.x))
-
-
-def test_a_model_without_filter_answers_only_inside_restored(setting):
-    plugged = plug(setting.base)
-    with pytest.raises(NotFittedError, match="unlearn"):
-        plugged(setting.x)
-    with plugged.restored():
-        assert torch.equal(plugged(setting.x), setting.base(setting.x))
-    with pytest.raises(NotFittedError):
-        plugged(setting.x)
 
 
 def _whole_life(setting, path):

@@ -10,61 +10,44 @@ from fedup import FilterConfig, collect, plug
 from fedup.errors import SettingError
 from fedup.filters.fit import Trace
 from fedup.filters.presets import preset
+from fedup.request import union
 from fedup.unlearning.plan import Terms
 
 MARKED = marked()
 CLIENT, CLASS, SAMPLE = MARKED.requests["client"], MARKED.requests["class"], MARKED.requests["first"]
 
 
-@pytest.mark.parametrize(
-    ("forget", "ratio"),
-    [
+@pytest.mark.parametrize(("name", "sigma"), [("paper", 0.001), ("authors", 0.0)])
+def test_the_papers_ratio_depends_on_what_is_forgotten(name, sigma):
+    for forget, ratio in (
         ([CLIENT], 0.8),
         ([CLASS], 0.1),
-        ([SAMPLE], 0.5),
         ([CLASS | SAMPLE], 0.5),
         ([CLIENT, CLASS], 0.8),
         ([CLASS, SAMPLE], 0.5),
         ([], 0.8),
-        (CLASS, 0.1),
-    ],
-    ids=str,
-)
-def test_the_papers_ratio_depends_on_what_is_forgotten(forget, ratio):
-    found = preset("paper", forget)
-    assert (found.ratio, found.sigma, found.cache) == (ratio, 0.001, False)
-    assert (found.config.filter, found.config.class_policy, found.config.guard) == ("bottleneck", "remap", False)
-    if isinstance(forget, list):
-        centroids = collect(MARKED.base, MARKED.federation, forget=iter(forget), statistics="paper")
-        assert (centroids.how.ratio, centroids.how.sigma) == (ratio, 0.001)
+    ):
+        found = preset(name, forget)
+        assert found == preset(name, union(forget))
+        assert (found.ratio, found.sigma, found.cache) == (ratio, sigma, False)
+        how = collect(MARKED.base, MARKED.federation, forget=iter(forget), statistics=name).how
+        assert (how.ratio, how.sigma) == (ratio, sigma)
 
 
-@pytest.mark.parametrize(("forget", "ratio"), [(CLIENT, 0.8), (CLASS, 0.1), (SAMPLE, 0.5), ((), 0.8)], ids=str)
-def test_the_authors_settings_are_those_of_their_code(forget, ratio):
-    found = preset("authors", forget)
-    assert (found.ratio, found.sigma, found.cache) == (ratio, 0.0, False)
-    config = found.config
-    assert (config.filter, config.class_policy, config.guard, config.gentle) == (
-        "bottleneck",
-        "remap_client",
-        False,
-        False,
-    )
-    assert (config.optimizer, config.lr, config.batch_size, config.epochs, config.alpha) == ("sgd", 0.005, 10, 50, 0.5)
-    assert config.rank_for(512) == config.rank_for(128) == 32
-
-
-@pytest.mark.parametrize("request_", [CLIENT, CLASS, SAMPLE], ids=str)
-def test_a_request_is_answered_with_the_authors_preset(request_):
-    centroids = collect(MARKED.base, MARKED.federation, forget=[request_], statistics="authors")
-    assert centroids.how.sigma == 0.0
-    plugged = plug(MARKED.base)
-    trace = Trace(every=1)
-    unlearn(plugged, centroids, request_, clients=MARKED.federation, config="authors", terms=Terms(trace=trace))
-    used = len(centroids.rows_of(centroids.cells))
-    assert len(trace.steps) == 50 * max(1, used // 10)
+def test_settings_are_those_of_the_paper_and_of_its_authors_code():
+    paper, authors = preset("paper").config, preset("authors").config
+    for config, policy in ((paper, "remap"), (authors, "remap_client")):
+        assert (config.filter, config.class_policy, config.guard) == ("bottleneck", policy, False)
+    assert (authors.optimizer, authors.lr, authors.alpha) == ("sgd", 0.005, 0.5)
+    assert (authors.batch_size, authors.epochs) == (10, 50)
+    assert not authors.gentle
+    assert authors.rank_for(512) == authors.rank_for(128) == 32
+    centroids, trace = collect(MARKED.base, MARKED.federation, forget=[SAMPLE], statistics="authors"), Trace(every=1)
+    plugged, terms = plug(MARKED.base), Terms(trace=trace)
+    unlearn(plugged, centroids, SAMPLE, clients=MARKED.federation, config="authors", terms=terms)
+    assert len(trace.steps) == 50 * max(1, len(centroids.rows_of(centroids.cells)) // 10)
     assert plugged.served.erasure is None
-    assert plugged.served.config == preset("authors", request_).config
+    assert plugged.served.config == authors
 
 
 def test_the_default_is_the_same_for_all_and_what_is_used_when_nothing_is_said():

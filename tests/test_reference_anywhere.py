@@ -97,15 +97,6 @@ def test_rows_like_a_mixture_of_other_clients_rows_differ_from_it_by_chance_alon
     assert 0.05 < float(signals.mean()) < 1.5  # of what chance gives; what the mixture can follow is taken off
 
 
-@few
-@given(seeds, st.integers(25, 80), st.floats(4, 10))
-def test_rows_that_differ_from_all_others_stand_out(seed, many, shift):
-    everything = [label for label in range(CLASSES) for _ in range(30)]
-    federation = _federation([everything, everything], seed, shift=shift, shifted=range(many))
-    found, _ = _erasure(federation, Forget.samples({0: range(many)}))
-    assert found is not None
-
-
 # --- sketches
 
 
@@ -173,29 +164,15 @@ class Convolutional(nn.Module):
         return self.h(features).mean((2, 3))
 
 
-@pytest.fixture(scope="module")
-def convolutional():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        y = torch.arange(360) % 3
-        x = 0.3 * torch.randn(360, 1, 6, 6)
-        x[torch.arange(360), 0, y] += 3
-        x[:40, 0, 5, 4:] += 4  # samples with a mark
-        none = torch.empty(0, dtype=torch.long)
-        rows = torch.arange(360).view(3, 120)
-        clients = [Client(i, own[:90], none, own[90:]) for i, own in enumerate(rows)]
-        federation, model = Federation(x, y, tuple(clients), 3), Convolutional()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
-        for _ in range(60):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-    return federation, model.eval()
-
-
 @pytest.mark.parametrize("kind", ["auto", "both"])
-def test_a_model_without_a_linear_layer_forgets_at_the_cut_it_was_plugged_at(convolutional, kind):
-    federation, model = convolutional
+def test_a_model_without_a_linear_layer_forgets_at_the_cut_it_was_plugged_at(kind):
+    y = torch.arange(360) % 3
+    x = 0.3 * torch.randn(360, 1, 6, 6, generator=_source(0))
+    x[torch.arange(360), 0, y] += 3
+    x[:40, 0, 5, 4:] += 4  # samples with a mark
+    clients = [Client(i, own[:90], NONE, own[90:]) for i, own in enumerate(torch.arange(360).view(3, 120))]
+    torch.manual_seed(0)
+    federation, model = Federation(x, y, tuple(clients), 3), Convolutional().eval()
     original, config = model(federation.x), FilterConfig(rank=6, steps=30, filter=kind)
     for request in (Forget.classes([1]), Forget.clients([2]), Forget.samples({0: range(40)})):
         plugged, store = plug(model, cut="h"), collect(model, federation, cut="h")

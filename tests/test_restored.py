@@ -6,7 +6,6 @@ import copy
 import gc
 import os
 import pickle
-import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -119,6 +118,7 @@ def test_what_a_block_gave_answers_bit_for_bit_anywhere_until_its_end(plugged):
             use()
     with plugged.restored(), pytest.raises(PlugError, match="has ended"):
         original(X)  # another block is not its own
+    assert _BLOCKS.get() == ()
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
@@ -151,17 +151,6 @@ def test_the_view_to_export_is_filtered_inside_a_block_as_well(plugged):
     bare = plug(_base())
     with bare.restored(), pytest.raises(NotFittedError):
         bare.view()
-
-
-def test_blocks_end_in_any_order(plugged):
-    first, second = plugged.restored(), plugged.restored()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert _is_unfiltered(plugged)
-    second.__exit__(None, None, None)
-    assert not _is_unfiltered(plugged)
-    assert _BLOCKS.get() == ()
 
 
 @pytest.mark.parametrize("where", ["here", "in another context", "in another thread", "by the garbage collector"])
@@ -207,25 +196,6 @@ def test_a_context_that_outlives_a_block_does_not_keep_the_model_alive():
     gc.collect()
     assert alive() is None
     assert len(context) >= 1
-
-
-def test_an_end_during_a_call_lets_the_call_finish(plugged):
-    begun, ended = threading.Event(), threading.Event()
-
-    class Slow(nn.Module):
-        def forward(self, x):
-            begun.set()
-            ended.wait(30)
-            return x
-
-    base = nn.Sequential(Slow(), *_base()).eval()
-    plugged = plug(base)
-    with ThreadPoolExecutor(1) as pool:
-        with plugged.restored():
-            answer = pool.submit(contextvars.copy_context().run, plugged, X)
-            begun.wait(30)
-        ended.set()
-        assert torch.equal(answer.result(), base(X))
 
 
 class Caller:

@@ -146,14 +146,6 @@ def test_the_filter_depends_on_the_final_set_of_requests_alone(tmp_path_factory,
             plugged(SETTING.x)
 
 
-def test_same_seed_same_bits_and_another_seed_other_bits():
-    other = FilterConfig(rank=4, steps=10, batch_size=32, seed=1)
-    first = SETTING.answer(["class"])
-    torch.rand(7)
-    assert torch.equal(SETTING.answer(["class"]), first)
-    assert not torch.equal(SETTING.answer(["class"], other), first)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_dropped_data_changes_no_bit_of_the_filter(name):
     """Neither what is cached of it nor, in the paper's protocol, the rows themselves; that contacts nobody later."""

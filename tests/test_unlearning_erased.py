@@ -8,10 +8,9 @@ import pytest
 import torch
 from tests._forced import restore, unlearn
 from tests._marked import AUTO, EARLY, FAST, KINDS, Unreachable, Watched, marked, same_bits, state_of
-from torch import nn
 
 import fedup
-from fedup import Federation, FilterConfig, Forget, collect, iid, plug
+from fedup import FilterConfig, Forget, collect, plug
 from fedup.errors import ContactError, CutError, DataError, HarmError, RequestError
 from fedup.statistics.centroids import CentroidConfig
 from fedup.unlearning.plan import Terms
@@ -80,20 +79,6 @@ def test_the_filters_are_those_asked_for_and_a_class_or_client_gets_a_bottleneck
         assert _kinds(MARKED.serving(other)[0]) == (True, 0)
 
 
-def test_what_is_erased_is_gone_and_what_stays_is_still_right():
-    """The mean of marked rows comes to that of rows without a mark, at the eraser's cut."""
-    plugged, _ = MARKED.serving("first")
-    rows = MARKED.rows["first"]
-    plain = MARKED.federation.client(1).train[55:]
-    unfiltered = MARKED.base[:2](MARKED.x).detach()
-    passed = plugged.served.erasure.filter(unfiltered)
-    reader = plugged.served.erasure.filter.reader[0, :, 0]
-    gaps = [float((values[rows].mean(0) - values[plain].mean(0)) @ reader) for values in (unfiltered, passed)]
-    assert abs(gaps[1]) < 0.25 * abs(gaps[0])
-    kept = MARKED.federation.retained(MARKED.requests["first"])
-    assert float((plugged(MARKED.x[kept]).argmax(1) == MARKED.y[kept]).float().mean()) > 0.97
-
-
 @pytest.mark.parametrize("name", ["both at one cut", "both at two cuts"])
 def test_a_bottleneck_is_fitted_to_what_an_eraser_at_its_own_cut_leaves(monkeypatch, name):
     seen = []
@@ -108,18 +93,6 @@ def test_a_bottleneck_is_fitted_to_what_an_eraser_at_its_own_cut_leaves(monkeypa
         assert not torch.allclose(expected, store.vectors[rows])
     assert torch.equal(seen[0].vectors[seen[0].rows], expected)
     assert torch.equal(seen[0].labels, store.row_labels()[rows])
-
-
-def test_without_a_difference_there_is_nothing_to_erase():
-    ordinary = Forget.samples({0: MARKED.federation.client(0).train[::5]})
-    plugged = plug(MARKED.base)
-    report = unlearn(plugged, MARKED.store(), ordinary, clients=MARKED.federation, config=AUTO)
-    assert _kinds(plugged) == (True, 0)
-    assert "no more than by chance" in report.notes[0]
-    assert report.erasure is None
-    forced = plug(MARKED.base)
-    unlearn(forced, MARKED.store(), ordinary, clients=MARKED.federation, config=FilterConfig(**FAST, filter="erasure"))
-    assert _kinds(forced) == (False, 1)
 
 
 # Several requests
@@ -178,23 +151,6 @@ def test_samples_of_a_forgotten_client_are_not_erased():
 # Who is asked, and what is read
 
 
-def test_all_clients_are_compared_with_and_centroids_and_second_moments_come_from_the_touched_alone():
-    watched = Watched(MARKED)
-    plugged, store = plug(MARKED.base), MARKED.store()
-    report = unlearn(plugged, store, MARKED.requests["first"], clients=watched, config=AUTO)
-    assert (watched.sketched, watched.gathered, sorted(report.clients_contacted)) == ([0, 1, 2], [1], [0, 1, 2])
-    assert set(watched.measured) == {1, *report.erasure["compared_with"]}
-    sent = {what: [r.client for r in report.releases if r.what == what] for what in {r.what for r in report.releases}}
-    assert sent == {
-        "classes of samples": [1],
-        "centroids": [1],
-        "sketches of means": watched.sketched,
-        "means and variances": watched.measured,
-        "second moments": [1],
-    } | ({"counts of answers": sent["counts of answers"]} if "counts of answers" in sent else {})
-    assert all(release.size_bytes > 0 for release in report.releases)
-
-
 def test_a_bottleneck_reads_no_forgotten_row_and_an_eraser_does():
     poisoned = MARKED.with_rows(MARKED.rows["first"], torch.nan)
     config = FilterConfig(**FAST, filter="bottleneck")
@@ -220,14 +176,6 @@ def test_the_same_question_is_not_asked_twice():
     assert plugged.served.erasure is eraser
     assert same_bits(plugged, MARKED.serving("first", "client and class")[0])
     assert watched.statistics_asked == []
-
-
-def test_where_other_rows_are_there_to_compare_with_the_question_is_asked_anew():
-    for other, touched in (("third", [1, 2]), ("class", [1]), ("client", [1])):
-        (plugged, store), watched = MARKED.serving("first"), Watched(MARKED)
-        unlearn(plugged, store, MARKED.requests[other], clients=watched)
-        assert watched.gathered == touched  # all directions are solved for together
-        assert watched.sketched == ([1, 2] if other == "client" else [0, 1, 2])
 
 
 @pytest.mark.parametrize("answer", ["unlearn", "restore"])
@@ -303,21 +251,6 @@ def test_what_cannot_be_erased_is_refused_and_changes_nothing():
     _unchanged(served, lambda plugged, store: restore(plugged, store, MARKED.requests["first"]), ContactError)
 
 
-def test_centroids_collected_for_the_samples_are_enough_for_a_bottleneck_and_not_for_an_eraser():
-    store = collect(
-        MARKED.base, MARKED.federation, statistics=CentroidConfig(ratio=0.5), forget=[MARKED.requests["first"]]
-    )
-    _unchanged(
-        (plug(MARKED.base), store),
-        lambda p, s: unlearn(p, s, MARKED.requests["first"], config=AUTO),
-        ContactError,
-        match="filter='bottleneck'",
-    )
-    plugged = plug(MARKED.base)
-    unlearn(plugged, store, MARKED.requests["first"], config=FilterConfig(**FAST, filter="bottleneck"))
-    assert _kinds(plugged) == (True, 0)
-
-
 # Without doing it
 
 
@@ -340,39 +273,3 @@ def test_a_plan_names_the_clients_of_an_eraser_asks_none_for_statistics_and_chan
         assert state_of(store) == before
         assert plugged.served is filter_before
     assert watched.statistics_asked == []
-
-
-# Elsewhere than in a row of layers
-
-
-class Mapped(nn.Module):
-    """Offers two maps and a vector as cuts; says how itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv1, self.conv2, self.head = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 6, 3), nn.Linear(6, 3)
-        self.cuts = ("conv2", "head")
-
-    def forward(self, x):
-        return self.head(self.conv2(self.conv1(x).relu()).relu().mean((2, 3)))
-
-
-def test_a_mark_in_a_corner_is_erased_at_the_cut_and_the_positions_where_it_is():
-    torch.manual_seed(0)
-    x, y = torch.randn(240, 1, 8, 8), torch.arange(240) % 3
-    clients = Federation.split(x, y, iid(y, 2)).clients
-    marked = clients[0].train[:25]
-    x[marked, :, :3, :3] += 3
-    federation, base = Federation(x, y, clients, 3), Mapped().eval()
-    plugged = plug(base)
-    unlearn(plugged, collect(base, federation), Forget.samples({0: marked}), clients=federation, config=AUTO)
-    erasure = plugged.served.erasure
-    assert erasure.cut == "conv2"
-    corner = {6 * row + column for row in range(3) for column in range(3)}
-    assert set(erasure.filter.positions.tolist()) <= corner
-    features = base.conv1(x).relu()
-    passed = erasure.filter(features)
-    assert torch.equal(passed[:, :, 3:], features[:, :, 3:])
-    assert not torch.allclose(passed[marked], features[marked])
-    if plugged.served.filter is None:
-        assert torch.equal(plugged(x), base.head(base.conv2(passed).relu().mean((2, 3))))
