@@ -1,14 +1,16 @@
 """A federation in which some rows of two clients carry marks: sample requests that an eraser is made for."""
 
 import copy
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
 
+import pytest
 import torch
 from tests._forced import unlearn
 from torch import nn
 
-from fedup import Federation, FilterConfig, Forget, collect, iid, plug
+from fedup import Federation, FilterConfig, Forget, collect, fingerprint, iid, plug
 from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.clients.in_process import InProcess
 from fedup.privacy import Ledger
@@ -146,3 +148,18 @@ def _plain(value):
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     return tuple(map(_plain, value)) if isinstance(value, tuple) else copy.copy(value)
+
+
+def everything_of(plugged, store):
+    """All that a refusal must leave alone, comparable with ==."""
+    bits = {name: weight.numpy().tobytes() for name, weight in weights_of(plugged).items()} if plugged.served else {}
+    return id(plugged.served), bits, state_of(store), plugged.requests, fingerprint(plugged.base)
+
+
+@contextmanager
+def refused(plugged, store, error, match=None):
+    """What is done inside raises, and changes nothing."""
+    before = everything_of(plugged, store)
+    with pytest.raises(error, match=match) as raised:
+        yield raised
+    assert everything_of(plugged, store) == before

@@ -107,18 +107,6 @@ def test_a_store_on_disk_is_the_same_and_leaves_no_file(collected, small_model, 
     assert_equal_stores(load_centroids(tmp_path / "store"), on_disk)
 
 
-def test_rows_know_their_labels_and_cells(store):
-    labels = store.row_labels()
-    assert all(set(labels[cell.slot].tolist()) == {cell.label} for cell in store.cells)
-    cell, another = store.cells[0], store.cells[3]
-    expected = [range(cell.start, cell.start + cell.size), range(another.start, another.start + another.size)]
-    assert store.rows_of([cell, another]).tolist() == [row for rows in expected for row in rows]
-    store.counts[cell.start] = 0  # an emptied row is left out
-    assert store.rows_of([cell]).tolist() == list(range(cell.start + 1, cell.start + cell.size))
-    assert store.rows_of([]).tolist() == []
-    assert store.cell((0, 99)) is None
-
-
 def test_bytes_are_those_of_the_messages(collected, small_model, digits_federation):
     contact = InProcess(digits_federation, small_model)
     for client in digits_federation.ids:
@@ -278,26 +266,6 @@ def test_a_ledger_that_is_kept_elsewhere_stays_one_account(own):
 
     own.ledger = Elsewhere()
     assert own.to("cpu").ledger is own.ledger
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.data())
-def test_a_damaged_file_is_refused_or_holds_the_very_same_store(rich, tmp_path_factory, data):
-    path = tmp_path_factory.mktemp("damaged") / "centroids"
-    save_centroids(rich, path)
-    content = bytearray(path.read_bytes())
-    where = data.draw(st.integers(0, len(content) - 1) | st.integers(0, 4000))
-    if data.draw(st.booleans(), label="truncated"):
-        content = content[:where]
-    else:
-        content[where] ^= 1 << data.draw(st.integers(0, 7), label="bit")
-    path.write_bytes(content)
-    try:
-        loaded = load_centroids(path)
-    except ArtifactError as error:
-        assert str(path) in str(error)
-    else:
-        assert_equal_stores(loaded, rich)  # as 1e-05 is 1E-05
 
 
 def _edits(header, tensors):

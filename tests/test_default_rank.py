@@ -11,18 +11,7 @@ from tests._forced import unlearn
 from tests.cli._in_process import FAST, copy_of, ok
 from torch import nn
 
-from fedup import (
-    DP,
-    Federation,
-    FilterConfig,
-    Forget,
-    collect,
-    iid,
-    load_filter,
-    plan,
-    plug,
-    save_filter,
-)
+from fedup import DP, Federation, FilterConfig, Forget, collect, iid, load_filter, plan, plug, save_filter
 from fedup.bench.methods import fedup as fedup_method
 from fedup.bench.methods import random_filter
 from fedup.bench.settings import config_of

@@ -56,18 +56,6 @@ def test_both_losses_fall():
     assert late[1] < early[1] / 2
 
 
-def test_alpha_zero_only_rebuilds_and_alpha_one_only_classifies():
-    tail, examples = _tail(), _examples()
-    rebuilt, classified = (
-        _losses(fit_filter(tail, examples, replace(CONFIG, alpha=alpha)), examples, tail) for alpha in (0.0, 1.0)
-    )
-    assert classified[0] < rebuilt[0]
-    assert rebuilt[1] < classified[1] / 2
-    relabelled = replace(examples, labels=examples.labels.roll(1))
-    fits = [fit_filter(tail, each, replace(CONFIG, alpha=0.0)) for each in (examples, relabelled)]
-    assert torch.equal(*map(_bits, fits))
-
-
 def test_the_tail_gets_no_gradient_and_the_filter_needs_none_afterwards():
     tail = _tail()
     tail.weight.grad = torch.ones_like(tail.weight)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedup import Forget
-from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.federation import Client
 from fedup.models.features import FeatureReader
 from fedup.statistics.client_data import ClientData
@@ -176,21 +175,6 @@ def _mixed(references, weights):
 # --- questions
 
 
-def test_a_client_is_told_nothing_of_other_clients_samples():
-    first, second = (
-        Forget.samples({0: [1, 2], 1: [101, 102]}),
-        Forget.samples({1: [103], 2: [201]}) | Forget.classes([2]),
-    )
-    question = _ask(first, second, gone=Forget.samples({2: [999], 0: [3]}))
-    told = question.to(0)
-    assert list(told.requests) == list(question.requests)
-    assert told.requests["r0"] == Forget.samples({0: [1, 2]})
-    assert told.requests["r1"] == Forget.classes([2])
-    assert told.forget_set == Forget.samples({0: [1, 2, 3]}) | Forget.classes([2])
-    assert told.to_json()["gone"]["samples"] == {"0": [1, 2, 3]}
-    assert not any(number in str(told.to_json()) for number in ("101", "102", "103", "201", "999"))
-
-
 @few
 @given(seeds)
 def test_a_client_answers_its_part_of_a_question_like_the_whole(seed):
@@ -199,18 +183,6 @@ def test_a_client_answers_its_part_of_a_question_like_the_whole(seed):
     question = _ask(_samples(rows) | _samples([150], 1), gone=_samples([160], 1))
     client = _client(range(100))
     assert _same(_all(x, y, client, question), _all(x, y, client, question.to(0)))
-
-
-def test_forgotten_and_retained_rows_are_those_that_the_requests_say():
-    _, y = _data()
-    question = _ask(_samples(range(30)), gone=Forget.classes([1]) | _samples(range(30, 40)))
-    assert {name: rows.tolist() for name, rows in question.forgotten(_client(range(100)), y).items()} == {
-        "r0": list(range(30))
-    }
-    kept = question.retained(_client(range(100)), y)
-    assert {label: rows.tolist() for label, rows in kept.items()} == {
-        label: [row for row in range(40, 100) if row % CLASSES == label] for label in (0, 2)
-    }
 
 
 @few
@@ -317,23 +289,6 @@ def test_statistics_have_the_shape_of_what_the_filter_acts_on_and_of_the_positio
     assert spreads.forgotten["r0"]["2"].mean.shape == spreads.reference["r0"]["2"].mean.shape == (positions, 3)
     sketches = sketch_groups(data, "2", question, over)
     assert sketches.forgotten["r0"].sums.shape == shortened(torch.zeros(positions, 3)).shape
-
-
-def test_messages_hold_what_they_say_and_no_more():
-    x, y = _data()
-    groups = _ask(_samples(range(80)))
-    sketches, spreads, moments = _all(x, y, _client(range(200)), groups)
-    numbers = sum(one.sums.numel() for one in (*sketches.forgotten.values(), *sketches.retained.values()))
-    sent = [
-        sum(a.nbytes for a in answer[1].values())
-        for answer in (
-            SketchesQuestion("2", "each", groups).answer_message(sketches),
-            SpreadsQuestion(CUTS, groups, {}).answer_message(spreads),
-            SecondMomentsQuestion("2", "each", (0,), groups).answer_message(moments),
-        )
-    ]
-    # mean and variance of two groups at both cuts; one half of a matrix, in double precision
-    assert sent == [4 * numbers, 4 * 2 * 2 * (8 + 5), 8 * (8 + 36)]
 
 
 def test_clients_tell_of_the_side_that_they_hold_alone():

@@ -7,18 +7,7 @@ from hypothesis import strategies as st
 from tests._marked import FAST, marked, same_bits, state_of
 from torch import nn
 
-from fedup import (
-    Federation,
-    FilterConfig,
-    Forget,
-    collect,
-    iid,
-    load_centroids,
-    plug,
-    restore,
-    save_centroids,
-    unlearn,
-)
+from fedup import Federation, FilterConfig, Forget, collect, iid, load_centroids, plug, restore, save_centroids, unlearn
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.proportions import Estimate, Paired
 from fedup.statistics.tally import Tally
