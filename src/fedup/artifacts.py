@@ -23,7 +23,7 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], *, kind: str, 
     """Write tensors and a JSON header, whole or not at all."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     full = {"kind": kind, "version": FORMAT_VERSION, **header}
-    text = json.dumps({**full, "sha256": digest_of(json.dumps(full, sort_keys=True), plain.items())}, sort_keys=True)
+    text = json.dumps({**full, "sha256": _digest(full, plain)}, sort_keys=True)
     with replacing(path) as partial:
         write_plain(partial, plain, metadata={"fedup": text})
 
@@ -55,11 +55,15 @@ def load_tensors(path: str | Path, *, kind: str) -> tuple[dict[str, Tensor], dic
         raise ArtifactError(f"{path} holds a {header.get('kind')!r}, not a {kind}.")
     if header.get("version") != FORMAT_VERSION:
         raise ArtifactError(f"{path} has format version {header.get('version')!r}; this fedup reads {FORMAT_VERSION}.")
-    if header.pop("sha256", None) != digest_of(json.dumps(header, sort_keys=True), tensors.items()):
+    if header.pop("sha256", None) != _digest(header, tensors):
         raise ArtifactError(
             f"{path} is damaged or was edited: its content does not match its sha256. Take a good copy."
         )
     return tensors, header
+
+
+def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    return digest_of(json.dumps(dict(header), sort_keys=True), tensors.items())
 
 
 def digest_of(text: str, tensors: Iterable[tuple[str, Tensor]]) -> str:
