@@ -12,21 +12,10 @@ from tests._forced import restore, unlearn
 from tests._marked import FAST, KINDS, marked
 from torch import nn
 
-from fedup import (
-    Federation,
-    FilterConfig,
-    Forget,
-    PluggedModel,
-    collect,
-    fingerprint,
-    iid,
-    load_filter,
-    plug,
-    purge,
-    save_filter,
-)
+from fedup import Federation, FilterConfig, Forget, PluggedModel, collect, fingerprint, iid, plug, purge
 from fedup.errors import CutError, FingerprintError, PlugError, StaleFilterError
 from fedup.models.views import tensors
+from fedup.serving.filter_file import load_filter, save_filter
 from fedup.serving.plugged import _state
 
 CONFIG = FilterConfig(rank=4, steps=15, batch_size=32)

@@ -12,24 +12,13 @@ from tests._forced import restore, unlearn
 from tests._marked import Unreachable, refused, state_of
 from torch import nn
 
-from fedup import (
-    Federation,
-    FilterConfig,
-    Forget,
-    Trace,
-    collect,
-    fingerprint,
-    iid,
-    load_centroids,
-    plug,
-    purge,
-    save_centroids,
-)
+from fedup import Federation, FilterConfig, Forget, Trace, collect, fingerprint, iid, plug, purge
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.in_process import InProcess
 from fedup.errors import ContactError, DataError, FedUPError, FingerprintError, NotFittedError, RequestError
 from fedup.request import union
 from fedup.statistics.centroids import CentroidConfig
+from fedup.statistics.store import load_centroids, save_centroids
 from fedup.unlearning.plan import Terms
 
 CONFIG = FilterConfig(rank=4, steps=10, batch_size=32)

@@ -10,22 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests._marked import everything_of, marked, refused, state_of, weights_of
 
-from fedup import (
-    FilterConfig,
-    Forget,
-    fingerprint,
-    load_centroids,
-    load_filter,
-    plan,
-    plug,
-    purge,
-    restore,
-    save_centroids,
-    save_filter,
-    unlearn,
-)
+from fedup import FilterConfig, Forget, fingerprint, plan, plug, purge, restore, unlearn
 from fedup.errors import FedUPError, HarmError, NotFittedError, PlugError, RequestError
 from fedup.request import union
+from fedup.serving.filter_file import load_filter, save_filter
+from fedup.statistics.store import load_centroids, save_centroids
 
 MARKED = marked()
 CONFIG = FilterConfig(steps=60, batch_size=64, lr=1e-2)
