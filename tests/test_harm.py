@@ -51,10 +51,10 @@ def _answered_or_refused(digits, request):
 @pytest.mark.parametrize("client", [0, 1, 4])
 def test_withdrawing_a_clients_most_frequent_class_harms_no_class_or_is_refused(trained_digits, client):
     label, rows = trained_digits.frequent(client)
-    refused = _answered_or_refused(trained_digits, Forget.samples({client: rows}))
+    was_refused = _answered_or_refused(trained_digits, Forget.samples({client: rows}))
     held = sum(int((trained_digits.y[one.train] == label).sum()) for one in trained_digits.federation.clients)
     if held - len(rows) < LEAST_CLASS_ROWS:
-        assert refused
+        assert was_refused
 
 
 @pytest.mark.slow

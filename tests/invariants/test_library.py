@@ -163,4 +163,4 @@ class Library(RuleBasedStateMachine):
 
 
 TestLibrary = Library.TestCase
-TestLibrary.settings = settings(max_examples=12, stateful_step_count=12, deadline=None)
+TestLibrary.settings = settings(max_examples=20, stateful_step_count=12, deadline=None)
