@@ -104,6 +104,7 @@ class Child:
             os.dup2(self._err.end, 2)
             sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
             sys.argv = ["fedup", *args]
+            torch.set_num_threads(1)  # other threads do not survive a fork
             prepare()
             main()
         except SystemExit as left:
@@ -251,8 +252,6 @@ class Folders:
     """Folders after each step of one history, made once, to copy and go on from."""
 
     def __init__(self, home: Path) -> None:
-        # A child must not inherit threads, which do not survive a fork.
-        assert torch.get_num_threads() == 1
         self.home = home
         self.none, self.trained, self.collected = home / "none", home / "trained", home / "collected"
         self.one, self.two = home / "one", home / "two"
