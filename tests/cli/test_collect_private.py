@@ -3,12 +3,14 @@
 import json
 import re
 import shutil
+from math import inf, nan
 
 import pytest
 import torch
-from tests.cli._in_process import FAST, contents, copy_of, fedup, filter_file, ok, sample_ids, sha256
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from tests.cli._in_process import QUICK, contents, copy_of, fedup, filter_file, ok, sample_ids
 
-from fedup.cli._session import Session
 from fedup.privacy import DP, epsilon_of
 from fedup.privacy.paper import DISCLAIMER
 from fedup.run.folder import Run
@@ -54,67 +56,65 @@ def evidence(run, request, tmp_path):
     return [(tmp_path / "pages" / f"{request}.{kind}").read_text(encoding="utf-8") for kind in ("json", "html")]
 
 
-def logits(run):
-    """What the folder answers at this moment."""
-    session = Session(run)
-    state, plugged = session.served()
-    with torch.no_grad():
-        return (plugged if plugged.served else plugged.unplug())(session.probe(state))
-
-
 # --- refused
+
+
+ODD = st.sampled_from(["0", "-1", "nan", "inf", "2"])
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "--epsilon": ODD,
+        "--clip": st.sampled_from(["unit", "units"]) | ODD,
+        "--delta": st.sampled_from(["1", "1e-4", "1e-6"]) | ODD,
+        "--ratio": st.sampled_from(["0.3", "1.5"]),
+        "--sigma": ODD,
+        "--paper-accounting": st.none(),
+        "--allow-delta": st.none(),
+    },
+)
+
+
+def is_possible(options):
+    """What `fedup collect` takes, said in another way than the code does."""
+    number = {name: float(value) for name, value in options.items() if value and not value.startswith("unit")}
+    if "--epsilon" in options:
+        clip, delta = options.get("--clip"), number.get("--delta", 1e-5)
+        right = 0 < number["--epsilon"] < inf and (clip == "unit" or 0 < number.get("--clip", nan) < inf)
+        right = right and 0 < delta < 1 and (delta <= 1e-5 or "--allow-delta" in options)
+        return right and not number.get("--sigma") and not {"--ratio", "--paper-accounting"} & set(options)
+    sigma = number.get("--sigma", 0)
+    right = 0 <= sigma < inf and (sigma > 0 or "--paper-accounting" not in options)
+    return right and number.get("--ratio", 1) <= 1 and not {"--clip", "--delta", "--allow-delta"} & set(options)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
+@given(OPTIONS.filter(lambda options: not is_possible(options)))
+@example({"--epsilon": "2"})  # no clip, no sigma: what is missing is said
+@example({"--epsilon": "2", "--clip": "unit", "--delta": "1e-4"})
+@example({"--paper-accounting": None, "--sigma": "0"})
+def test_settings_that_cannot_be_are_one_error_and_change_nothing(trained, options):
+    before = contents(trained)
+    arguments = [f"{name}={value}" if value else name for name, value in options.items()]
+    ran = fedup("collect", *arguments, "--run", trained)
+    assert (ran.code, ran.out) == (1, ""), arguments
+    assert ran.err.startswith("Error: ")
+    assert ran.err.count("\n") == 1
+    assert contents(trained) == before
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         ("--epsilon 2", "clip is missing"),
-        ("--epsilon 2 --clip nan", "clip must be 'unit' or a number above 0"),
-        ("--epsilon 2 --clip 0", "clip must be 'unit' or a number above 0"),
-        ("--epsilon 2 --clip -3", "clip must be 'unit' or a number above 0"),
-        ("--epsilon 2 --clip inf", "clip must be 'unit' or a number above 0"),
-        ("--epsilon 2 --clip units", "clip must be 'unit' or a number above 0"),
-        ("--epsilon 0 --clip unit", "epsilon must be above 0"),
-        ("--epsilon -1 --clip unit", "epsilon must be above 0"),
-        ("--epsilon nan --clip unit", "epsilon must be above 0"),
-        ("--epsilon inf --clip unit", "epsilon must be above 0"),
-        ("--epsilon 2 --clip unit --delta 0", "delta must lie strictly between 0 and 1"),
-        ("--epsilon 2 --clip unit --delta 1", "delta must lie strictly between 0 and 1"),
-        ("--epsilon 2 --clip unit --delta nan", "delta must lie strictly between 0 and 1"),
         ("--epsilon 2 --clip unit --delta 1e-4", "--allow-delta"),
-        ("--epsilon 2 --clip unit --delta 1 --allow-delta", "delta must lie strictly between 0 and 1"),
         ("--epsilon 2 --clip unit --sigma 0.1", "pass neither --sigma nor --paper-accounting"),
-        ("--epsilon 2 --clip unit --paper-accounting", "pass neither --sigma nor --paper-accounting"),
+        ("--epsilon 2 --clip unit --ratio 0.3", "--ratio"),
         ("--clip unit", "pass --epsilon as well"),
-        ("--allow-delta", "pass --epsilon as well"),
         ("--paper-accounting", "without noise (sigma 0) there is none to count"),
-        ("--paper-accounting --sigma 0", "without noise (sigma 0) there is none to count"),
-        pytest.param(
-            "--delta 1e-6",
-            "--epsilon",
-        ),
-        pytest.param(
-            "--epsilon 2 --clip unit --ratio 0.3",
-            "--ratio",
-        ),
     ],
 )
-def test_settings_that_cannot_be_are_one_error_and_the_journal_stays_as_it_is(trained, tmp_path, arguments, told):
-    run = shutil.copytree(trained, tmp_path / "run")
-    before = contents(run)
-    ran = fedup("collect", *arguments.split(), "--run", run)
-    assert (ran.code, ran.out) == (1, "")
-    assert ran.err.startswith("Error: ")
-    assert ran.err.count("\n") == 1
-    assert told in ran.told
-    assert contents(run) == before
-
-
-@pytest.mark.parametrize("arguments", ["--epsilon", "--epsilon two --clip unit", "--epsilon 2 --delta few"])
-def test_what_is_no_number_is_wrong_usage(trained, arguments):
-    before = contents(trained)
-    assert fedup("collect", *arguments.split(), "--run", trained).code == 2
-    assert contents(trained) == before
+def test_a_refusal_says_what_to_do(trained, arguments, told):
+    assert told in fedup("collect", *arguments.split(), "--run", trained).told
 
 
 def test_other_settings_are_refused_unless_all_are_asked_again(original):
@@ -132,31 +132,21 @@ def test_other_settings_are_refused_unless_all_are_asked_again(original):
         assert contents(original) == before
 
 
-def test_a_folder_with_exact_centroids_does_not_pass_for_a_private_one(tmp_path):
-    run = copy_of("collected", tmp_path)
-    before = contents(run)
-    ran = fedup(*COLLECT, "--run", run)
-    assert ran.code == 1
-    assert "--again" in ran.told
-    assert contents(run) == before
-
-
 # --- collected
 
 
-def test_people_are_told_the_guarantee_and_not_of_centroids(tmp_path):
-    run = copy_of("trained", tmp_path)
+def test_people_and_programs_are_told_the_guarantee_and_noise_is_fresh(original, tmp_path):
+    run = copy_of("trained", tmp_path / "people")
     out = ok(*COLLECT, "--run", run).out
     assert out.startswith("40 vectors of noisy statistics of 40 cells from 4 clients, ")
     assert f"Protection: {GUARANTEE}. Next: fedup unlearn --class 0" in out
     assert "TEST MODE" not in out
     assert "paper" not in out
-
-
-def test_programs_are_told_the_guarantee_with_all_its_settings(tmp_path):
-    run = copy_of("trained", tmp_path)
+    run = copy_of("trained", tmp_path / "programs")
     told = ok(*COLLECT, "--run", run, "--json").json
     assert told["already"] is False
+    names = {next((folder / "files").glob("centroids-*")).name for folder in (original, run, tmp_path / "people")}
+    assert len(names) == 3
     assert (told["centroids"], told["cells"], told["clients"]) == (40, 40, 4)
     assert told["mechanism"] == GUARANTEE
     assert told["how"]["replay_seed"] is None  # noise that nobody can replay
@@ -166,13 +156,6 @@ def test_programs_are_told_the_guarantee_with_all_its_settings(tmp_path):
     assert [event.kind for event in events] == ["created", "trained", *["charged"] * 4, "collected"]
     assert {one["mechanism"] for one in events[-1].body["releases"]} == {GUARANTEE}
     assert {one["sigma"] for one in events[-1].body["releases"]} == {DP(8.0, clip="unit").sigma}
-
-
-def test_noise_is_fresh_in_every_folder(original, tmp_path):
-    run = copy_of("trained", tmp_path)
-    ok(*COLLECT, "--run", run)
-    (one,), (other,) = (list((folder / "files").glob("centroids-*")) for folder in (original, run))
-    assert one.name != other.name
 
 
 def test_a_larger_delta_is_accepted_by_those_who_mean_it(tmp_path):
@@ -218,15 +201,6 @@ def test_asked_again_beyond_the_budget_nothing_happens(run):
     assert contents(run) == before
 
 
-def test_while_a_request_is_in_force_nobody_is_asked_again(run):
-    ok("unlearn", "--class", 7, "--run", run, "--force", *FAST)
-    before = contents(run)
-    ran = fedup(*COLLECT, "--again", "--run", run)
-    assert ran.code == 1
-    assert "Requests are in force" in ran.told
-    assert contents(run) == before
-
-
 def test_status_names_the_protection_and_what_each_client_spent(original):
     out = " ".join(ok("status", "--run", original).out.split())
     assert f"40 vectors of 40 cells, protection: {GUARANTEE}; 4 clients sent" in out
@@ -251,12 +225,6 @@ def test_status_names_the_protection_and_what_each_client_spent(original):
     ]
 
 
-def test_a_folder_without_a_guarantee_shows_no_ledger(tmp_path):
-    run = copy_of("collected", tmp_path)
-    assert "ε" not in ok("status", "--run", run).out
-    assert ledger(run) == []
-
-
 # --- requests
 
 
@@ -264,79 +232,36 @@ def test_a_folder_without_a_guarantee_shows_no_ledger(tmp_path):
 def answered(original, tmp_path_factory):
     """Class 7, client 2 and samples of client 1 in force, without an eraser; no test here changes it."""
     run = shutil.copytree(original, tmp_path_factory.mktemp("answered") / "run")
-    for what in (("--class", 7), ("--client", 2), samples()):
-        ok("unlearn", "--run", run, *what, "--filter", "bottleneck", "--force", *FAST)
+    for what in (("--class", 7), ("--client", 2)):
+        told = ok("unlearn", "--run", run, *what, *QUICK, "--json").json
+        assert (told["clients_contacted"], told["bytes_up"]) == ([], 0)
+    assert releases(run) == [1] * 4
+    ok("unlearn", "--run", run, *samples(), "--filter", "bottleneck", *QUICK)
+    assert releases(run) == [1, 2, 1, 1]
     return run
 
 
-def test_class_and_client_requests_are_answered_without_another_release(run):
-    for what in (("--class", 7), ("--client", 2)):
-        told = ok("unlearn", "--run", run, *what, "--force", *FAST, "--json").json
-        assert told["clients_contacted"] == []
-        assert told["bytes_up"] == 0
-        assert told["figures"]["restored_bit_identical"] is True
-    assert releases(run) == [1] * 4
-
-
-def test_a_forgotten_class_is_never_answered(run):
-    told = ok("unlearn", "--run", run, "--class", 7, "--force", "--json").json
-    for part in ("heldout", "train"):
-        assert told["figures"]["original"][part]["forget"] > 0.5
-        assert told["figures"]["forgotten"][part]["forget"] <= 0.01
-
-
-def test_a_folder_under_requests_is_sound(answered):
-    told = ok("verify", "--run", answered, "--json").json
-    assert told["ok"] is True
-    assert {check["name"]: check["ok"] for check in told["checks"]}["restore"] is True
-    assert releases(answered) == [1, 2, 1, 1]
-
-
-def test_taking_all_back_gives_the_original_bit_for_bit(original, answered, tmp_path):
-    run = shutil.copytree(answered, tmp_path / "run")
-    before, model = logits(original), sha256(next((original / "files").glob("model-*")))
-    assert not torch.equal(logits(run), before)
-    told = ok("restore", "--all", "--run", run).out
-    assert "bit for bit" in told
-    assert torch.equal(logits(run), before)
-    assert filter_file(run) is None
-    assert sha256(next((run / "files").glob("model-*"))) == model
-    assert releases(run) == [1, 2, 1, 1]
-
-
 def test_the_filter_of_one_request_has_the_same_bits_after_another_came_and_went(run):
-    ok("unlearn", "--run", run, "--class", 7, "--force", *FAST)
-    first, answer = filter_file(run), logits(run)
-    ok("unlearn", "--run", run, "--client", 2, "--force")
-    assert filter_file(run) != first
-    ok("restore", "R2", "--run", run, "--force")
-    assert filter_file(run) == first  # named by its content
-    assert torch.equal(logits(run), answer)
-
-
-def test_samples_kept_sealed_come_back_without_a_release_and_to_the_same_bits(run):
-    settings = ("--filter", "bottleneck", "--force", *FAST)
-    ok("unlearn", "--run", run, "--class", 7, *settings)
+    ok("unlearn", "--run", run, "--class", 7, *QUICK)
     first = filter_file(run)
-    ok("unlearn", "--run", run, *samples(), "--keep-sealed", *settings)
-    assert releases(run) == [1, 2, 1, 1]
-    ok("restore", "R2", "--run", run, "--force")
-    assert releases(run) == [1, 2, 1, 1]
-    assert filter_file(run) == first
+    ok("unlearn", "--run", run, "--client", 2, *QUICK)
+    assert filter_file(run) != first
+    ok("restore", "R2", "--run", run, "--force", "--max-class-loss", 100)
+    assert filter_file(run) == first  # named by its content
 
 
 def test_what_was_purged_costs_a_release_of_its_client_to_have_back(run):
-    ok("unlearn", "--run", run, "--client", 2, "--force", *FAST)
-    ok("unlearn", "--run", run, "--class", 7, "--force")
+    ok("unlearn", "--run", run, "--client", 2, *QUICK)
+    ok("unlearn", "--run", run, "--class", 7, *QUICK)
     ok("purge", "--yes", "--run", run)
     assert releases(run) == [1] * 4
-    ok("restore", "R1", "--run", run, "--force")
+    ok("restore", "R1", "--run", run, "--force", "--max-class-loss", 100)
     assert releases(run)[2] == 2
 
 
 def test_a_dry_run_of_samples_names_the_guarantee_that_it_would_cost_and_charges_nothing(original):
     before = contents(original)
-    what = ("unlearn", "--run", original, *samples(), "--filter", "bottleneck", *FAST, "--dry-run")
+    what = ("unlearn", "--run", original, *samples(), "--filter", "bottleneck", *QUICK, "--dry-run")
     plan = ok(*what, "--json").json
     assert plan["privacy_cost"] == f"10 cells sent again, each a release with {GUARANTEE}, charged to its client"
     assert plan["clients_contacted"] == [1]
@@ -346,15 +271,8 @@ def test_a_dry_run_of_samples_names_the_guarantee_that_it_would_cost_and_charges
     assert contents(original) == before
 
 
-def test_a_dry_run_of_a_class_costs_no_privacy(original):
-    before = contents(original)
-    plan = ok("unlearn", "--run", original, "--class", 7, *FAST, "--dry-run", "--json").json
-    assert plan["privacy_cost"] == "none: nothing is sent"
-    assert contents(original) == before
-
-
 def test_a_dry_run_with_an_eraser_names_both_releases_and_nothing_without_noise(original):
-    plan = ok("unlearn", "--run", original, *samples(1, 30), *FAST, "--force", "--dry-run", "--json").json
+    plan = ok("unlearn", "--run", original, *samples(1, 30), *QUICK, "--dry-run", "--json").json
     assert plan["clients_of_eraser"] == [1]
     assert "10 cells sent again and statistics for an eraser, each a release" in plan["privacy_cost"]
     assert GUARANTEE in plan["privacy_cost"]
@@ -363,7 +281,7 @@ def test_a_dry_run_with_an_eraser_names_both_releases_and_nothing_without_noise(
 
 def test_a_dry_run_tells_that_the_budget_does_not_allow_it(run):
     ok("budget", "--epsilon", 9, "--run", run)
-    what = ("unlearn", "--run", run, *samples(), "--filter", "bottleneck", "--force", *FAST)
+    what = ("unlearn", "--run", run, *samples(), "--filter", "bottleneck", *QUICK)
     assert fedup(*what).code == 1  # premise
     ran = fedup(*what, "--dry-run")
     assert ran.code == 1 or "budget" in ran.out.lower() or "ε = 9" in ran.out
@@ -372,38 +290,24 @@ def test_a_dry_run_tells_that_the_budget_does_not_allow_it(run):
 def test_an_eraser_of_a_class_is_refused_under_the_guarantee(run):
     before = contents(run)
     for kind in ("erasure", "both"):
-        ran = fedup("unlearn", "--run", run, "--class", 7, "--filter", kind, "--force", *FAST)
+        ran = fedup("unlearn", "--run", run, "--class", 7, "--filter", kind, *QUICK)
         assert (ran.code, ran.out) == (1, "")
         assert ran.err.startswith("Error: There can be no eraser: ")
         assert "Use --filter bottleneck" in ran.told
         assert contents(run) == before
 
 
-def test_an_eraser_of_two_samples_is_refused(run):
-    ran = fedup("unlearn", "--run", run, *samples(), "--filter", "erasure", "--force", *FAST)
-    assert (ran.code, ran.out) == (1, "")
-    assert ran.err.startswith("Error: There can be no eraser: ")
-    assert Run(run).read().active == ()
-    assert filter_file(run) is None
-
-
 def test_a_declined_answer_changes_nothing_but_the_ledger(run):
-    ok("unlearn", "--run", run, "--class", 7, "--force", *FAST)
+    ok("unlearn", "--run", run, "--class", 7, *QUICK)
     served = filter_file(run)
-    poor = ("--filter", "bottleneck", "--rank", 1, "--steps", 1, "--max-loss", 0)
+    poor = ("--filter", "bottleneck", "--rank", 1, "--steps", 1, "--max-loss", 0, "--max-class-loss", 100)
     ran = fedup("unlearn", "--run", run, *samples(), *poor, "--json")
     assert ran.code == 1  # one step of a filter of width 1
     assert ran.json["declined"]
     assert filter_file(run) == served
     assert releases(run) == [1, 2, 1, 1]  # it was sent
     assert ok("verify", "--run", run, "--json").json["ok"] is True
-
-
-def test_people_are_told_that_a_declined_answer_was_paid_for(run):
-    poor = ("--filter", "bottleneck", "--rank", 1, "--steps", 1, "--max-loss", 0)
-    ran = fedup("unlearn", "--run", run, *samples(), *poor)
-    assert ran.code == 1
-    assert "ε" in ran.out + ran.err
+    assert "What clients released for it is spent" in fedup("unlearn", "--run", run, *samples(2), *poor).out
 
 
 def test_an_epsilon_too_small_for_the_data_is_an_error_that_says_so(tmp_path, monkeypatch):
@@ -412,7 +316,7 @@ def test_an_epsilon_too_small_for_the_data_is_an_error_that_says_so(tmp_path, mo
     monkeypatch.setattr("fedup.privacy.dp.normal", lambda size, replay: torch.zeros(size, dtype=torch.float64))
     ok("collect", "--epsilon", 0.01, "--clip", "unit", "--run", run)
     before = contents(run)
-    ran = fedup("unlearn", "--run", run, "--class", 7, "--force", *FAST)
+    ran = fedup("unlearn", "--run", run, "--class", 7, *QUICK)
     assert (ran.code, ran.out) == (1, "")
     assert "No class stands out of the noise" in ran.told
     assert contents(run) == before
@@ -428,20 +332,15 @@ def test_evidence_of_samples_names_the_guarantee_of_what_was_sent(answered, tmp_
     assert sent[0]["sigma"] == DP(8.0, clip="unit").sigma
     assert re.search(r"Protection of what was sent</td>\s*<td>\(ε = 8, δ = 1e-05\)-DP for one record<", page)
     assert "Differential privacy beyond what is said under Protection" in page
+    for request in ("R1", "R2"):
+        assert all(GUARANTEE in text for text in evidence(answered, request, tmp_path))
 
 
-@pytest.mark.parametrize("request_id", ["R1", "R2"])
-def test_evidence_of_classes_and_clients_names_the_guarantee_too(answered, tmp_path, request_id):
-    told, page = evidence(answered, request_id, tmp_path)
-    assert GUARANTEE in told
-    assert GUARANTEE in page
-
-
-@pytest.mark.parametrize("noise", [(), ("--sigma", 0.05), ("--sigma", 0.05, "--paper-accounting")], ids=str)
+@pytest.mark.parametrize("noise", [(), ("--sigma", 0.05, "--paper-accounting")], ids=str)
 def test_evidence_has_no_epsilon_where_there_is_no_guarantee(tmp_path, noise):
     run = copy_of("trained", tmp_path)
     ok("collect", "--run", run, *noise)
-    ok("unlearn", "--run", run, *samples(), "--filter", "bottleneck", "--force", *FAST)
+    ok("unlearn", "--run", run, *samples(), "--filter", "bottleneck", *QUICK)
     told, page = evidence(run, "R1", tmp_path)
     releases = json.loads(told)["contact"]["releases"]
     assert {one["guarantee"] for one in releases} == {None}
@@ -472,13 +371,6 @@ def test_the_papers_epsilon_is_printed_with_the_words_that_it_is_no_guarantee(tm
     assert DISCLAIMER in again["mechanism"]
 
 
-def test_the_papers_noise_alone_has_no_epsilon_at_all(tmp_path):
-    run = copy_of("trained", tmp_path)
-    out = ok("collect", "--sigma", 0.05, "--run", run).out
-    assert "ε" not in out
-    assert DISCLAIMER in out
-
-
 def test_no_budget_allows_noise_that_is_no_guarantee(tmp_path):
     run = copy_of("trained", tmp_path)
     ok("budget", "--epsilon", 1000, "--run", run)
@@ -497,13 +389,6 @@ def test_messages_sent_before_without_a_guarantee_are_not_passed_over(tmp_path):
 
 
 def test_under_dp_the_journal_tells_no_counts_of_a_class(run):
-    ok("unlearn", "--class", 7, "--run", run, "--force", *FAST)
+    ok("unlearn", "--class", 7, "--run", run, *QUICK)
     (asked,) = Run(run).read().events[-1].body["requests"]
     assert asked["rows"] == {}
-
-
-def test_help_says_which_noise_is_a_guarantee():
-    page = " ".join(ok("collect", "--help").out.replace("│", " ").split())
-    assert DISCLAIMER in page
-    assert "ε of a differential-privacy guarantee" in page
-    assert "fedup collect --run runs/mnist --epsilon 2 --clip unit" in page
