@@ -110,17 +110,6 @@ def test_a_refusal_says_what_is_left_and_that_much_is_accepted(run):
     assert ledger(run)[0]["epsilon"] == pytest.approx(12, rel=1e-3)
 
 
-def test_status_shows_spent_allowed_and_left_in_a_table_that_fits(run):
-    ok("budget", "--epsilon", 12, "--run", run)
-    ok("budget", "--epsilon", 30, "--delta", 1e-6, "--client", 1, "--run", run)
-    out = ok("status", "--run", run).out
-    assert max(map(len, out.splitlines())) <= 100
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
-    told = {int(row[0]): row[1:] for row in rows if row[0].isdigit()}
-    assert told[0] == told[2] == told[3] == ["1", "8", "12", "7.68", "1e-05"]
-    assert told[1] == ["1", f"{ledger(run)[1]['epsilon']:.3g}", "30", f"{ledger(run)[1]['left']:.3g}", "1e-06"]
-
-
 # --- listed
 
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from tests.cli._in_process import fedup as in_process
 
 
 def run(*arguments, **environment):
@@ -83,39 +82,11 @@ def test_the_demos_page_is_self_contained(demo):
     assert "still hold what they learned" in page
 
 
+@pytest.mark.slow
 def test_json_goes_to_standard_output_alone(tmp_path):
     process = run("demo", "--rounds", "1", "--out", str(tmp_path), "--json")
     assert process.returncode == 0, process.stderr
     assert len(json.loads(process.stdout)["requests"]) == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (("demo", "--data", "digitz"), "Did you mean 'digits'?"),
-        (("demo", "--data", "mnist"), "FEDUP_DATA"),
-        (("demo", "--rounds", "0"), "at least 1 round"),
-        (("demo", "--clients", "1000"), "cannot give 1000 clients"),
-        (("bench", "report", "--folder", "nowhere"), "No result was found"),
-    ],
-)
-def test_failures_exit_1_with_one_clear_line_and_no_traceback(arguments, told, tmp_path):
-    ran = in_process(*arguments, FEDUP_DATA=str(tmp_path))
-    assert ran.code == 1
-    assert told in ran.told
-    assert "Traceback" not in ran.err
-
-
-def test_wrong_usage_exits_2():
-    assert run("demo", "--no-such-option").returncode == 2
-    assert run("nothing").returncode == 2
-
-
-@pytest.mark.parametrize("verb", [("demo",), ("bench", "speed"), ("bench", "report")])
-def test_help_has_an_example(verb):
-    process = run(*verb, "--help")
-    assert process.returncode == 0
-    assert "Example: fedup " + " ".join(verb) in " ".join(process.stdout.split())
 
 
 def test_speed_prints_a_row_for_every_goal_and_writes_its_result(tmp_path):

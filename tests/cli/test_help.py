@@ -118,13 +118,6 @@ def test_a_process_reads_what_is_piped_into_it(run, tmp_path):
     assert {**here, "input": "-"} == answer
 
 
-def test_a_process_that_fails_exits_1_with_one_line_and_no_traceback(tmp_path):
-    ran = process("status", "--run", tmp_path / "nowhere")
-    assert (ran.returncode, ran.stdout) == (1, b"")
-    assert len(ran.stderr.decode().strip().splitlines()) == 1
-    assert process("status", "--nope").returncode == 2
-
-
 def complete(shell: str, words: str, **environment) -> str:
     """What the installed command answers a shell at Tab."""
     arguments = {

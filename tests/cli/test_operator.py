@@ -143,12 +143,6 @@ def test_too_high_a_loss_declines_and_force_puts_it_in_force(run):
     assert ok("verify", "--run", run, "--json").json["ok"]
 
 
-def test_options_together_are_one_request(run):
-    done = ok("unlearn", "--run", run, "--class", 7, "--class", 8, "--client", 0, *QUICK, "--json").json
-    assert len(done["requests"]) == 1
-    assert Run(run).read().requests[0].forget.to_json() == {"clients": [0], "classes": [7, 8], "samples": {}}
-
-
 def test_settings_stay_until_others_are_chosen(run):
     ok("unlearn", "--run", run, "--class", 7, "--force", "--steps", 7, "--rank", 5, "--seed", 3)
     ok("unlearn", "--run", run, "--class", 8, "--force", "--rank", 6)
@@ -223,6 +217,8 @@ def stored(run):
 
 
 def test_purged_centroids_are_in_no_file_and_a_second_purge_changes_nothing(answered):
+    ok("unlearn", "--run", answered, "--samples", f"3:{sample_ids(3)[0]}", "--keep-sealed", *QUICK)
+    assert ok("status", "--run", answered, "--json").json["sealed"]["originals"] == 1
     header, tensors = stored(answered)
     sealed = {(client, label): slice(start, start + size) for client, label, start, size in header["cells"]}
     sealed = {name: slot for name, slot in sealed.items() if name[0] == 2 or name[1] == 7}
@@ -230,8 +226,10 @@ def test_purged_centroids_are_in_no_file_and_a_second_purge_changes_nothing(answ
     whole = {name: data for name, data in secret.items() if any(data)}
     assert whole
     done = ok("purge", "--yes", "--run", answered, "--json").json
-    assert sorted(map(tuple, done["cells"])) == sorted(sealed)
+    assert set(map(tuple, done["cells"])) >= set(sealed)
+    assert ok("status", "--run", answered, "--json").json["sealed"]["originals"] == 0
     header, tensors = stored(answered)
+    assert (header["sealed"], sorted(tensors)) == ([], ["counts", "vectors"])
     assert sorted(map(tuple, header["purged"])) == sorted(sealed)
     for slot in sealed.values():
         assert not tensors["vectors"][slot].any()
@@ -243,16 +241,6 @@ def test_purged_centroids_are_in_no_file_and_a_second_purge_changes_nothing(answ
     assert "nothing was changed" in ok("purge", "--yes", "--run", answered, "--yes").out
     assert contents(answered) == before
     assert ok("verify", "--run", answered, "--json").json["ok"]
-
-
-def test_kept_originals_are_purged_too(run):
-    ids = sample_ids(1, 0)
-    ok("unlearn", "--run", run, "--samples", f"1:{ids[0]}", "--keep-sealed", *QUICK)
-    assert ok("status", "--run", run, "--json").json["sealed"]["originals"] == 1
-    ok("purge", "--yes", "--run", run, "--yes")
-    header, tensors = stored(run)
-    assert (header["sealed"], sorted(tensors)) == ([], ["counts", "vectors"])
-    assert ok("status", "--run", run, "--json").json["sealed"]["originals"] == 0
 
 
 def test_what_was_sealed_comes_back_without_its_client_what_was_destroyed_or_purged_with_it_to_the_same_filter(
@@ -334,12 +322,6 @@ def test_list_finds_run_folders_two_levels_down(run):
     assert "lenet5" in found["models"]
     assert ok("list", run, "--json").json["runs"] == [str(run)]
     assert max(map(len, ok("list", cwd=run.parent).out.splitlines())) <= 100
-
-
-def test_the_folder_is_taken_from_the_environment(answered):
-    ran = ok("status", "--json", FEDUP_RUN=str(answered))
-    assert ran.json["in_force"] == ["R1", "R2", "R3"]
-    assert ok("status", "--json", cwd=answered.parent).json["run"] == "run"
 
 
 def test_purge_destroys_nothing_where_nobody_can_be_asked(answered):

@@ -121,13 +121,6 @@ def test_more_inputs_than_a_batch_holds(run, tmp_path):
     assert [one["class"] for one in found] == [wanted[i % COUNT][0] for i in range(600)]
 
 
-def test_without_a_request_in_force_the_original_answers_and_the_filter_is_null(plain, pictures):
-    assert_right(
-        plain, ok("predict", pictures, "--run", plain, "--json"), [str(p) for p in sorted(pictures.glob("*.png"))]
-    )
-    assert "no filter" in ok("predict", pictures, "--run", plain).err
-
-
 def test_the_filter_can_be_demanded(run, plain, pictures):
     picture, right = pictures / "00.png", filter_file(run).stem.removeprefix("filter-")
     for demanded in (right, right[:6], right.upper()):
@@ -137,6 +130,9 @@ def test_the_filter_can_be_demanded(run, plain, pictures):
         assert (ran.code, ran.out) == (1, "")
         assert right in ran.err
     ok("predict", picture, "--run", plain, "--filter", "none")
+    names = [str(path) for path in sorted(pictures.glob("*.png"))]
+    assert_right(plain, ok("predict", pictures, "--run", plain, "--json"), names)  # the original answers
+    assert "no filter" in ok("predict", picture, "--run", plain).err
     assert fedup("predict", picture, "--run", plain, "--filter", right).code == 1
 
 

@@ -108,6 +108,8 @@ FAILURES = {
     "train --run new --clients-per-round 99": "clients-per-round",
     "train --run new --weights file": "no safetensors file",
     "train --run file": "is a file",
+    "demo --rounds 0": "at least 1 round",
+    "demo --clients 1000": "cannot give 1000 clients",
     "train --run .": "not empty",
 }
 

@@ -127,20 +127,6 @@ def test_a_lost_or_damaged_journal_is_not_made_anew_beside_files_of_a_run(run, l
     assert content_of(run.files.folder) == before
 
 
-def test_a_commit_is_there_for_everyone_and_supersedes_files(run):
-    with run.writing("train") as writer:
-        first = put(writer, "model", b"first")
-        assert run.read().model is None  # a file counts once an event names it
-        event = writer.commit("trained", {"model": first.to_json(), "fingerprint": "f"})
-        assert run.read() == writer.state
-        assert run.read().head == event.hash
-        second = put(writer, "model", b"second")
-        assert run.files.path(first).exists()
-        writer.commit("trained", {"model": second.to_json(), "fingerprint": "f"})
-    assert run.read().files == (second,)
-    assert [path.name for path in run.files.folder.iterdir()] == [second.name]
-
-
 def test_what_a_step_wrote_before_it_failed_is_removed_by_the_next_writer(run):
     record = train(run)
     with pytest.raises(KeyError), run.writing("collect") as writer:
@@ -172,17 +158,26 @@ def test_a_writer_refuses_when_a_needed_file_is_missing_before_it_removes_anythi
     assert run.read().model == record  # reading the journal goes on
 
 
-def test_there_is_one_writer(run):
-    with run.writing("collect") as writer:
-        assert "`fedup collect`" in run.holder
+def test_there_is_one_writer_whose_commits_are_there_for_everyone_and_supersede_files(run):
+    with run.writing("train") as writer:
+        assert "`fedup train`" in run.holder
         before = content_of(run.path)
-        with pytest.raises(BusyError, match="`fedup collect`"), run.writing("unlearn"):
+        with pytest.raises(BusyError, match="`fedup train`"), run.writing("unlearn"):
             pytest.fail("there are two writers")
-        with pytest.raises(BusyError, match="`fedup collect`"):
+        with pytest.raises(BusyError, match="`fedup train`"):
             run.start(ABOUT)
         assert content_of(run.path) == before
-        writer.commit("evaluated", {})
+        first = put(writer, "model", b"first")
+        assert run.read().model is None  # a file counts once an event names it
+        event = writer.commit("trained", {"model": first.to_json(), "fingerprint": "f"})
+        assert run.read() == writer.state
+        assert run.read().head == event.hash
+        second = put(writer, "model", b"second")
+        assert run.files.path(first).exists()
+        writer.commit("trained", {"model": second.to_json(), "fingerprint": "f"})
     assert run.holder is None
+    assert run.read().files == (second,)
+    assert [path.name for path in run.files.folder.iterdir()] == [second.name]
 
 
 WRITE = """

@@ -16,7 +16,7 @@ from tests.run._forked import run as run_in_child
 from fedup import collect
 from fedup.cli._session import Session
 from fedup.clients.in_process import InProcess
-from fedup.errors import BudgetError, StorageError
+from fedup.errors import StorageError
 from fedup.privacy import DP, Budget, Charge, epsilon_of
 from fedup.run.folder import Run
 from fedup.run.journal import Journal
@@ -234,18 +234,6 @@ def test_taking_samples_back_is_another_release_unless_it_is_the_last_request_or
 # --- budgets
 
 
-def test_what_is_left_is_what_can_still_be_released(private):
-    ok("budget", "--epsilon", 20, "--run", private)
-    left = spent(private)[0]["left"]
-    with Run(private).writing("test") as writer:
-        ledger = RunLedger(writer)
-        with pytest.raises(BudgetError):
-            ledger.check([0], DP(left * 1.001, clip="unit"))
-        ledger.spend(0, DP(left, clip="unit"), "centroids")
-    assert spent(private)[0]["epsilon"] == pytest.approx(20)
-    assert spent(private)[0]["left"] == pytest.approx(0, abs=1e-3)
-
-
 def test_replayable_noise_is_named_wherever_it_was_charged(private):
     with Run(private).writing("test") as writer:
         RunLedger(writer).spend(1, DP(1.0, clip="unit", replay_seed=0), "centroids")
@@ -356,20 +344,6 @@ def test_an_eraser_is_charged_as_the_dry_run_said(private, many):
     last = Run(private).read().events[-1].body["releases"]
     assert [sent["client"] for sent in last] == [client for client, _ in expected]
     assert {sent["mechanism"] for sent in last} == {str(PRIVATE)}
-
-
-def test_features_that_are_no_numbers_change_nothing_of_what_a_request_is_charged(private, monkeypatch):
-    session = Session(private)
-    x = session.federation.x.clone()
-    x[session.federation.client(1).train[3]] = torch.nan
-    poisoned = replace(session.federation, x=x)
-    clean = shutil.copytree(private, private.parent / "clean")
-    what = (*samples(1, 30), *QUICK)
-    ok("unlearn", "--run", clean, *what)
-    monkeypatch.setattr(Session, "federation", poisoned)
-    ok("unlearn", "--run", private, *what)
-    assert charges(private) == charges(clean)
-    assert len(charges(private)) > CLIENTS
 
 
 def test_a_request_of_two_releases_is_refused_or_answered_with_one_where_only_one_can_be_paid_for(private):

@@ -82,6 +82,7 @@ def test_a_clock_that_jumps_back_a_year_is_noted_and_harms_nothing(tmp_path, mon
     assert sha256(filter_file(run)) == sha256(filter_file(steady))
     events = Run(run).read().events
     assert events[-1].at < events[0].at
+    assert [event.seq for event in events] == [*range(1, len(events) + 1)]
     assert datetime.fromisoformat(events[-1].at) < datetime.now(UTC) - timedelta(days=364)
     checks = {check["name"]: check for check in ok("verify", "--run", run, "--json").json["checks"]}
     assert checks["clock"]["ok"] is None

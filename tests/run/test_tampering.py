@@ -135,14 +135,6 @@ def test_a_file_that_is_not_the_one_written_is_found_and_nothing_is_answered_fro
     shutil.rmtree(run.parent)
 
 
-@pytest.mark.parametrize("kind", ["centroids", "filter"])
-def test_an_older_version_of_a_file_is_refused(run, older, kind):
-    assert file_of(older, kind).name != file_of(run, kind).name
-    shutil.copyfile(file_of(older, kind), file_of(run, kind))
-    assert_found_by_verify(run, kind)
-    assert_refused(run, *OF_FILES)
-
-
 def test_an_edited_evidence_page_is_found_and_a_removed_one_noted_and_written_anew(run):
     def check():
         checks = fedup("verify", "--run", run, "--json").json["checks"]
@@ -198,12 +190,6 @@ def test_no_verb_answers_from_a_journal_that_was_changed(run, change):
     change(run)
     assert_found_by_verify(run, "journal")
     assert_refused(run, *VERBS)
-
-
-def test_a_lost_journal_is_refused_and_no_file_is_removed(run):
-    (run / "run.sqlite").write_bytes(b"")
-    assert_refused(run, *VERBS)
-    assert fedup("verify", "--run", run).code == 1
 
 
 @pytest.mark.parametrize("whose", ["other", "older"])

@@ -77,15 +77,6 @@ def test_a_second_writer_that_may_not_wait_says_who_holds_the_folder(folder: Pat
     assert look(folder) == before
 
 
-def test_a_second_writer_started_anew_says_who_holds_the_folder(folder: Path, holder: Child):
-    # No fork of ours: nothing is shared with the holder but the folder.
-    words = [sys.executable, "-m", "fedup", "collect", "--run", str(folder), "--wait", "0"]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
-    assert ended.returncode == 1, ended
-    assert f"`fedup unlearn` (process {holder.pid} on " in ended.stderr
-    assert "Traceback" not in ended.stderr
-
-
 def test_a_second_writer_that_may_wait_succeeds_once_the_first_is_done(folder: Path, holder: Child):
     with Child("unlearn", "--class", "3", *FIT, "--run", folder, *_LONG_WAIT) as second:
         time.sleep(0.5)
@@ -96,16 +87,6 @@ def test_a_second_writer_that_may_wait_succeeds_once_the_first_is_done(folder: P
     assert ended.code == 0, ended
     assert f"Waiting for `fedup unlearn` (process {holder.pid} on " in ended.err
     assert [request.id for request in Run(folder).read().active] == ["R1", "R2"]
-    check_sound(folder)
-    check_tidy(folder)
-
-
-def test_a_second_writer_goes_on_when_the_first_is_killed(folder: Path, holder: Child):
-    with Child("unlearn", "--class", "3", *FIT, "--run", folder, *_LONG_WAIT) as second:
-        time.sleep(0.2)
-        holder.kill()
-        assert second.wait().code == 0
-    assert [str(request.forget) for request in Run(folder).read().active] == ["forget classes [3]"]
     check_sound(folder)
     check_tidy(folder)
 

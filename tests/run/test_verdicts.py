@@ -115,18 +115,6 @@ def test_each_request_of_a_file_has_its_verdict_and_reason(run, tmp_path):
         assert told["verdict"]["words"] in page
 
 
-def test_under_differential_privacy_nothing_is_measured_and_evidence_says_why(tmp_path):
-    run = copy_of("trained", tmp_path)
-    ok("collect", "--epsilon", 8, "--clip", "unit", "--run", run)
-    ok("unlearn", "--run", run, *samples(), "--filter", "bottleneck", *QUICK)
-    told, page = evidence(run, "R1")
-    assert told["verdict"]["finding"] == "not measured"
-    assert "under differential privacy nobody counts answers" in told["verdict"]["words"]
-    assert told["contact"]["clients_counting"] == []
-    assert ">in force: not measured<" in page
-    assert 'class="badge good"' not in page
-
-
 # --- requests that stay open
 
 
@@ -271,20 +259,6 @@ def test_an_open_request_can_be_taken_back(original, withheld):
     assert "was taken back; no filter ever answered it" in page
     assert not any(claim.startswith("The request is open") for claim in told["claimed"])
     assert is_sound(withheld)
-
-
-def test_one_that_is_open_alone_is_taken_back(tmp_path, farther):
-    run = copy_of("collected", tmp_path)
-    ran = fedup("unlearn", "--run", run, *samples(), *ANY_LOSS, *FAST, "--json")
-    assert (ran.code, ran.json["filter"]) == (1, None)
-    assert statuses(run) == ["open, no filter"]
-    assert filter_file(run) is None
-    assert is_sound(run)
-    evidence(run, "R1")
-    ok("restore", "R1", "--run", run)
-    assert statuses(run) == ["taken back"]
-    assert store_of(run).open == set()
-    assert is_sound(run)
 
 
 # --- refused for a class
