@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.cli._in_process import QUICK, copy_of, fedup, ok
 
-from fedup.cli import _load
+from fedup.cli import let_threads_sleep
 from fedup.run.folder import Run
 from fedup.threads import using_threads
 
@@ -111,6 +111,6 @@ def test_threads_sleep_while_they_wait_on_a_busy_machine_unless_the_user_chose(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr(sys, "modules", {"torch": torch} if loaded else {})
-    _load.let_threads_sleep()
+    let_threads_sleep()
     found = os.environ.pop("OMP_WAIT_POLICY", None)
     assert found == policy

@@ -40,7 +40,9 @@ def predict(
 
     Text files and standard input hold one text per line. With --json each answer is a line of JSON.
 
-    Examples: [bold]fedup predict digit.png[/], [bold]cat news.txt | fedup predict - --run runs/news --json[/]
+    Examples:
+    [bold]fedup predict digit.png[/]
+    [bold]cat news.txt | fedup predict - --run runs/news --json[/]
     """
     from fedup.cli._inputs import InputReader
     from fedup.cli._session import Session
@@ -55,10 +57,11 @@ def predict(
         line = f"{answer['input']}\t{answer['name']}\t{answer['probability']:.3f}"
         typer.echo(json.dumps(answer, ensure_ascii=False) if as_json else line)
     if not as_json:
-        told = "with no filter: no request is in force"
-        if state.filter:
-            told = f"under filter {state.filter.id} for {', '.join(request.id for request in state.active)}"
-        typer.echo(f"Answered {told}.", err=True)
+        ids = ", ".join(request.id for request in state.active)
+        filtered = (
+            f"under filter {state.filter.id} for {ids}" if state.filter else "with no filter: no request is in force"
+        )
+        typer.echo(f"Answered {filtered}.", err=True)
 
 
 def _check_filter(state: State, filter_id: str | None) -> None:
@@ -71,7 +74,7 @@ def _check_filter(state: State, filter_id: str | None) -> None:
 
 
 def _inputs(data: str, state: State) -> "Images | Texts":
-    """How inputs are read: the data set's file says it; for Parquet files of one's own the run folder does."""
+    """How inputs are read: as the data set's code says; for the user's own Parquet files, as the run folder says."""
     from fedup.tasks.datasets import input_of, inputs_from
 
     trained_with = state.about["input"]
@@ -95,5 +98,5 @@ def _answers(
         x = reader.inputs.prepare([raw for _, raw in batch]).to(device)
         best = logits_for(model, x).softmax(1).max(1)
         for (name, _), share, label in zip(batch, best.values.tolist(), best.indices.tolist(), strict=True):
-            own = {"input": name, "class": label, "name": names[label], "probability": round(share, 6)}
-            yield {**own, "filter": filter_id}
+            answer = {"input": name, "class": label, "name": names[label], "probability": round(share, 6)}
+            yield {**answer, "filter": filter_id}

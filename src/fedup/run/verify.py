@@ -1,4 +1,4 @@
-"""The whole folder checked: chain, files, what fits what, and that restoring gives the original model, bit for bit."""
+"""Checks of the whole folder: chain, files, what belongs together, and that restoring gives the model, bit for bit."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,17 +24,18 @@ _SHORTEST_HEAD = 8
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was checked; `ok` is None for something to know that is no mismatch."""
+    """One check; `ok` is None for a note that is no mismatch."""
 
     name: str
     ok: bool | None
     found: str
 
 
-def verify(
-    run: Run, blank: Callable[[State], nn.Module], probe: Callable[[State], Tensor], *, head: str | None = None
-) -> list[Check]:
-    """All checks of a folder, on a blank model and inputs to probe it with; done anew if someone wrote meanwhile."""
+_Blank, _Probe = Callable[[State], nn.Module], Callable[[State], Tensor]  # a model without weights, inputs for it
+
+
+def verify(run: Run, blank: _Blank, probe: _Probe, *, head: str | None = None) -> list[Check]:
+    """All checks of a folder, with a blank model and inputs to probe it; repeated if someone wrote meanwhile."""
     while True:
         try:
             state = run.read()
@@ -65,7 +66,7 @@ def _attempt(name: str, look: Callable[[], str]) -> Check:
 
 
 def _journal_checks(run: Run, state: State, head: str | None) -> Iterator[Check]:
-    """The chain, and that files are those on record."""
+    """The chain, and the files on record."""
     yield Check("journal", True, f"{len(state.events)} events, chained, head {state.head}")
     if head is not None:
         known = len(head) >= _SHORTEST_HEAD and any(event.hash.startswith(head) for event in state.events)
@@ -79,10 +80,8 @@ def _journal_checks(run: Run, state: State, head: str | None) -> Iterator[Check]
         yield _attempt(record.name, lambda record=record: f"sha256 {run.files.path(record) and record.sha256}")  # type: ignore[misc]
 
 
-def _model_checks(
-    run: Run, state: State, blank: Callable[[State], nn.Module], probe: Callable[[State], Tensor]
-) -> Iterator[Check]:
-    """What fits what: model, centroids, filter, and that restoring gives the model's own answers."""
+def _model_checks(run: Run, state: State, blank: _Blank, probe: _Probe) -> Iterator[Check]:
+    """Model, centroids and filter fit each other, and restoring gives the model's own answers."""
     if state.model is None:
         return
     yield _attempt("model", lambda: f"fingerprint {fingerprint(load_base(run, state, blank(state)))}")
@@ -94,7 +93,7 @@ def _model_checks(
 
 
 def _record_checks(run: Run, state: State) -> Iterator[Check]:
-    """What was charged, evidence as it was written, and files that belong to nothing."""
+    """Charges, evidence pages, and files that no event names."""
     if any(event.kind in ("charged", "corrected") or _under_dp(event) for event in state.events):
         yield _attempt("ledger", lambda: _check_ledger(state))
     pages = (event.body["files"] for event in state.events if event.kind == "evidenced")
@@ -117,7 +116,7 @@ def _under_dp(event: Event) -> bool:
 
 
 def _check_ledger(state: State) -> str:
-    """Every release under a guarantee must have been charged to its client, by its own name, at what it cost."""
+    """Every release under a guarantee was charged to its client, by its own name, at its full cost."""
     charged: dict[tuple[int, str], float] = {}
     for event in state.events:
         if event.kind == "charged":
@@ -129,10 +128,10 @@ def _check_ledger(state: State) -> str:
             paid = charged.get((sent["client"], sent["name"]), 0.0) if sent["name"] else 0.0
             if paid < DP(**sent["guarantee"]).mu ** 2 * (1 - 1e-9):
                 raise FedUPError(f"Client {sent['client']} released something under DP that was not charged.")
-    spent = [one for one in describe_ledger(state) if one["releases"] or one["corrections"]]
-    most = max(spent, key=lambda one: one["mu"])
-    exact = sum(one["unprotected"] for one in spent)
-    besides = f"; besides, {exact} messages were sent without any guarantee" if exact else ""
+    spent = [own for own in describe_ledger(state) if own["releases"] or own["corrections"]]
+    most = max(spent, key=lambda own: own["mu"])
+    unprotected = sum(own["unprotected"] for own in spent)
+    besides = f"; besides, {unprotected} messages were sent without any guarantee" if unprotected else ""
     return f"every release charged; the most is ε = {most['epsilon']:.4g} at δ = {most['delta']:g}{besides}"
 
 
@@ -143,8 +142,7 @@ def _describe_filter(plugged: PluggedModel) -> str:
 
 
 def _check_centroids(store: Centroids, state: State) -> str:
-    """Samples that requests in force and open ones forget must be left out of every cell that is kept; purged cells are
-    empty."""
+    """No kept cell holds samples that requests in force or open forget, and purged cells are empty."""
     for name in store.purged:
         cell = store.cell(name)
         if cell is not None and bool(store.counts[cell.slot].any() or store.vectors[cell.slot].any()):
@@ -165,11 +163,9 @@ def _check_centroids(store: Centroids, state: State) -> str:
 
 
 @torch.no_grad()
-def _check_restore(
-    run: Run, state: State, blank: Callable[[State], nn.Module], probe: Callable[[State], Tensor]
-) -> str:
+def _check_restore(run: Run, state: State, blank: _Blank, probe: _Probe) -> str:
     original, plugged = load_base(run, state, blank(state)), load_plugged(run, state, blank(state))
-    inputs = probe(state)  # made once there is a model: a folder whose model is unknown here tells no shape, either
+    inputs = probe(state)  # after the model: a folder whose model is unknown here has no known shape, either
     expected, filtered = logits_of(original(inputs)), logits_of(plugged(inputs))
     with plugged.restored():
         restored = logits_of(plugged(inputs))
