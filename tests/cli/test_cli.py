@@ -87,17 +87,3 @@ def test_json_goes_to_standard_output_alone(tmp_path):
     process = run("demo", "--rounds", "1", "--out", str(tmp_path), "--json")
     assert process.returncode == 0, process.stderr
     assert len(json.loads(process.stdout)["requests"]) == 3
-
-
-def test_speed_prints_a_row_for_every_goal_and_writes_its_result(tmp_path):
-    out = tmp_path / "speed" / "small.json"
-    parts = ("--only", "clustering")
-    process = run("bench", "speed", "--rows", "3000", "--width", "32", *parts, "--device", "cpu", "--out", str(out))
-    assert process.returncode == 0, process.stderr
-    rows = json.loads(out.read_text())["table"]
-    assert [row["name"].split()[0] for row in rows] == ["reading", "class", "client", "sample", "peak"]
-    assert all(row["value"] > 0 for row in rows)
-    report = run("bench", "report", "--folder", str(tmp_path))
-    assert report.returncode == 0
-    table = (tmp_path / "tables" / "speed.md").read_text()
-    assert all(row["name"] in table for row in rows)

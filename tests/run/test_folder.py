@@ -2,8 +2,6 @@
 
 import json
 import stat
-import subprocess
-import sys
 
 import pytest
 
@@ -178,45 +176,6 @@ def test_there_is_one_writer_whose_commits_are_there_for_everyone_and_supersede_
     assert run.holder is None
     assert run.read().files == (second,)
     assert [path.name for path in run.files.folder.iterdir()] == [second.name]
-
-
-WRITE = """
-import sys
-from fedup.run.folder import Run
-with Run(sys.argv[1]).writing("collect") as writer:
-    for n in range(5):
-        record = writer.put("centroids", lambda path: path.write_bytes(b"centroids %d" % n) and None)
-        print("put", flush=True); sys.stdin.readline()
-        writer.commit("collected", {"centroids": record.to_json(), "n": n})
-        print("committed", flush=True); sys.stdin.readline()
-"""
-
-
-def test_a_reader_sees_whole_steps_while_another_process_writes(run):
-    record = train(run)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", WRITE, str(run.path)], **pipes) as process:
-
-        def go_on():
-            process.stdin.write("\n")
-            process.stdin.flush()
-
-        for n in range(5):
-            before = run.read()
-            assert process.stdout.readline() == "put\n"
-            assert run.read() == before  # a file that no event names is not part of the folder
-            assert f"`fedup collect` (process {process.pid} " in run.holder
-            go_on()
-            assert process.stdout.readline() == "committed\n"
-            after = run.read()
-            assert after.events[:-1] == before.events
-            assert after.events[-1].body["n"] == n
-            assert run.files.path(after.model).name == record.name
-            assert run.files.path(after.centroids).read_bytes() == b"centroids %d" % n
-            go_on()
-    assert process.returncode == 0
-    assert run.holder is None
-    assert {path.name for path in run.files.folder.iterdir()} == {file.name for file in run.read().files}
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_trainings_of_one_folder_at_once_are_one_training(folders: Folders, tmp_
 
 
 def test_ctrl_c_ends_a_training_with_one_line_and_it_goes_on_to_the_same_bits(tmp_path: Path):
-    words = [*TRAIN, "--rounds", "15"]  # so many that it is still at work when the signal comes
+    words = [*TRAIN, "--rounds", "8"]  # so many that it is still at work when the signal comes
     folder, checkpoint = tmp_path / "run", tmp_path / "run" / "files" / "checkpoint.safetensors"
     training = subprocess.Popen(
         [sys.executable, "-m", "fedup", *words, "--run", str(folder)],

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,7 +17,6 @@ from fedup.cli._text import describe, of
 from fedup.cli._wording import as_command_line
 from fedup.errors import RequestError
 from fedup.filters.bottleneck import FilterConfig
-from fedup.filters.presets import preset
 from fedup.request import Forget
 from fedup.run.answer import Limits, NewRequest, RequestDesk
 from fedup.run.in_words import count, eraser_in_words, ids
@@ -29,11 +28,6 @@ from fedup.unlearning.unlearn import classes_left_without_holder, plan, rehearse
 
 _REHEARSED_STEPS = 20
 Wanted = list[tuple[Forget, str | None]]  # what to forget, and the operator's reference
-
-
-def settings_of(preset_name: str | None) -> Settings:
-    """The settings of a preset, all of them; nothing where none was chosen."""
-    return {} if preset_name is None else asdict(preset(cast(Any, preset_name)).config)
 
 
 def _config(plugged: PluggedModel, settings: Settings) -> FilterConfig:
@@ -242,8 +236,9 @@ def _print_plan(result: dict[str, Any]) -> None:
         console.print(f"[yellow]Note:[/] {note}")
     console.print(
         f"{fitted} would be fitted to about {result['centroids_kept']:,} centroids; "
-        f"{count(result['cells_sealed'], 'cell')} left out and sealed.\nClients contacted: {ids(result['clients_contacted']) or 'none'}; cells clustered "
-        f"again: {again}{before}.\nPrivacy cost: {result['privacy_cost']}.\n"
+        f"{count(result['cells_sealed'], 'cell')} left out and sealed.\n"
+        f"Clients contacted: {ids(result['clients_contacted']) or 'none'}; cells clustered again: {again}{before}.\n"
+        f"Privacy cost: {result['privacy_cost']}.\n"
         f"Expected time: {result['expected_time_s']:.1f} s, besides loading and measuring."
     )
     _text.print_orphaned_classes(console, result)

@@ -75,13 +75,12 @@ def _print(result: dict[str, Any]) -> None:
         console.print("No client has released anything under differential privacy.")
         return
     print_ledger(console, result["ledger"])
-    if not result["charges"]:
-        return
     shown = table("when", "client", "for", "protection", "μ", right=("client", "μ"), title="Charges")
     for charge in result["charges"]:
         row = (moment(charge["at"]), str(charge["client"]), charge["what"], charge["mechanism"], f"{charge['mu']:.3g}")
         shown.add_row(*row)
-    console.print(shown)
+    if result["charges"]:
+        console.print(shown)
 
 
 def print_ledger(console: Console, ledger: list[dict[str, Any]]) -> None:

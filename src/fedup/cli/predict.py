@@ -49,7 +49,12 @@ def predict(
 
     session = Session(run, device=device)
     state, plugged = session.served()
-    _check_filter(state, filter_id)
+    in_force = state.filter.sha256 if state.filter else "none"
+    if filter_id is not None and (not filter_id or not in_force.startswith(filter_id.lower())):
+        raise ArtifactError(
+            f"The filter in force is {in_force[:16]}, and {filter_id!r} was asked for: nothing was answered. "
+            "`fedup status` shows what is in force."
+        )
     reader = InputReader(_inputs(session.recipe.data, state), column, resize)
     # Without a request in force the original model is what the folder serves; with one, only the filtered view answers.
     model = plugged if state.active else plugged.base
@@ -62,15 +67,6 @@ def predict(
             f"under filter {state.filter.id} for {ids}" if state.filter else "with no filter: no request is in force"
         )
         typer.echo(f"Answered {filtered}.", err=True)
-
-
-def _check_filter(state: State, filter_id: str | None) -> None:
-    served = state.filter.sha256 if state.filter else "none"
-    if filter_id is not None and (not filter_id or not served.startswith(filter_id.lower())):
-        raise ArtifactError(
-            f"The filter in force is {served[:16]}, and {filter_id!r} was asked for: nothing was answered. "
-            "`fedup status` shows what is in force."
-        )
 
 
 def _inputs(data: str, state: State) -> "Images | Texts":

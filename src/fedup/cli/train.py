@@ -66,12 +66,11 @@ def train(
     result = _train(run, recipe, restart, device, chosen_engine, wait)
     said = f"{run} was trained before; nothing was changed."
     if not result["already"]:
-        rounds = (
-            f"{count(recipe.rounds, 'round')}, in {result['time_s']:.1f} s" if recipe.rounds else "weights as brought"
-        )
+        rounds = f"{count(recipe.rounds, 'round')}, in {result['time_s']:.1f} s"
         said = (
-            f"{recipe.model} on {recipe.data}: {recipe.clients} clients, {trained if recipe.rounds else 'weights as brought'}; "
-            f"held-out accuracy {result['accuracy']['heldout']:.3f}.\nModel {result['fingerprint'][:12]} is in {run}."
+            f"{recipe.model} on {recipe.data}: {recipe.clients} clients, "
+            f"{rounds if recipe.rounds else 'weights as they were brought'}; held-out accuracy "
+            f"{result['accuracy']['heldout']:.3f}.\nModel {result['fingerprint'][:12]} is in {run}."
         )
     options.show(result, as_json, lambda _: typer.echo(f"{said} Next: fedup collect{of(run)}"))
 

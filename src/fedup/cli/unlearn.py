@@ -1,7 +1,8 @@
 """`fedup unlearn`."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -57,7 +58,8 @@ def unlearn(
     """
     from fedup.cli._requests import from_csv, from_options
     from fedup.cli._session import Session
-    from fedup.cli._unlearning import answer_requests, plan_answer, print_answer, settings_of
+    from fedup.cli._unlearning import answer_requests, plan_answer, print_answer
+    from fedup.filters.presets import preset as settings_of
     from fedup.run.answer import Limits
 
     wanted = [(forget, reference) for forget in from_options(client or [], class_ or [], samples or [], reason)]
@@ -65,7 +67,8 @@ def unlearn(
         raise typer.BadParameter("name what to forget by --client, --class or --samples, or by a --csv file.")
     if csv is not None:
         wanted = from_csv(csv, reason)
-    settings = {**settings_of(preset), **settings}
+    if preset is not None:
+        settings = {**asdict(settings_of(cast(Any, preset)).config), **settings}
     session = Session(run, device=device)
     if dry_run:
         result = plan_answer(session, wanted, settings, keep_sealed=keep_sealed, force=force)

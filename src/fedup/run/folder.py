@@ -87,8 +87,8 @@ class Run:
         The user's Python files in `code` are copied into it and noted in `about`, by name and hash. `about` may change
         while no round of training is done, or with `restart` while training is not finished.
         """
-        kept = {name: _read_code(source) for name, source in (code or {}).items()}
-        about = {**about, "code": {name: record for name, (record, _) in kept.items()}} if kept else about
+        copies = {name: _read_code(source) for name, source in (code or {}).items()}
+        about = {**about, "code": {name: record for name, (record, _) in copies.items()}} if copies else about
         self._check_free()
         with explained(f"make the folder {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
@@ -104,7 +104,7 @@ class Run:
                 if state.trained is not None or self.files.checkpoint.exists():
                     self._check_about(state, about)
                 elif not state.events or _differences(state, about):
-                    for record, content in kept.values():
+                    for record, content in copies.values():
                         with replacing(self.code_path / record["name"]) as partial:
                             partial.write_bytes(content)
                     journal.append("created", {"about": about})
@@ -138,11 +138,9 @@ class Run:
 
     def _check_free(self) -> None:
         if self.path.is_dir() and is_unfinished(self.journal_path):
-            foreign = [entry.name for entry in self.path.iterdir() if entry.name not in _OURS]
-            if foreign:
-                raise SettingError(
-                    f"{self.path} is no run folder and not empty ({', '.join(sorted(foreign)[:3])}): name a new one."
-                )
+            if foreign := sorted(entry.name for entry in self.path.iterdir() if entry.name not in _OURS):
+                names = ", ".join(foreign[:3])
+                raise SettingError(f"{self.path} is no run folder and not empty ({names}): name a new one.")
         elif self.path.exists() and not self.path.is_dir():
             raise SettingError(f"{self.path} is a file: name a folder.")
 

@@ -37,9 +37,7 @@ def keep_centroids(writer: Writer, store: Centroids, facts: Mapping[str, Any]) -
         "mechanism": store.how.mechanism,
         "guarantee": asdict(guarantee) if (guarantee := guarantee_of(store.how)) else None,
         "releases": describe_releases(store.traffic.releases),
-        "bytes_up": store.traffic.bytes_up,
-        "bytes_down": store.traffic.bytes_down,
-        "messages": store.traffic.messages,
+        **{name: getattr(store.traffic, name) for name in ("bytes_up", "bytes_down", "messages")},
         "paper_epsilon": statistics.fmean(store.paper_epsilons.values()) if store.paper_epsilons else None,
         **facts,
     }

@@ -44,11 +44,10 @@ def overview(run: Run, state: State) -> dict[str, Any]:
 def request_releases(state: State) -> dict[int, dict[str, int]]:
     """By client: how many messages it sent, and their bytes."""
     sent: dict[int, dict[str, int]] = {}
-    for event in state.events:
-        for release in event.body.get("releases", ()):
-            own = sent.setdefault(release["client"], {"messages": 0, "bytes": 0})
-            own["messages"] += 1
-            own["bytes"] += release["bytes"]
+    for release in (release for event in state.events for release in event.body.get("releases", ())):
+        own = sent.setdefault(release["client"], {"messages": 0, "bytes": 0})
+        own["messages"] += 1
+        own["bytes"] += release["bytes"]
     return sent
 
 

@@ -1,6 +1,7 @@
 """Checks of the whole folder: chain, files, what belongs together, and that restoring gives the model, bit for bit."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,8 @@ from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import Centroids
 
 _SHORTEST_HEAD = 8
+_Blank = Callable[[State], nn.Module]  # a model without its weights
+_Probe = Callable[[State], Tensor]  # inputs for it
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,6 @@ class Check:
     name: str
     ok: bool | None
     found: str
-
-
-_Blank, _Probe = Callable[[State], nn.Module], Callable[[State], Tensor]  # a model without weights, inputs for it
 
 
 def verify(run: Run, blank: _Blank, probe: _Probe, *, head: str | None = None) -> list[Check]:
@@ -45,15 +45,12 @@ def verify(run: Run, blank: _Blank, probe: _Probe, *, head: str | None = None) -
             return [Check("journal", False, str(error))]
         checks = [*_journal_checks(run, state, head), *_model_checks(run, state, blank, probe)]
         checks += _record_checks(run, state)
-        if all(check.ok is not False for check in checks) or not _moved_on(run, state):
+        if all(check.ok is not False for check in checks):
             return checks
-
-
-def _moved_on(run: Run, state: State) -> bool:
-    try:
-        return run.read().head != state.head
-    except FedUPError:
-        return False
+        with suppress(FedUPError):
+            if run.read().head != state.head:
+                continue
+        return checks
 
 
 def _attempt(name: str, look: Callable[[], str]) -> Check:
@@ -105,8 +102,7 @@ def _record_checks(run: Run, state: State) -> Iterator[Check]:
         found, _ = hash_of(path)
         same = found == sha256
         yield Check(f"evidence/{name}", same, f"sha256 {found}" + ("" if same else f", not {sha256}"))
-    leftovers = run.files.leftovers(state.files, training=state.trained is None)
-    if leftovers:
+    if leftovers := run.files.leftovers(state.files, training=state.trained is None):
         names = ", ".join(path.name for path in leftovers)
         yield Check("leftovers", None, f"{names}: the next command that writes removes them")
 
