@@ -62,18 +62,6 @@ def test_too_few_samples_are_told_by_default_and_refused_where_an_eraser_was_ask
     assert Run(run).read().events[-1].body["notes"][0].startswith("No eraser")
 
 
-def test_settings_of_the_eraser_stay_until_others_are_chosen(run):
-    ok("unlearn", "--run", run, *_samples(), "--filter", "both", "--eraser-cut", "fc1", *QUICK)
-    ran = fedup("unlearn", "--run", run, "--class", 7, "--force")
-    assert ran.told.startswith("Error: There can be no eraser: no client has 20 or more")  # it stays asked for
-    ok("unlearn", "--run", run, "--class", 5, *QUICK)  # of which a client has more
-    config = _served(run).config
-    assert (config.filter, config.eraser_cut) == ("both", "fc1")
-    assert _served(run).erasure.cut == "fc1"
-    ok("unlearn", "--run", run, "--class", 3, "--filter", "bottleneck", *QUICK)
-    assert _served(run).erasure is None
-
-
 def test_a_preset_brings_all_its_settings_and_single_ones_come_before_it(run):
     ok("unlearn", "--run", run, "--class", 7, "--preset", "paper", *QUICK)
     config = _served(run).config

@@ -243,9 +243,7 @@ def test_purged_centroids_are_in_no_file_and_a_second_purge_changes_nothing(answ
     assert ok("verify", "--run", answered, "--json").json["ok"]
 
 
-def test_what_was_sealed_comes_back_without_its_client_what_was_destroyed_or_purged_with_it_to_the_same_filter(
-    tmp_path,
-):
+def test_only_what_was_destroyed_or_purged_is_asked_for_again_and_the_filter_is_the_same(tmp_path):
     sample = f"1:{sample_ids(1, 0)[0]}"
     contacted, filters = [], []
     for name, more, purged in (("kept", ("--keep-sealed",), ()), ("destroyed", (), ()), ("purged", (), ("purge",))):

@@ -164,9 +164,12 @@ class History(RuleBasedStateMachine):
     @invariant()
     def the_folder_is_sound_and_says_what_is_in_force(self) -> None:
         assert ok("verify", "--run", self.run, "--json").json["ok"] is True
-        assert [request.id for request in Run(self.run).read().active] == sorted(
-            self.in_force, key=lambda name: int(name[1:])
-        )
+        state = Run(self.run).read()
+        in_force = sorted(self.in_force, key=lambda name: int(name[1:]))
+        assert [request.id for request in state.active] == in_force
+        assert [request.id for request in state.requests] == [f"R{n + 1}" for n in range(len(state.requests))]
+        assert all(state.request(request.id.lower()) is request for request in state.requests)
+        assert {file.name for file in state.files} <= {path.name for path in (self.run / "files").iterdir()}
         assert sha256(next((self.run / "files").glob("model-*"))) == self.model
 
     @invariant()
