@@ -1,6 +1,5 @@
 """`fedup budget` as a user runs it: who may spend how much, and what is refused after it."""
 
-import shutil
 from math import inf, nan
 
 import pytest
@@ -17,14 +16,12 @@ EVERYONE = "every client without a budget of its own"
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
     """A folder whose four clients spent ε = 8; nobody changes it."""
-    run = copy_of("trained", tmp_path_factory.mktemp("private"))
-    ok(*COLLECT, "--run", run)
-    return run
+    return copy_of("private", tmp_path_factory.mktemp("private"))
 
 
 @pytest.fixture
-def run(original, tmp_path):
-    return shutil.copytree(original, tmp_path / "run")
+def run(tmp_path):
+    return copy_of("private", tmp_path)
 
 
 def ledger(run):

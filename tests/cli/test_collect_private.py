@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 
 import pytest
 import torch
@@ -27,14 +26,12 @@ def trained(tmp_path_factory):
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
     """Collected under ε = 8; no test here changes it."""
-    run = copy_of("trained", tmp_path_factory.mktemp("private"))
-    ok(*COLLECT, "--run", run)
-    return run
+    return copy_of("private", tmp_path_factory.mktemp("private"))
 
 
 @pytest.fixture
-def run(original, tmp_path):
-    return shutil.copytree(original, tmp_path / "run")
+def run(tmp_path):
+    return copy_of("private", tmp_path)
 
 
 def samples(client=1, many=2):
@@ -195,9 +192,9 @@ def test_status_names_the_protection_and_what_each_client_spent(original):
 
 
 @pytest.fixture(scope="module")
-def answered(original, tmp_path_factory):
+def answered(tmp_path_factory):
     """Class 7, client 2 and samples of client 1 in force, without an eraser; no test here changes it."""
-    run = shutil.copytree(original, tmp_path_factory.mktemp("answered") / "run")
+    run = copy_of("private", tmp_path_factory.mktemp("answered"))
     for what in (("--class", 7), ("--client", 2)):
         told = ok("unlearn", "--run", run, *what, *QUICK, "--json").json
         assert (told["clients_contacted"], told["bytes_up"]) == ([], 0)

@@ -76,14 +76,6 @@ def answers(run: Path) -> torch.Tensor:
     return (plugged if state.active else plugged.base)(session.probe(state))
 
 
-@cache
-def original(epsilon: int | None) -> Path:
-    """A folder with centroids, or with noisy statistics, that nobody changes."""
-    run = copy_of("trained", Path(tempfile.mkdtemp(prefix="fedup-history-")))
-    ok("collect", *(("--epsilon", epsilon, "--clip", "unit") if epsilon else ()), "--run", run)
-    return run
-
-
 class History(RuleBasedStateMachine):
     """Requests come, go, are refused, planned and killed; beside the folder a plain account of what is in force."""
 
@@ -93,7 +85,7 @@ class History(RuleBasedStateMachine):
     def start(self, private: bool) -> None:
         self.private = private
         self.home = Path(tempfile.mkdtemp(prefix="fedup-history-"))
-        self.run = shutil.copytree(original(8 if private else None), self.home / "run")
+        self.run = copy_of("private" if private else "collected", self.home / "run")
         self.in_force: dict[str, tuple[str, ...]] = {}
         self.charges_lost = False  # of an answer that was declined or killed: spent, and in no file of statistics
         self.model = sha256(next((self.run / "files").glob("model-*")))
@@ -192,7 +184,7 @@ class History(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if self.in_force and not self.private:  # all at once, in the other order, in a folder without a history
-            fresh = shutil.copytree(original(None), self.home / "fresh")
+            fresh = copy_of("collected", self.home / "fresh")
             path = csv_of([*self.in_force.values()][::-1], self.home / "all.csv")
             ok("unlearn", "--run", fresh, "--csv", path, *QUICK)
             assert sha256(filter_file(fresh)) == sha256(filter_file(self.run))

@@ -19,11 +19,6 @@ _TOUCHES = [(_QUICK, 3), *(pytest.param(name, 1, marks=pytest.mark.slow) for nam
 _EACH = 4  # of the system calls that change the folder so many are one kill
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    return Folders(tmp_path_factory.mktemp("folders"))
-
-
 @pytest.mark.parametrize(("name", "each"), _TOUCHES)
 def test_a_command_killed_where_it_touches_the_folder_is_before_or_after_its_step(
     name: str, each: int, folders: Folders, tmp_path: Path

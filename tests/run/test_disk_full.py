@@ -31,11 +31,6 @@ _ADVICE = "free some space"
 _TOO_LARGE = ("File too large", "disk I/O error")  # SQLite tells no more
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    return Folders(tmp_path_factory.mktemp("folders"))
-
-
 @pytest.fixture(params=_STEPS)
 def step(request: pytest.FixtureRequest, folders: Folders) -> Step:
     return folders.step(request.param)

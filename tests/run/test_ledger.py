@@ -33,17 +33,10 @@ CLIENTS = 4
 ANY_LOSS = ("--force", "--max-class-loss", 100)
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory):
-    """A folder whose clients sent noisy statistics once; nobody changes it."""
-    run = copy_of("trained", tmp_path_factory.mktemp("private"))
-    ok(*COLLECT, "--run", run)
-    return run
-
-
 @pytest.fixture
-def private(original, tmp_path):
-    return shutil.copytree(original, tmp_path / "private")
+def private(tmp_path):
+    """A folder whose clients sent noisy statistics once."""
+    return copy_of("private", tmp_path / "private")
 
 
 @pytest.fixture

@@ -34,11 +34,6 @@ _LONG_WAIT = ("--wait", "100")
 _INTERRUPTED = 130
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    return Folders(tmp_path_factory.mktemp("folders"))
-
-
 @pytest.fixture
 def folder(folders: Folders, tmp_path: Path) -> Path:
     return copy(folders.collected, tmp_path / "run")
