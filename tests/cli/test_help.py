@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.cli._in_process import FAST, TRAIN, copy_of, fedup, filter_file, ok
+from tests.cli._in_process import FAST, TRAIN, copy_of, fedup, ok
 
 from fedup.cli._app import _VERBS
 from fedup.filters.bottleneck import FilterConfig
@@ -104,18 +104,6 @@ def test_a_process_puts_json_alone_on_standard_output_and_progress_elsewhere(tmp
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["already"] is False
     assert b"Training" in ran.stderr
-
-
-def test_a_process_reads_what_is_piped_into_it(run, tmp_path):
-    picture = tmp_path / "digit.png"
-    Image.new("L", (8, 8), 90).save(picture)
-    ran = process("predict", "-", "--run", run, "--json", stdin=picture.read_bytes())
-    assert ran.returncode == 0, ran.stderr
-    answer = json.loads(ran.stdout)
-    assert answer["input"] == "-"
-    assert filter_file(run).name == f"filter-{answer['filter']}.safetensors"
-    here = json.loads(ok("predict", picture, "--run", run, "--json").out)
-    assert {**here, "input": "-"} == answer
 
 
 def complete(shell: str, words: str, **environment) -> str:

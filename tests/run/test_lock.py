@@ -76,7 +76,8 @@ def test_one_who_waits_is_told_once_and_then_gets_the_lock(path):
 
         def on_wait(who):
             told.append(who)
-            threading.Timer(0.25, process.communicate, ["\n"]).start()  # two looks later it is free
+            process.stdin.write("\n")
+            threading.Timer(0.25, process.stdin.flush).start()  # a few looks later it is free
 
         with held(path, "unlearn", wait_s=60, on_wait=on_wait):
             assert f"process {os.getpid()} on" in holder(path)

@@ -43,9 +43,8 @@ class Session:
     def recipe(self) -> Recipe:
         """How the federation was made; the user's own files are the copies in the folder."""
         about = self.run.read().about
-        kept = {name: str(self.run.code(record)) for name, record in about.get("code", {}).items()}
-        recipe = Recipe.from_about(about)
-        return replace(recipe, data=kept.get("data", recipe.data), model=kept.get("model", recipe.model))
+        copies = {name: str(self.run.code(record)) for name, record in about.get("code", {}).items()}
+        return replace(Recipe.from_about(about), **copies)
 
     @cached_property
     def dataset(self) -> Dataset:

@@ -229,9 +229,9 @@ def _print_plan(result: dict[str, Any]) -> None:
             where = f": {count(rows['count'], 'training row')} of {count(len(rows['clients']), 'client')}"
         console.print(f"Would {request['what']}{where}.", markup=False)
     fitted = "A bottleneck, where one is needed," if result["clients_of_eraser"] else "The filter"
-    unknown, kept = result["samples_unknown"], result["replaced_cells"]
+    unknown, replaced = result["samples_unknown"], result["replaced_cells"]
     again = f"those of {unknown:,} samples, whose clients know the classes" if unknown else len(result["cells_asked"])
-    before = "" if kept == "none" else f" (what they held before: {kept})"
+    before = "" if replaced == "none" else f" (what they held before: {replaced})"
     for note in result["notes"]:
         console.print(f"[yellow]Note:[/] {note}")
     console.print(

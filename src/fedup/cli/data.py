@@ -99,19 +99,18 @@ def fetch(
 def _data_sets(wanted: list[str] | None = None) -> list[dict[str, Any]]:
     from fedup.tasks.datasets import load_dataset
 
-    found: list[dict[str, Any]] = []
-    for name in wanted or registered("fedup.tasks.datasets"):
+    def describe(name: str) -> dict[str, Any]:
         try:
             dataset = load_dataset(name)
         except SettingError:  # no such data set at all
             raise
         except FedUPError as error:
             state = "missing" if isinstance(error, MissingDataError) else "damaged"
-            found.append({"name": name, "here": False, "state": state, "why": str(error)})
-            continue
+            return {"name": name, "here": False, "state": state, "why": str(error)}
         rows = {"rows": len(dataset.y), "test_rows": len(dataset.test_y), "classes": dataset.num_classes}
-        found.append({"name": name, "here": True, "state": "here", **rows, "shape": list(dataset.x.shape[1:])})
-    return found
+        return {"name": name, "here": True, "state": "here", **rows, "shape": list(dataset.x.shape[1:])}
+
+    return [describe(name) for name in wanted or registered("fedup.tasks.datasets")]
 
 
 def _clients(run: Path) -> list[dict[str, Any]]:

@@ -177,12 +177,11 @@ def _after(state: State, event: Event) -> State:
         case "collected" | "purged":
             collected = event if event.kind == "collected" else state.collected
             return replace(state, collected=collected, centroids=FileRecord(**body["centroids"]))
-        case "unlearned":
-            return replace(_served(state, event), requests=_with_new(state, event))
-        case "restored":
-            ids = set(body["requests"])
-            requests = tuple(replace(r, restored_in=event) if r.id in ids else r for r in state.requests)
-            return replace(_served(state, event), requests=requests)
+        case "unlearned" | "restored":
+            requests = _with_new(state, event) if event.kind == "unlearned" else _without_restored(state, event)
+            centroids = FileRecord(**body["centroids"]) if body["centroids"] is not None else state.centroids
+            served = None if body["filter"] is None else FileRecord(**body["filter"])
+            return replace(state, requests=requests, centroids=centroids, filter=served)
         case "charged" | "corrected":  # a release under DP, or what a client's own account has beyond it (run.ledger)
             if Charge(**body).correction != (event.kind == "corrected"):
                 raise ValueError("a charge under the name of a correction, or the other way round")
@@ -205,8 +204,6 @@ def _with_new(state: State, event: Event) -> tuple[Request, ...]:
     return tuple(sorted(requests.values(), key=lambda request: int(request.id[1:])))
 
 
-def _served(state: State, event: Event) -> State:
-    """Filter and centroids as an event leaves them: a filter or none, centroids replaced or as they were."""
-    now, changed = event.body["filter"], event.body["centroids"]
-    state = replace(state, filter=None if now is None else FileRecord(**now))
-    return state if changed is None else replace(state, centroids=FileRecord(**changed))
+def _without_restored(state: State, event: Event) -> tuple[Request, ...]:
+    ids = set(event.body["requests"])
+    return tuple(replace(request, restored_in=event) if request.id in ids else request for request in state.requests)

@@ -148,13 +148,10 @@ def _check_centroids(store: Centroids, state: State) -> str:
     for request in (*state.active, *state.open):
         for client, samples in request.forget.sample_ids.items():
             left_out = {i for (holder, _), ids in store.excluded.items() if holder == client for i in ids}
-            kept = {
-                sample
-                for sample in samples - left_out
-                if (client, store.sample_labels.get(client, {}).get(sample, -1)) not in store.purged
-            }
-            if kept:
-                raise FedUPError(f"{request.id} forgets samples of client {client}, and {len(kept)} are not left out.")
+            labels = store.sample_labels.get(client, {})
+            held = [sample for sample in samples - left_out if (client, labels.get(sample, -1)) not in store.purged]
+            if held:
+                raise FedUPError(f"{request.id} forgets samples of client {client}, and {len(held)} are not left out.")
     return f"{int((store.counts > 0).sum())} of base {store.base[:12]}, {len(store.purged)} cells purged and empty"
 
 
