@@ -119,6 +119,11 @@ def test_without_options_it_lists_limits_charges_and_why_left_is_no_difference(r
     assert "Limit of every client without a budget of its own: ε = 12 at δ = 1e-05." in out
     assert " ".join(out.split()).count("It is not ε allowed − ε spent") == 1
     assert out.count("centroids") == 4  # a charge of each client
+    for text in (out, ok("status", "--run", run).out):
+        rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+        assert [row for row in rows if len(row) == 6][-4:] == [
+            [str(n), "1", "8", "12", "7.68", "1e-05"] for n in range(4)
+        ]
     told = ok("budget", "--run", run, "--json").json
     assert told["every_client"] == {"epsilon": 12, "delta": 1e-5}
     assert told["ledger"] == list(ledger(run).values())

@@ -78,6 +78,7 @@ def test_numbers_that_cannot_be_are_one_error_and_change_nothing(trained, argume
         ("--epsilon 2 --clip unit --delta 1e-4", "--allow-delta"),
         ("--epsilon 2 --clip unit --sigma 0.1", "pass neither --sigma nor --paper-accounting"),
         ("--epsilon 2 --clip unit --ratio 0.3", "--ratio"),
+        ("--epsilon 2 --clip unit --seed 3", "--seed"),  # which no noise of a guarantee has
         ("--clip unit", "pass --epsilon as well"),
         ("--allow-delta", "pass --epsilon as well"),
         ("--epsilon 2 --clip unit --paper-accounting", "pass neither --sigma nor --paper-accounting"),

@@ -131,6 +131,7 @@ def test_tab_completes_verbs_options_names_and_requests(run):
     assert "--client" in options and "--class" in options and "--rank" not in options
     assert "digits" in complete("bash", "fedup train --data ")
     assert "lenet5" in complete("zsh", "fedup train --model le")
+    assert ok("status", "--json", FEDUP_RUN=str(run)).json["in_force"] == ["R1", "R2", "R3"]
     requests = complete("bash", "fedup restore ", FEDUP_RUN=str(run))
     assert all(name in requests for name in ("R1", "R2", "R3"))
     assert "R2" in complete("fish", "fedup evidence R", FEDUP_RUN=str(run))

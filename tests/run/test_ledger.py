@@ -334,6 +334,8 @@ def test_an_eraser_is_charged_as_the_dry_run_said(private, many):
     expected = [(1, "centroids"), *((client, "eraser") for client in plan["clients_of_eraser"])]
     assert charges(private)[CLIENTS:] == expected
     assert bool(plan["clients_of_eraser"]) == (many >= 20)
+    what = "10 cells sent again and statistics for an eraser" if many >= 20 else "10 cells sent again"
+    assert plan["privacy_cost"] == f"{what}, each a release with {PRIVATE}, charged to its client"
     last = Run(private).read().events[-1].body["releases"]
     assert [sent["client"] for sent in last] == [client for client, _ in expected]
     assert {sent["mechanism"] for sent in last} == {str(PRIVATE)}

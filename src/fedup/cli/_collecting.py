@@ -31,8 +31,8 @@ def config_of(centroids: Settings, privacy: Settings) -> CentroidConfig | DP:
         if privacy:
             raise SettingError("--clip, --delta and --allow-delta belong to a guarantee: pass --epsilon as well.")
         return CentroidConfig(**centroids)
-    if "ratio" in centroids:
-        raise SettingError("Under --epsilon there are no centroids, and so no --ratio of them: leave it out.")
+    for name in centroids.keys() & {"ratio", "seed"}:
+        raise SettingError(f"--{name} is for centroids, and under --epsilon there are none: leave it out.")
     if centroids.get("sigma") or "paper_accounting" in centroids:
         raise SettingError("--epsilon is a guarantee with its own noise: pass neither --sigma nor --paper-accounting.")
     with suppress(KeyError, ValueError):  # DP checks what else it may be
