@@ -43,7 +43,7 @@ class Session:
     def recipe(self) -> Recipe:
         """How the federation was made; the user's own files are the copies in the folder."""
         about = self.run.read().about
-        copies = {name: str(self.run.code(record)) for name, record in about.get("code", {}).items()}
+        copies: dict[str, Any] = {name: str(self.run.code(own)) for name, own in about.get("code", {}).items()}
         return replace(Recipe.from_about(about), **copies)
 
     @cached_property
