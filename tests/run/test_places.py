@@ -21,7 +21,7 @@ def picture(tmp_path):
     return path
 
 
-ODD = ("-rf", "[bold] [ Überfall-測試-😀", "a'b\"c$HOME`x`;#&", "100%?mode=memory#x", "with  spaces\tand\nnew line")
+ODD = ("-rf", "[bold] [ Überfall-測試-😀 100%?mode=memory#x", "a'b\"c$HOME`x`;#& with  spaces\tand\nnew line")
 
 
 @pytest.mark.parametrize("name", ODD)
