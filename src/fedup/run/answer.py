@@ -79,13 +79,11 @@ class Limits:
         if before is None or after is None:
             return "the retained accuracy could not be measured, because there is no validation data at hand"
         loss = 100 * (before - after)
+        if loss <= self.max_loss:
+            return None
         return (
-            None
-            if loss <= self.max_loss
-            else (
-                f"it would lower the retained accuracy on validation data by {loss:.1f} points "
-                f"({before:.3f} to {after:.3f}), and {self.max_loss:g} are allowed"
-            )
+            f"it would lower the retained accuracy on validation data by {loss:.1f} points "
+            f"({before:.3f} to {after:.3f}), and {self.max_loss:g} are allowed"
         )
 
 

@@ -178,7 +178,7 @@ def _after(state: State, event: Event) -> State:
             collected = event if event.kind == "collected" else state.collected
             return replace(state, collected=collected, centroids=FileRecord(**body["centroids"]))
         case "unlearned" | "restored":
-            requests = _with_new(state, event) if event.kind == "unlearned" else _without_restored(state, event)
+            requests = _with_new(state, event) if event.kind == "unlearned" else _with_restored(state, event)
             centroids = FileRecord(**body["centroids"]) if body["centroids"] is not None else state.centroids
             served = None if body["filter"] is None else FileRecord(**body["filter"])
             return replace(state, requests=requests, centroids=centroids, filter=served)
@@ -204,6 +204,6 @@ def _with_new(state: State, event: Event) -> tuple[Request, ...]:
     return tuple(sorted(requests.values(), key=lambda request: int(request.id[1:])))
 
 
-def _without_restored(state: State, event: Event) -> tuple[Request, ...]:
+def _with_restored(state: State, event: Event) -> tuple[Request, ...]:
     ids = set(event.body["requests"])
     return tuple(replace(request, restored_in=event) if request.id in ids else request for request in state.requests)
