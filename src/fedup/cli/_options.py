@@ -29,7 +29,7 @@ ThreadsOption = Annotated[
     typer.Option(
         "--threads",
         envvar="FEDUP_THREADS",
-        help="Threads on the CPU; by default one for small models, else one for each core. Results differ in their last bits.",
+        help="Threads on the CPU; by default one for small models, else one for each core. The last bits depend on it.",
         min=1,
         callback=_use_threads,
     ),
