@@ -117,6 +117,11 @@ class Child:
             os._exit(code if isinstance(code, int) else 1)
 
 
+def besides_progress(text: str) -> list[str]:
+    """Lines that do not tell how far a command is."""
+    return [line for line in text.splitlines() if not re.search(r" …$|: round \d+ of \d+", line)]
+
+
 def run(*args: str | Path, prepare: Callable[[], None] = lambda: None) -> Ended:
     """A command, to its end."""
     with Child(*args, prepare=prepare) as child:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ._forked import STEPS, Ended, Folders, Step, content, copy, look, run
+from ._forked import STEPS, Ended, Folders, Step, besides_progress, content, copy, look, run
 from ._traced import TracedChild, can_trace
 
 _INTERRUPTED = 130
@@ -37,7 +37,7 @@ def test_a_command_interrupted_where_it_touches_the_folder_is_before_or_after_it
 ):
     # Ctrl-C, unlike a kill, unwinds: what the code does on its way out must not spoil the folder either.
     for ended in _signal_at_each_touch(folders.step(name), tmp_path, signal.SIGINT, _INTERRUPTED):
-        said = [line for line in ended.err.splitlines() if not line.endswith(" …")]  # besides progress
+        said = besides_progress(ended.err)
         assert len(said) == 1, ended.err
         assert "Interrupted" in said[0]
 

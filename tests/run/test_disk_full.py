@@ -1,7 +1,6 @@
 """A full disk ends a command with one clear error; the folder is as it was, and goes on once there is space again."""
 
 import errno
-import re
 import resource
 import shutil
 import signal
@@ -13,7 +12,7 @@ import torch
 
 from fedup.cli._session import Session
 
-from ._forked import Ended, Folders, Step, check_sound, copy, look, run
+from ._forked import Ended, Folders, Step, besides_progress, check_sound, copy, look, run
 from ._traced import TracedChild, can_trace
 
 _QUICK = "unlearn-samples"
@@ -44,8 +43,7 @@ def _check_refused(
         assert look(folder) == step.after
         return
     assert ended.code == 1, ended
-    progress = re.compile(r" …$|: round \d+ of \d+")
-    errors = [line for line in ended.err.splitlines() if not progress.search(line)]
+    errors = besides_progress(ended.err)
     assert len(errors) == 1, ended.err
     assert errors[0].startswith("Error: "), ended.err
     assert any(words in errors[0] for words in said), ended.err

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from ._forked import (
     TRAIN,
     Child,
     Folders,
+    besides_progress,
     check_sound,
     check_tidy,
     copy,
@@ -176,8 +176,7 @@ def test_ctrl_c_ends_a_training_with_one_line_and_it_goes_on_to_the_same_bits(tm
     assert training.returncode == _INTERRUPTED, err
     assert out == ""
     # Found here: it said nothing, because typer makes an exit code of KeyboardInterrupt before `main` sees it.
-    progress = re.compile(r" …$|: round \d+ of \d+")
-    said = [line for line in err.splitlines() if not progress.search(line)]
+    said = besides_progress(err)
     assert len(said) == 1, err
     assert "Interrupted" in said[0]
     assert "the same command again" in said[0]
