@@ -110,13 +110,13 @@ def test_a_node_that_raises_or_has_another_model_is_left_out(world, plain):
         assert_left_out(world, plain, grid)
 
 
-def test_what_else_a_reply_carries_does_no_harm_nor_does_one_of_just_the_limit(world, plain, warm):
+def test_what_else_a_reply_carries_does_no_harm(world, plain, warm):
     def change(reply: Message) -> Message:
         reply.content["more"] = ConfigRecord({"note": "", "more": []})
-        return with_bytes(reply, 20_000)
+        return reply
 
     warm.spoil = spoiling(change)
-    assert_same_store(collect(world.model, world.contact(warm, most_bytes=20_000)), plain)
+    assert_same_store(collect(world.model, world.contact(warm)), plain)
 
 
 @pytest.mark.parametrize("kind", ["labels", "summarize", "sketch", "spreads", "moments"])

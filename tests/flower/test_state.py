@@ -34,11 +34,6 @@ class Counting(nn.Module):
         return model
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    return digits()
-
-
 @pytest.fixture
 def node(world) -> Node:
     Counting.rows = 0
@@ -76,14 +71,6 @@ def test_a_sample_request_is_answered_from_what_is_kept_to_the_bit(world, node):
     rows_read(node)
     assert rows_read(node, excluded=samples) <= 4
     assert_summary(node.summarize(excluded=samples), expected(world, excluded=samples))
-
-
-def test_what_was_read_for_some_classes_is_completed_for_others(world, node):
-    some = rows_read(node, labels=[1, 5])
-    assert some > 0
-    assert_summary(node.summarize(), expected(world))
-    assert rows_read(node) <= 4
-    assert_summary(node.summarize(labels=[1, 5]), expected(world, labels=[1, 5]))
 
 
 def test_features_of_forgotten_rows_leave_the_state(world, node):

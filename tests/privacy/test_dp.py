@@ -113,17 +113,6 @@ def test_which_cell_a_record_falls_into_depends_on_that_record_alone(rows, cells
     torch.testing.assert_close(sum(counts), together)
 
 
-@pytest.mark.parametrize("unit", ["record", "subject"])
-@pytest.mark.parametrize("rows", [0, 1, 7])
-def test_every_client_has_a_vector_for_every_class_held_or_not(unit, rows):
-    dp = _dp(unit=unit, cells=3)
-    points, labels = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0)), torch.full((rows,), 2)
-    told = joint_vector(dp, points, labels, torch.arange(rows), 6)
-    assert told.shape == (6, Layout.of(dp, 4, 6).size)
-    assert not told[[0, 1, 3, 4, 5]].any()
-    assert bool(told[2].any()) == (rows > 0)
-
-
 # --- subjects
 
 
@@ -137,13 +126,6 @@ def test_all_records_of_a_subject_move_the_joint_vector_by_no_more_than_the_sens
         alone = rows.told(dp, rows.subjects == whose)
     assert moved.norm() <= dp.sensitivity * SLACK
     torch.testing.assert_close(moved, alone, atol=1e-9, rtol=1e-9)  # what others tell is as it was
-
-
-@few
-@given(guarantees(), rows_of_a_client())
-def test_a_subject_with_one_record_tells_what_the_record_does(dp, rows):
-    rows.subjects = torch.arange(len(rows.points))
-    torch.testing.assert_close(rows.told(dataclasses.replace(dp, unit="subject")), rows.told(dp))
 
 
 @few
