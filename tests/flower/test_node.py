@@ -1,7 +1,5 @@
 """A node answers from its own rows what it would answer in process, under its own rules, and tells nothing else."""
 
-import json
-import math
 from dataclasses import asdict, replace
 
 import pytest
@@ -10,7 +8,18 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from tests._asking import ask_one
 from tests.flower._grid import World, unnamed
-from tests.flower._node import CLIENT, HOW, Node, about, assert_summary, centroids, in_process
+from tests.flower._node import (
+    CLIENT,
+    HOW,
+    Node,
+    about,
+    assert_summary,
+    centroids,
+    exact_details,
+    in_process,
+    row_groups,
+    weights_for,
+)
 from torch import nn
 
 from fedup import Forget, fingerprint
@@ -21,15 +30,12 @@ from fedup.clients.eraser_questions import (
 )
 from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion
-from fedup.clients.tally import TallyQuestion
-from fedup.errors import BudgetError, DataError, MissingDataError, SettingError
-from fedup.flower import Policy, mount
-from fedup.flower.state import KeptLedger
-from fedup.flower.wire import Answer, array_of, tensor_of
-from fedup.privacy import DP, Budget, Ledger
+from fedup.errors import DataError, MissingDataError
+from fedup.flower import mount
+from fedup.flower.wire import array_of, tensor_of
+from fedup.privacy import DP, Ledger
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.eraser_statistics import RowGroups
-from fedup.statistics.tally import RowsToCount
 
 PRIVATE = DP(2.0, clip=4.0, replay_seed=7)
 REAL = DP(2.0, clip=4.0)
@@ -47,29 +53,6 @@ def with_rows(world: World, places, value: float) -> dict:
     x = world.federation.x[rows].clone()
     x[places] = value
     return {"data": lambda context: (x, world.federation.y[rows])}
-
-
-def row_groups(world: World, many: int = 40) -> RowGroups:
-    request = Forget.samples({CLIENT: world.rows(CLIENT)[:many].tolist()})
-    return RowGroups({request.digest: request}, request | Forget.classes([3]))
-
-
-def weights_for(groups: RowGroups) -> dict[str, dict[int, float]]:
-    """A share of two classes, and of one of which the client has none."""
-    return {name: {1: 0.25, 5: 0.5, 2: 0.25} for name in groups.requests}
-
-
-def exact_details(world: World) -> dict[str, dict]:
-    """By kind, questions that are under no guarantee."""
-    groups, sample = row_groups(world), int(world.rows(CLIENT)[0])
-    questions = (
-        LabelsQuestion(frozenset([sample])),
-        SketchesQuestion("conv2", "each", groups),
-        SpreadsQuestion({"conv2": "each"}, groups, weights_for(groups)),
-        SecondMomentsQuestion("conv2", "each", (0,), groups),
-        TallyQuestion(None, None, RowsToCount(groups.requests, groups.forget_set)),
-    )
-    return {question.kind: question.to_message()[0] for question in questions}
 
 
 # --- each question is answered as in process
@@ -247,140 +230,6 @@ def _summary_details(**more) -> dict:
 # --- the client's own rules
 
 
-def test_classes_with_fewer_rows_than_the_least_are_not_told(world):
-    rows = world.federation.y[world.rows(CLIENT)].bincount(minlength=10)
-    node = Node(world, world.app(CLIENT, policy=Policy(least_rows=12)))
-    answer = node.summarize()
-    enough = [label for label in range(10) if rows[label] >= 12]
-    assert answer.details["labels"] == enough
-    assert answer.details["rows"] == [[label, int(rows[label])] for label in enough]
-    expected = ask_one(in_process(world), CLIENT, centroids(labels=enough))
-    assert torch.equal(answer.arrays["vectors"], expected.vectors)
-
-
-def test_classes_with_fewer_rows_than_the_least_are_not_told_of_for_an_eraser_or_in_counts_either(world):
-    groups = row_groups(world)
-    sketches = SketchesQuestion("conv2", "each", groups)
-    everything = ask_one(in_process(world), CLIENT, sketches).retained
-    least = sorted({one.count for one in everything.values()})[1]
-    enough = {label for label, one in everything.items() if one.count >= least}
-    assert enough < everything.keys(), "premise"
-    node = Node(world, world.app(CLIENT, policy=Policy(least_rows=least)))
-    told = node.read(sketches)
-    assert told.retained.keys() == enough and told.forgotten.keys() == groups.requests.keys()
-
-    (name,) = groups.requests
-    found = node.read(SpreadsQuestion({"conv2": "each"}, groups, {name: dict.fromkeys(everything, 0.125)}))
-    assert found.reference[name]["conv2"].weight == 0.125 * len(enough)
-
-    counted = node.read(TallyQuestion(None, None, RowsToCount(groups.requests, groups.forget_set)))
-    assert counted.retained.keys() == enough
-    assert all(one.rows >= least for one in counted.held_out.values())
-    assert counted.forgotten.keys() == groups.requests.keys()
-
-
-def test_rows_count_towards_the_least_only_if_they_are_retained(world):
-    y = world.federation.y[world.rows(CLIENT)]
-    ones = world.rows(CLIENT)[y == 1]  # 18 of them
-    node = Node(world, world.app(CLIENT, policy=Policy(least_rows=18)))
-    assert 1 in node.summarize().details["labels"]
-    fewer = node.summarize(excluded=ones[:1].tolist())
-    sizes = dict(zip(fewer.details["labels"], fewer.details["sizes"], strict=True))
-    assert sizes[1] == 0  # there is such a cell, and nothing in it
-    assert len(fewer.arrays["vectors"]) == len(fewer.arrays["counts"]) == sum(sizes.values()) > 0
-
-
-@pytest.mark.parametrize(
-    "policy", [Policy(only_private=True), Policy(budget=Budget(50.0))], ids=["only private", "budget"]
-)
-def test_a_client_that_answers_under_dp_only_refuses_everything_else(world, policy):
-    node = Node(world, world.app(CLIENT, policy=policy))
-    asked = row_groups(world).to_json()
-    answers = [
-        node.summarize(),
-        node.summarize(labels=[1]),
-        *(node.ask(kind, **details) for kind, details in exact_details(world).items()),
-        node.ask("gather privately", cut="conv2", how=asdict(HOW), question=asked),
-    ]
-    for answer in answers:
-        assert (answer.status, answer.arrays, answer.details) == ("refused", {}, {})
-        assert "differential privacy only" in answer.reason
-    assert node.ask("who").status == "ok"
-    assert node.summarize(REAL).status == "ok"
-
-
-@pytest.mark.parametrize("kind", ["centroids", "an eraser's"])
-def test_a_release_is_sent_again_for_nothing_where_it_is_asked_for_by_its_name(world, kind):
-    def ask(node: Node, release: str) -> Answer:
-        if kind == "centroids":
-            return node.summarize(REAL, release=release)
-        asked = {"how": asdict(REAL), "question": row_groups(world).to_json()}
-        return node.ask("gather privately", cut="conv2", release=release, **asked)
-
-    policy = Policy(budget=Budget(3.0))
-    node = Node(world, world.app(CLIENT, policy=policy))
-    first = ask(node, "a")
-    assert (first.status, first.details["release"]) == ("ok", "a")
-    node.app = world.app(CLIENT, policy=policy)  # a new process; only the state stays
-    again = ask(node, "a")
-    assert (again.status, again.details) == ("ok", first.details)
-    assert all(torch.equal(again.arrays[name], first.arrays[name]) for name in first.arrays)
-    assert len(node.charges()) == 1
-    other = ask(node, "b")
-    assert other.status == "ok" and len(node.charges()) == 2
-    assert not all(torch.equal(other.arrays[name], first.arrays[name]) for name in first.arrays)
-    while ask(node, "c").status == "ok" and len(node.charges()) < 10:
-        node.context.state.pop("fedup-released-summarize-privately", None)  # forget it, so that each is a new one
-        node.context.state.pop("fedup-released-gather-privately", None)
-    spent = len(node.charges())
-    assert ask(node, "d").status == "refused" and len(node.charges()) == spent
-
-
-def test_an_account_in_a_file_outlives_the_state(world, tmp_path):
-    policy = Policy(budget=Budget(3.0), account=tmp_path / "account.json")
-    told = [Node(world, world.app(CLIENT, policy=policy)).summarize(REAL).status for _ in range(4)]  # a state each
-    affordable = int(policy.budget.mu**2 / REAL.mu**2 * (1 + 1e-9))
-    assert told == ["ok"] * affordable + ["refused"] * (4 - affordable) and 0 < affordable < 4
-    charges = json.loads(policy.account.read_text())["charges"]
-    assert len(charges) == affordable
-    policy.account.write_text("{")
-    node = Node(world, world.app(CLIENT, policy=policy))
-    answer = node.summarize(REAL)
-    assert answer.status == "failed" and "account cannot be read" in answer.reason and not answer.arrays
-
-
-def test_two_runs_at_once_have_one_account(world, tmp_path):
-    policy = Policy(budget=Budget(3.0), account=tmp_path / "account.json")
-    affordable = int(policy.budget.mu**2 / REAL.mu**2 * (1 + 1e-9))
-    contexts = [Node(world, world.app(CLIENT, policy=policy)).context for _ in range(2)]
-    ledgers = [KeptLedger(context, policy) for context in contexts]  # both looked before either spent
-    for _ in range(affordable):
-        ledgers[0].spend(CLIENT, REAL, "centroids")
-    with pytest.raises(BudgetError, match="another run"):
-        ledgers[1].spend(CLIENT, REAL, "centroids")
-    assert len(json.loads(policy.account.read_text())["charges"]) == affordable
-
-
-def test_a_damaged_account_stops_releases(world):
-    node = Node(world, world.app(CLIENT, policy=Policy(budget=Budget(5.0))))
-    node.context.state["fedup-ledger"] = ConfigRecord({"json": '{"charges": [{"mu": -1}], "budgets": []}'})
-    assert node.summarize(REAL).status == "failed"
-
-
-def test_the_clients_own_function_decides_by_kind_of_question_and_gives_the_reason(world):
-    asked = []
-
-    def ask(kind):
-        asked.append(kind)
-        return "not on Sundays" if kind == "labels" else None
-
-    node = Node(world, world.app(CLIENT, policy=Policy(ask=ask)))
-    refused = node.ask("labels", samples=[int(world.rows(CLIENT)[0])])
-    assert (refused.status, refused.reason, refused.details) == ("refused", "not on Sundays", {})
-    assert node.summarize().status == "ok"
-    assert set(asked) == {"labels", "summarize"}
-
-
 # --- failures
 
 
@@ -462,12 +311,6 @@ def test_rows_labels_and_ids_that_do_not_fit_together_are_a_failure_that_tells_n
         "tally", **exact_details(world)["tally"]
     )
     assert answer.status == "failed" and "Held-out rows" in answer.reason
-
-
-def test_settings_of_a_policy_out_of_range_are_refused():
-    for setting in ({"least_rows": 0}, {"answer_after_s": -1.0}, {"answer_after_s": NAN}, {"answer_after_s": math.inf}):
-        with pytest.raises(SettingError, match=next(iter(setting))):
-            Policy(**setting)
 
 
 @pytest.mark.parametrize("kind", ["labels", "summarize", "sketch", "spreads", "moments", "tally"])
