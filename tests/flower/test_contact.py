@@ -208,13 +208,6 @@ def test_messages_and_bytes_are_those_that_were_sent(world):
     assert next(release for release in report.releases if release.cells).size_bytes == bytes_of([again])
 
 
-def test_clients_are_asked_who_they_are_once(world):
-    grid = world.grid()
-    contact = world.contact(grid)
-    assert list(contact.clients) == list(contact.clients) == [0, 1, 2, 3]
-    assert (len(grid.asked("who")), contact.num_classes) == (4, 10)
-
-
 UNKNOWN = {
     "client": Forget.clients([7]),
     "class": Forget.classes([10]),

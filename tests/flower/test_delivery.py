@@ -30,7 +30,7 @@ from tests.flower._grid import FIRST, Clock, LocalGrid, World, changed, digits, 
 from fedup import Centroids, FilterConfig, Forget, collect, plug
 from fedup.clients.labels import LabelsQuestion
 from fedup.errors import ContactError, DataError, RequestError, SettingError
-from fedup.flower import Delivery, Policy
+from fedup.flower import Delivery
 from fedup.flower.wire import Answer
 from fedup.statistics.centroids import CentroidConfig
 
@@ -330,9 +330,3 @@ def test_a_node_that_becomes_another_client_is_an_error(world):
     assert contact.clients
     with pytest.raises(DataError, match=f"Node {ODD} was client 2 before, and says now that it is 7"):
         collect(world.model, contact)
-
-
-def test_a_client_without_any_cell_is_no_obstacle(world):
-    grid = world.grid()
-    grid.apps[ODD] = world.app(2, policy=Policy(least_rows=1000))
-    assert {cell.client for cell in collect(world.model, world.contact(grid)).cells} == {0, 1, 3}

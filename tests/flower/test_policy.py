@@ -18,7 +18,6 @@ from fedup.clients.tally import TallyQuestion
 from fedup.errors import BudgetError, SettingError
 from fedup.flower import Policy
 from fedup.flower.state import KeptLedger
-from fedup.flower.wire import Answer
 from fedup.privacy import DP, Budget
 from fedup.statistics.tally import RowsToCount
 
@@ -86,33 +85,6 @@ def test_a_client_that_answers_under_dp_only_refuses_everything_else(world, poli
         assert "differential privacy only" in answer.reason
     assert node.ask("who").status == "ok"
     assert node.summarize(REAL).status == "ok"
-
-
-@pytest.mark.parametrize("kind", ["centroids", "an eraser's"])
-def test_a_release_is_sent_again_for_nothing_where_it_is_asked_for_by_its_name(world, kind):
-    def ask(node: Node, release: str) -> Answer:
-        if kind == "centroids":
-            return node.summarize(REAL, release=release)
-        asked = {"how": asdict(REAL), "question": row_groups(world).to_json()}
-        return node.ask("gather privately", cut="conv2", release=release, **asked)
-
-    policy = Policy(budget=Budget(3.0))
-    node = Node(world, world.app(CLIENT, policy=policy))
-    first = ask(node, "a")
-    assert (first.status, first.details["release"]) == ("ok", "a")
-    node.app = world.app(CLIENT, policy=policy)  # a new process; only the state stays
-    again = ask(node, "a")
-    assert (again.status, again.details) == ("ok", first.details)
-    assert all(torch.equal(again.arrays[name], first.arrays[name]) for name in first.arrays)
-    assert len(node.charges()) == 1
-    other = ask(node, "b")
-    assert other.status == "ok" and len(node.charges()) == 2
-    assert not all(torch.equal(other.arrays[name], first.arrays[name]) for name in first.arrays)
-    while ask(node, "c").status == "ok" and len(node.charges()) < 10:
-        node.context.state.pop("fedup-released-summarize-privately", None)  # forget it, so that each is a new one
-        node.context.state.pop("fedup-released-gather-privately", None)
-    spent = len(node.charges())
-    assert ask(node, "d").status == "refused" and len(node.charges()) == spent
 
 
 def test_an_account_in_a_file_outlives_the_state(world, tmp_path):

@@ -174,17 +174,6 @@ def test_a_message_takes_no_more_than_a_megabyte(num_classes, dims):
 # --- refused
 
 
-@pytest.mark.parametrize("bad", [NAN, INF, -INF])
-@pytest.mark.parametrize("unit", ["record", "subject"])
-@pytest.mark.parametrize("clip", ["unit", 1.0])
-def test_features_that_are_no_numbers_count_as_zero(bad, unit, clip):
-    points, labels, owner = torch.ones(4, 3), torch.zeros(4, dtype=torch.long), torch.arange(4)
-    points[2, 1] = bad
-    told = joint_vector(_dp(unit=unit, clip=clip), points, labels, owner, 2)
-    points[2, 1] = 0.0
-    assert torch.equal(told, joint_vector(_dp(unit=unit, clip=clip), points, labels, owner, 2))
-
-
 @pytest.mark.parametrize("unit", ["record", "subject"])
 def test_a_row_with_a_label_that_no_class_has_adds_nothing(unit):
     points, owner = torch.ones(4, 3), torch.arange(4)

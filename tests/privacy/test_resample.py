@@ -170,18 +170,6 @@ def test_where_no_class_stands_out_there_is_nothing_to_draw():
 # --- post-processing
 
 
-def test_the_same_releases_and_seed_give_the_same_bits_and_another_seed_others():
-    points, labels = _points()
-    released = _released(_dp(2.0), points, labels)
-    before = released.clone()
-    one, same, other = (_draw(_dp(2.0), released, seed=seed) for seed in (0, 0, 1))
-    torch.rand(3)
-    assert torch.equal(one.vectors, same.vectors)
-    assert torch.equal(one.labels, same.labels)
-    assert not torch.equal(one.vectors, other.vectors)
-    assert torch.equal(released, before)
-
-
 @pytest.mark.parametrize("cells", [1, 3])
 def test_where_variances_alone_are_released_they_are_drawn_and_nothing_beside_them(cells, monkeypatch):
     monkeypatch.setattr(mechanism, "_LARGEST_SPREAD", 0)
