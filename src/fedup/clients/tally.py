@@ -16,6 +16,8 @@ from fedup.serving.plugged import Served, filtered_view
 from fedup.statistics.proportions import Paired
 from fedup.statistics.tally import MOST_CLASS_ROWS, MOST_ROWS, RowsToCount, Tally, tally
 
+_BY_CLASS = "retained", "held_out"
+
 
 @dataclass(frozen=True)
 class TallyQuestion(ExactQuestion[Tally]):
@@ -40,11 +42,11 @@ class TallyQuestion(ExactQuestion[Tally]):
 
     @classmethod
     def from_message(cls, details: Details, arrays: Arrays) -> Self:
-        filters: list[Served | None] = []
+        filters: dict[str, Served | None] = {}
         for name in ("before", "after"):
             parts = {key.removeprefix(f"{name}/"): part for key, part in arrays.items() if key.startswith(f"{name}/")}
-            filters.append(None if details[name] is None else served_from(parts, details[name]))
-        return cls(*filters, RowsToCount.from_json(details["question"]))
+            filters[name] = None if details[name] is None else served_from(parts, details[name])
+        return cls(filters["before"], filters["after"], RowsToCount.from_json(details["question"]))
 
     def check_model(self, base: str) -> None:
         if any(served is not None and served.base != base for served in (self.before, self.after)):
@@ -66,11 +68,10 @@ class TallyQuestion(ExactQuestion[Tally]):
     def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> Tally:
         """There are no more hits than rows, and only requests that were named."""
         classes, names = facts.num_classes, set(self.rows.requests)
-        by_class = (_counts(details.get(part), classes, most=MOST_CLASS_ROWS) for part in ("retained", "held_out"))
         by_request = (checks.by_request(details, part, names).items() for part in ("forgotten", "unseen"))
-        return Tally(
-            *by_class, *({name: _counts(rows, classes, most=MOST_ROWS) for name, rows in own} for own in by_request)
-        )
+        retained, held_out = (_counts(details.get(part), classes, most=MOST_CLASS_ROWS) for part in _BY_CLASS)
+        forgotten, unseen = ({name: _counts(of, classes, most=MOST_ROWS) for name, of in own} for own in by_request)
+        return Tally(retained, held_out, forgotten, unseen)
 
 
 def _without_names(header: Mapping[str, Any]) -> dict[str, Any]:
