@@ -293,13 +293,6 @@ def test_an_unknown_sample_at_one_client_charges_nobody():
     assert ledger.charges == []
 
 
-def test_no_class_of_a_sample_is_told_where_a_budget_forbids_the_collection():
-    contact = InProcess(FEDERATION, make_model(), ledger=Ledger(budgets={3: Budget(1.0)}))
-    with pytest.raises(BudgetError):
-        collect(make_model(), contact, cut="5", forget=[Forget.samples({0: FEDERATION.client(0).train[:2]})])
-    assert contact.traffic.messages == 0
-
-
 def test_a_budget_keeps_no_request_from_an_answer_that_needs_no_client():
     model = make_model()
     store, plugged = collect(model, FEDERATION, cut="5"), plug(model, cut="5")

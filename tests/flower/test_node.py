@@ -32,7 +32,7 @@ from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion
 from fedup.errors import DataError, MissingDataError
 from fedup.flower import mount
-from fedup.flower.wire import array_of, tensor_of
+from fedup.flower.wire import record_of, tensor_of
 from fedup.privacy import DP, Ledger
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.eraser_statistics import RowGroups
@@ -187,7 +187,7 @@ def test_weights_that_were_damaged_in_the_state_are_asked_for_anew(world, node, 
     kept = {name: tensor_of(array, name) for name, array in node.context.state["fedup-weights"].items()}
     if how == "of another shape":
         kept = {name: tensor.flatten()[:1] for name, tensor in kept.items()}
-    arrays = {name: array_of(tensor + 1) for name, tensor in kept.items()}
+    arrays = dict(record_of({name: tensor + 1 for name, tensor in kept.items()}))
     if how == "no arrays":
         arrays = {name: Array("float32", (1,), "numpy.ndarray", b"damaged") for name in kept}
     node.context.state["fedup-weights"] = ArrayRecord(arrays)

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedup import fingerprint
 from fedup.flower.policy import Policy
-from fedup.flower.wire import array_of, tensor_of
+from fedup.flower.wire import record_of, tensor_of
 from fedup.privacy import DP
 from fedup.statistics.centroids import CentroidConfig
 
@@ -135,7 +135,7 @@ def test_a_damaged_state_is_read_anew(world, node, damage):
     node.summarize()
     state, about = node.context.state, json.loads(node.context.state["fedup-features-of"]["json"])
     if damage == "values":
-        state["fedup-features"] = ArrayRecord({"values": array_of(kept(node)[:, 1:])})
+        state["fedup-features"] = record_of({"values": kept(node)[:, 1:]})
     elif damage == "shape":
         state["fedup-features-of"] = ConfigRecord({"json": json.dumps({**about, "shape": "nothing"})})
     elif damage == "no text":

@@ -19,10 +19,10 @@ from fedup.flower.wire import (
     FORMAT,
     Answer,
     Ask,
-    array_of,
     load_arrays,
     read_answer,
     read_ask,
+    record_of,
     size_of,
     tensor_of,
     write_answer,
@@ -101,7 +101,7 @@ def test_what_was_read_may_be_written_to():
 
 def test_a_tensor_in_pieces_or_with_a_gradient_is_sent_as_its_values():
     tensor = torch.arange(12.0).view(3, 4).T.requires_grad_()
-    assert torch.equal(tensor_of(array_of(tensor), "it"), tensor.detach())
+    assert torch.equal(tensor_of(record_of({"it": tensor})["it"], "it"), tensor.detach())
 
 
 # --- size
@@ -204,7 +204,7 @@ def test_what_is_no_array_of_plain_numbers_raises_a_data_error_in_questions_and_
 
 def test_a_tensor_that_cannot_be_sent_raises_a_data_error():
     with pytest.raises(DataError, match="bfloat16"):
-        array_of(torch.zeros(3, dtype=torch.bfloat16))
+        record_of({"it": torch.zeros(3, dtype=torch.bfloat16)})
 
 
 @settings(max_examples=60, deadline=None)

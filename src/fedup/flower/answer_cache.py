@@ -56,8 +56,8 @@ class AnswerCache:
 
     def came(self, node: int, ask: Ask) -> None:
         """Note that an answer came and was counted."""
-        if _is_kept(ask):
-            self._came.add(_key(node, ask))
+        if key := _key(node, ask):
+            self._came.add(key)
 
     def has_come(self, node: int, ask: Ask) -> bool:
         """Whether it came to this server, not to one that was killed."""
@@ -102,17 +102,12 @@ class AnswerCache:
 
     def _path(self, node: int, ask: Ask) -> Path | None:
         """The file of an answer; None if it is not kept."""
-        return self._folder / f"{_key(node, ask)}.safetensors" if self._folder is not None and _is_kept(ask) else None
+        key = _key(node, ask)
+        return self._folder / f"{key}.safetensors" if self._folder is not None and key else None
 
 
 def _key(node: int, ask: Ask) -> str:
-    return f"{_COLLECTION if _is_collection(ask) else _REQUEST}{node}-{ask.digest[:32]}"
-
-
-def _is_collection(ask: Ask) -> bool:
-    """Whether the question is for all cells of a client."""
-    return "labels" in ask.details and ask.details["labels"] is None
-
-
-def _is_kept(ask: Ask) -> bool:
-    return ask.is_release or _is_collection(ask)
+    """The name of an answer on disk; empty if it is not kept."""
+    all_cells = "labels" in ask.details and ask.details["labels"] is None
+    prefix = _COLLECTION if all_cells else _REQUEST if ask.is_release else ""
+    return f"{prefix}{node}-{ask.digest[:32]}" if prefix else ""

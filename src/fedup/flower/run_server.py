@@ -88,12 +88,16 @@ class RunServer:
         """Answer a request and serve its filter. `judge` measures retained accuracy; without one its loss is not
         limited. What a class may lose is limited anyway. The outcome may be a refusal."""
         with self._desk("unlearn", contact, judge) as desk:
-            return desk.unlearn([NewRequest(request, reference)], config=config, limits=limits or _limits(judge))
+            return desk.unlearn(
+                [NewRequest(request, reference)], config=config, limits=limits or Limits(3.0 if judge else None)
+            )
 
     def restore(self, *requests: str, contact: GridContact | None = None, judge: Judge | None = None) -> Outcome:
         """Restore requests, by their ids."""
         with self._desk("restore", contact, judge) as desk:
-            return desk.restore([desk.writer.state.request(name) for name in requests], limits=_limits(judge))
+            return desk.restore(
+                [desk.writer.state.request(name) for name in requests], limits=Limits(3.0 if judge else None)
+            )
 
     @contextmanager
     def _desk(self, verb: str, contact: GridContact | None, judge: Judge | None) -> Iterator[RequestDesk]:
@@ -112,7 +116,3 @@ class RunServer:
     def plugged(self) -> PluggedModel:
         """The model with the filter of the active requests."""
         return load_plugged(self.run, self.state, self._blank())
-
-
-def _limits(judge: Judge | None) -> Limits:
-    return Limits(max_loss=3.0 if judge else None)

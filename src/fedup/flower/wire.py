@@ -168,7 +168,13 @@ def _value_size(value: object) -> int:
 
 def record_of(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """Tensors as Flower sends them."""
-    return ArrayRecord({name: array_of(tensor) for name, tensor in tensors.items()})
+    try:
+        return ArrayRecord({name: Array(each.detach().cpu().contiguous().numpy()) for name, each in tensors.items()})
+    except TypeError as error:
+        types = sorted({str(tensor.dtype) for tensor in tensors.values()})
+        raise DataError(
+            f"Flower does not send tensors of all these types: {', '.join(types)}. Convert them."
+        ) from error
 
 
 def tensors_of(record: ArrayRecord | None) -> dict[str, Tensor]:
@@ -176,16 +182,8 @@ def tensors_of(record: ArrayRecord | None) -> dict[str, Tensor]:
     return {name: tensor_of(array, name) for name, array in record.items()} if record is not None else {}
 
 
-def array_of(tensor: Tensor) -> Array:
-    """A tensor as Flower sends it."""
-    try:
-        return Array(tensor.detach().cpu().contiguous().numpy())
-    except TypeError as error:
-        raise DataError(f"Flower sends no tensors of {tensor.dtype}. Convert them first.") from error
-
-
 def tensor_of(array: Array, name: str) -> Tensor:
-    """The inverse of `array_of`; raises DataError unless the array holds plain numbers."""
+    """An array as a tensor; raises DataError unless it holds plain numbers."""
     try:
         values: np.ndarray = array.numpy()
         dtype = values.dtype.name
