@@ -172,9 +172,7 @@ def record_of(tensors: Mapping[str, Tensor]) -> ArrayRecord:
         return ArrayRecord({name: Array(each.detach().cpu().contiguous().numpy()) for name, each in tensors.items()})
     except TypeError as error:
         types = sorted({str(tensor.dtype) for tensor in tensors.values()})
-        raise DataError(
-            f"Flower does not send tensors of all these types: {', '.join(types)}. Convert them."
-        ) from error
+        raise DataError(f"Flower cannot send all of these types: {', '.join(types)}. Convert them.") from error
 
 
 def tensors_of(record: ArrayRecord | None) -> dict[str, Tensor]:
