@@ -264,5 +264,5 @@ def eraser_question(client: int) -> PrivateEraserQuestion:
 
 TestFederation = Federation.TestCase
 TestFederation.settings = settings(
-    max_examples=12, stateful_step_count=12, deadline=None, derandomize=True, phases=[Phase.generate]
+    max_examples=24, stateful_step_count=12, deadline=None, derandomize=True, phases=[Phase.generate]
 )  # to shrink a failure would take minutes

@@ -215,8 +215,8 @@ def test_rows_are_not_read_before_the_weights_are_there(world):
 def test_a_model_in_training_mode_is_asked_in_eval_mode(world):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        noisy = nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 10)).train()
-    blank = nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 10)).train()
+        noisy = nn.Sequential(nn.Flatten(), nn.Linear(196, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 10)).train()
+    blank = nn.Sequential(nn.Flatten(), nn.Linear(196, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 10)).train()
     node = Node(world, world.app(CLIENT, model=lambda: blank))
     one, other = (node.ask("summarize", noisy, **_summary_details(cut="4")) for _ in range(2))
     assert one.status == "ok", one.reason
