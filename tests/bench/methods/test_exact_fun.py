@@ -28,7 +28,6 @@ from fedup.training.fedavg import Observer, Rounds, federate
 SIZES = (13, 20, 9, 26)  # training rows of the four clients; batches of 8
 CLASSES = 3
 RECIPE = Recipe("digits", "lenet5", rounds=4, clients=len(SIZES), batch_size=8, lr=0.1, seed=5)
-STEPS = 2 + 3 + 2 + 4  # of all clients in a round: ⌈13/8⌉ + ⌈20/8⌉ + ⌈9/8⌉ + ⌈26/8⌉
 FINE = 1e-3
 
 
@@ -141,58 +140,28 @@ floats = st.floats(-100, 100, width=32)
 @given(
     uploads=st.lists(st.lists(floats, min_size=4, max_size=4), min_size=1, max_size=4),
     buffer=st.lists(floats, min_size=4, max_size=4),
-    step=st.sampled_from([1e-4, 3e-4, 1e-3, 0.01, 0.125, 0.3, 0.9]),
+    step=st.sampled_from([1e-4, 1e-3, 0.125, 0.3, 0.9]),
 )
 def test_the_average_of_parameters_is_the_nearest_multiple_of_the_step_and_buffers_are_fedavgs(uploads, buffer, step):
-    start = {"weight": torch.zeros(4), "mean": torch.zeros(4), "batches": torch.tensor(0)}
+    start = {"weight": torch.tensor(uploads[0]), "mean": torch.zeros(4), "batches": torch.tensor(0)}
     grid, plain = RoundedAverage(start, step=step, names=["weight"]), RunningAverage(start)
+    grid.finish()  # a round without uploads changes nothing, not even weights off the grid
+    assert torch.equal(grid.current["weight"], start["weight"])
     for place, values in enumerate(uploads):
         upload = {"weight": torch.tensor(values), "mean": torch.tensor(buffer), "batches": torch.tensor(place + 3)}
         for average in (grid, plain):
             average.add(upload, 1 / len(uploads))
     for average in (grid, plain):
         average.finish()
-    got, exact = grid.current["weight"], plain.current["weight"].double()
+    got, exact = grid.current["weight"].clone(), plain.current["weight"].double()
     whole = (got.double() / step).round()
     assert torch.equal(got, (whole * step).float())  # a multiple, as near as single precision has one
     assert bool(((got.double() - exact).abs() <= step / 2 + 1e-5).all())
     assert torch.equal(grid.current["mean"], plain.current["mean"])
     assert int(grid.current["batches"]) == int(plain.current["batches"]) == len(uploads) + 2
-
-
-@settings(deadline=None, max_examples=30)
-@given(values=st.lists(floats, min_size=1, max_size=5), step=st.sampled_from([1e-3, 0.3]))
-def test_what_lies_on_the_grid_stays_there_bit_for_bit(values, step):
-    """Else a round without news would move the weights, and a replay could never find them unchanged."""
-    average = RoundedAverage({"w": torch.tensor(values)}, step=step, names=["w"])
-    average.add({"w": torch.tensor(values)}, 1.0)
-    average.finish()
-    once = average.current["w"].clone()
-    average.add({"w": once}, 1.0)
-    average.finish()
-    assert torch.equal(average.current["w"], once)
-
-
-@settings(deadline=None, max_examples=30)
-@given(values=st.lists(floats, min_size=1, max_size=5))
-def test_a_round_without_uploads_changes_nothing_not_even_weights_off_the_grid(values):
-    average = RoundedAverage({"w": torch.tensor(values)}, step=0.25, names=["w"])
-    average.finish()
-    assert torch.equal(average.current["w"], torch.tensor(values))
-
-
-def test_the_federation_of_its_own_is_the_rounded_one_from_the_tasks_first_weights(federation):
-    task = task_of(federation, Forget.clients([0]), start=small_model(norm=True))
-    model, history = task.learned_otherwise(Method(FINE).averaging(task.start), named="rounded")
-    expected, course = rounded(task.start, federation, RECIPE, FINE)
-    assert fingerprint(model) == fingerprint(expected)
-    for number, before in enumerate(course.after[:-1]):
-        assert same(history.before(number), before)
-    assert history.before(0).keys() == weights_of(task.start).keys()
-    for name, weight in model.named_parameters():
-        assert torch.equal(weight, ((weight.double() / FINE).round() * FINE).float()), name
-    means = dict(model.named_buffers())["norm.running_mean"]
-    assert not torch.equal(means, ((means.double() / FINE).round() * FINE).float())  # buffers are off the grid
+    grid.add({**plain.current, "weight": got}, 1.0)  # what lies on the grid stays there: a replay finds it unchanged
+    grid.finish()
+    assert torch.equal(grid.current["weight"], got)
 
 
 # --- nothing removed: the stored course again
@@ -323,15 +292,6 @@ def test_in_the_replayed_round_only_clients_that_hold_forgotten_data_are_asked(f
         assert unlearned.about["left_in_round"] == 0
 
 
-def test_all_later_rounds_are_trained_by_all_who_hold_retained_data(federation):
-    request = samples_of(federation, 1)
-    cost = Method(FINE).unlearn(task_of(federation, request)).cost
-    assert steps_of(1, 3) == steps_of(1) == 3
-    assert cost.local_steps == 3 + 3 * STEPS
-    assert cost.clients == {0, 1, 2, 3}
-    assert set(cost.time_s) == {"replay", "train"}
-
-
 # --- a removal that rounds away
 
 
@@ -433,19 +393,12 @@ def test_no_answer_shows_its_own_federations_model_at_no_cost_but_storage(federa
 def test_its_federation_is_trained_once_for_all_requests_and_settings_that_share_it(federation, cache):
     told = Watch()
     task = task_of(federation, samples_of(federation, 1), told=told)
-    first = Method(FINE).unlearn(task)
+    answered = Method(FINE).unlearn(task)
+    assert answered.cost.clients == {0, 1, 2, 3} and set(answered.cost.time_s) == {"replay", "train"}
     for other in (task, replace(task, request=Forget.clients([2])), replace(task, _learned={})):
         Method(FINE, answer=False).unlearn(other)
-    assert fingerprint(Method(FINE).unlearn(task).model) == fingerprint(first.model)
     assert sum("rounded" in what for what in told.trainings) == 1
-    Method(0.3, answer=False).unlearn(task)
-    assert sum("rounded" in what for what in told.trainings) == 2
-    assert len(list(cache.glob("*.history"))) == 2
-
-
-def test_steps_that_differ_in_a_late_digit_have_federations_of_their_own(federation):
-    start, request = small_model(), samples_of(federation, 1)
-    task = task_of(federation, request, start=start)
-    for step in (0.0123456, 0.01234564):
-        fresh, _ = rounded(start, federation, RECIPE, step)
+    for number, step in enumerate((0.0123456, 0.01234564), start=2):  # they differ in a late digit
+        fresh, _ = rounded(task.start, federation, RECIPE, step)
         assert fingerprint(Method(step, answer=False).unlearn(task).model) == fingerprint(fresh), step
+        assert sum("rounded" in what for what in told.trainings) == len(list(cache.glob("*.history"))) == number

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fedup import Federation, Forget, fingerprint
 from fedup.bench.history import History
-from fedup.bench.methods._deltas import Adapted, LowRank, Sparse, ranking
+from fedup.bench.methods._deltas import Adapted, Sparse, ranking
 from fedup.bench.methods.fused_retained import Method
 from fedup.bench.task import Task, Unlearned
 from fedup.rng import generator
@@ -199,24 +199,6 @@ def test_a_step_is_gradient_descent_on_the_masked_entries_averaged_by_client_siz
         torch.testing.assert_close(moved, expected[name].flatten() * mask, rtol=1e-4, atol=1e-6)
 
 
-# --- deltas of low rank
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.integers(1, 20), st.integers(1, 9), st.integers(1, 9), st.integers(0, 5))
-def test_a_delta_of_low_rank_has_that_rank_at_most_and_nothing_to_say_before_it_is_trained(rank, rows, columns, seed):
-    source = torch.Generator().manual_seed(seed)
-    weight = torch.randn(rows, columns, 1, 2, generator=source)
-    delta = LowRank(weight, rank, seed, "a")
-    assert torch.equal(delta(weight), weight)
-    with torch.no_grad():
-        delta.up.copy_(torch.randn(delta.up.shape, generator=source))
-    change = (delta(torch.zeros_like(weight))).detach().view(rows, -1).double()
-    assert int(torch.linalg.matrix_rank(change, rtol=1e-5)) <= min(rank, rows, 2 * columns)
-    assert delta.down.shape[0] == delta.up.shape[1] == rank
-    assert torch.equal(LowRank(weight, rank, seed, "a").down, delta.down)  # drawn from the seed
-
-
 # --- the model below
 
 
@@ -258,23 +240,6 @@ def test_untrained_deltas_give_the_logits_of_the_model_below_which_stays_in_eval
     assert any("running_mean" in name for name in before)
 
 
-def test_batches_are_normalised_by_the_stored_statistics_while_deltas_are_trained(task, monkeypatch):
-    modes: list[tuple[bool, bool]] = []
-    forward = Adapted.forward
-
-    def watched(self: Adapted, *inputs: Tensor) -> Tensor:
-        modes.append((self.training, any(module.training for module in self.base.modules())))
-        return forward(self, *inputs)
-
-    monkeypatch.setattr(Adapted, "forward", watched)
-    unlearned = Method(rounds=2).unlearn(task)
-    assert (True, False) in modes  # the engine called .train(), and the model below did not follow
-    assert {below for _, below in modes} == {False}
-    assert len(modes) == unlearned.cost.local_steps
-    buffers = dict(task.model.named_buffers())
-    assert all(torch.equal(tensor, buffers[name]) for name, tensor in unlearned.model.base.named_buffers())
-
-
 def test_the_deltas_are_all_that_is_trained_averaged_and_sent(task):
     for delta in DELTAS:
         model = Method(delta=delta, layers=0.7).on(task.model, LAYERS[:2], 0)
@@ -282,22 +247,6 @@ def test_the_deltas_are_all_that_is_trained_averaged_and_sent(task):
         assert set(weights_of(model)) == {f"deltas.{place}.{name}" for place in range(2) for name in own}
         assert not any(weight.requires_grad for weight in model.base.parameters())
     assert all(weight.requires_grad for weight in task.model.parameters())  # the task's own is left alone
-
-
-@pytest.mark.parametrize("delta", DELTAS)
-def test_a_copy_answers_alike_and_shares_nothing(task, delta):
-    adapted = Method(delta=delta, rounds=1).unlearn(task).model
-    x, twin = task.federation.x, copy.deepcopy(adapted)
-    expected, mark = logits(adapted, x), fingerprint(adapted)
-    assert torch.equal(logits(twin, x), expected)
-    assert fingerprint(twin) == mark and fingerprint(twin.base) == fingerprint(adapted.base)
-    with torch.no_grad():
-        for weight in (*twin.parameters(), *twin.base.parameters()):
-            weight.add_(1)
-    if delta == "sparse":
-        twin.deltas[0].where.zero_()
-    assert torch.equal(logits(adapted, x), expected)
-    assert fingerprint(adapted) == mark and fingerprint(adapted.base) == fingerprint(task.model)
 
 
 # --- what it reads and costs
