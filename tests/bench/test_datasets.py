@@ -1,4 +1,3 @@
-import io
 import os
 import re
 from functools import cache
@@ -11,7 +10,8 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from tests.bench._pictures import encoded as png
+from tests.bench._pictures import images_table as table
 
 from fedup.errors import DataError, MissingDataError, SettingError
 from fedup.registry import names
@@ -84,18 +84,7 @@ def test_an_unknown_data_set_is_refused_with_the_closest():
         load_dataset("digit")
 
 
-def png(pixels: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
 GOOD = png(np.arange(784, dtype=np.uint8).reshape(28, 28))
-
-
-def table(images: list[bytes | None], labels: list) -> pa.Table:
-    """A table in the layout of the Hugging Face hub."""
-    return pa.table({"image": [{"bytes": data, "path": f"{i}.png"} for i, data in enumerate(images)], "label": labels})
 
 
 def test_images_and_labels_are_read_as_they_were_written(tmp_path):

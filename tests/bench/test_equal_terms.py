@@ -2,7 +2,7 @@
 cell of the group may need it."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fedup.training.engines.plain as plain
 import fedup.training.fedavg as fedavg
 from fedup import Federation, Forget
-from fedup.bench.experiment import BenchCell, Experiment, load_experiment
+from fedup.bench.experiment import BenchCell
 from fedup.bench.history import History
 from fedup.bench.methods import method_class, needs_history
 from fedup.bench.results import Results
@@ -27,6 +27,8 @@ from fedup.tasks.progress import RoundsShown
 from fedup.tasks.recipe import Recipe
 from fedup.training.averaging import weights_of
 from fedup.training.local import Job
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 # --- the same cohorts, batches and first weights
 
@@ -135,12 +137,6 @@ def _probe(model: nn.Module) -> dict[str, float]:
     return {"r_a": 0.5, "unwanted": 0.5}
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("FEDUP_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "federations"
-
-
 @pytest.fixture(scope="module", params=RECIPES)
 def group(request) -> Group:
     return Group(RECIPES[request.param])
@@ -235,21 +231,6 @@ FAST = {name: "" for name in names("fedup.bench.methods") if name != "retrain"} 
 }
 
 
-@pytest.fixture
-def read(tmp_path) -> Callable[..., Experiment]:
-    def read(text: str, *methods: str) -> Experiment:
-        tables = "".join(f"[methods.{name}]\n{FAST[name]}" for name in methods)
-        (tmp_path / "mine.toml").write_text(text + tables)
-        return load_experiment(tmp_path / "mine.toml")
-
-    return read
-
-
-@pytest.fixture
-def results(tmp_path) -> Results:
-    return Results(tmp_path / "results")
-
-
 class Told:
     """Progress that notes what is trained, and may say that the time is over when a cell is."""
 
@@ -288,36 +269,30 @@ def files(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
+@pytest.fixture
+def cache(cache) -> Path:
+    return cache / "federations"
+
+
+def of(*methods: str) -> str:
+    return "".join(f"[methods.{name}]\n{FAST[name]}" for name in methods)
+
+
 @pytest.mark.parametrize("name", FAST)
 def test_a_history_is_kept_exactly_when_some_method_of_the_experiment_needs_one(read, name):
-    experiment = read(ONE + "[scenarios.class]\n", "none", *({name} - {"none"}))
+    experiment = read(ONE + "[scenarios.class]\n" + of("none", *({name} - {"none"})))
     expected = name in ("federaser", "eraseclient", "fused_retained")
     assert needs_history(method_class(name)()) is expected
     assert {group.recorded for group in experiment.groups()} == {expected}
     for only in (["none"], ["retrain", "clean_client"]):
         assert {cell.group.recorded for cell in experiment.cells(only=only)} == {expected}, only
-    plain_cells = {str(cell): cell.hash for cell in read(ONE, "none").cells()}
+    plain_cells = {str(cell): cell.hash for cell in read(ONE + of("none")).cells()}
     kept = {str(cell): cell.hash for cell in experiment.cells()}
     assert plain_cells.items() <= kept.items()  # what is kept beside a training does not make it another one
 
 
-def test_histories_are_gone_when_their_group_is_over_and_models_stay(read, results, cache):
-    cells = read(ONE, "federaser", "eraseclient", "exact_fun", "fused_retained").cells()
-    there: list[int] = []
-    told = Told()
-    for event in run_cells(cells, results, progress=told):
-        assert event.outcome == "done", event.result.get("failed")
-        there.append(len(list(cache.glob("*.history"))))
-    assert told.trainings.count(LEARNS) == told.trainings.count(ROUNDED) == 1
-    assert there[0] == 1  # the reference's cell, too, comes from a group that keeps one
-    assert max(there) == 2  # the training's, and Exact-Fun's own
-    assert files(cache) == {} and list(cache.glob("*.history")) == []
-    assert len(list(cache.glob("*.safetensors"))) == 3  # trained, retrained, rounded
-    assert list(cache.glob("*.rounds")) == []
-
-
 def test_a_run_that_is_stopped_keeps_histories_and_the_next_one_uses_them_and_ends_them(read, results, cache):
-    experiment = read(ONE, "exact_fun", "federaser", "fused_retained")
+    experiment = read(ONE + of("exact_fun", "federaser", "fused_retained"))
     with pytest.raises(BudgetSpentError):
         run(experiment.cells(), results, Told(stop_after_cells=2))  # Retrain and Exact-Fun are measured
     kept, told = files(cache), Told()
@@ -333,7 +308,7 @@ def test_a_run_that_is_stopped_keeps_histories_and_the_next_one_uses_them_and_en
 
 
 def test_a_training_that_is_stopped_goes_on_with_the_history_it_has(read, results, cache, tmp_path, monkeypatch):
-    experiment = read(ONE, "federaser", "fused_retained")
+    experiment = read(ONE + of("federaser", "fused_retained"))
     whole = run(experiment.cells(), Results(tmp_path / "whole"))
     monkeypatch.setenv("FEDUP_CACHE", str(tmp_path / "other"))
     with pytest.raises(BudgetSpentError):
@@ -368,7 +343,7 @@ class Method:
 
 def test_the_next_method_gets_the_history_after_one_that_spoilt_the_task_and_it_goes(read, results, cache, tmp_path):
     (tmp_path / "spoils.py").write_text(OWN)
-    experiment = read(f'{ONE}[methods.spoils]\nuse = "{tmp_path / "spoils.py"}"\n', "federaser")
+    experiment = read(f'{ONE}[methods.spoils]\nuse = "{tmp_path / "spoils.py"}"\n' + of("federaser"))
     told = Told()
     outcomes = {event.cell.method.name: event.outcome for event in run(experiment.cells(), results, told)}
     assert outcomes == {"retrain": "done", "spoils": "failed", "federaser": "done"}

@@ -36,18 +36,6 @@ client = 1
 """
 
 
-@pytest.fixture
-def read(tmp_path):
-    """Read an experiment from its text."""
-
-    def read(text: str, name: str = "mine") -> Experiment:
-        path = tmp_path / f"{name}.toml"
-        path.write_text(text)
-        return load_experiment(path)
-
-    return read
-
-
 def names(cells: list[BenchCell]) -> list[tuple[str, str, str, int]]:
     return [(c.group.federation, c.group.scenario.name, c.method.name, c.group.recipe.seed) for c in cells]
 

@@ -5,7 +5,6 @@ import re
 import pytest
 from tests.bench._made_up import TOML, MadeUp
 
-from fedup.bench.experiment import Experiment, load_experiment
 from fedup.bench.experiment_report import write_report
 from fedup.bench.goals import Judged, judge_goals
 from fedup.bench.summary import summarize
@@ -16,15 +15,6 @@ PLACE = "mnist-lenet5", "client"
 
 def with_goals(*lines: str, federation: str = PLACE[0], scenario: str = PLACE[1]) -> str:
     return f"{TOML}[goals.{federation}.{scenario}]\n" + "\n".join(lines)
-
-
-@pytest.fixture
-def read(tmp_path):
-    def read(text: str) -> Experiment:
-        (tmp_path / "mine.toml").write_text(text)
-        return load_experiment(tmp_path / "mine.toml")
-
-    return read
 
 
 # --- read
@@ -185,9 +175,3 @@ def test_a_report_shows_each_goal_with_what_was_found_and_by_how_much_it_was_mis
     for words in ("fedup.f_a &lt;= retrain.f_a + 0.01", "missed by 0.032", "none.r_a &gt;= 0.9", "met"):
         assert words in text
     assert "fedup.asr" not in markdown + text  # there is no such figure
-
-
-def test_without_goals_or_without_results_for_them_a_report_says_nothing_of_them(tmp_path):
-    for toml in (TOML, with_goals('asr = "<= 0.5"'), with_goals('f_a = "<= 1"', scenario="class")):
-        markdown, page = reported(tmp_path, toml)
-        assert "Goals" not in markdown + page

@@ -1,6 +1,5 @@
 """`fedup data fetch` puts the hub's files in place, whole or not at all; `fedup data check` says what is there."""
 
-import io
 import socket
 import struct
 import threading
@@ -9,16 +8,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from tests.bench._pictures import images_table, parquet
 from tests.cli._in_process import contents, fedup, ok
 
 from fedup.registry import names
 
 TRAIN, TEST = (f"mnist/{split}-00000-of-00001.parquet" for split in ("train", "test"))
 SOURCE = "/datasets/ylecun/mnist/resolve/main/"
+
+
+def pictures(rows: int) -> bytes:
+    """So many images of 28×28 in the hub's layout."""
+    noise = np.random.default_rng(0).integers(0, 256, (rows, 28, 28), dtype=np.uint8)
+    return parquet(images_table(list(noise), [row % 10 for row in range(rows)]))
 
 
 class Hub(ThreadingHTTPServer):
@@ -84,25 +87,10 @@ def hub() -> Iterator[Hub]:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()
         for split, rows in (("train", 30), ("test", 10)):
-            server.files[f"{SOURCE}mnist/{split}-00000-of-00001.parquet"] = parquet(rows)
+            server.files[f"{SOURCE}mnist/{split}-00000-of-00001.parquet"] = pictures(rows)
         yield server
         server.shutdown()
         thread.join()
-
-
-def parquet(rows: int) -> bytes:
-    """So many images of 28×28 in the hub's layout."""
-    buffer = io.BytesIO()
-    noise = np.random.default_rng(0).integers(0, 256, (rows, 28, 28), dtype=np.uint8)
-    images = [{"bytes": png(pixels), "path": None} for pixels in noise]
-    pq.write_table(pa.table({"image": images, "label": [row % 10 for row in range(rows)]}), buffer)
-    return buffer.getvalue()
-
-
-def png(pixels: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 @pytest.fixture(autouse=True)
@@ -203,8 +191,8 @@ def test_without_a_folder_or_need_nothing_is_fetched_and_an_unknown_name_is_refu
 def filled(place) -> Path:
     """A folder with a small MNIST in it."""
     (place / "mnist").mkdir(parents=True)
-    (place / TRAIN).write_bytes(parquet(30))
-    (place / TEST).write_bytes(parquet(10))
+    (place / TRAIN).write_bytes(pictures(30))
+    (place / TEST).write_bytes(pictures(10))
     return place
 
 

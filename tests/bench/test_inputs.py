@@ -1,6 +1,5 @@
 """Raw images and texts become rows as in training, and decoded data comes from the cache with the same bits."""
 
-import io
 import os
 from pathlib import Path
 
@@ -12,32 +11,21 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tests.bench._pictures import encoded, images_table
 
 from fedup.errors import DataError, MissingDataError, SettingError
 from fedup.tasks.datasets import Images, Texts, input_of, load_dataset
 from fedup.tasks.datasets import _parquet as parquet
 from fedup.tasks.datasets._cache import cache_folder, cached
-from fedup.tasks.datasets._parquet import read_column, read_images, read_texts
+from fedup.tasks.datasets._parquet import read_images
 
 VOCABULARY = Path(os.environ.get("FEDUP_DATA", "nowhere"), "bert-base-uncased", "vocab.txt")
 needs_vocabulary = [
     pytest.mark.data,
     pytest.mark.skipif(not VOCABULARY.is_file(), reason="there is no bert-base-uncased/vocab.txt below FEDUP_DATA"),
 ]
+pytestmark = pytest.mark.usefixtures("cache")
 few = settings(max_examples=25, deadline=None, derandomize=True)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """A cache of the test's own."""
-    monkeypatch.setenv("FEDUP_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-def encoded(pixels, form="PNG"):
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, form)
-    return buffer.getvalue()
 
 
 def test_digits_from_files_are_the_rows_of_training_up_to_the_rounding_of_pixels():
@@ -253,28 +241,11 @@ class TestTexts:
             assert news.x.dtype == torch.int64
 
 
-def test_a_column_is_read_as_bytes_of_images_or_as_texts(tmp_path):
-    images = [{"bytes": bytes([n % 256]), "path": "x"} for n in range(5000)]
-    pq.write_table(pa.table({"image": images, "text": [f"ρ{n}" for n in range(5000)]}), tmp_path / "file")
-    found = [value for values in read_column(tmp_path / "file", "image", "file") for value in values]
-    assert found == [image["bytes"] for image in images]
-    with (tmp_path / "file").open("rb") as file:
-        assert [v for values in read_column(file, "text", "file") for v in values] == [f"ρ{n}" for n in range(5000)]
-    with pytest.raises(DataError, match=r"my file has no column 'picture'; it has image, text"):
-        list(read_column(tmp_path / "file", "picture", "my file"))
-    (tmp_path / "file").write_bytes(b"no parquet")
-    with pytest.raises(DataError, match="my file is damaged or no Parquet file"):
-        list(read_column(tmp_path / "file", "image", "my file"))
-
-
-@pytest.mark.parametrize("texts", [["a", None], [b"a", b"b"], [1, 2]], ids=repr)
-def test_texts_that_are_none_are_named_and_to_be_fetched_again(tmp_path, texts):
-    pq.write_table(pa.table({"text": texts, "label": [0, 1]}), tmp_path / "train.parquet")
-    with pytest.raises(DataError, match=r"Row \d of .*train\.parquet holds no text\. Fetch"):
-        read_texts(tmp_path / "train.parquet")
-
-
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 4), dtype=np.uint8)
+
+
+def write_source(path, pixels):
+    pq.write_table(images_table(list(pixels), list(range(len(pixels)))), path)
 
 
 @pytest.fixture
@@ -282,11 +253,6 @@ def source(tmp_path):
     path = tmp_path / "train.parquet"
     write_source(path, PIXELS)
     return path
-
-
-def write_source(path, pixels):
-    rows = [{"bytes": encoded(one), "path": "x"} for one in pixels]
-    pq.write_table(pa.table({"image": rows, "label": list(range(len(pixels)))}), path)
 
 
 @pytest.fixture
@@ -361,14 +327,6 @@ def test_a_cache_that_cannot_be_written_is_done_without(source, decoded, tmp_pat
     assert (tmp_path / "a file").read_text() == "mine"
 
 
-def test_a_source_that_cannot_be_decoded_leaves_nothing_in_the_cache(source, cache):
-    pq.write_table(pa.table({"image": [{"bytes": b"no image"}], "label": [0]}), source)
-    for _ in range(2):
-        with pytest.raises(DataError, match="no readable image"):
-            read_images(source, image_column="image")
-    assert not cache.exists()
-
-
 def test_the_cache_lies_where_the_user_says_or_where_caches_lie(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_folder() == tmp_path / "cache"
@@ -377,10 +335,3 @@ def test_the_cache_lies_where_the_user_says_or_where_caches_lie(monkeypatch, tmp
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache" / "fedup"
-
-
-def test_an_image_of_16_bits_is_scaled_and_not_clipped():
-    pixels = (np.arange(784, dtype=np.uint16).reshape(28, 28) * 83).astype(np.uint16)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    np.testing.assert_array_equal(input_of("mnist").read(buffer.getvalue())[0], pixels // 257)

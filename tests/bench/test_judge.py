@@ -116,15 +116,6 @@ def test_a_model_that_is_not_restored_is_told_from_the_original(setting, monkeyp
     assert figures["restored"] == figures["original"]  # the same accuracies, and yet not the same model
 
 
-def test_a_federation_that_keeps_nothing_apart_has_no_figures_but_those_on_forgotten_rows(setting):
-    everything = Federation.split(setting.x, setting.y, iid(setting.y, 3), heldout=0.0, validation=0.0)
-    found = FederationJudge(everything)(setting.plugged, [Forget.clients([1])])
-    for state in STATES:
-        assert found[state]["heldout"] == found[state]["validation"] == {"retain": None, "forget": None}
-        assert found[state]["per_class"] == [None] * 4
-        assert found[state]["train"]["forget"] is not None
-
-
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     st.lists(

@@ -221,22 +221,15 @@ def test_the_distance_on_samples_is_over_the_samples_themselves():
     assert (other_rows["tv"], other_rows["kl"]) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("struck_out", ["ours", "retrains", "both"])
-def test_a_class_that_is_struck_out_makes_no_infinite_distance(struck_out):
+def test_a_class_that_is_struck_out_makes_no_infinite_distance():
     masked = right_but_for()
-    with torch.no_grad():
-        masked.logits[:, 1] = -torch.inf
-    now = right_but_for() if struck_out == "retrains" else masked
-    retrained = right_but_for() if struck_out == "ours" else masked
-    found = figures("closeness", now, CLASS, retrained=retrained)
-    assert 0 <= found["tv"] <= 1
-    assert math.isfinite(found["kl"])
-    if struck_out == "ours":  # Retrain puts nearly all on the class that has none
-        certain = math.exp(5) / (math.exp(5) + 2)
-        assert found["tv"] == pytest.approx(certain)
-        assert found["kl"] > certain * math.log(certain / 1e-9) - 1
-    if struck_out == "both":
-        assert (found["tv"], found["kl"]) == (0.0, 0.0)
+    masked.logits.data[:, 1] = -torch.inf
+    found = figures("closeness", masked, CLASS, retrained=right_but_for())
+    certain = math.exp(5) / (math.exp(5) + 2)  # Retrain puts nearly all on the class that has none
+    assert found["tv"] == pytest.approx(certain)
+    assert math.isfinite(found["kl"]) and found["kl"] > certain * math.log(certain / 1e-9) - 1
+    both = figures("closeness", masked, CLASS, retrained=masked)
+    assert (both["tv"], both["kl"]) == (0.0, 0.0)
 
 
 # --- whether the original is back
@@ -381,18 +374,6 @@ def test_all_metrics_together_ask_each_model_for_each_row_of_a_set_once(request_
         assert target is not None or not TRIGGERED.keys() & model.asked.keys()
     assert now.asked.keys() >= gone | TEST.keys() | ({*TRIGGERED} if target is not None else set())
     assert back.asked.keys() <= TEST.keys()
-
-
-@pytest.mark.parametrize("part", ["heldout", "forgotten", "retained", "test", "triggered"])
-@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
-def test_logits_labels_and_marks_of_a_set_belong_to_the_same_rows(request_, part):
-    place = data_of(request_, target=0)
-    x, chosen = place.inputs(part)
-    numbers = (x if chosen is None else x[chosen])[:, 0].int().tolist()
-    assert place.labels(part).tolist() == [TRUE[number] for number in numbers]
-    assert len(place.to_forget(part)) == len(numbers)
-    logits = Outputs(right_but_for(), place).logits(part)
-    assert logits.argmax(1).tolist() == [TRUE[number] for number in numbers]
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

@@ -53,14 +53,6 @@ def test_tpr_is_the_best_of_all_thresholds_within_the_alarms(members, others, al
     assert _tpr(_scores(members), _scores(others), alarms=alarms) == pytest.approx(max(possible))
 
 
-def test_tpr_at_one_percent_counts_what_lies_above_all_but_one_in_a_hundred():
-    others = [float(i) for i in range(200)]  # two false alarms are allowed: 198 and 199
-    members = [197.0, 197.5, 198.0, 500.0]
-    assert _tpr(_scores(members), _scores(others), alarms=0.01) == 3 / 4
-    assert _tpr(_scores(members), _scores(others[:99]), alarms=0.01) == 1.0
-    assert _tpr(_scores([98.0]), _scores(others[:99]), alarms=0.01) == 0.0  # a tie with the threshold is not found
-
-
 # --- the metric
 
 
@@ -118,14 +110,6 @@ def test_the_score_is_the_loss_of_each_row():
     assert figures["mia_tpr"] == sum(one > max(others) for one in members) / 40
 
 
-def test_a_class_that_is_never_answered_has_infinite_losses_and_figures_all_the_same():
-    world = World(many=150)
-    world.logits[:, 1] = -INFINITY
-    figures = world.figures(Forget.classes([1]))
-    assert (figures["mia_auc"], figures["mia_tpr"]) == (0.5, 0.0)
-    assert 0 <= figures["mia_learned"] <= 1
-
-
 def test_held_out_rows_of_what_stays_and_the_other_models_do_not_count():
     world = World()
     scores = torch.linspace(-3, 3, 60)
@@ -162,13 +146,6 @@ def test_forty_rows_of_each_side_are_enough_and_fewer_have_no_figures(many, held
     assert set(figures) == {column.key for column in COLUMNS} == {"mia_auc", "mia_tpr", "mia_learned"}
     assert {name for name, figure in figures.items() if figure is None} == lacking
     assert {column.better for column in COLUMNS} == {"retrain"}
-
-
-def test_samples_have_no_held_out_rows_of_their_own():
-    world = World()
-    figures = world.figures(Forget.samples({0: world.members[:50].tolist()}))
-    assert (figures["mia_auc"], figures["mia_tpr"]) == (None, None)
-    assert figures["mia_learned"] is not None
 
 
 # --- the paper's attack

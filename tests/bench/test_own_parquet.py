@@ -1,6 +1,5 @@
 """Parquet files of one's own are a data set without a line of code, from training to predictions and benchmarks."""
 
-import io
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +12,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from tests.cli._in_process import FAST, fedup, ok
+from tests.bench._pictures import encoded, images_table
+from tests.cli._in_process import FAST, ok
 
 from fedup.bench.experiment import load_experiment
 from fedup.bench.results import Results
@@ -35,24 +35,10 @@ def data(tmp_path, monkeypatch) -> Path:
     return tmp_path / "data"
 
 
-def encoded(pixels: np.ndarray | Image.Image, form: str = "PNG") -> bytes:
-    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
-    buffer = io.BytesIO()
-    image.save(buffer, form)
-    return buffer.getvalue()
-
-
 def pictures(rows: int, shape: tuple[int, ...] = (28, 28), seed: int = 0) -> list[np.ndarray]:
     """Noise whose brightness says the class, row % 4."""
     noise = np.random.default_rng(seed).integers(0, 100, (rows, *shape))
     return [(image + 40 * (row % 4)).astype(np.uint8) for row, image in enumerate(noise)]
-
-
-def images_table(images: list[bytes | np.ndarray | None], labels: list | None = None, **columns: list) -> pa.Table:
-    """A table in the hub's layout."""
-    data = [encoded(image) if isinstance(image, np.ndarray) else image for image in images]
-    content = {"image": [{"bytes": one, "path": None} for one in data]}
-    return pa.table(content | ({} if labels is None else {"label": labels}) | columns)
 
 
 def named(table: pa.Table, names: list[str], column: str = "label") -> pa.Table:
@@ -274,16 +260,6 @@ def test_a_file_or_folder_that_is_not_there_is_named(tmp_path):
         load_dataset(str(tmp_path / "empty"))
 
 
-def test_check_reads_ones_own_too(photos):
-    found = ok("data", "check", photos, "--json").json
-    assert [(one["state"], one["rows"], one["shape"]) for one in found] == [("here", 80, [1, 28, 28])]
-    (path,) = photos.glob("train*")
-    path.write_bytes(b"")
-    ran = fedup("data", "check", photos)
-    assert ran.code == 1
-    assert path.name in " ".join(ran.out.split())
-
-
 # --- used
 
 
@@ -303,26 +279,6 @@ def test_from_training_to_predictions_even_when_the_folder_is_gone(photos, tmp_p
     assert ok("predict", image, table, "--run", run, "--json").out == before
     ok("restore", "--all", "--run", run)
     ok("predict", image, "--run", run)
-
-
-def test_texts_go_from_training_to_predictions_too(tmp_path):
-    pytest.importorskip("transformers")
-    said = ["a very good film", "a bad film"] * 20
-    path = write(pa.table({"text": said, "label": [0, 1] * 20}), tmp_path / "reviews.parquet")
-    run = tmp_path / "run"
-    how = ["--model", "tinybert", "--rounds", "1", "--clients", "2", "--partition", "iid"]
-    ok("train", "--data", path, *how, "--run", run)
-    ok("collect", "--run", run)
-    path.unlink()
-    assert len(ok("predict", "-", "--run", run, "--json", stdin=b"good film\nbad film\n").out.splitlines()) == 2
-
-
-def test_a_model_that_does_not_take_the_data_is_refused(photos, tmp_path):
-    how = ("--model", "tinybert", "--rounds", "1", "--clients", "2", "--run", tmp_path / "run")
-    ran = fedup("train", "--data", photos, *how)
-    assert ran.code == 1
-    assert "tinybert" in ran.told
-    assert "Traceback" not in ran.err
 
 
 def test_a_benchmark_runs_on_ones_own(photos, tmp_path):

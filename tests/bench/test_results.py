@@ -37,11 +37,6 @@ def cells(tmp_path_factory) -> list[BenchCell]:
     return load_experiment(path).cells(seeds=[0, 1])
 
 
-@pytest.fixture
-def results(tmp_path) -> Results:
-    return Results(tmp_path / "results" / "mine")
-
-
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -72,17 +67,6 @@ def test_each_cell_has_a_file_of_its_own_that_says_what_it_is_of(results, cells)
     with pytest.raises(TypeError):
         results.save(cells[0], {"metrics": {1, 2}})  # no plain data
     assert contents(results.folder) == before
-
-
-def test_a_changed_setting_is_another_file_and_the_old_one_stays(results, cells, tmp_path):
-    (tmp_path / "mine.toml").write_text(EXPERIMENT.replace("rank = 4", "rank = 5"))
-    changed = load_experiment(tmp_path / "mine.toml").cells()[2]
-    small = next(cell for cell in cells if cell.method.name == "small")
-    results.save(small, FOUND)
-    before = contents(results.folder)
-    assert results.load(changed) is None
-    results.save(changed, {"metrics": 2})
-    assert contents(results.folder).items() > before.items()
 
 
 ROOT = Path(__file__).parents[2] / "benchmarks"
@@ -185,15 +169,3 @@ def test_a_disk_that_takes_no_more_leaves_the_finished_results_byte_for_byte(res
     with pytest.raises(StorageError, match="Could not write"):
         Results(tmp_path / "file").save(cells[0], FOUND)
     assert (tmp_path / "file").read_text() == "mine"
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-def test_a_full_disk_is_said_as_such(results, cells, monkeypatch):
-    results.save(cells[0], FOUND)
-    before = contents(results.folder)
-    # The file to be written is a device that is always full, as the kernel has one.
-    path = results.path(cells[0])
-    path.with_name(f".{path.name}.{os.getpid()}.partial").symlink_to("/dev/full")
-    with pytest.raises(StorageError, match=r"No space left on device\. Free some space"):
-        results.save(cells[0], {"metrics": 2})
-    assert contents(results.folder) == before

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,14 @@ from tests.cli._in_process import contents
 
 import fedup
 from fedup.bench import runner
-from fedup.bench.experiment import BenchCell, Experiment, load_experiment
+from fedup.bench.experiment import BenchCell, load_experiment
 from fedup.bench.results import Results
 from fedup.bench.runner import BudgetSpentError, CellEvent, run_cells
 from fedup.errors import ArtifactError, StorageError
 from fedup.tasks.machine import describe_machine
 from fedup.tasks.progress import Progress
 
+pytestmark = pytest.mark.usefixtures("cache")
 FEDERATION = """
 [[federations]]
 data = "digits"
@@ -48,26 +48,6 @@ class Method:
 {}
 """
 _TIMES = ("time", "time_by_stage", "ahead_time", "overhead")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("FEDUP_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def read(tmp_path) -> Callable[[str], Experiment]:
-    def read(text: str) -> Experiment:
-        (tmp_path / "mine.toml").write_text(text)
-        return load_experiment(tmp_path / "mine.toml")
-
-    return read
-
-
-@pytest.fixture
-def results(tmp_path) -> Results:
-    return Results(tmp_path / "results")
 
 
 def run(cells: list[BenchCell], results: Results, watch: Progress | None = None, **how: Any) -> list[CellEvent]:
@@ -337,6 +317,7 @@ def test_a_budget_stops_a_run_before_its_end_and_the_next_goes_on_to_the_same_re
 # --- two at once
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_give_what_one_gives(read, results, tmp_path):
     experiment = read(SMALL)
     cells = experiment.cells(seeds=[0, 1], only=["class"])

@@ -37,9 +37,8 @@ class Rounds:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("FEDUP_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "federations"
+def cache(cache) -> Path:
+    return cache / "federations"
 
 
 @pytest.fixture(scope="module")

@@ -162,11 +162,3 @@ def test_a_federation_that_does_not_learn_by_heart_is_an_error_and_one_that_does
         run_withdrawals(setting, seed=100, progress=silent)
     stopped = run_withdrawals(replace(setting, until=0.0), seed=100, progress=silent)
     assert stopped["recipe"]["rounds"] == 1 and stopped["train_accuracy"] >= 0
-
-
-def test_a_file_of_something_else_is_named(tmp_path):
-    folder = tmp_path / "results" / "withdrawals"
-    folder.mkdir(parents=True)
-    (folder / "odd.json").write_text('{"cases": []}')
-    with pytest.raises(DataError, match=r"odd\.json"):
-        write_result_tables(tmp_path)

@@ -110,15 +110,6 @@ def test_without_an_upload_the_average_is_the_mean_of_the_others_whatever_the_si
     torch.testing.assert_close(vector(model), others, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize("share", [1.0, -0.1, math.nan])
-def test_an_upload_that_is_all_there_is_cannot_be_taken_out(share):
-    model = point([1.0, 2.0])
-    before = fingerprint(model)
-    with pytest.raises(DataError, match="alone"):
-        without_last_upload(model, {name: one.detach() for name, one in model.named_parameters()}, share)
-    assert fingerprint(model) == before
-
-
 numbers = st.lists(st.floats(-100, 100, width=32), min_size=4, max_size=4)
 
 

@@ -195,14 +195,14 @@ def _eraser(samples: Sequence[int], num_classes: int, width: int) -> dict[str, A
     return {"cut": _EARLY, "how": config, "question": question, "num_classes": num_classes, "row": row}
 
 
-def audit_interface(ground: AttackData, *, seed: int = 0, progress: Progress) -> list[Result]:
+def audit_interface(data: AttackData, *, seed: int = 0, progress: Progress) -> list[Result]:
     """How many answers of a private node turn on a record, pixels and labels found by that, and how time differs; the
     same of a node without rules, which the audit must see through."""
     if find_spec("flwr") is None:
         note = "Flower is not installed, so that there are no nodes: nothing was asked"
         return [Result(NAME, DIFFERENT, PRIVATE, 0.0, None, None, None, None, "0 questions", note)]
-    ids, classes = ground.federation.clients[0].train[:_MOST_ROWS], ground.num_classes
-    rows = Rows(ground.federation.x[ids].float().cpu(), ground.federation.y[ids].cpu(), ids.cpu())
+    ids, classes = data.federation.clients[0].train[:_MOST_ROWS], data.num_classes
+    rows = Rows(data.federation.x[ids].float().cpu(), data.federation.y[ids].cpu(), ids.cpu())
     chosen = torch.randperm(len(ids), generator=generator(seed, "interface"))[:_TARGETS].tolist()
     results, probes = [], list(battery(rows, chosen[0], classes))
     cases: dict[str, DP | CentroidConfig] = {PRIVATE: GUARANTEE, OPEN: CentroidConfig(1.0)}
