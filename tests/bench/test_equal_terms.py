@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.bench._progress import silent
+from tests.bench._progress import Watch, silent
 from torch import Tensor, nn
 
 import fedup.training.engines.plain as plain
@@ -23,7 +23,6 @@ from fedup.bench.results import Results
 from fedup.bench.runner import BudgetSpentError, CellEvent, run_cells
 from fedup.bench.task import Task
 from fedup.registry import names
-from fedup.tasks.progress import RoundsShown
 from fedup.tasks.recipe import Recipe
 from fedup.training.averaging import weights_of
 from fedup.training.local import Job
@@ -231,28 +230,19 @@ FAST = {name: "" for name in names("fedup.bench.methods") if name != "retrain"} 
 }
 
 
-class Told:
-    """Progress that notes what is trained, and may say that the time is over when a cell is."""
+class Told(Watch):
+    """Progress that may say that the time is over when a cell is."""
 
-    def __init__(self, stop_after_cells: int | None = None, stop_in: str | None = None) -> None:
-        self.trainings: list[str] = []
-        self.rounds: dict[str, int] = {}
-        self._cells, self._stop_in = stop_after_cells, stop_in
+    def __init__(self, stop_after_cells: int | None = None) -> None:
+        super().__init__()
+        self._cells = stop_after_cells
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        if not what:  # a moment to stop at, between two cells
-            if self._cells is not None:
-                self._cells -= 1
+        super().__call__(what.rpartition(": ")[2], done, total)
+        if not what and self._cells is not None:  # a moment to stop at, between two cells
+            self._cells -= 1
             if self._cells == 0:
                 raise BudgetSpentError
-            return
-        name = what.rpartition(": ")[2]
-        if done == 0:
-            self.trainings.append(name)
-        else:
-            self.rounds[name] = self.rounds.get(name, 0) + 1
-        if done == 2 and self._stop_in is not None and name == self._stop_in:
-            raise BudgetSpentError
 
 
 LEARNS = "the federation learns"
@@ -305,22 +295,6 @@ def test_a_run_that_is_stopped_keeps_histories_and_the_next_one_uses_them_and_en
     assert done == ["federaser", "fused_retained"]
     assert LEARNS not in told.trainings and ROUNDED not in told.trainings
     assert list(cache.glob("*.history")) == []  # Exact-Fun's own, too
-
-
-def test_a_training_that_is_stopped_goes_on_with_the_history_it_has(read, results, cache, tmp_path, monkeypatch):
-    experiment = read(ONE + of("federaser", "fused_retained"))
-    whole = run(experiment.cells(), Results(tmp_path / "whole"))
-    monkeypatch.setenv("FEDUP_CACHE", str(tmp_path / "other"))
-    with pytest.raises(BudgetSpentError):
-        run(experiment.cells(), results, Told(stop_in=LEARNS))
-    assert files(tmp_path / "other" / "federations")
-    rounds, shown = [], RoundsShown.on_round
-    monkeypatch.setattr(RoundsShown, "on_round", lambda self, *args: (rounds.append(self._what), shown(self, *args)))
-    events = run(experiment.cells(), results)
-    assert [what for what in rounds if what.endswith(LEARNS)] == rounds[:1]  # of two: the first was kept
-    for event, expected in zip(events, whole, strict=True):
-        assert event.result["metrics"]["r_a"] == expected.result["metrics"]["r_a"], event.cell.method.name
-        assert event.result["about"] == expected.result["about"]
 
 
 OWN = """

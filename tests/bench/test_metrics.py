@@ -1,13 +1,13 @@
 """Each metric's formula against figures worked out by hand, on models that answer what a table says."""
 
 import math
-import time
 from collections import Counter
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.bench._table import Table
 from torch import Tensor, nn
 
 from fedup import Federation, Forget
@@ -59,17 +59,6 @@ FEDERATION = Federation(
 DATASET = Dataset(
     "tiny", FEDERATION.x, FEDERATION.y, inputs(TEST), torch.tensor(list(TEST.values())), ("nought", "one", "two")
 )
-
-
-class Table(nn.Module):
-    """Answers with the logits that a table has for a row's number."""
-
-    def __init__(self, logits: Tensor) -> None:
-        super().__init__()
-        self.logits = nn.Parameter(logits.double())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.logits[x[:, 0].long()].float()
 
 
 def right_but_for(*wrong: int) -> Table:
@@ -272,21 +261,6 @@ def test_costs_are_told_by_direction_by_stage_and_all_together():
     told |= {"local_steps": 17, "storage_bytes": 23, "time": 1.75, "ahead_time": 8.0}
     assert figures("cost", right_but_for(), cost=cost).items() >= told.items()
     assert figures("cost", right_but_for(), cost=cost)["time_by_stage"] == {"contact": 0.5, "fit": 1.25}
-
-
-class Slow(nn.Module):
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.seconds = seconds
-
-    def forward(self, x: Tensor) -> Tensor:
-        time.sleep(self.seconds)
-        return torch.zeros(len(x), 3)
-
-
-def test_the_overhead_of_serving_is_over_the_originals_time():
-    assert figures("serving", Slow(0.008), original=Slow(0.002))["overhead"] > 1.5
-    assert figures("serving", Slow(0.002), original=Slow(0.008))["overhead"] < 1 / 1.5
 
 
 # --- time to effect

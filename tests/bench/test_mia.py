@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from tests.bench._table import Table
 
 from fedup import Federation, Forget
 from fedup.bench.case import Case, EvaluationData, Outputs
@@ -54,17 +54,6 @@ def test_tpr_is_the_best_of_all_thresholds_within_the_alarms(members, others, al
 
 
 # --- the metric
-
-
-class Table(nn.Module):
-    """Answers with the logits that a table has for a row's number."""
-
-    def __init__(self, logits):
-        super().__init__()
-        self.logits = nn.Parameter(logits)
-
-    def forward(self, x):
-        return self.logits[x[:, 0].long()]
 
 
 class World:

@@ -37,21 +37,6 @@ def cells(tmp_path_factory) -> list[BenchCell]:
     return load_experiment(path).cells(seeds=[0, 1])
 
 
-plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=10,
-)
-
-
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(plain)
-def test_any_plain_data_comes_back_as_it_was(tmp_path_factory, cells, value):
-    results = Results(tmp_path_factory.getbasetemp() / "any")
-    results.save(cells[0], {"metrics": value})
-    assert results.load(cells[0])["metrics"] == value
-
-
 def test_each_cell_has_a_file_of_its_own_that_says_what_it_is_of(results, cells):
     assert not any(map(results.is_done, cells)) and [results.load(cell) for cell in cells] == [None] * len(cells)
     assert not results.folder.exists()  # looking makes nothing

@@ -28,7 +28,7 @@ FEDERATION = """
 data = "digits"
 rounds = 2
 clients = 3
-rows = 120
+rows = 60
 batch_size = 32
 """
 FAST = "[methods.fedup]\nsteps = 20\n[methods.finetune]\nrounds = 1\n"
@@ -99,7 +99,7 @@ def test_every_cell_is_measured_once_and_then_only_what_is_missing(read, results
     assert results.load(cells[7])["not_supported"] is True and "metrics" not in results.load(cells[7])
     figures = {cell.method.name: results.load(cell)["metrics"] for cell in cells[:4]}
     for found in figures.values():  # compared with Retrain
-        for name in ("r_a", "f_a"):
+        for name in ("r_a", "test"):
             assert found[f"gap_{name}"] == pytest.approx(found[name] - figures["retrain"][name], abs=1e-12)
     assert figures["retrain"]["tv"] == 0 < figures["fedup"]["tv"]
 
@@ -243,13 +243,13 @@ def test_what_a_group_shares_fails_all_its_cells_but_not_those_of_others(read, r
         "def load():\n    raise OSError('the tape is torn')\n"
     )
     nobody = '[scenarios.nobody]\nuse = "client"\nclient = 99\n'
-    # a learning rate with which nothing stays finite, data that cannot be read, and a client that is not there
-    diverging = FEDERATION.replace('"digits"', '"digits"\nmodel = "resnet18"\nlr = 1e30')
-    cells = read(f'[[federations]]\ndata = "{source}"\nrounds = 1\n{diverging}{TINY}{nobody}').cells()
-    outcomes = [event.outcome for event in run(cells, results)]
-    assert outcomes == [*["failed"] * 8, "done", "done", "failed", "failed"]
-    reasons = [results.load(cells[place])["failed"]["message"] for place in (0, 4, 10)]
-    assert all(word in reason for word, reason in zip(("torn", "diverged", "no client 99"), reasons, strict=True))
+    cells = read(f'[[federations]]\ndata = "{source}"\nrounds = 1\n{TINY}{nobody}').cells()
+    assert [event.outcome for event in run(cells, results)] == [*["failed"] * 4, "done", "done", "failed", "failed"]
+    reasons = [results.load(cells[place])["failed"]["message"] for place in (0, 6)]
+    assert "torn" in reasons[0] and "no client 99" in reasons[1]
+    cells = read(TINY.replace("rounds = 2", "rounds = 2\nlr = 1e30")).cells()  # nothing stays finite
+    assert [event.outcome for event in run(cells, results)] == ["failed", "failed"]
+    assert "diverged" in results.load(cells[0])["failed"]["message"]
 
 
 def test_a_disk_that_takes_nothing_stops_the_run_and_is_no_failure_of_the_cell(read, results, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedup.bench.settings import build, checked, closest, config_of, convert, later
+from fedup.bench.settings import build, checked, config_of, convert, later
 from fedup.errors import DataError, SettingError
 
 
@@ -140,17 +140,6 @@ def test_what_is_given_besides_the_table_is_no_key_of_it():
     assert build(Sample, {"name": "a"}, "here", also={"count": 3}) == Sample("a", 3)
     with pytest.raises(SettingError, match="here: there is no key 'count'"):
         build(Sample, GIVEN, "here", also={"count": 3})
-
-
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(st.text(), st.lists(st.text(min_size=1), unique=True))
-@example("fedup", ["retrain", "fedup"])
-def test_the_closest_is_one_of_those_there_are(name, known):
-    told = closest(name, known)
-    assert told.startswith(f"there are {', '.join(known) or 'none'}.")
-    offered = told.removeprefix(f"there are {', '.join(known) or 'none'}.")
-    assert not offered or any(offered == f" Did you mean {one!r}?" for one in known)
-    assert name not in known or offered == f" Did you mean {name!r}?"
 
 
 @dataclass(frozen=True)

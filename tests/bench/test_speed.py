@@ -132,7 +132,7 @@ def test_every_part_measures_its_rows_with_their_goals_and_has_its_notes(monkeyp
         ("growth", "LeNet-5: a row's time, 2 to 8 clients", "×", 1.3, True),
         ("limits", "LeNet-5: a step, over its arithmetic at full speed", "×", None, True),
         ("extraction", "LeNet-5: features, over a bare forward pass", "×", 1.2, True),
-        ("serving", "ResNet-18 with a filter, batch 1", "×", 1.02, True),
+        ("serving", "ResNet-18 with a filter, batch 1", "× base", 1.02, True),
         ("precision", "lenet5 on digits: accuracy in bfloat16 less in float32", "points", None, True),
     ]
     details = {row["part"]: (row["value"], row.get("detail", {})) for row in result["table"]}

@@ -1,9 +1,10 @@
-"""How times are compared: in turns, so that drift hits all that is compared."""
+"""Times are compared in turns, so that drift affects all pieces of work alike."""
 
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -40,14 +41,9 @@ def in_turns(work: Mapping[str, Callable[[], object]], device: torch.device, *, 
 
 def clocked(work: Callable[[], object], device: torch.device) -> float:
     """Seconds until the work is done, on the device too."""
-    _wait_for(device)
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    wait()
     started = time.perf_counter()
     work()
-    _wait_for(device)
+    wait()
     return time.perf_counter() - started
-
-
-def _wait_for(device: torch.device) -> None:
-    """Until the device has done all it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -103,12 +103,6 @@ def same(one: Weights, other: Weights) -> bool:
     return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-def first_difference(one: Course, other: Course) -> int | None:
-    """The first round, from 0, after which two courses are not the same."""
-    pairs = zip(one.after[1:], other.after[1:], strict=True)
-    return next((number for number, (mine, its) in enumerate(pairs) if not same(mine, its)), None)
-
-
 def samples_of(federation: Federation, client: int, count: int = 3) -> Forget:
     return Forget.samples({client: federation.client(client).train[:count].tolist()})
 
@@ -275,45 +269,9 @@ def test_rounds_before_the_first_one_that_the_data_took_part_in_are_not_trained_
 # --- a removal that rounds away
 
 
-def one_row(federation: Federation, client: int) -> Forget:
-    return Forget.samples({client: [int(federation.client(client).train[-1])]})
-
-
 def slow(step_lr: float, **how) -> Recipe:
     """Steps so small beside the grid that most rounds change nothing."""
     return replace(RECIPE, lr=step_lr, momentum=0.0, **how)
-
-
-def near_the_edge(federation: Federation, recipe: Recipe, step: float) -> tuple[Forget, int, nn.Module]:
-    """A request for one row whose removal rounds away in the first round, and not in a later one: found by trying."""
-    for seed in range(40):
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            start = nn.Sequential(OrderedDict(first=nn.Linear(6, 5), relu=nn.ReLU(), head=nn.Linear(5, CLASSES)))
-        _, course = rounded(start, federation, recipe, step)
-        for client in federation.ids:
-            request = one_row(federation, client)
-            _, without = rounded(start, federation.without(request), recipe, step)
-            left = first_difference(course, without)
-            if left is not None and left >= 1:
-                return request, left, start
-    raise AssertionError("No removal rounds away at first: choose another step.")
-
-
-def test_a_removal_that_rounds_away_goes_on_to_the_round_in_which_it_does_not(federation):
-    recipe, step = slow(0.05, rounds=5), 0.05
-    request, left, start = near_the_edge(federation, recipe, step)
-    told = Watch()
-    unlearned = Method(step).unlearn(task_of(federation, request, recipe, start, told))
-    fresh, _ = rounded(start, federation.without(request), recipe, step)
-    original, _ = rounded(start, federation, recipe, step)
-    assert fingerprint(unlearned.model) == fingerprint(fresh) != fingerprint(original)
-    assert unlearned.about["left_in_round"] == left
-    (client,) = request.sample_ids
-    rest = recipe.rounds - left - 1
-    less = [steps_of(one, 1 if one == client else 0) for one in range(4)]
-    assert unlearned.cost.local_steps == (left + 1) * less[client] + rest * sum(less)
-    assert len(unlearned.cost.path) == rest
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["samples", "client"])

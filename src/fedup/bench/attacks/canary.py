@@ -63,20 +63,17 @@ def lower_bound(inside: Scores, outside: Scores, of: Callable[[Rates], float]) -
     """The lower bound on ε that two worlds' scores prove, by the better of the two directions on the first half."""
     directions = [(inside, outside), (-outside, -inside)]
     chosen = [(*_choose(a[: len(a) // 2], b[: len(b) // 2], of), a, b) for a, b in directions]
-    _, threshold, a, b = max(chosen, key=lambda choice: choice[0])
-    return of(_count(a[len(a) // 2 :], b[len(b) // 2 :], threshold))
+    _, threshold, *worlds = max(chosen, key=lambda choice: choice[0])
+    a, b = (world[len(world) // 2 :] for world in worlds)
+    tpr_low, _ = clopper_pearson(int((a > threshold).sum()), len(a), CONFIDENCE)
+    _, fpr_high = clopper_pearson(int((b > threshold).sum()), len(b), CONFIDENCE)
+    return of(Rates(tpr_low, fpr_high))
 
 
 def ceiling(trials: int, of: Callable[[Rates], float]) -> float:
     """The largest lower bound that so many trials a world can prove, where the worlds never overlap."""
     half = trials - trials // 2
     return of(Rates(clopper_pearson(half, half, CONFIDENCE)[0], clopper_pearson(0, half, CONFIDENCE)[1]))
-
-
-def _count(inside: Scores, outside: Scores, threshold: float) -> Rates:
-    tpr_low, _ = clopper_pearson(int((inside > threshold).sum()), len(inside), CONFIDENCE)
-    _, fpr_high = clopper_pearson(int((outside > threshold).sum()), len(outside), CONFIDENCE)
-    return Rates(tpr_low, fpr_high)
 
 
 def _choose(inside: Scores, outside: Scores, of: Callable[[Rates], float]) -> tuple[float, float]:
