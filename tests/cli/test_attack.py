@@ -4,16 +4,20 @@ import json
 
 from tests.cli._in_process import fedup, ok
 
+from fedup.bench.attacks import interface
 
-def test_the_table_comes_last_and_the_file_holds_it(tmp_path):
+
+def test_the_table_comes_last_and_the_file_holds_it(tmp_path, monkeypatch):
+    for name, few in {"_TARGETS": 1, "_TIMED": 2, "_HALVINGS": 1}.items():
+        monkeypatch.setattr(interface, name, few)
     out = tmp_path / "deep" / "attacks.json"
     ran = ok(
-        *("bench", "attack", "--data", "digits", "--rounds", 1, "--trials", 10, "--out", out),
+        *("bench", "attack", "--data", "digits", "--rounds", 1, "--trials", 20, "--out", out),
         FEDUP_CACHE=str(tmp_path / "cache"),
     )
     told = json.loads(out.read_text())
     assert told["recipe"]["rounds"] == 1
-    assert told["trials"] == 10
+    assert told["trials"] == 20
     rows = [line for line in ran.out.splitlines() if line.startswith("│")]
     assert len(rows) > len(told["results"])
     assert all(line.rstrip().endswith("│") and len(line) <= 100 for line in rows)  # nothing is cut off

@@ -4,7 +4,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -41,9 +40,11 @@ def in_turns(work: Mapping[str, Callable[[], object]], device: torch.device, *, 
 
 def clocked(work: Callable[[], object], device: torch.device) -> float:
     """Seconds until the work is done, on the device too."""
-    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
-    wait()
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize(device)
     started = time.perf_counter()
     work()
-    wait()
+    if on_gpu:
+        torch.cuda.synchronize(device)
     return time.perf_counter() - started

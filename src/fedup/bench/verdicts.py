@@ -33,8 +33,8 @@ _TAKES = {  # what a row's words say that it took: name before, unit after
 
 
 def verdicts(blocks: Sequence[Block]) -> list[str]:
-    """A sentence for each method that beats FedUP on a figure in every valid seed, and one for each place where FedUP is
-    worst on a figure. A seed is valid if there was something to forget."""
+    """A sentence for each method that beats FedUP on a figure in every valid seed, and one for each place where FedUP
+    is worst on a figure. A seed is valid if there was something to forget."""
     return [sentence for block in blocks for sentence in _of_block(block)]
 
 

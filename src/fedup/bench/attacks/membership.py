@@ -105,8 +105,8 @@ def _near_strangers(data: AttackData, records: _Records) -> Tensor:
 
 
 def _draw(data: AttackData, trials: int, seed: int) -> _Records:
-    """So many random training rows of all clients, and held-out rows of classes that their client sends; fewer where
-    there are no more."""
+    """Random training rows of all clients, and held-out rows of classes that their client sends: `trials` of each, or
+    all there are."""
     y, source = data.federation.y, generator(seed, "membership")
     parts = []
     for member in (True, False):
