@@ -5,8 +5,6 @@ import time
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.bench._progress import silent
 from tests.bench.methods._worlds import message
 from torch import nn
@@ -76,21 +74,6 @@ def test_probes_stop_the_clock_of_a_stage_and_of_the_path(clock):
             clock.passes(1.0)
     assert cost.time_s == {"contact": 4.0, "train": 6.0}
     assert cost.path == [{"time_s": moment, "r_a": 0.5} for moment in (6.0, 9.0)]
-    plain = json.loads(json.dumps(cost.to_json()))
-    assert Cost(**{**plain, "clients": set(plain["clients"])}) == cost
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    st.builds(
-        Cost,
-        time_s=st.dictionaries(st.text(max_size=5), st.floats(0, 1e6)),
-        bytes_up=st.integers(0),
-        clients=st.sets(st.integers(0, 1000)),
-        path=st.lists(st.fixed_dictionaries({"time_s": st.floats(0, 1e6), "r_a": st.floats(0, 1)})),
-    )
-)
-def test_a_cost_comes_back_from_json(cost):
     plain = json.loads(json.dumps(cost.to_json()))
     assert Cost(**{**plain, "clients": set(plain["clients"])}) == cost
 
