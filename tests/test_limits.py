@@ -47,7 +47,9 @@ def test_functions_and_parameter_lists_stay_small():
 
 @pytest.mark.parametrize("folder", [ROOT, TESTS], ids=["src", "tests"])
 def test_files_stay_small(folder):
-    assert {str(path.relative_to(folder)): _lines(path) for path in folder.rglob("*.py") if _lines(path) > MAX_LINES} == {}
+    assert {
+        str(path.relative_to(folder)): _lines(path) for path in folder.rglob("*.py") if _lines(path) > MAX_LINES
+    } == {}
 
 
 @pytest.mark.xfail(strict=False, reason="the tests are being thinned out")
