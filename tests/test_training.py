@@ -5,7 +5,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.engines._federations import make_federation, make_model, train_locally
-from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedup import LocalTraining
@@ -104,31 +103,6 @@ def trained(model, how, *, x=DATA.x, y=DATA.y):
     """The model, after a client with all rows has trained it."""
     train_locally(model, x, y, torch.arange(len(x)), local=how, seed=0)
     return model
-
-
-class Words(nn.Module):
-    """Embeddings, of which a batch touches few."""
-
-    def __init__(self, *, sparse):
-        super().__init__()
-        self.words, self.head = nn.Embedding(40, 8, sparse=sparse), nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.head(self.words(x).mean(1))
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_sparse_embeddings_train_to_the_weights_of_dense_ones(momentum):
-    texts, labels = torch.arange(800).view(200, 4) * 7 % 40, torch.arange(200) % 3
-    torch.manual_seed(0)
-    sparse, dense = Words(sparse=True), Words(sparse=False)
-    dense.load_state_dict(sparse.state_dict())
-    before = sparse.words.weight.clone()
-    for model in (sparse, dense):
-        trained(model, LocalTraining(epochs=2, batch_size=16, lr=0.3, momentum=momentum), x=texts, y=labels)
-    assert not torch.allclose(sparse.words.weight, before, atol=1e-3)
-    for one, other in zip(sparse.parameters(), dense.parameters(), strict=True):
-        torch.testing.assert_close(one, other)
 
 
 def test_automatic_precision_is_single_on_a_cpu_to_the_bit():
