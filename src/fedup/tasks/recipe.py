@@ -20,26 +20,17 @@ from fedup.training.averaging import RunningAverage
 from fedup.training.fedavg import Averaging, Observer, Rounds, Runtime, Trained, federate
 from fedup.training.local import LocalTraining
 
-
-def _no_value(value: str) -> dict[str, int]:
-    if value:
-        raise ValueError("takes no value")
-    return {}
-
-
-# Each takes labels, the number of clients, what stands behind the colon, and the seed.
-PARTITIONS: dict[str, Callable[[Tensor, int, str, int], Sequence[Tensor]]] = {
-    "iid": lambda y, clients, value, seed: iid(y, clients, seed=seed, **_no_value(value)),
-    "dirichlet": lambda y, clients, value, seed: dirichlet(y, clients, concentration=float(value or 0.5), seed=seed),
-    "pathological": lambda y, clients, value, seed: pathological(
-        y, clients, classes_per_client=int(value or 2), seed=seed
-    ),
+# The function, and the options that the value behind the colon sets.
+PARTITIONS: dict[str, tuple[Callable[..., list[Tensor]], dict[str, Callable[[str], float]]]] = {
+    "iid": (iid, {}),
+    "dirichlet": (dirichlet, {"concentration": float}),
+    "pathological": (pathological, {"classes_per_client": int}),
 }
 
-_LATER = ("precision", "weight_decay")  # settings that came later: results from before have none of them
+_LATER = ("precision", "weight_decay")  # settings added later: older results do not have them
 
-# What the public code of the paper's authors does (docs/fidelity.md). Each of the 50 rounds that it counts is two of
-# FedAvg. It leaves the number of clients to whoever runs it.
+# What the public code of the paper's authors does (docs/fidelity.md). Each of its 50 rounds is two rounds of FedAvg.
+# The user chooses the number of clients there.
 RECIPE_PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "authors": {
@@ -55,6 +46,14 @@ RECIPE_PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+_MODEL_SAYS = "what suits the model"
+
+
+def _option(value: Any, help: str, /, **about: Any) -> Any:
+    """A setting with its default value, and what the command line says about it."""
+    return field(default=value, metadata={"help": help, **about})
+
+
 @dataclass(frozen=True)
 class Recipe:
     """All settings of a federation; the same recipe and seed give the same federation and the same model."""
@@ -62,32 +61,22 @@ class Recipe:
     data: str
     model: str
     rounds: int = field(metadata={"help": "Rounds of FedAvg.", "min": 0, "default": "what the data set needs"})
-    clients: int = field(default=10, metadata={"help": "Clients in the federation.", "min": 2})
-    partition: str = field(default="dirichlet:0.5", metadata={"help": "iid, dirichlet:0.5 or pathological:2."})
-    rows: int | None = field(default=None, metadata={"help": "Use a random subset of so many rows.", "min": 1})
-    epochs: int = field(default=1, metadata={"help": "Local epochs in each round.", "min": 1})
-    batch_size: int = field(
-        default=64, metadata={"help": "Local batch size.", "min": 1, "default": "what suits the data set"}
-    )
-    lr: float = field(default=0.05, metadata={"help": "Local learning rate.", "default": "what suits the model"})
+    clients: int = _option(10, "Clients in the federation.", min=2)
+    partition: str = _option("dirichlet:0.5", "iid, dirichlet:0.5 or pathological:2.")
+    rows: int | None = _option(None, "Use a random subset of so many rows.", min=1)
+    epochs: int = _option(1, "Local epochs in each round.", min=1)
+    batch_size: int = _option(64, "Local batch size.", min=1, default="what suits the data set")
+    lr: float = _option(0.05, "Local learning rate.", default=_MODEL_SAYS)
     momentum: float = 0.9
-    optimizer: str = field(default="sgd", metadata={"help": "sgd or adam.", "default": "what suits the model"})
-    precision: str = field(
-        default="float32",
-        metadata={
-            "help": "float32, bfloat16, or auto (bfloat16 on a GPU that has it).",
-            "default": "what suits the model",
-        },
+    optimizer: str = _option("sgd", "sgd or adam.", default=_MODEL_SAYS)
+    precision: str = _option(
+        "float32", "float32, bfloat16, or auto (bfloat16 on a GPU that has it).", default=_MODEL_SAYS
     )
     weight_decay: float = 0.0
-    clients_per_round: int | None = field(
-        default=None, metadata={"help": "Clients drawn in each round.", "min": 1, "default": "all"}
-    )
-    cut: str | None = field(
-        default=None, metadata={"help": "Module whose input is filtered.", "default": "the last linear layer"}
-    )
-    weights: str | None = None  # file or folder of first weights; a run folder knows their fingerprint instead
-    seed: int = field(default=0, metadata={"help": "Same seed, same federation and model."})
+    clients_per_round: int | None = _option(None, "Clients drawn in each round.", min=1, default="all")
+    cut: str | None = _option(None, "Module whose input is filtered.", default="the last linear layer")
+    weights: str | None = None  # file or folder of first weights; a run folder stores their fingerprint instead
+    seed: int = _option(0, "Same seed, same federation and model.")
 
     def __post_init__(self) -> None:
         if not -(2**63) <= self.seed < 2**63:
@@ -102,8 +91,7 @@ class Recipe:
 
     @classmethod
     def suited_to(cls, data: str, *, preset: str = "default", **chosen: Any) -> "Recipe":
-        """The data set's and the model's own defaults, or those of a preset, with what was chosen instead (None chooses
-        nothing)."""
+        """The defaults of data set and model, overridden by the preset, overridden by `chosen` (None: not chosen)."""
         if preset not in RECIPE_PRESETS:
             raise SettingError(f"preset is one of {', '.join(RECIPE_PRESETS)}; found {preset!r}.")
         given = {name: value for name, value in chosen.items() if value is not None}
@@ -121,8 +109,8 @@ class Recipe:
         }
 
     def settings(self) -> dict[str, Any]:
-        """All settings as plain data; those that came later only where they are not as before there was a choice:
-        they name results, and those of then stay valid."""
+        """All settings as plain data. Settings added later are left out at their defaults, so that older results keep
+        their names."""
         settings = asdict(self).items()
         return {name: value for name, value in settings if name not in _LATER or value != getattr(Recipe, name)}
 
@@ -162,7 +150,7 @@ class Recipe:
         observers: Sequence[Observer] = (),
         runtime: Runtime = Runtime(),
     ) -> Trained:
-        """FedAvg as the recipe says, from these first weights; other rounds or local training on demand."""
+        """FedAvg by the recipe, from the weights of `start`; `rounds` and `local` override the recipe."""
         count = self.rounds if rounds is None else rounds
         return federate(
             start,
@@ -191,11 +179,15 @@ class Recipe:
             raise SettingError(
                 f"partition is one of {', '.join(PARTITIONS)}, as in dirichlet:0.5; found {self.partition!r}."
             )
+        make, options = PARTITIONS[name]
         try:
-            parts = PARTITIONS[name](dataset.y, self.clients, value, self.seed)
+            if value and not options:
+                raise ValueError("takes no value")
+            chosen = {option: convert(value) for option, convert in options.items() if value}
+            parts = make(dataset.y, self.clients, seed=self.seed, **chosen)
+        except SettingError:
+            raise
         except ValueError as error:
-            if isinstance(error, SettingError | DataError):
-                raise
             raise SettingError(f"partition is given as in dirichlet:0.5; found {self.partition!r}.") from error
         return Federation.split(dataset.x, dataset.y, parts, seed=self.seed, num_classes=dataset.num_classes)
 
@@ -210,9 +202,9 @@ class Recipe:
 
 
 def _take_weights(model: nn.Module, path: Path) -> None:
-    """Copy weights that a user brings into the model, by name; nothing may be missing, left over or of another shape.
+    """Copy the user's weights into the model, by name; none may be missing, left over or of another shape.
 
-    From a folder the model itself takes what it can use, where it knows how (`load_pretrained`).
+    From a folder the model itself takes what it can use, if it has `load_pretrained`.
     """
     if path.is_dir():
         if not hasattr(model, "load_pretrained"):

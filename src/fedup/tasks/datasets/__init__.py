@@ -33,26 +33,22 @@ def load_dataset(name: str) -> Dataset:
     torch.Size([1437, 1, 28, 28])
     """
     check_there(name)
-    dataset: Dataset = _find(name).load()
-    return dataset
+    return _find(name).load()
 
 
 def defaults_of(name: str) -> Defaults:
-    """The settings that suit the data set, which need not be there."""
-    found: Defaults = getattr(_find(name), "DEFAULTS", Defaults())
-    return found
+    """The settings that suit the data set; its files may be missing."""
+    return getattr(_find(name), "DEFAULTS", Defaults())
 
 
 def input_of(name: str) -> Images | Texts:
-    """How raw images or texts become rows of the data set, which need not be there."""
-    found: Images | Texts = _find(name).INPUT
-    return found
+    """How raw images or texts become rows of the data set; its files may be missing."""
+    return _find(name).INPUT
 
 
 def files_of(name: str) -> tuple[HubFile, ...]:
-    """The hub's files that the data set needs; none where it is built in or the user's own."""
-    found: tuple[HubFile, ...] = getattr(_find(name), "FILES", ())
-    return found
+    """The hub's files that the data set needs; none if it is built in or the user's own."""
+    return getattr(_find(name), "FILES", ())
 
 
 def check_there(name: str) -> None:
@@ -74,9 +70,7 @@ def check_there(name: str) -> None:
 
 
 def _find(name: str) -> Any:
-    """A file of that name here, a .py file, or Parquet files of the user's own."""
-    if name not in names(__name__) and not name.endswith(".py"):
-        own = own_parquet(name)
-        if own is not None:
-            return own
+    """A module of that name here, a .py file, or Parquet files of the user's own."""
+    if name not in names(__name__) and not name.endswith(".py") and (own := own_parquet(name)) is not None:
+        return own
     return find(__name__, name, needs=("load", "INPUT"))
