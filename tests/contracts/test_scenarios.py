@@ -230,11 +230,14 @@ def test_wrong_labels_of_texts_are_memorised_too():
         pytest.skip(str(error))
     recipe = Recipe.suited_to("ag_news", rows=800, clients=2, partition="iid", seed=0)
     dataset = recipe.load()
-    federation, wrong = planted(dataset, 0, count=20)
-    scenario = scenario_class("memorised")(share=60 / len(federation.client(0).train), client=0)
-    rows = named_rows(scenario.prepare(federation, dataset=dataset, inputs=input_of("ag_news"), seed=0))
+    federation = recipe.federation(dataset)
+    train, y = federation.client(0).train, federation.y.clone()
+    y[train[:20]] = (y[train[:20]] + 1) % 4
+    scenario = scenario_class("memorised")(share=60 / len(train), client=0)
+    flipped = federation.relabeled(y)
+    rows = named_rows(scenario.prepare(flipped, dataset=dataset, inputs=input_of("ag_news"), seed=0))
     assert len(rows) == 60
-    assert len(rows & wrong) >= 15  # 60 rows at random would hold 4 or 5
+    assert len(rows & set(train[:20].tolist())) >= 15  # 60 rows at random would hold 4 or 5
 
 
 # --- triggers
