@@ -250,6 +250,7 @@ def test_a_backdoor_has_the_trigger_that_is_asked_for_in_training_and_in_the_tes
     rows = situation.federation.forgotten(situation.request)
     assert torch.equal(situation.federation.x[rows], INPUTS.triggered(honest.x[rows], trigger))
     assert torch.equal(situation.triggered.x, INPUTS.triggered(world.dataset.test_x, trigger))
+    assert torch.equal(situation.triggered.y, world.dataset.test_y)  # true labels
     assert situation.request == prepare(world, "sample", federation=honest).request  # on the same rows
 
 
@@ -268,6 +269,7 @@ def test_a_backdoor_changes_just_the_samples_that_the_request_names(target, worl
     honest = world.honest()
     situation = prepare(world, "sample", federation=honest, target=target)
     made, named = situation.federation, situation.request.sample_ids
+    assert situation.triggered.target == target
     rows = torch.tensor(sorted(row for ids in named.values() for row in ids))
     changed = (made.x != honest.x).flatten(1).any(1) | (made.y != honest.y)
     assert changed.nonzero().flatten().tolist() == rows.tolist()
@@ -291,14 +293,6 @@ def test_clients_named_for_a_backdoor_mark_what_they_would_alone(world):
     alone, together = (prepare(world, "sample", clients=clients).request.sample_ids for clients in ((1,), (3, 1)))
     assert set(together) == {1, 3}
     assert alone == {1: together[1]}
-
-
-def test_test_rows_under_the_trigger_keep_their_true_labels(world):
-    triggered = prepare(world, "sample", target=5).triggered
-    assert triggered is not None
-    assert torch.equal(triggered.y, world.dataset.test_y)
-    assert torch.equal(triggered.x, INPUTS.triggered(world.dataset.test_x))
-    assert triggered.target == 5
 
 
 def mostly_target(world, client: int, others: int):
