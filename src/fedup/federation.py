@@ -1,7 +1,7 @@
 """The data of a federation: clients as index sets over shared arrays."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -23,10 +23,6 @@ class Client:
     train: Tensor
     validation: Tensor
     heldout: Tensor
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Client":
-        """The same client with each part of its rows changed."""
-        return Client(self.id, change(self.train), change(self.validation), change(self.heldout))
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +97,11 @@ class Federation:
     def without(self, request: Forget) -> Self:
         """The same federation on the retained rows only: what Retrain trains on. Clients keep their ids and places."""
         self.check(request)
-        clients = (c.map(lambda rows, c=c: named_rows(c, request, rows, self.y)[1]) for c in self.clients)
-        return replace(self, clients=tuple(clients))
+        clients = tuple(
+            Client(c.id, *(named_rows(c, request, part, self.y)[1] for part in (c.train, c.validation, c.heldout)))
+            for c in self.clients
+        )
+        return replace(self, clients=clients)
 
     def relabeled(self, y: Tensor) -> Self:
         """The same federation with other labels."""
@@ -118,7 +117,9 @@ class Federation:
 
     def to(self, device: torch.device | str) -> Self:
         """The same federation with its arrays on a device."""
-        clients = tuple(client.map(lambda rows: rows.to(device)) for client in self.clients)
+        clients = tuple(
+            Client(c.id, c.train.to(device), c.validation.to(device), c.heldout.to(device)) for c in self.clients
+        )
         subjects = None if self.subjects is None else self.subjects.to(device)
         return replace(self, x=self.x.to(device), y=self.y.to(device), clients=clients, subjects=subjects)
 

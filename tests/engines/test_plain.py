@@ -46,11 +46,11 @@ def jobs_of(federation, how, round_index, *, seed=0, per_round=None):
     ]
 
 
-def by_the_textbook(model, federation, how, *, rounds=3, **cohorts):
-    """A copy of the model after these rounds."""
+def by_the_textbook(model, federation, how, **cohorts):
+    """A copy of the model after three rounds."""
     model = copy.deepcopy(model)
     with torch.random.fork_rng():
-        for round_index in range(rounds):
+        for round_index in range(3):
             jobs = jobs_of(federation, how, round_index, **cohorts)
             if jobs:
                 eager_round(model, federation.x, federation.y, jobs, how)
@@ -69,36 +69,27 @@ def in_double(model, federation):
     return model.double(), replace(federation, x=federation.x.double())
 
 
-EVERY_KIND = [(kind, SGD) for kind in KINDS] + [("all", ADAM), ("convolution", ADAM), ("all", DECAY)]
+FEDERATIONS = [
+    *((kind, SGD, SIZES, None) for kind in KINDS),
+    *((kind, how, SIZES, None) for kind, how in (("all", ADAM), ("convolution", ADAM), ("all", DECAY))),
+    *(("all", SGD, sizes, None) for sizes in ((1,), (15,), (16,), (17,), (33, 1), (5, 0, 5))),
+    *(("all", SGD, SIZES, per_round) for per_round in (4, len(SIZES))),
+]
 
 
-@pytest.mark.parametrize(("kind", "how"), EVERY_KIND, ids=lambda value: getattr(value, "optimizer", value))
-def test_three_rounds_are_those_of_the_textbook(kind, how):
-    model, federation = in_double(make_model(kind), federation_for(kind))
-    expected = by_the_textbook(model, federation, how)
+@pytest.mark.parametrize(("kind", "how", "sizes", "per_round"), FEDERATIONS)
+def test_rounds_are_those_of_the_textbook_with_the_documented_seeds(kind, how, sizes, per_round):
+    model, federation = in_double(make_model(kind), federation_for(kind, sizes))
+    expected = by_the_textbook(model, federation, how, per_round=per_round, seed=5)
     assert fingerprint(expected) != fingerprint(model)
-    assert_close(federate(model, federation, rounds=3, local=how).model, expected, atol=1e-7)
+    rounds = Rounds(3, clients_per_round=per_round)
+    assert_close(federate(model, federation, rounds=rounds, local=how, seed=5).model, expected, atol=1e-7)
 
 
 def test_half_precision_is_that_of_the_textbook():
     model, federation = make_model("convolution"), federation_for("convolution", (40, 17))
-    expected = by_the_textbook(model, federation, HALF, rounds=2)
-    assert_close(federate(model, federation, rounds=2, local=HALF).model, expected)
-
-
-@pytest.mark.parametrize("sizes", [(1,), (15,), (16,), (17,), (33, 1), (5, 0, 5)], ids=str)
-def test_any_sizes_of_clients(sizes):
-    model, federation = in_double(make_model("all"), make_federation(sizes))
-    expected = by_the_textbook(model, federation, SGD)
-    assert_close(federate(model, federation, rounds=3, local=SGD).model, expected, atol=1e-7)
-
-
-@pytest.mark.parametrize("per_round", [4, len(SIZES)])
-def test_cohorts_are_those_of_the_documented_seeds(per_round):
-    model, federation = in_double(make_model("all"), make_federation())
-    found = federate(model, federation, rounds=Rounds(6, clients_per_round=per_round), local=SGD, seed=5).model
-    expected = by_the_textbook(model, federation, SGD, per_round=per_round, rounds=6, seed=5)
-    assert_close(found, expected, atol=1e-7)
+    expected = by_the_textbook(model, federation, HALF)
+    assert_close(federate(model, federation, rounds=3, local=HALF).model, expected)
 
 
 def test_on_a_cpu_the_plain_engine_is_chosen_and_others_are_refused(monkeypatch):
@@ -176,21 +167,14 @@ def test_one_step_is_gradient_descent_on_the_mean_loss():
         torch.testing.assert_close(trained.detach(), start.detach() - 0.1 * start.grad)
 
 
-def test_a_model_is_put_in_training_mode():
-    models = make_model("all").train(), make_model("all").eval()
-    for model in models:
-        train_locally(model, X, Y, ROWS, local=LocalTraining(), seed=0)
-    assert all(map(torch.equal, *map(weights, models)))
-    assert int(models[1][1][0].num_batches_tracked) == 5
-
-
-def test_training_reads_no_row_but_its_own():
+def test_training_reads_no_row_but_its_own_and_puts_the_model_in_training_mode():
     poisoned = X.clone()
     poisoned[:20] = float("nan")
-    models = make_model("all"), make_model("all")
+    models = make_model("all").train(), make_model("all").eval()
     for model, x in zip(models, (X, poisoned), strict=True):
         train_locally(model, x, Y, ROWS, local=LocalTraining(), seed=0)
     assert all(map(torch.equal, *map(weights, models)))
+    assert int(models[1][1][0].num_batches_tracked) == 5
 
 
 def test_frozen_parameters_stay():
