@@ -223,13 +223,8 @@ def test_a_checkpoint_of_other_settings_data_or_more_rounds_or_damaged_is_refuse
 
 def test_settings_out_of_range_and_a_federation_without_rows_are_refused_before_any_work(model, federation):
     recorder = Recorder()
-    for count, size, named in (
-        (-1, 1, "^rounds"),
-        ([0, 2, -3], 1, "^rounds"),
-        (1, 0, "^clients_"),
-        (1, 5, "^clients_"),
-    ):
-        with pytest.raises(SettingError, match=named):
+    for count, size, named in ((-1, 1, "rounds"), ([0, 2, -3], 1, "rounds"), (1, 0, "clients_"), (1, 5, "clients_")):
+        with pytest.raises(SettingError, match=f"^{named}"):
             federate(model, federation, rounds=Rounds(count, clients_per_round=size), observers=[recorder])
     empty = tuple(replace(client, train=client.train[:0]) for client in federation.clients)
     with pytest.raises(DataError):
