@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -129,15 +129,7 @@ class Recipe:
     @property
     def local(self) -> LocalTraining:
         """How clients train."""
-        return LocalTraining(
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            lr=self.lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            optimizer=cast(Any, self.optimizer),  # checked there
-            precision=cast(Any, self.precision),
-        )
+        return LocalTraining(**{setting.name: getattr(self, setting.name) for setting in fields(LocalTraining)})
 
     def train(
         self,

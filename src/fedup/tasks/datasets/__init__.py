@@ -6,24 +6,14 @@ from typing import Any
 
 from fedup.errors import MissingDataError
 from fedup.registry import find, names
-from fedup.tasks.datasets._dataset import Dataset, Defaults
+from fedup.tasks.datasets._dataset import Dataset as Dataset
+from fedup.tasks.datasets._dataset import Defaults as Defaults
 from fedup.tasks.datasets._hub import HubFile, missing
-from fedup.tasks.datasets._inputs import Images, Texts, inputs_from
+from fedup.tasks.datasets._inputs import Images as Images
+from fedup.tasks.datasets._inputs import Texts as Texts
+from fedup.tasks.datasets._inputs import inputs_from as inputs_from
 from fedup.tasks.datasets._own import own_parquet
 from fedup.tasks.datasets._parquet import data_root
-
-__all__ = [
-    "Dataset",
-    "Defaults",
-    "Images",
-    "Texts",
-    "check_there",
-    "defaults_of",
-    "files_of",
-    "input_of",
-    "inputs_from",
-    "load_dataset",
-]
 
 
 def load_dataset(name: str) -> Dataset:
