@@ -46,14 +46,6 @@ RECIPE_PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-_MODEL_SAYS = "what suits the model"
-
-
-def _option(value: Any, help: str, /, **about: Any) -> Any:
-    """A setting with its default value, and what the command line says about it."""
-    return field(default=value, metadata={"help": help, **about})
-
-
 @dataclass(frozen=True)
 class Recipe:
     """All settings of a federation; the same recipe and seed give the same federation and the same model."""
@@ -61,22 +53,32 @@ class Recipe:
     data: str
     model: str
     rounds: int = field(metadata={"help": "Rounds of FedAvg.", "min": 0, "default": "what the data set needs"})
-    clients: int = _option(10, "Clients in the federation.", min=2)
-    partition: str = _option("dirichlet:0.5", "iid, dirichlet:0.5 or pathological:2.")
-    rows: int | None = _option(None, "Use a random subset of so many rows.", min=1)
-    epochs: int = _option(1, "Local epochs in each round.", min=1)
-    batch_size: int = _option(64, "Local batch size.", min=1, default="what suits the data set")
-    lr: float = _option(0.05, "Local learning rate.", default=_MODEL_SAYS)
+    clients: int = field(default=10, metadata={"help": "Clients in the federation.", "min": 2})
+    partition: str = field(default="dirichlet:0.5", metadata={"help": "iid, dirichlet:0.5 or pathological:2."})
+    rows: int | None = field(default=None, metadata={"help": "Use a random subset of so many rows.", "min": 1})
+    epochs: int = field(default=1, metadata={"help": "Local epochs in each round.", "min": 1})
+    batch_size: int = field(
+        default=64, metadata={"help": "Local batch size.", "min": 1, "default": "what suits the data set"}
+    )
+    lr: float = field(default=0.05, metadata={"help": "Local learning rate.", "default": "what suits the model"})
     momentum: float = 0.9
-    optimizer: str = _option("sgd", "sgd or adam.", default=_MODEL_SAYS)
-    precision: str = _option(
-        "float32", "float32, bfloat16, or auto (bfloat16 on a GPU that has it).", default=_MODEL_SAYS
+    optimizer: str = field(default="sgd", metadata={"help": "sgd or adam.", "default": "what suits the model"})
+    precision: str = field(
+        default="float32",
+        metadata={
+            "help": "float32, bfloat16, or auto (bfloat16 on a GPU that has it).",
+            "default": "what suits the model",
+        },
     )
     weight_decay: float = 0.0
-    clients_per_round: int | None = _option(None, "Clients drawn in each round.", min=1, default="all")
-    cut: str | None = _option(None, "Module whose input is filtered.", default="the last linear layer")
-    weights: str | None = None  # file or folder of first weights; a run folder stores their fingerprint instead
-    seed: int = _option(0, "Same seed, same federation and model.")
+    clients_per_round: int | None = field(
+        default=None, metadata={"help": "Clients drawn in each round.", "min": 1, "default": "all"}
+    )
+    cut: str | None = field(
+        default=None, metadata={"help": "Module whose input is filtered.", "default": "the last linear layer"}
+    )
+    weights: str | None = None  # file or folder of first weights; a run folder knows their fingerprint instead
+    seed: int = field(default=0, metadata={"help": "Same seed, same federation and model."})
 
     def __post_init__(self) -> None:
         if not -(2**63) <= self.seed < 2**63:
