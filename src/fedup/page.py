@@ -18,12 +18,12 @@ def render(template: str, content: dict[str, Any]) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share of 1 in per cent; a dash for none.
+    """A share of 1 in per cent, on one line; a dash for none.
 
     >>> percent(0.875)
-    '87.5 %'
+    '87.5\\xa0%'
     """
-    return "–" if share is None else f"{100 * share:.1f} %".replace("-", "−")
+    return "–" if share is None else f"{100 * share:.1f}\xa0%"
 
 
 def anchor(heading: str) -> str:

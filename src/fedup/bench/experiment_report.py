@@ -41,8 +41,9 @@ def write_report(experiment: Experiment, blocks: Sequence[Block], *, tables: Pat
     texts = {tables / f"{name}.md": _markdown(report), tables / f"{name}.csv": _csv(blocks)}
     if drawn := accuracy_under_attack(attacks) if attacks else epsilon_figure:
         texts[tables / f"{name}.svg"] = drawn + "\n"
-    page = {**report, "overview": overview(blocks), "epsilon_figure": epsilon_figure}
-    texts[pages / f"{name}.html"] = render("experiment", page)
+    has_floor = any(block.floor for block in blocks)
+    own = {"overview": overview(blocks), "has_floor": has_floor, "epsilon_figure": epsilon_figure}
+    texts[pages / f"{name}.html"] = render("experiment", report | own)
     for path, text in texts.items():  # all of it is made before any of it is written
         write_text(path, text)
     return list(texts)

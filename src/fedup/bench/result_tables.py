@@ -22,6 +22,7 @@ from fedup.errors import DataError
 from fedup.files import write_text
 from fedup.page import TEMPLATES, render
 
+_FORMAT = 1  # of what is recorded of a report
 Table = Callable[[Sequence[dict[str, Any]]], str]
 
 
@@ -68,12 +69,13 @@ def _write_changed(experiment: Experiment, blocks: Sequence[Block], benchmarks: 
     """The report of an experiment, unless its files are still what these results and this code make."""
     tables, pages = benchmarks / "tables", benchmarks / "pages"
     record = pages / f".{experiment.name}.json"
-    made = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {"files": [], "digest": ""}
+    made = _made(record)
     inputs = f"{_code()} {experiment!r} {blocks!r}"
-    if made["digest"] == _digest(inputs, [benchmarks / path for path in made["files"]]):
+    if made and made["digest"] == _digest(inputs, [benchmarks / path for path in made["files"]]):
         return []
     written = write_report(experiment, blocks, tables=tables, pages=pages)
     made = {
+        "format": _FORMAT,
         "digest": _digest(inputs, written),
         "files": [path.relative_to(benchmarks).as_posix() for path in written],
         "entry": _entry(experiment, blocks),
@@ -99,12 +101,21 @@ def _entry(experiment: Experiment, blocks: Sequence[Block]) -> dict[str, Any]:
 
 def _write_index(pages: Path) -> list[Path]:
     """The page that leads to all others, from what is recorded of each."""
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(pages.glob(".*.json"))]
-    path, text = pages / "index.html", render("index", {"entries": [record["entry"] for record in records]})
+    entries = [made["entry"] for path in sorted(pages.glob(".*.json")) if (made := _made(path))]
+    path, text = pages / "index.html", render("index", {"entries": entries})
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return []
     write_text(path, text)
     return [path]
+
+
+def _made(record: Path) -> dict[str, Any]:
+    """What is recorded of a report; nothing where there is none, or none of this format."""
+    try:
+        made = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return made if isinstance(made, dict) and made.get("format") == _FORMAT else {}
 
 
 def _digest(inputs: str, files: Sequence[Path]) -> str:
