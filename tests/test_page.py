@@ -13,7 +13,8 @@ from fedup.page import _environment, render
 NASTY = "<script>alert(1)</script> & \"quoted\" 'too' </td></style><b>"
 MACROS = """{% import "macros.html.j2" as m %}
 {{ m.table([text], [[text], [text]]) }} {{ m.facts([(text, text)]) }} {{ m.bullets([text, text]) }}
-{{ m.glossary([(text, text)]) }} {{ m.figure("<svg></svg>", text) }} {{ m.bars(text, [text], [(text, [0.5]), (text, [None])]) }}
+{{ m.glossary([(text, text)]) }} {{ m.figure("<svg></svg>", text) }}
+{{ m.bars(text, [text], [(text, [0.5]), (text, [None])]) }}
 """
 ENTRY = {"name": "n", "federations": ["f"], "scenarios": ["s"], "methods": 2, "n": "3", "goals": "1 of 2"}
 
