@@ -12,7 +12,8 @@ from fedup.page import _environment, render
 
 NASTY = "<script>alert(1)</script> & \"quoted\" 'too' </td></style><b>"
 MACROS = """{% import "macros.html.j2" as m %}
-{{ m.table([text], [[text], [text]]) }} {{ m.facts([(text, text)]) }} {{ m.bullets([text, text]) }}
+{{ m.table([text], [[text], [text]]) }} {{ m.fact(text, text) }} {{ m.measured(text, text, text) }}
+{{ m.bullets([text, text]) }}
 {{ m.glossary([(text, text)]) }} {{ m.figure("<svg></svg>", text) }}
 {{ m.bars(text, [text], [(text, [0.5]), (text, [None])]) }}
 """

@@ -304,6 +304,7 @@ def test_an_erased_request_is_not_claimed_to_have_been_answered_without_its_rows
     page = (erased / "evidence" / "R1.html").read_text(encoding="utf-8")
     assert UNUSED not in page
     assert MADE_OF in page
+    assert f"{told['erasure']['place']['cut']}," in page
 
 
 def test_evidence_of_an_eraser_tells_where_it_sits_and_what_it_was_made_of(erased):
@@ -384,13 +385,6 @@ def test_a_relabelled_class_is_told_beside_an_eraser(tmp_path):
     claimed = ok("evidence", "R1", "--run", run, "--json").json["claimed"]
     assert any("under other labels" in claim for claim in claimed)
     assert not any("nothing else of the filter used one" in claim for claim in claimed)
-
-
-def test_the_page_tells_where_an_eraser_sits(erased):
-    told = json.loads((erased / "evidence" / "R1.json").read_text(encoding="utf-8"))
-    page = (erased / "evidence" / "R1.html").read_text(encoding="utf-8")
-    assert f"{told['erasure']['place']['cut']}," in page
-    assert "in front of the model's last layers" not in page
 
 
 def test_a_client_that_is_erased_as_a_whole_is_put_on_record(tmp_path):

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedup.page import percent
 from fedup.request import Forget
 from fedup.run.in_words import STATES, class_in_words, count, eraser_in_words, forget_set, machine_in_words, moment
 
@@ -34,15 +33,16 @@ def page_content(evidence: Evidence) -> dict[str, Any]:
         "sentence": _sentence(evidence),
         "seconds": sum(evidence["time_s"].values()),
         "measured": _measured(evidence),
-        "table": _table(evidence),
+        "of_retrain": _of_retrain(evidence),
         "other_filter": filtered and filtered["sha256"] != (first or filtered)["sha256"],
         "worst": worst and {"name": class_in_words(int(worst), names), **evidence["class_recall"][worst]},
         "states": states,
         "kept": [figures["heldout"]["retain"] for figures in states.values()],
         "classes": _classes(states, names),
-        "asked": _asked(evidence),
-        "answer": _answer(evidence),
-        "hashes": _hashes(evidence),
+        "count": count,
+        "interval": _interval,
+        "eraser_in_words": eraser_in_words,
+        "mechanisms": sorted({release["mechanism"] for release in evidence["contact"]["releases"]}),
     }
 
 
@@ -78,26 +78,6 @@ def _measured(evidence: Evidence) -> dict[str, Any] | None:
     return {"series": series, "groups": groups, "rows": count(round(own["rows"]), "row")}
 
 
-def _table(evidence: Evidence) -> list[list[str]]:
-    """The verdict's figures with their intervals."""
-    verdict = evidence["verdict"]
-    if not verdict or verdict["statistic"] is None:
-        return []
-    sides = {verdict["measure"]: verdict["statistic"], "the same on unseen rows": verdict["reference"]}
-    rows = [
-        [name, percent(side["before"]), percent(side["after"]), f"{side['rows']:,.0f}"]
-        for name, side in sides.items()
-        if side
-    ]
-    if verdict["reference"]:
-        excess = [_interval(verdict[name]) for name in ("excess_before", "excess_after")]
-        rows.append(["excess in points, with 95 % interval", *excess, ""])
-    rows.append(["change in points, with 95 % interval", "", _interval(verdict["change"]), ""])
-    if evidence["retrained"]:
-        rows.append(["after retraining without it", "", percent(_of_retrain(evidence)), ""])
-    return rows
-
-
 def _states(evidence: Evidence) -> dict[str, Any]:
     """Figures of the model before, with the filter, of Retrain where there is one, and restored where that differs."""
     figures = evidence["accuracy"]
@@ -121,63 +101,7 @@ def _classes(states: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     }
 
 
-def _asked(evidence: Evidence) -> dict[str, str]:
-    request, rows = evidence["request"], evidence["forget_set"]["rows"]
-    counted = f"{rows['count']:,}, of {count(len(rows['clients']), 'client')}" if rows else "not counted"
-    facts = {"Asked": moment(request["asked_at"]), "Training rows named": counted}
-    if evidence["filter"]:
-        verb = "Is" if request["status"] == "in force" else "Was last"
-        facts[f"{verb} in force with"] = ", ".join(request["in_force_with"]) or "no other request"
-    if request["answered_with"]:
-        facts["In one answer with"] = ", ".join(request["answered_with"])
-    if request["restored_at"]:
-        facts["Taken back"] = moment(request["restored_at"])
-    return facts
-
-
-def _answer(evidence: Evidence) -> list[tuple[str, str]]:
-    contact, filtered, times = evidence["contact"], evidence["filter"], evidence["time_s"]
-    stages = ", ".join(f"{stage} {value:.2f} s" for stage, value in times.items())
-    contacted = ", ".join(map(str, contact["clients_contacted"])) or "none: answered from centroids sent before"
-    counting = ", ".join(map(str, contact["clients_counting"]))
-    facts = [
-        ("Time", f"{sum(times.values()):.2f} s: {stages}"),
-        ("Clients contacted to answer", contacted),
-        *([("Clients that counted answers, to measure", counting)] if counting else []),
-        ("Sent by clients", f"{contact['bytes_up']:,} bytes in {count(len(contact['releases']), 'message')}"),
-        ("Sent to clients", f"{contact['bytes_down']:,} bytes"),
-        ("Protection of what was sent", ", ".join(sorted({r["mechanism"] for r in contact["releases"]})) or "–"),
-        ("Protection of what was sent before", contact["protection_of_the_cache"]),
-    ]
-    if evidence["erasure"]:
-        facts.append(("Eraser", eraser_in_words(evidence["erasure"])))
-    facts += [("Note", note) for note in evidence["notes"]]
-    if filtered:
-        settings = ", ".join(f"{key} {value}" for key, value in filtered["config"].items() if value is not None)
-        used = f"{filtered['centroids_used']:,}" if filtered["centroids_used"] else "none"
-        facts += [("Centroids that the filter was fitted to", used), ("Settings of the filter", settings)]
-    return facts
-
-
-def _hashes(evidence: Evidence) -> dict[str, str]:
-    base, journal, filtered, first = (evidence[name] for name in ("base", "journal", "filter", "first_filter"))
-    forgotten = evidence["forget_set"]
-    facts = {
-        "Request": forgotten["digest"],
-        "Forget set (client and row ids)": forgotten["rows"].get("sha256", "–"),
-        "Base model, fingerprint of all weights": base["fingerprint"],
-        "Base model, sha256 of the file": base["file"]["sha256"] if base["file"] else "–",
-    }
-    if filtered:
-        state = "in force" if filtered["in_force_now"] else "last in force"
-        facts[f"Filter {state}, sha256 of the file"] = filtered["sha256"]
-    if first:
-        facts["Filter it was answered by, sha256 of the file"] = first["sha256"]
-    facts[f"Journal, event {journal['event']}"] = journal["event_hash"]
-    facts[f"Journal, head of {journal['events']} events"] = journal["head"]
-    return facts
-
-
 def _interval(estimate: Mapping[str, float]) -> str:
+    """A difference of shares and its 95 % interval, in points."""
     value, low, high = (f"{100 * estimate[name]:+.1f}".replace("-", "−") for name in ("value", "low", "high"))
     return f"{value} ({low} … {high})"
