@@ -8,6 +8,7 @@ from typing import Any
 from fedup.bench.attacks.run import attacks_table
 from fedup.bench.experiment import load_experiment
 from fedup.bench.experiment_report import write_report
+from fedup.bench.readme_table import write_results
 from fedup.bench.results import Results
 from fedup.bench.scale_table import flower_table, scale_table
 from fedup.bench.speed.table import speed_table
@@ -53,6 +54,7 @@ def write_tables(benchmarks: Path, experiments: Sequence[Path] = (), results: Pa
         written += _write_experiment(path, benchmarks, results, summed)
     if summed:
         written += write_times(summed, benchmarks)
+        write_results(summed, benchmarks)
     if not written:
         raise DataError(
             f"No result was found below {benchmarks}: run `fedup bench run` first, and name the experiment, as in "
