@@ -55,7 +55,9 @@ def _file(path: str, config: MkDocsConfig) -> File:
     if language is None:
         return File.generated(config, site_path(path), abs_src_path=str(ROOT / path))
     text = (ROOT / path).read_text(encoding="utf-8")
-    return File.generated(config, site_path(path), content=f"# {Path(path).name}\n\n`{path}`\n\n````{language}\n{text}````\n")
+    return File.generated(
+        config, site_path(path), content=f"# {Path(path).name}\n\n`{path}`\n\n````{language}\n{text}````\n"
+    )
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
