@@ -28,12 +28,17 @@ def repository_path(uri: str) -> str:
     return f"docs/{uri}" if (ROOT / "docs" / uri).is_file() else uri
 
 
-def linked(path: str) -> Iterator[str]:
-    """The files that a Markdown file of the repository links to."""
-    for link in LINK.findall((ROOT / path).read_text(encoding="utf-8")):
-        target = os.path.normpath(os.path.join(os.path.dirname(path), link))
-        if (ROOT / target).is_file():
-            yield target
+def target(page: str, link: str) -> str | None:
+    """The file of the repository that a link on a page leads to."""
+    path = os.path.normpath(Path(page).parent / link)
+    return path if (ROOT / path).is_file() else None
+
+
+def linked(page: str) -> Iterator[str]:
+    """The files of the repository that a page links to."""
+    for link in LINK.findall((ROOT / page).read_text(encoding="utf-8")):
+        if path := target(page, link):
+            yield path
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -44,7 +49,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         path = waiting.pop()
         if not path.startswith("docs/"):
             files.append(_file(path, config))
-        new = {target for target in (linked(path) if path.endswith(".md") else ()) if target not in seen}
+        new = set(linked(path) if path.endswith(".md") else ()) - seen
         seen |= new
         waiting += sorted(new)
     return files
@@ -55,9 +60,8 @@ def _file(path: str, config: MkDocsConfig) -> File:
     if language is None:
         return File.generated(config, site_path(path), abs_src_path=str(ROOT / path))
     text = (ROOT / path).read_text(encoding="utf-8")
-    return File.generated(
-        config, site_path(path), content=f"# {Path(path).name}\n\n`{path}`\n\n````{language}\n{text}````\n"
-    )
+    page = f"# {Path(path).name}\n\n`{path}`\n\n````{language}\n{text}````\n"
+    return File.generated(config, site_path(path), content=page)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -65,9 +69,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     here = repository_path(page.file.src_uri)
 
     def in_site(match: re.Match[str]) -> str:
-        target = os.path.normpath(os.path.join(os.path.dirname(here), match[1]))
-        if not (ROOT / target).is_file():
-            return match[1]
-        return os.path.relpath(site_path(target), os.path.dirname(page.file.src_uri))
+        path = target(here, match[1])
+        return os.path.relpath(site_path(path), Path(page.file.src_uri).parent) if path else match[1]
 
     return LINK.sub(in_site, markdown)

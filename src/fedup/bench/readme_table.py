@@ -22,8 +22,9 @@ def results_table(summed: Sequence[Summed]) -> str:
         return ""
     seeds = min(len(row.seeds) for block in blocks if (row := block.row(OURS)))
     about = (
-        f"Original → FedUP (Retrain), means of {seeds} seeds. *Forgotten*: F-A, or for samples ASR; the aim is Retrain's "
-        f"figure. *Floor*: the distance of a second Retrain. [All methods and figures](benchmarks/tables/{EXPERIMENT}.md)."
+        f"Original → FedUP (Retrain), means of {seeds} seeds. *Forgotten*: F-A, or for samples ASR; the aim is "
+        "Retrain's figure. *Floor*: the distance of a second Retrain. "
+        f"[All methods and figures](benchmarks/tables/{EXPERIMENT}.md)."
     )
     return f"{markdown_table(_HEAD, rows)}\n\n{about}"
 
