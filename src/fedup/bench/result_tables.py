@@ -11,6 +11,7 @@ from fedup.bench.attacks.run import attacks_table
 from fedup.bench.experiment import Experiment, load_experiment
 from fedup.bench.experiment_report import write_report
 from fedup.bench.goals import judge_goals
+from fedup.bench.readme_table import write_results
 from fedup.bench.results import Results
 from fedup.bench.scale_table import flower_table, scale_table
 from fedup.bench.speed.table import speed_table
@@ -56,7 +57,7 @@ def write_tables(benchmarks: Path, experiments: Sequence[Path] = (), results: Pa
             )
     if summed:
         written += _write_index(benchmarks / "pages")
-        written += [] if experiments else write_times(summed, benchmarks)
+        written += [] if experiments else [*write_times(summed, benchmarks), *write_results(summed, benchmarks)]
     elif not written:
         raise DataError(
             f"No result was found below {benchmarks}: run `fedup bench run` first, and name the experiment, as in "
