@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.cli._in_process import Ran, contents, fedup, ok
+from tests.cli._in_process import Ran, contents, fedup
 
 EXPERIMENT = """
 title = "Mine"
@@ -216,18 +216,3 @@ def test_results_that_cannot_be_read_or_written_are_one_clear_line(bench, toml, 
     check_refused(bench(), path.name, "format 2", "--results")
     assert path.read_text() == good.replace('"format": 1', '"format": 2')
     check_refused(fedup("bench", "run", toml, "--results", toml, "--device", "cpu"), str(toml))
-
-
-def test_help_has_examples_that_parse(bench):
-    ran = ok("bench", "run", "--help")
-    shown = " ".join(ran.out.replace("│", " ").split())
-    assert "Example: fedup bench run benchmarks/experiments/smoke.toml" in shown
-    assert max(map(len, ran.out.splitlines())) <= 100
-    for option in ("--only", "--seeds", "--budget-minutes", "--results", "--force", "--note", "--dry-run", "--device"):
-        assert option in shown
-    assert "run" in ok("bench", "--help").out
-    experiments = Path(__file__).parents[2] / "benchmarks" / "experiments"
-    ran = bench(
-        "--only", "class", "--seeds", "0-4", "--budget-minutes", "30", "--dry-run", experiment=experiments / "main.toml"
-    )
-    assert "0 of 80 cells are done; 80 to run." in ran.out

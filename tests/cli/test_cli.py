@@ -5,6 +5,8 @@ import json
 import pytest
 from tests.cli._in_process import ok
 
+from fedup.bench.figures import bars_of_time
+
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
@@ -67,3 +69,7 @@ def test_the_demos_backdoor_works_before_and_not_after_and_json_is_all_of_standa
     assert verdict["finding"] in ("forgotten", "too few rows")  # its interval is about as wide as one may be
     assert verdict["change"]["high"] < -0.9
     assert verdict["excess_after"]["high"] < 0
+
+
+def test_bars_of_time_fit_where_forgetting_took_longer_than_retraining():
+    assert "40 s" in bars_of_time({"class": (40.0, 0.1)})  # once its axis was made for retraining alone

@@ -185,21 +185,17 @@ def silent(kind: str, node: int):
     return spoil
 
 
-def test_a_node_that_does_not_tell_what_others_are_compared_with_is_left_out_and_noted(world, plain, grid):
+def test_a_node_that_does_not_tell_what_others_are_compared_with_or_count_is_left_out_and_noted(world, plain, grid):
     grid.spoil = silent("sketch", FIRST + 1)
-    plugged = plug(world.model)
-    report = unlearn_by_force(plugged, copy.deepcopy(plain), sparing(world), clients=world.contact(grid), config=BOTH)
+    plugged, forgetting = plug(world.model), {"clients": world.contact(grid), "config": BOTH}
+    report = unlearn_by_force(plugged, copy.deepcopy(plain), sparing(world), **forgetting)
     assert [note for note in report.notes if note.startswith("Client 1 is not compared with: ") and "Sundays" in note]
     assert plugged.served is not None and 1 not in report.erasure["compared_with"]
     assert FIRST + 1 not in grid.nodes_asked("spreads")
     assert len(grid.asked("sketch")) == 4  # the others' answers are used, and not asked for again
-
-
-def test_a_node_that_does_not_count_is_noted_and_the_others_are_not_asked_again(world, plain, grid):
     grid.spoil = silent("tally", FIRST + 1)
-    report = unlearn_by_force(
-        plug(world.model), copy.deepcopy(plain), sparing(world), clients=world.contact(grid), config=BOTH
-    )
+    grid.sent.clear()
+    report = unlearn_by_force(plug(world.model), copy.deepcopy(plain), sparing(world), **forgetting)
     assert [note for note in report.notes if note.startswith("Client 1 counted no answers: ")]
     assert len(grid.asked("tally")) == 4
 

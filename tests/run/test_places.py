@@ -54,17 +54,6 @@ def test_a_folder_of_any_name_works_with_every_verb_and_can_be_moved_between_any
     assert (tmp_path / f"{name}.pt2").exists()
 
 
-def test_errors_name_odd_paths_as_they_are(tmp_path):
-    name = "[/bold] [data] ["
-    for verb in (("status",), ("unlearn", "--class", 3)):
-        ran = fedup(*verb, "--run", name, cwd=tmp_path)
-        assert ran.code == 1
-        assert f"no run folder at {name}." in ran.err
-    ran = fedup("unlearn", "--csv", f"{name}.csv", "--run", copy_of("collected", tmp_path), cwd=tmp_path)
-    assert ran.code == 1
-    assert f"{name}.csv" in ran.err
-
-
 def test_a_clock_that_jumps_back_a_year_is_noted_and_harms_nothing(tmp_path, monkeypatch):
     run, steady = copy_of("answered", tmp_path / "run"), copy_of("answered", tmp_path / "steady")
 
