@@ -40,17 +40,10 @@ def test_the_demo_answers_three_requests_and_takes_them_back(demo):
     assert "images" not in sample["attack"]  # no pixels in a report for programs
 
 
-def test_the_demos_table_fits_a_hundred_columns_and_names_the_report(demo):
+def test_the_demos_table_fits_a_hundred_columns_and_its_page_is_self_contained(demo):
     ran, folder = demo
-    lines = ran.out.splitlines()
-    assert max(len(line) for line in lines if str(folder) not in line) <= 100
-    assert str(folder / "report.html") in ran.out
-    assert "bit-identical" in ran.out
-    assert "Backdoor: " in ran.out
-
-
-def test_the_demos_page_is_self_contained(demo):
-    _, folder = demo
+    assert max(len(line) for line in ran.out.splitlines() if str(folder) not in line) <= 100
+    assert all(text in ran.out for text in (str(folder / "report.html"), "bit-identical", "Backdoor: "))
     page = (folder / "report.html").read_text()
     assert page.count("<svg") == 7  # three times per class, twice features, once the images attacked, once time
     assert "<script" not in page

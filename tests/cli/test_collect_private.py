@@ -217,7 +217,11 @@ def test_evidence_of_samples_names_the_guarantee_of_what_was_sent(answered, tmp_
 @pytest.mark.parametrize("noise", [(), ("--sigma", 0.05, "--paper-accounting")], ids=str)
 def test_evidence_has_no_epsilon_where_there_is_no_guarantee(tmp_path, noise):
     run = copy_of("trained", tmp_path)
-    ok("collect", "--run", run, *noise)
+    out = ok("collect", "--run", run, *noise).out
+    if noise:
+        assert DISCLAIMER == "noise only, not a DP guarantee" and out.count("ε") == 1
+        assert re.search(rf"The paper's ε, mean over cells: [\d.]+ \({DISCLAIMER}\)", out)
+        assert ok("collect", "--run", run, *noise, "--json").json["paper_epsilon"] > 0
     ok("unlearn", "--run", run, *samples(), "--filter", "bottleneck", *QUICK)
     told, page = evidence(run, "R1", tmp_path)
     releases = json.loads(told)["contact"]["releases"]
@@ -230,23 +234,6 @@ def test_evidence_has_no_epsilon_where_there_is_no_guarantee(tmp_path, noise):
         assert "-DP for one" not in text
     assert ledger(run) == []
     assert "ε" not in ok("status", "--run", run).out
-
-
-# --- the paper's accounting
-
-
-def test_the_papers_epsilon_is_printed_with_the_words_that_it_is_no_guarantee(tmp_path):
-    run = copy_of("trained", tmp_path)
-    out = ok("collect", "--sigma", 0.05, "--paper-accounting", "--run", run).out
-    assert re.search(rf"The paper's ε, mean over cells: [\d.]+ \({DISCLAIMER}\)", out)
-    assert DISCLAIMER == "noise only, not a DP guarantee"
-    assert f"Protection: gaussian noise, σ = 0.05 ({DISCLAIMER})." in out
-    assert out.count("ε") == 1
-    assert ledger(run) == []  # it is no business of the ledger
-    again = ok("collect", "--sigma", 0.05, "--paper-accounting", "--run", run, "--json").json
-    assert again["already"] is True
-    assert again["paper_epsilon"] > 0
-    assert DISCLAIMER in again["mechanism"]
 
 
 def test_no_budget_allows_messages_without_a_guarantee_and_a_plan_says_what_it_would_refuse(run):

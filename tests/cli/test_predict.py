@@ -249,18 +249,16 @@ class TestTexts:
         titles = answers(ok("predict", table, "--run", news, "--column", "title", "--json"))
         assert [one["class"] for one in titles] == wanted[::-1]
 
-    def test_another_vocabulary_is_refused(self, news, tmp_path):
-        shutil.copytree(Path(os.environ["FEDUP_DATA"], "bert-base-uncased"), tmp_path / "bert-base-uncased")
-        with (tmp_path / "bert-base-uncased" / "vocab.txt").open("a") as file:
-            file.write("newword\n")
-        (tmp_path / "news.txt").write_text(TEXTS[0])
-        refused("predict", tmp_path / "news.txt", "--run", news, FEDUP_DATA=str(tmp_path), told="vocabulary")
-
-    def test_without_the_data_set_texts_are_answered_and_a_class_is_forgotten_still(self, news, tmp_path):
+    def test_without_the_data_set_texts_are_answered_and_a_class_is_forgotten_but_not_with_another_vocabulary(
+        self, news, tmp_path
+    ):
         shutil.copytree(Path(os.environ["FEDUP_DATA"], "bert-base-uncased"), tmp_path / "bert-base-uncased")
         (tmp_path / "news.txt").write_text(TEXTS[0])
         run = Path(shutil.copytree(news, tmp_path / "run"))
         ok("predict", tmp_path / "news.txt", "--run", run, FEDUP_DATA=str(tmp_path))
-        refused = fedup("unlearn", "--class", 1, "--run", run, "--steps", 2, FEDUP_DATA=str(tmp_path))
-        assert refused.code == 1  # nothing to measure it on
+        declined = fedup("unlearn", "--class", 1, "--run", run, "--steps", 2, FEDUP_DATA=str(tmp_path))
+        assert declined.code == 1  # nothing to measure it on
         ok("unlearn", "--class", 1, "--run", run, "--steps", 2, "--force", FEDUP_DATA=str(tmp_path))
+        with (tmp_path / "bert-base-uncased" / "vocab.txt").open("a") as file:
+            file.write("newword\n")
+        refused("predict", tmp_path / "news.txt", "--run", run, FEDUP_DATA=str(tmp_path), told="vocabulary")

@@ -1,5 +1,6 @@
 """Requests and settings that cannot be: one clear error, the right exit code, and nothing changed."""
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -10,6 +11,7 @@ from tests.cli._in_process import contents, copy_of, fedup, ok, refused, sample_
 from fedup.cli._requests import from_csv
 from fedup.errors import FedUPError
 
+PYTHON = re.compile(r"\w=(True|False|None|'|\"|…)|Path\(|<fedup|<class|object at 0x|\w+\(\w+=|\{'|Traceback")
 SMALL = ("--rows", 400, "--clients", 4, "--rounds", 1)
 
 
@@ -85,6 +87,12 @@ FAILURES = {
     f"train --run new --seed {2**70}": "seed",
     "train --run new --weights file": "no safetensors file",
     "demo --rounds 0": "at least 1 round",
+    "train --run trained --rows 300": "rows is 400 there and 300 here",
+    "train --run new --clients 3 --clients-per-round 4": "--clients-per-round must lie",
+    "unlearn --run collected --samples 1:0 --filter erasure": "--filter",
+    "unlearn --run collected --class 7 --class-policy keep": "--class-policy",
+    "collect --run collected --again --epsilon 2": "--clip unit",
+    "predict nowhere.png --run trained": "nowhere.png",
     "train --run .": "not empty",
 }
 
@@ -95,6 +103,7 @@ def test_failures_exit_1_with_one_error_that_says_what_to_do(runs, arguments):
     assert (ran.code, ran.out) == (1, "")
     assert ran.err.startswith("Error: ")
     assert FAILURES[arguments] in ran.told
+    assert not PYTHON.search(ran.told)  # an error speaks the command line
     assert not (runs / "new").exists()
 
 

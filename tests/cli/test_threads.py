@@ -40,12 +40,6 @@ def test_the_threads_of_a_training_are_on_record_and_shown(tmp_path):
         assert ok("status", "--run", run, "--json").json["trained_on"]["threads"] == threads
 
 
-def test_a_number_of_threads_that_cannot_be_is_wrong_usage(tmp_path):
-    ran = fedup("train", "--run", tmp_path / "run", *SMALL, "--threads", "0")
-    assert (ran.code, ran.out) == (2, "") and "--threads" in ran.told
-    assert not (tmp_path / "run").exists()
-
-
 def test_every_verb_that_computes_takes_threads_and_notes_them(tmp_path):
     run = copy_of("trained", tmp_path)
     ok("collect", "--run", run, "--threads", 1)

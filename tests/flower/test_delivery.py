@@ -7,7 +7,7 @@ from unittest import TestCase
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from hypothesis import given, settings
@@ -110,15 +110,6 @@ def test_a_node_that_raises_or_has_another_model_is_left_out(world, plain):
         assert_left_out(world, plain, grid)
 
 
-def test_what_else_a_reply_carries_does_no_harm(world, plain, warm):
-    def change(reply: Message) -> Message:
-        reply.content["more"] = ConfigRecord({"note": "", "more": []})
-        return reply
-
-    warm.spoil = spoiling(change)
-    assert_same_store(collect(world.model, world.contact(warm)), plain)
-
-
 @pytest.mark.parametrize("kind", ["labels", "summarize", "sketch", "spreads", "moments"])
 def test_a_request_that_meets_a_bad_answer_fails_and_changes_nothing(world, plain, warm, kind):
     contact, store, plugged = world.contact(warm, retries=0, timeout_s=0.1), copy.deepcopy(plain), plug(world.model)
@@ -137,16 +128,6 @@ def test_a_request_that_meets_a_bad_answer_fails_and_changes_nothing(world, plai
     if kind == "moments":
         unlearn(plugged, store, world.samples(c1=21, c2=40), clients=contact, config=BOTH)
         assert plugged.served is not None
-
-
-def test_counts_that_do_not_fit_are_left_out_and_noted(world, plain, warm):
-    warm.spoil = spoiling(lambda reply: changed(reply, {"held_out": [[1, 40, 3, 3, 4]]}), kind="tally")
-    contact, store = world.contact(warm), copy.deepcopy(plain)
-    report = unlearn(plug(world.model), store, world.samples(c2=40), clients=contact, config=BOTH)
-    (note,) = [note for note in report.notes if "counted no answers" in note]
-    assert note.startswith("Client 2 ") and "do not add up" in note
-    (verdict,) = report.verdicts.values()
-    assert (verdict.finding, verdict.statistic) == ("not measured", None)
 
 
 @pytest.mark.parametrize("forget", [(), [Forget.clients([0])]], ids=["known before", "asked who it is first"])

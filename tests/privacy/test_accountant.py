@@ -67,26 +67,6 @@ def test_delta_is_that_of_the_formula_to_the_last_digits(mu, epsilon):
     assert delta_of(mu, epsilon) == pytest.approx(float(expected), rel=1e-6)
 
 
-@many
-@given(mus, deltas)
-def test_there_and_back_gives_the_same_mu(mu, delta):
-    epsilon = epsilon_of(mu, delta)
-    assume(1e-6 < epsilon < 1e6)
-    assert mu_of(epsilon, delta) == pytest.approx(mu, rel=1e-6)
-    assert delta_of(mu, epsilon) == pytest.approx(delta, rel=1e-6)
-
-
-# --- order
-
-
-@many
-@given(mus, _powers_of_ten(-3, 3), st.floats(1.001, 100))
-def test_delta_falls_with_epsilon_and_grows_with_mu(mu, epsilon, factor):
-    delta = delta_of(mu, epsilon)
-    assert 0 <= delta_of(mu, epsilon * factor) <= delta <= delta_of(mu * factor, epsilon) <= 1
-    assert delta <= delta_of(mu, 0.0)
-
-
 # --- several releases
 
 

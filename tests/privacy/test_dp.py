@@ -78,13 +78,6 @@ def test_a_record_that_is_cut_to_the_clip_moves_it_by_the_sensitivity_exactly(dp
     assert moved == pytest.approx(dp.sensitivity, rel=1e-7)
 
 
-@many
-@given(guarantees(), rows_of_a_client(), st.integers(0, 12))
-def test_disjoint_records_add_up(dp, rows, first):
-    both = rows.told(dp, slice(first)) + rows.told(dp, slice(first, None))
-    torch.testing.assert_close(rows.told(dp), both, atol=1e-9, rtol=1e-9)
-
-
 @few
 @given(rows_of_a_client(), st.integers(1, 5), st.floats(0.1, 10))
 def test_it_tells_counts_sums_and_second_moments(rows, cells, clip):
@@ -236,12 +229,9 @@ def test_noise_is_the_sensitivity_times_that_of_dp_accounting(epsilon, delta, co
 
 def test_replayable_noise_says_that_it_protects_nothing():
     real, replayable = DP(1.0, clip="unit"), DP(1.0, clip="unit", replay_seed=0)
-    assert not real.is_replayable
-    assert replayable.is_replayable
+    assert (real.is_replayable, replayable.is_replayable) == (False, True)
     for told in (str(replayable), replayable.mechanism):
-        assert "TEST MODE" in told
-        assert "NO PRIVACY" in told
-    assert "TEST" not in str(real)
+        assert "TEST MODE" in told and "NO PRIVACY" in told
     assert str(real) == "(ε = 1, δ = 1e-05)-DP for one record"
     assert "one subject" in str(DP(1.0, clip="unit", unit="subject"))
 

@@ -97,29 +97,6 @@ def test_a_client_named_several_times_must_afford_as_many_releases(epsilon, delt
             ledger.check([1] * 9 + [0] * times, dp)
 
 
-def test_a_refusal_says_what_was_spent_and_what_is_left():
-    ledger = Ledger(budgets={None: Budget(2.0)})
-    ledger.spend(0, _dp(1.5), "centroids")
-    with pytest.raises(BudgetError) as refusal:
-        ledger.spend(0, _dp(1.9), "centroids")
-    told = str(refusal.value)
-    assert "spent ε = 1.5 of its ε = 2 at δ = 1e-05" in told
-    assert f"ε = {ledger.left(0):.4g} at that δ is left" in told
-    assert "Nothing was released" in told
-
-
-def test_a_charge_that_cannot_be_written_is_not_made():
-    class Unwritable(Ledger):
-        def _record(self, charge):
-            raise OSError("the disk is full")
-
-    ledger = Unwritable()
-    with pytest.raises(OSError, match="full"):
-        ledger.spend(0, _dp(), "centroids")
-    assert ledger.charges == []
-    assert ledger.mu(0) == 0
-
-
 # --- as plain data
 
 
