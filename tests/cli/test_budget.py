@@ -32,9 +32,6 @@ def budgets(run):
     return {client: one["budget"] for client, one in ledger(run).items()}
 
 
-# --- set
-
-
 def test_a_budget_holds_for_everyone_or_for_those_named_and_the_last_word_counts(run):
     assert budgets(run) == dict.fromkeys(range(4))
     assert EVERYONE in ok("budget", "--epsilon", 12, "--run", run).out
@@ -90,9 +87,6 @@ def test_a_refusal_says_what_is_left_and_that_much_is_accepted(run):
     assert ledger(run)[0]["epsilon"] == pytest.approx(12, rel=1e-3)
 
 
-# --- listed
-
-
 def test_without_options_it_lists_limits_charges_and_why_left_is_no_difference(run):
     ok("budget", "--epsilon", 12, "--run", run)
     before = contents(run)
@@ -116,8 +110,6 @@ def test_without_options_it_lists_limits_charges_and_why_left_is_no_difference(r
     assert told["ledger"] == list(ledger(run).values())
     assert [charge["client"] for charge in told["charges"]] == [0, 1, 2, 3]
 
-
-# --- refused
 
 WRONG = {
     "--epsilon 3 --client 0 --client 4": (1, "Unknown client 4; this federation has clients 0 to 3."),

@@ -90,9 +90,6 @@ def test_a_dry_run_of_an_eraser_tells_whom_the_real_run_contacts_and_what_they_s
     assert 1 in told["means and variances"]
 
 
-# Cuts
-
-
 def test_the_cuts_of_a_model_are_listed_from_early_to_late_and_can_be_erased_at(run, tmp_path):
     cuts = list(cuts_of("lenet5"))
     (tmp_path / "cuts").mkdir()  # a folder of that name is a folder

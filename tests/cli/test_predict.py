@@ -142,12 +142,8 @@ def test_another_size_is_refused_unless_resizing_is_asked_for(run, tmp_path):
     assert one["class"] == expected(run)[0][0]  # taken as a grey one
     path = tmp_path / "large.png"
     Image.fromarray(pixels()[0]).resize((16, 24)).save(path)
-    ran = fedup("predict", path, "--run", run, "--json")
-    assert (ran.code, ran.out) == (1, "")
-    assert str(path) in ran.err
-    assert "16×24" in ran.err
-    assert "8×8" in ran.err
-    assert "--resize" in ran.err
+    ran = refused("predict", path, "--run", run, "--json")
+    assert all(text in ran.err for text in (str(path), "16×24", "8×8", "--resize"))
     ok("predict", path, "--run", run, "--resize")
 
 
@@ -185,9 +181,6 @@ def test_what_cannot_be_read_is_named_and_nothing_is_answered_for_it(run, parque
 def test_a_column_or_folder_without_images_names_what_there_is(run, parquet, tmp_path):
     assert "image, raw, label" in fedup("predict", parquet, "--run", run, "--column", "picture").err
     assert "no image" in fedup("predict", tmp_path, "--run", run).err
-
-
-# Texts
 
 
 def missing(name: str) -> bool:

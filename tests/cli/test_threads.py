@@ -2,6 +2,7 @@
 
 import os
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tests.cli._in_process import QUICK, copy_of, fedup, ok
 
 from fedup.cli import let_threads_sleep
 from fedup.run.folder import Run
+from fedup.tasks.progress import RoundsShown
 from fedup.threads import using_threads
 
 SMALL = ("--rows", 300, "--clients", 3, "--rounds", 1)
@@ -74,9 +76,6 @@ def test_a_resumed_training_uses_the_threads_on_record_unless_told_otherwise(tmp
 
 def _interrupt(run):
     """A training of two rounds, ended after the first as by Ctrl-C."""
-    from unittest import mock
-
-    from fedup.tasks.progress import RoundsShown
 
     def stop(self, round_index, client, **_):
         if round_index == 1:
@@ -106,5 +105,4 @@ def test_threads_sleep_while_they_wait_on_a_busy_machine_unless_the_user_chose(
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr(sys, "modules", {"torch": torch} if loaded else {})
     let_threads_sleep()
-    found = os.environ.pop("OMP_WAIT_POLICY", None)
-    assert found == policy
+    assert os.environ.pop("OMP_WAIT_POLICY", None) == policy

@@ -141,9 +141,6 @@ def test_what_a_node_says_to_have_spent_is_not_charged_to_a_client_that_it_only_
     assert contact.ledger.spent(0) == pytest.approx(spent + REAL.mu**2)  # a client that is known pays its own alone
 
 
-# --- budgets
-
-
 @pytest.mark.parametrize("joins_late", [False, True])
 def test_a_budget_of_the_server_stops_all_before_anybody_is_asked(world, joins_late):
     grid = world.grid()

@@ -28,9 +28,6 @@ AUTO = FilterConfig(rank=8, steps=4)
 BOTH = replace(AUTO, filter="both")
 
 
-# --- the same store as in process
-
-
 SETTINGS = {
     "usual": {},
     "early": {"cut": "conv2", "statistics": CentroidConfig(0.3, seed=4)},
@@ -84,9 +81,6 @@ def test_neither_ids_nor_the_order_and_numbers_of_nodes_matter(world, plain):
     assert_same_store(collect(world.model, world.contact(LocalGrid(apps))), plain)
 
 
-# --- requests over the grid
-
-
 @pytest.mark.parametrize(
     ("names", "config", "privacy"),
     [(["client"], AUTO, None), (["sample"], AUTO, PRIVATE), (["class", "sample"], BOTH, None), (["all"], AUTO, None)],
@@ -126,9 +120,6 @@ def test_no_centroid_of_forgotten_samples_stays_in_use(world, least_rows):
     after, counts = store.take(cell)
     assert not torch.equal(before, after)
     assert int(counts.sum()) <= 18 - len(request.sample_ids[2])
-
-
-# --- who is asked, and what
 
 
 def test_each_node_is_asked_once_for_what_a_request_needs_in_one_wave_for_all(world):
@@ -188,9 +179,6 @@ def test_a_request_that_names_something_unknown_or_everything_is_refused(world):
         contact.ask({9: LabelsQuestion(frozenset([1]))})
 
 
-# --- several clients at once
-
-
 SAMPLES = {0: 5, 1: 3, 3: 8}
 
 
@@ -225,9 +213,6 @@ def test_one_required_client_without_an_answer_ends_it_for_all_and_an_optional_o
     grid.spoil = untouched
     assert list(dict(contact.ask(label_questions(world)))) == [0, 1, 3]
     assert contact.silent == {}, "it has answered since"
-
-
-# --- weights
 
 
 def weights_sent(grid: LocalGrid) -> list[int]:
@@ -275,9 +260,6 @@ def test_a_question_to_all_is_written_once(world, monkeypatch):
     monkeypatch.setattr(messaging, "write_ask", lambda *parts: written.append(parts) or write_ask(*parts))
     collect(world.model, world.contact(world.grid()))
     assert [weights is None for _, weights in written] == [True, False]  # and not for each of four nodes
-
-
-# --- answers that wait are of one question
 
 
 @pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])

@@ -69,9 +69,6 @@ def assert_left_out(world: World, plain: Centroids, grid: LocalGrid) -> str:
     return contact.left_out[ODD]
 
 
-# --- answers of no use
-
-
 def with_content(reply: Message, content: RecordDict) -> Message:
     reply.content = content
     return reply
@@ -143,9 +140,6 @@ def test_a_client_that_was_met_but_is_left_out_of_a_collection_is_unknown_to_its
     assert plugged.requests == frozenset()
 
 
-# --- how many must answer
-
-
 def test_no_answer_of_use_is_an_error_whatever_the_least_fraction_and_so_is_no_node(world):
     with pytest.raises(ContactError, match="0 of 4"):
         collect(world.model, world.contact(world.grid(lambda node, reply: None), least_fraction=1e-9))
@@ -182,9 +176,6 @@ def test_settings_out_of_range_are_refused(setting):
     world = digits()
     with pytest.raises(SettingError, match="must be "):
         world.contact(LocalGrid({}), **setting)
-
-
-# --- tries and pauses
 
 
 @pytest.mark.parametrize("code", [None, ErrorCode.NODE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE])
@@ -256,9 +247,6 @@ def test_late_and_repeated_replies_are_taken_for_the_question_that_they_answer(w
     other = {"statistics": CentroidConfig(seed=1)}
     again = collect(world.model, world.contact(grid), **other)
     assert_same_store(again, collect(world.model, world.federation, **other))
-
-
-# --- nodes that come and go
 
 
 def test_a_node_that_is_not_connected_any_more_is_missing(world):

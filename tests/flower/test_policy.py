@@ -10,10 +10,7 @@ from flwr.app import ConfigRecord
 from tests._asking import ask_one
 from tests.flower._node import CLIENT, HOW, Node, centroids, exact_details, in_process, row_groups
 
-from fedup.clients.eraser_questions import (
-    SketchesQuestion,
-    SpreadsQuestion,
-)
+from fedup.clients.eraser_questions import SketchesQuestion, SpreadsQuestion
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import BudgetError, SettingError
 from fedup.flower import Policy

@@ -89,8 +89,6 @@ def eraser(samples=(), **more) -> dict:
     return {**usual, **more}
 
 
-# --- the invariant
-
 odd = st.sampled_from([NAN, INF, -INF, 3e38, -3e38, 1e-45, 0.0, 0.5, 1.0])
 
 
@@ -164,9 +162,6 @@ def test_a_model_that_fails_on_a_row_does_not_tell_of_it():
     assert 0.5 < apart < 2 * sharp.sensitivity + 0.5  # the two rows count as 0; all others are what they were
 
 
-# --- failures after the charge
-
-
 def _raising(context):
     raise RuntimeError("Jane Doe, born 1970")
 
@@ -201,9 +196,6 @@ def test_a_failed_release_is_charged_again_where_it_is_asked_for_again():
     for _ in range(2):
         assert node.ask(RELEASE, release(release="a"), made()).status == "failed"
     assert len(node.charges()) == 2
-
-
-# --- the charge
 
 
 def test_the_charge_is_on_disk_before_data_is_read(tmp_path):
@@ -245,9 +237,6 @@ def test_a_cut_that_does_not_run_once_is_refused_before_data_is_read():
     assert not read and node.charges() == []
 
 
-# --- the same release again
-
-
 def test_a_name_gets_the_same_release_again_for_the_same_question_only():
     node = Node(rows())
     first = node.ask(RELEASE, release(release="a"), made())
@@ -264,9 +253,6 @@ def test_a_name_gets_the_same_release_again_for_the_same_question_only():
         other = node.ask(RELEASE, details, weights)
         assert other.status == "ok" and not torch.equal(other.arrays["vectors"], first.arrays["vectors"])
         assert len(node.charges()) == charged
-
-
-# --- sensitivity at the node
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -287,9 +273,6 @@ def test_a_record_moves_a_release_by_no_more_than_the_sensitivity_whatever_weigh
     told = [node.ask(kind, details, weights).arrays for node in (whole, less)]
     apart = [torch.cat([told[0][name].double().flatten() - told[1][name].double().flatten()]) for name in told[0]]
     assert float(torch.cat(apart).norm()) <= dp.sensitivity * (1 + 1e-4)
-
-
-# --- time
 
 
 def test_answers_are_held_back_for_as_long_as_the_policy_says():
@@ -315,8 +298,6 @@ def test_the_model_is_run_on_the_same_batches_whatever_is_left_out():
     assert seen[0] == seen[1] == seen[2]
     assert math.ceil(200 / 64) == seen[0].count((64, WIDTH))
 
-
-# --- refused before any row is read
 
 REFUSED = {
     "no module 'nowhere'": {"cut": "nowhere"},

@@ -144,9 +144,6 @@ def test_an_answer_without_any_cell_and_a_contact_without_a_folder_leave_nothing
     assert files(tmp_path) == []
 
 
-# --- each release is paid for once
-
-
 def test_a_collection_that_was_paid_for_can_be_taken_up_again_under_a_budget_for_just_one(world, tmp_path, clock):
     grid, ledger = world.grid(), Ledger(budgets={None: Budget(REAL.epsilon)})
     collect(world.model, world.contact(grid), statistics=CentroidConfig(seed=9))  # nodes hold the weights

@@ -8,13 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    SubsetRandomSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SubsetRandomSampler
 
 from fedup.errors import DataError, MissingDataError
 from fedup.flower.rows import rows_of

@@ -67,9 +67,6 @@ def guarantees(draw, unit="record"):
     )
 
 
-# --- records
-
-
 @many
 @given(guarantees(), rows_of_a_client())
 def test_a_record_that_is_cut_to_the_clip_moves_it_by_the_sensitivity_exactly(dp, rows):
@@ -106,9 +103,6 @@ def test_which_cell_a_record_falls_into_depends_on_that_record_alone(rows, cells
     torch.testing.assert_close(sum(counts), together)
 
 
-# --- subjects
-
-
 @many
 @given(guarantees("subject"), rows_of_a_client(most=20), st.sampled_from([1, 2, 3, 7, 4096]))
 def test_all_records_of_a_subject_move_the_joint_vector_by_no_more_than_the_sensitivity(dp, rows, at_once):
@@ -129,9 +123,6 @@ def test_how_many_rows_are_taken_at_once_changes_nothing(rows, at_once, unit):
         patch.setattr(mechanism, "_ROWS_AT_ONCE", at_once)
         pieces = rows.told(dp)
     torch.testing.assert_close(pieces, rows.told(dp), atol=1e-12, rtol=1e-12)
-
-
-# --- the layout
 
 
 @few
@@ -162,9 +153,6 @@ def test_only_variances_are_told_where_all_second_moments_would_be_too_many():
 @pytest.mark.parametrize("dims", [1, 19, 62, 99, 128])
 def test_a_message_takes_no_more_than_a_megabyte(num_classes, dims):
     assert 4 * num_classes * Layout.of(_dp(), dims, num_classes).size <= 1_000_000
-
-
-# --- refused
 
 
 @pytest.mark.parametrize("unit", ["record", "subject"])
@@ -214,9 +202,6 @@ def test_rows_without_a_subject_are_refused_where_subjects_are_protected(subject
     with pytest.raises(DataError, match="no subject id"):
         joint_vector(_dp(unit="subject"), *rows, subjects, 2)
     joint_vector(_dp(), *rows, subjects, 2)  # as records they need none
-
-
-# --- settings
 
 
 @many

@@ -29,9 +29,6 @@ def _noise(dp):
     return get_sigma_gaussian(dp.epsilon, dp.delta, tol=1e-300)
 
 
-# --- adding up
-
-
 @many
 @given(spends, deltas)
 def test_what_is_spent_is_what_dp_accounting_makes_of_the_releases(spent, delta):
@@ -44,9 +41,6 @@ def test_what_is_spent_is_what_dp_accounting_makes_of_the_releases(spent, delta)
         expected = get_epsilon_gaussian(precision**-0.5, delta, tol=1e-300)
         assert ledger.epsilon(client, delta) == pytest.approx(expected, rel=1e-6, abs=1e-300)
         assert ledger.mu(client) == pytest.approx(math.sqrt(precision), rel=1e-6)
-
-
-# --- budgets
 
 
 @many
@@ -97,9 +91,6 @@ def test_a_client_named_several_times_must_afford_as_many_releases(epsilon, delt
             ledger.check([1] * 9 + [0] * times, dp)
 
 
-# --- as plain data
-
-
 @many
 @given(spends, st.dictionaries(st.none() | st.integers(0, 3), st.builds(Budget, st.floats(200, 1e5), deltas)))
 def test_a_ledger_comes_back_from_its_text(spent, budgets):
@@ -130,9 +121,6 @@ def test_a_release_with_a_name_is_charged_once_also_by_a_ledger_that_was_read_ba
         again.spend(0, dp, "centroids", "b")
     ledger.spend(1, dp, "centroids", "a")  # another client's is another
     assert len(ledger.charges) == 2
-
-
-# --- releases that come from elsewhere
 
 
 def test_a_release_is_charged_once_whatever_it_is_called_and_two_are_charged_twice():

@@ -29,9 +29,6 @@ def _moments_off(sample):
     return [abs(float(m) - t) / math.sqrt(v / n) for m, t, v in zip(moments, truth, variance, strict=True)]
 
 
-# --- the numbers themselves
-
-
 def test_numbers_of_the_systems_entropy_follow_the_normal_law():
     """By Dvoretzky, Kiefer, Wolfowitz and Massart the distance is larger than this once in 10¹² runs."""
     n = 200_000
@@ -57,9 +54,6 @@ def test_one_number_tells_nothing_of_the_next(replay):
 def test_the_ends_of_the_entropy_give_finite_numbers(byte, monkeypatch):
     monkeypatch.setattr(secrets, "token_bytes", lambda size: byte * size)
     assert normal(4).isfinite().all()
-
-
-# --- a release
 
 
 @few

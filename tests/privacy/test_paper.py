@@ -57,9 +57,6 @@ def test_features_far_from_zero_have_the_distances_that_they_have():
     assert paper_epsilon(features, 0.1) == pytest.approx(_printed(features, 0.1), rel=1e-2)
 
 
-# --- collected
-
-
 @pytest.fixture(scope="module")
 def setting():
     with torch.random.fork_rng():

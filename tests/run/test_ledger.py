@@ -88,9 +88,6 @@ def nobody_computes(monkeypatch):
         monkeypatch.setattr(module, "release", reads)
 
 
-# --- a charge comes first
-
-
 def test_each_charge_is_on_disk_when_its_noise_is_drawn(trained, monkeypatch):
     seen, draw = [], client_side.release
 
@@ -176,9 +173,6 @@ def test_no_noise_is_drawn_for_a_charge_that_the_disk_did_not_take(trained, monk
         assert ledger.mu(0) == 0
 
 
-# --- it is the folder's
-
-
 def test_reopening_or_moving_the_folder_gives_the_same_ledger(private, tmp_path):
     unlearn(private, *samples(1))
     ok("budget", "--epsilon", 20, "--run", private)
@@ -194,9 +188,6 @@ def test_reopening_or_moving_the_folder_gives_the_same_ledger(private, tmp_path)
     assert again.budgets == first.budgets == {None: Budget(20), 2: Budget(30.5, 1e-6)}
     assert [again.mu(client) for client in range(CLIENTS)] == [first.mu(client) for client in range(CLIENTS)]
     assert describe_ledger(Run(moved).read()) == list(spent(moved).values())
-
-
-# --- it adds up
 
 
 def test_taking_samples_back_is_another_release_unless_it_is_the_last_request_or_the_original_was_kept(private):
@@ -265,9 +256,6 @@ def test_verify_says_what_was_charged_and_finds_a_release_that_was_not_under_a_f
         assert f"Client {client} released something under DP that was not charged" in told
     forge(private, lambda event: event.kind != "charged")
     assert fedup("verify", "--run", private).code == 1
-
-
-# --- erasers, and refusals for other reasons
 
 
 @pytest.mark.parametrize("many", [2, 30])

@@ -97,9 +97,6 @@ def test_the_untouched_folder_is_sound_and_answers_and_a_damaged_one_is_told_in_
     assert path.name in told.out
 
 
-# Files
-
-
 def flip(path: Path, where: float) -> None:
     data = bytearray(path.read_bytes())
     data[int(where * (len(data) - 1))] ^= 1

@@ -67,9 +67,6 @@ def run(original, tmp_path):
     return shutil.copytree(original, tmp_path / "run")
 
 
-# --- each request's own
-
-
 OWN = ("verdict", "notes", "forced", "forget_set", "contact", "time_s", "first_filter", "machine")
 
 
@@ -106,9 +103,6 @@ def test_each_request_of_a_file_has_its_verdict_and_reason(run, tmp_path):
         assert told["verdict"]["measure"].endswith(measure)
         assert told["request"]["reason"] == one["forget"].get("reason", "withdrawal")
         assert told["verdict"]["words"] in page
-
-
-# --- requests that stay open
 
 
 @pytest.fixture
@@ -235,9 +229,6 @@ def test_an_open_request_can_be_taken_back(original, withheld):
     assert is_sound(withheld)
 
 
-# --- refused for a class
-
-
 POOR = ("--class", 3, "--steps", 1)
 
 
@@ -279,9 +270,6 @@ def test_an_answer_that_costs_a_class_is_declined_and_nothing_else_changes(origi
     assert told["request"]["status"] == "in force"
     assert evidence(run, "R1")[0]["forced"] == []
     assert is_sound(run)
-
-
-# --- answers that clients sent, where a server keeps them until they are in the folder
 
 
 @pytest.mark.parametrize(("force", "let_go"), [(True, 1), (False, 0)], ids=["answered", "declined"])
