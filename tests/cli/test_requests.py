@@ -89,7 +89,6 @@ FAILURES = {
     "demo --rounds 0": "at least 1 round",
     "train --run trained --rows 300": "rows is 400 there and 300 here",
     "train --run new --clients 3 --clients-per-round 4": "--clients-per-round must lie",
-    "unlearn --run collected --samples 1:0 --filter erasure": "--filter",
     "unlearn --run collected --class 7 --class-policy keep": "--class-policy",
     "collect --run collected --again --epsilon 2": "--clip unit",
     "predict nowhere.png --run trained": "nowhere.png",
