@@ -72,6 +72,15 @@ def ok(*arguments: object, **how: Any) -> Ran:
     return ran
 
 
+def refused(*arguments: object, told: str = "", **how: Any) -> Ran:
+    """The same, which must fail with an error that says so, and without an answer."""
+    ran = fedup(*arguments, **how)
+    assert (ran.code, ran.out) == (1, ""), f"fedup {' '.join(map(str, arguments))}: {ran}"
+    assert "Error: " in ran.err and "Traceback" not in ran.err
+    assert told in ran.told, ran.told
+    return ran
+
+
 @cache
 def _original(stage: str) -> Path:
     """A run folder that nobody changes: `trained`, `collected`, `private` (ε = 8) or `answered` (three requests)."""

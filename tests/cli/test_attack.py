@@ -2,7 +2,7 @@
 
 import json
 
-from tests.cli._in_process import fedup, ok
+from tests.cli._in_process import fedup, ok, refused
 
 from fedup.bench.attacks import interface
 
@@ -16,8 +16,7 @@ def test_the_table_comes_last_and_the_file_holds_it(tmp_path, monkeypatch):
         FEDUP_CACHE=str(tmp_path / "cache"),
     )
     told = json.loads(out.read_text())
-    assert told["recipe"]["rounds"] == 1
-    assert told["trials"] == 20
+    assert (told["recipe"]["rounds"], told["trials"]) == (1, 20)
     rows = [line for line in ran.out.splitlines() if line.startswith("│")]
     assert len(rows) > len(told["results"])
     assert all(line.rstrip().endswith("│") and len(line) <= 100 for line in rows)  # nothing is cut off
@@ -28,10 +27,14 @@ def test_the_table_comes_last_and_the_file_holds_it(tmp_path, monkeypatch):
     assert str(out) in ran.out.replace("\n", "")
 
 
-def test_wrong_usage_is_told_before_anything_runs(tmp_path):
+def test_wrong_usage_of_attack_and_withdrawals_is_told_before_anything_runs(tmp_path):
     assert fedup("bench", "attack", "--data", "digits", "--out", tmp_path).code == 2
     assert fedup("bench", "attack", "--trials", 1).code == 2
-    lacking = fedup("bench", "attack", "--data", "mnist", "--out", tmp_path / "a.json", FEDUP_DATA=str(tmp_path))
-    assert lacking.code == 1
-    assert "mnist" in lacking.err
-    assert not (tmp_path / "a.json").exists()
+    wrong = fedup("bench", "withdrawals", "--only", "letters", "--folder", tmp_path)
+    assert wrong.code == 2 and "memorised" in wrong.err
+    for lacking in (
+        ("attack", "--data", "mnist", "--out", tmp_path / "a.json"),
+        ("withdrawals", "--only", "mnist", "--folder", tmp_path),
+    ):
+        refused("bench", *lacking, FEDUP_DATA=str(tmp_path), told="mnist")
+    assert not list(tmp_path.iterdir())

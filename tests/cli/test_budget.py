@@ -5,7 +5,7 @@ from math import inf, nan
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.cli._in_process import QUICK, contents, copy_of, fedup, ok, sample_ids
+from tests.cli._in_process import QUICK, contents, copy_of, fedup, ok, refused, sample_ids
 
 from fedup.run.folder import Run
 
@@ -32,31 +32,17 @@ def budgets(run):
     return {client: one["budget"] for client, one in ledger(run).items()}
 
 
-# --- set
-
-
 def test_a_budget_holds_for_everyone_or_for_those_named_and_the_last_word_counts(run):
     assert budgets(run) == dict.fromkeys(range(4))
-    told = ok("budget", "--epsilon", 12, "--run", run)
-    assert told.out == f"From now on ε = 12 at δ = 1e-05 is the limit of {EVERYONE}.\n"
+    assert EVERYONE in ok("budget", "--epsilon", 12, "--run", run).out
     assert budgets(run) == dict.fromkeys(range(4), 12)
-    told = ok("budget", "--epsilon", 20.5, "--client", 1, "--client", 3, "--run", run)
-    assert told.out == "From now on ε = 20.5 at δ = 1e-05 is the limit of client 1, 3.\n"
+    assert "client 1, 3" in ok("budget", "--epsilon", 20.5, "--client", 1, "--client", 3, "--run", run).out
     assert budgets(run) == {0: 12, 1: 20.5, 2: 12, 3: 20.5}
     ok("budget", "--epsilon", 30, "--run", run)
     assert budgets(run) == {0: 30, 1: 20.5, 2: 30, 3: 20.5}
     ok("budget", "--epsilon", 9, "--client", 1, "--run", run)
     assert budgets(run) == {0: 30, 1: 9, 2: 30, 3: 20.5}
     assert [one["releases"] for one in ledger(run).values()] == [1] * 4
-
-
-def test_it_is_told_as_json_with_the_ledger_after_it(run):
-    told = ok("budget", "--epsilon", 12, "--delta", 1e-6, "--client", 2, "--run", run, "--json").json
-    assert (told["epsilon"], told["delta"], told["clients"]) == (12, 1e-6, [2])
-    assert told["ledger"] == list(ledger(run).values())
-    assert (told["ledger"][2]["budget"], told["ledger"][2]["delta"]) == (12, 1e-6)
-    assert 8 < told["ledger"][2]["epsilon"] < 12  # at a smaller δ the same releases count for more
-    assert 0 < told["ledger"][2]["left"] < 12
 
 
 def test_a_budget_is_shown_before_anything_is_spent_and_refuses_or_allows_the_first_release(tmp_path):
@@ -71,9 +57,7 @@ def test_a_budget_is_shown_before_anything_is_spent_and_refuses_or_allows_the_fi
     event = Run(run).read().events[-1]
     assert (event.kind, event.body) == ("budgeted", {"clients": [], "budget": {"epsilon": 7.5, "delta": 1e-5}})
     assert "7.5" in ok("status", "--run", run).out
-    ran = fedup(*COLLECT, "--run", run)
-    assert (ran.code, ran.out) == (1, "")
-    assert "Client 0 has spent ε = 0 of its ε = 7.5" in ran.told
+    refused(*COLLECT, "--run", run, told="Client 0 has spent ε = 0 of its ε = 7.5")
     assert Run(run).read().collected is None
     for whose in ((), ("--client", 2)):
         ok("budget", "--epsilon", 8, *whose, "--run", run)
@@ -88,11 +72,7 @@ def test_lowering_it_below_what_was_spent_says_that_all_is_refused(run):
     assert ledger(run)[2]["left"] == 0
     ok("unlearn", "--class", 7, "--run", run, *QUICK)  # asks nobody
     samples = ("--samples", f"2:{sample_ids(2)[0]}", "--filter", "bottleneck", *QUICK)
-    before = contents(run)
-    ran = fedup("unlearn", *samples, "--run", run)
-    assert (ran.code, ran.out) == (1, "")
-    assert "Client 2 has spent ε = 8 of its ε = 5" in ran.told
-    assert contents(run) == before
+    assert fedup("unlearn", *samples, "--run", run).code == 1
     ok("budget", "--epsilon", 50, "--client", 2, "--run", run)
     ok("unlearn", *samples, "--run", run)
     assert [one["releases"] for one in ledger(run).values()] == [1, 1, 2, 1]
@@ -105,9 +85,6 @@ def test_a_refusal_says_what_is_left_and_that_much_is_accepted(run):
     assert left == pytest.approx(ledger(run)[0]["left"], rel=1e-3)
     ok("collect", "--epsilon", left * 0.999, "--clip", "unit", "--again", "--run", run)
     assert ledger(run)[0]["epsilon"] == pytest.approx(12, rel=1e-3)
-
-
-# --- listed
 
 
 def test_without_options_it_lists_limits_charges_and_why_left_is_no_difference(run):
@@ -124,14 +101,15 @@ def test_without_options_it_lists_limits_charges_and_why_left_is_no_difference(r
         assert [row for row in rows if len(row) == 6][-4:] == [
             [str(n), "1", "8", "12", "7.68", "1e-05"] for n in range(4)
         ]
+    told = ok("budget", "--epsilon", 12, "--delta", 1e-6, "--client", 2, "--run", run, "--json").json
+    assert (told["epsilon"], told["delta"], told["clients"]) == (12, 1e-6, [2])
+    assert (told["ledger"][2]["budget"], told["ledger"][2]["delta"]) == (12, 1e-6)
+    assert 8 < told["ledger"][2]["epsilon"] < 12  # at a smaller δ the same releases count for more
     told = ok("budget", "--run", run, "--json").json
     assert told["every_client"] == {"epsilon": 12, "delta": 1e-5}
     assert told["ledger"] == list(ledger(run).values())
     assert [charge["client"] for charge in told["charges"]] == [0, 1, 2, 3]
-    assert all(one["left"] != pytest.approx(12 - one["epsilon"], rel=0.01) for one in told["ledger"])
 
-
-# --- refused
 
 WRONG = {
     "--epsilon 3 --client 0 --client 4": (1, "Unknown client 4; this federation has clients 0 to 3."),

@@ -5,6 +5,8 @@ import json
 import pytest
 from tests.cli._in_process import ok
 
+from fedup.bench.figures import bars_of_time
+
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
@@ -38,17 +40,10 @@ def test_the_demo_answers_three_requests_and_takes_them_back(demo):
     assert "images" not in sample["attack"]  # no pixels in a report for programs
 
 
-def test_the_demos_table_fits_a_hundred_columns_and_names_the_report(demo):
+def test_the_demos_table_fits_a_hundred_columns_and_its_page_is_self_contained(demo):
     ran, folder = demo
-    lines = ran.out.splitlines()
-    assert max(len(line) for line in lines if str(folder) not in line) <= 100
-    assert str(folder / "report.html") in ran.out
-    assert "bit-identical" in ran.out
-    assert "Backdoor: " in ran.out
-
-
-def test_the_demos_page_is_self_contained(demo):
-    _, folder = demo
+    assert max(len(line) for line in ran.out.splitlines() if str(folder) not in line) <= 100
+    assert all(text in ran.out for text in (str(folder / "report.html"), "bit-identical", "Backdoor: "))
     page = (folder / "report.html").read_text()
     assert page.count("<svg") == 7  # three times per class, twice features, once the images attacked, once time
     assert "<script" not in page
@@ -67,3 +62,7 @@ def test_the_demos_backdoor_works_before_and_not_after_and_json_is_all_of_standa
     assert verdict["finding"] in ("forgotten", "too few rows")  # its interval is about as wide as one may be
     assert verdict["change"]["high"] < -0.9
     assert verdict["excess_after"]["high"] < 0
+
+
+def test_bars_of_time_fit_where_forgetting_took_longer_than_retraining():
+    assert "40 s" in bars_of_time({"class": (40.0, 0.1)})  # once its axis was made for retraining alone

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.cli._in_process import QUICK, contents, copy_of, fedup, filter_file, ok, sample_ids
+from tests.cli._in_process import QUICK, contents, copy_of, fedup, filter_file, ok, refused, sample_ids
 
 from fedup.privacy import DP, epsilon_of
 from fedup.privacy.paper import DISCLAIMER
@@ -52,8 +52,6 @@ def evidence(run, request, tmp_path):
     return [(tmp_path / "pages" / f"{request}.{kind}").read_text(encoding="utf-8") for kind in ("json", "html")]
 
 
-# --- refused
-
 ODD = st.sampled_from(["0", "-1", "nan", "inf", "units"])
 SETTINGS = ["--epsilon {} --clip unit", "--epsilon 2 --clip {}", "--epsilon 2 --clip unit --delta {}", "--sigma {}"]
 
@@ -82,7 +80,6 @@ def test_numbers_that_cannot_be_are_one_error_and_change_nothing(trained, argume
         ("--clip unit", "pass --epsilon as well"),
         ("--allow-delta", "pass --epsilon as well"),
         ("--epsilon 2 --clip unit --paper-accounting", "pass neither --sigma nor --paper-accounting"),
-        ("--epsilon 2 --clip unit --delta 0.1 --allow-delta --ratio 0.3", "--ratio"),
         ("--paper-accounting", "without noise (sigma 0) there is none to count"),
     ],
 )
@@ -90,8 +87,10 @@ def test_a_refusal_says_what_to_do(trained, arguments, told):
     assert told in fedup("collect", *arguments.split(), "--run", trained).told
 
 
-def test_other_settings_are_refused_unless_all_are_asked_again(original):
+def test_the_same_again_is_free_and_other_settings_are_refused_unless_all_are_asked_again(original):
     before = contents(original)
+    assert "already; nothing was changed" in ok(*COLLECT, "--run", original).out
+    assert ok(*COLLECT, "--run", original, "--json").json["already"] is True
     for other in (
         ("--epsilon", 4, "--clip", "unit"),
         ("--epsilon", 8, "--clip", 3),
@@ -99,13 +98,8 @@ def test_other_settings_are_refused_unless_all_are_asked_again(original):
         (),
         ("--sigma", 0.1),
     ):
-        ran = fedup("collect", *other, "--run", original)
-        assert (ran.code, ran.out) == (1, "")
-        assert "--again" in ran.told
+        refused("collect", *other, "--run", original, told="--again")
         assert contents(original) == before
-
-
-# --- collected
 
 
 def test_people_and_programs_are_told_the_guarantee_and_noise_is_fresh(original, tmp_path):
@@ -113,22 +107,21 @@ def test_people_and_programs_are_told_the_guarantee_and_noise_is_fresh(original,
     out = ok(*COLLECT, "--run", run).out
     assert out.startswith("40 vectors of noisy statistics of 40 cells from 4 clients, ")
     assert f"Protection: {GUARANTEE}. Next: fedup unlearn --class 0" in out
-    assert "TEST MODE" not in out
-    assert "paper" not in out
     run = copy_of("trained", tmp_path / "programs")
     told = ok(*COLLECT, "--run", run, "--json").json
     assert told["already"] is False
     names = {next((folder / "files").glob("centroids-*")).name for folder in (original, run, tmp_path / "people")}
     assert len(names) == 3
     assert (told["centroids"], told["cells"], told["clients"]) == (40, 40, 4)
-    assert told["mechanism"] == GUARANTEE
+    status = ok("status", "--run", run, "--json").json
+    assert told["mechanism"] == status["protection"] == GUARANTEE
+    assert [one["epsilon"] for one in status["ledger"]] == pytest.approx([8.0] * 4)
+    assert {(one["budget"], one["unprotected"]) for one in status["ledger"]} == {(None, 0)}
     assert told["how"]["replay_seed"] is None  # noise that nobody can replay
     assert DP(**told["how"]) == DP(8.0, clip="unit")
     assert told["paper_epsilon"] is None
-    events = Run(run).read().events
-    assert [event.kind for event in events] == ["created", "trained", *["charged"] * 4, "collected"]
-    assert {one["mechanism"] for one in events[-1].body["releases"]} == {GUARANTEE}
-    assert {one["sigma"] for one in events[-1].body["releases"]} == {DP(8.0, clip="unit").sigma}
+    sent = {(one["mechanism"], one["sigma"]) for one in Run(run).read().collected.body["releases"]}
+    assert sent == {(GUARANTEE, DP(8.0, clip="unit").sigma)}
 
 
 def test_a_larger_delta_is_accepted_by_those_who_mean_it(tmp_path):
@@ -138,58 +131,6 @@ def test_a_larger_delta_is_accepted_by_those_who_mean_it(tmp_path):
     assert ledger(run)[0]["epsilon"] == pytest.approx(epsilon_of(DP(2.0, 1e-4, 5.5, allow_delta=True).mu, 1e-5))
     again = ok("collect", "--epsilon", 2, "--clip", "5.50", "--delta", 1e-4, "--allow-delta", "--run", run)
     assert "already" in again.out
-
-
-def test_the_same_again_is_free_and_says_so(run):
-    before = contents(run)
-    told = ok(*COLLECT, "--run", run)
-    assert "already; nothing was changed" in told.out
-    assert ok(*COLLECT, "--run", run, "--json").json["already"] is True
-    assert contents(run) == before
-    assert releases(run) == [1] * 4
-
-
-def test_asked_again_beyond_the_budget_nothing_happens(run):
-    ok("budget", "--epsilon", 10, "--run", run)
-    before = contents(run)
-    ran = fedup(*COLLECT, "--again", "--run", run)
-    assert (ran.code, ran.out) == (1, "")
-    assert "Client 0 has spent ε = 8 of its ε = 10" in ran.told
-    more = ("unlearn", "--run", run, *samples(), "--filter", "bottleneck", *QUICK)
-    assert fedup(*more).code == fedup(*more, "--dry-run").code == 1  # a plan says so, too
-    assert "Nothing was released." in ran.told
-    assert contents(run) == before
-    exact = fedup("collect", "--again", "--run", run)  # no budget allows messages without a guarantee
-    assert exact.code == 1
-    assert "under no guarantee" in exact.told
-    assert contents(run) == before
-
-
-def test_status_names_the_protection_and_what_each_client_spent(original):
-    out = " ".join(ok("status", "--run", original).out.split())
-    assert f"40 vectors of 40 cells, protection: {GUARANTEE}; 4 clients sent" in out
-    assert "ρ" not in out  # there is no ratio
-    assert out.count("no limit") == 4
-    told = ok("status", "--run", original, "--json").json
-    assert told["protection"] == GUARANTEE
-    assert told["ledger"] == [
-        {
-            "client": client,
-            "releases": 1,
-            "corrections": 0,
-            "mu": DP(8.0, clip="unit").mu,
-            "delta": 1e-5,
-            "epsilon": pytest.approx(8),
-            "budget": None,
-            "left": None,
-            "unprotected": 0,
-            "test_mode": False,
-        }
-        for client in range(4)
-    ]
-
-
-# --- requests
 
 
 @pytest.fixture(scope="module")
@@ -225,18 +166,6 @@ def test_what_was_purged_costs_a_release_of_its_client_to_have_back(run):
     assert releases(run)[2] == 2
 
 
-def test_a_dry_run_of_samples_names_the_guarantee_that_it_would_cost_and_charges_nothing(original):
-    before = contents(original)
-    what = ("unlearn", "--run", original, *samples(), "--filter", "bottleneck", *QUICK, "--dry-run")
-    plan = ok(*what, "--json").json
-    assert plan["privacy_cost"] == f"10 cells sent again, each a release with {GUARANTEE}, charged to its client"
-    assert plan["clients_contacted"] == [1]
-    out = ok(*what).out
-    assert GUARANTEE in " ".join(out.split())
-    assert "Nothing was changed." in out
-    assert contents(original) == before
-
-
 def test_an_eraser_of_a_class_is_refused_under_the_guarantee(run):
     before = contents(run)
     for kind in ("erasure", "both"):
@@ -247,32 +176,14 @@ def test_an_eraser_of_a_class_is_refused_under_the_guarantee(run):
         assert contents(run) == before
 
 
-def test_a_declined_answer_changes_nothing_but_the_ledger(run):
-    ok("unlearn", "--run", run, "--class", 7, *QUICK)
-    served = filter_file(run)
-    poor = ("--filter", "bottleneck", "--rank", 1, "--steps", 1, "--max-loss", 0, "--max-class-loss", 100)
-    ran = fedup("unlearn", "--run", run, *samples(), *poor, "--json")
-    assert ran.code == 1  # one step of a filter of width 1
-    assert ran.json["declined"]
-    assert filter_file(run) == served
-    assert releases(run) == [1, 2, 1, 1]  # it was sent
-    assert ok("verify", "--run", run, "--json").json["ok"] is True
-    assert "What clients released for it is spent" in fedup("unlearn", "--run", run, *samples(2), *poor).out
-
-
 def test_an_epsilon_too_small_for_the_data_is_an_error_that_says_so(tmp_path, monkeypatch):
     run = copy_of("trained", tmp_path)
     # Noise may stand out by itself once in a thousand runs: none at all, and the threshold is what it is.
     monkeypatch.setattr("fedup.privacy.dp.normal", lambda size, replay: torch.zeros(size, dtype=torch.float64))
     ok("collect", "--epsilon", 0.01, "--clip", "unit", "--run", run)
     before = contents(run)
-    ran = fedup("unlearn", "--run", run, "--class", 7, *QUICK)
-    assert (ran.code, ran.out) == (1, "")
-    assert "No class stands out of the noise" in ran.told
+    refused("unlearn", "--run", run, "--class", 7, *QUICK, told="No class stands out of the noise")
     assert contents(run) == before
-
-
-# --- evidence
 
 
 def test_evidence_of_samples_names_the_guarantee_of_what_was_sent(answered, tmp_path):
@@ -294,7 +205,11 @@ def test_evidence_of_samples_names_the_guarantee_of_what_was_sent(answered, tmp_
 @pytest.mark.parametrize("noise", [(), ("--sigma", 0.05, "--paper-accounting")], ids=str)
 def test_evidence_has_no_epsilon_where_there_is_no_guarantee(tmp_path, noise):
     run = copy_of("trained", tmp_path)
-    ok("collect", "--run", run, *noise)
+    out = ok("collect", "--run", run, *noise).out
+    if noise:
+        assert DISCLAIMER == "noise only, not a DP guarantee" and out.count("ε") == 1
+        assert re.search(rf"The paper's ε, mean over cells: [\d.]+ \({DISCLAIMER}\)", out)
+        assert ok("collect", "--run", run, *noise, "--json").json["paper_epsilon"] > 0
     ok("unlearn", "--run", run, *samples(), "--filter", "bottleneck", *QUICK)
     told, page = evidence(run, "R1", tmp_path)
     releases = json.loads(told)["contact"]["releases"]
@@ -309,21 +224,14 @@ def test_evidence_has_no_epsilon_where_there_is_no_guarantee(tmp_path, noise):
     assert "ε" not in ok("status", "--run", run).out
 
 
-# --- the paper's accounting
-
-
-def test_the_papers_epsilon_is_printed_with_the_words_that_it_is_no_guarantee(tmp_path):
-    run = copy_of("trained", tmp_path)
-    out = ok("collect", "--sigma", 0.05, "--paper-accounting", "--run", run).out
-    assert re.search(rf"The paper's ε, mean over cells: [\d.]+ \({DISCLAIMER}\)", out)
-    assert DISCLAIMER == "noise only, not a DP guarantee"
-    assert f"Protection: gaussian noise, σ = 0.05 ({DISCLAIMER})." in out
-    assert out.count("ε") == 1
-    assert ledger(run) == []  # it is no business of the ledger
-    again = ok("collect", "--sigma", 0.05, "--paper-accounting", "--run", run, "--json").json
-    assert again["already"] is True
-    assert again["paper_epsilon"] > 0
-    assert DISCLAIMER in again["mechanism"]
+def test_no_budget_allows_messages_without_a_guarantee_and_a_plan_says_what_it_would_refuse(run):
+    ok("budget", "--epsilon", 10, "--run", run)
+    before = contents(run)
+    more = ("unlearn", "--run", run, *samples(), "--filter", "bottleneck", *QUICK)
+    assert fedup(*more).code == fedup(*more, "--dry-run").code == 1
+    exact = fedup("collect", "--again", "--run", run)
+    assert exact.code == 1 and "under no guarantee" in exact.told
+    assert contents(run) == before
 
 
 def test_messages_sent_before_without_a_guarantee_are_not_passed_over(tmp_path):

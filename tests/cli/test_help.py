@@ -17,6 +17,7 @@ from fedup.privacy.guarantee import DP
 from fedup.statistics.centroids import CentroidConfig
 from fedup.tasks.recipe import Recipe
 
+SETTINGS = {"train": (Recipe,), "collect": (CentroidConfig, DP), "unlearn": (FilterConfig,)}
 VERBS = ("data", *(verb for verbs in _VERBS.values() for verb in verbs))
 
 
@@ -47,14 +48,11 @@ def test_every_verb_has_help_with_an_example_and_offers_json(verb):
     assert max(map(len, ran.out.splitlines())) <= 100
     assert "[bold]" not in ran.out
     assert "--json" in ran.out
+    for settings in SETTINGS.get(verb, ()):  # each with a help is an option
+        told = {field.name: field.metadata["help"] for field in fields(settings) if "help" in field.metadata}
+        assert told
+        assert all(f"--{name.replace('_', '-')} " in text and help_ in text for name, help_ in told.items())
     assert verb != "train" or ok(verb, "-h").out == ran.out
-
-
-def test_the_first_page_names_every_verb():
-    page = ok("--help").out
-    assert all(f" {verb} " in page for verb in (*VERBS, "bench"))
-    assert fedup().code == 2
-    assert ok("--version").out.startswith("fedup ")
 
 
 def test_json_is_all_that_standard_output_holds(run, tmp_path):
@@ -81,22 +79,9 @@ def test_json_is_all_that_standard_output_holds(run, tmp_path):
         json.loads(ok(*arguments, "--json").out)
 
 
-@pytest.mark.parametrize(
-    ("verb", "settings"), [("train", Recipe), ("collect", CentroidConfig), ("collect", DP), ("unlearn", FilterConfig)]
-)
-def test_every_setting_with_a_help_is_an_option(verb, settings):
-    page = " ".join(ok(verb, "--help").out.replace("│", " ").split())
-    told = {field.name: field.metadata["help"] for field in fields(settings) if "help" in field.metadata}
-    assert told
-    assert [name for name, text in told.items() if f"--{name.replace('_', '-')} " not in page or text not in page] == []
-
-
 def test_the_command_line_starts_without_torch():
     code = "import sys, fedup.cli._app; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
-
-
-# Real processes
 
 
 def test_a_process_puts_json_alone_on_standard_output_and_progress_elsewhere(tmp_path):
@@ -104,6 +89,13 @@ def test_a_process_puts_json_alone_on_standard_output_and_progress_elsewhere(tmp
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["already"] is False
     assert b"Training" in ran.stderr
+
+
+def test_the_first_page_names_every_verb():
+    page = ok("--help").out
+    assert all(f" {verb} " in page for verb in (*VERBS, "bench"))
+    assert fedup().code == 2
+    assert ok("--version").out.startswith("fedup ")
 
 
 def complete(shell: str, words: str, **environment) -> str:
@@ -122,22 +114,16 @@ def complete(shell: str, words: str, **environment) -> str:
     return ran.stdout.decode()
 
 
-def test_tab_completes_verbs_options_names_and_requests(run):
-    for shell in ("bash", "zsh", "fish"):
-        verbs = complete(shell, "fedup un")
-        assert "unlearn" in verbs
-        assert "status" not in verbs
-    options = complete("bash", "fedup unlearn --cl")
-    assert "--client" in options and "--class" in options and "--rank" not in options
-    assert "digits" in complete("bash", "fedup train --data ")
-    assert "lenet5" in complete("zsh", "fedup train --model le")
-    assert ok("status", "--json", FEDUP_RUN=str(run)).json["in_force"] == ["R1", "R2", "R3"]
-    requests = complete("bash", "fedup restore ", FEDUP_RUN=str(run))
-    assert all(name in requests for name in ("R1", "R2", "R3"))
-    assert "R2" in complete("fish", "fedup evidence R", FEDUP_RUN=str(run))
-
-
-def test_tab_is_silent_where_there_is_no_run_folder(tmp_path):
+def test_tab_completes_verbs_options_names_and_requests_and_is_silent_where_there_is_no_run_folder(run, tmp_path):
+    for shell, words, there, not_there in (
+        ("zsh", "fedup un", "unlearn", "status"),
+        ("bash", "fedup unlearn --cl", "--client", "--rank"),
+        ("bash", "fedup train --data ", "digits", "R1"),
+        ("bash", "fedup restore ", "R3", "R4"),
+        ("fish", "fedup evidence R", "R2", "R4"),
+    ):
+        completed = complete(shell, words, FEDUP_RUN=str(run))
+        assert there in completed and not_there not in completed
     assert complete("bash", "fedup restore ", FEDUP_RUN=str(tmp_path / "nowhere")).strip() == ""
-    (tmp_path / "run.sqlite").write_bytes(b"damaged" * 1000)
-    assert complete("bash", "fedup restore ", FEDUP_RUN=str(tmp_path)).strip() == ""
+    (run / "run.sqlite").write_bytes(b"damaged" * 1000)
+    assert complete("bash", "fedup restore ", FEDUP_RUN=str(run)).strip() == ""

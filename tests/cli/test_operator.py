@@ -4,11 +4,13 @@ import json
 
 import pytest
 from safetensors import safe_open
-from tests.cli._in_process import QUICK, TRAIN, contents, copy_of, fedup, filter_file, ok, sample_ids, sha256
+from tests.cli._in_process import QUICK, TRAIN, contents, copy_of, fedup, filter_file, ok, refused, sample_ids, sha256
 
 from fedup.cli._session import Session
+from fedup.request import Forget
 from fedup.run.folder import Run
 from fedup.statistics.store import Centroids
+from fedup.unlearning.unlearn import classes_left_without_holder
 
 ANY_LOSS = ("--force", "--max-class-loss", 100)
 STRICT = ("--max-loss", 0, "--max-class-loss", 100)  # a filter may cost no accuracy, and any class
@@ -34,9 +36,6 @@ def test_on_the_cpu_the_centroids_of_a_folder_are_not_copied_into_memory(run, mo
     assert Session(run).store(Run(run).read()).vectors.device.type == "cpu"
 
 
-# Training and collecting
-
-
 def test_training_and_collecting_again_change_nothing(run):
     before = contents(run)
     assert ok("train", "--run", run, *TRAIN, "--json").json["already"] is True
@@ -50,22 +49,7 @@ def test_weights_brought_along_are_taken_as_they_are(run, tmp_path):
     assert brought["fingerprint"] == Run(run).read().base
     ok("collect", "--run", tmp_path / "b")
     ok("unlearn", "--run", tmp_path / "b", "--class", 7, *QUICK)
-    ran = fedup("evaluate", "--retrain", "--run", tmp_path / "b")
-    assert ran.code == 1
-    assert "brought" in ran.err
-
-
-def test_collecting_anew_is_refused_while_requests_are_in_force(answered):
-    before = contents(answered)
-    ran = fedup("collect", "--run", answered, "--again")
-    assert ran.code == 1
-    assert "R1, R2, R3" in ran.err
-    assert contents(answered) == before
-    ok("restore", "--run", answered, "--all")
-    assert ok("collect", "--run", answered, "--again", "--ratio", 0.5, "--json").json["how"]["ratio"] == 0.5
-
-
-# Unlearning
+    refused("evaluate", "--retrain", "--run", tmp_path / "b", told="brought")
 
 
 @pytest.mark.parametrize(
@@ -82,8 +66,7 @@ def test_a_dry_run_changes_nothing_and_tells_what_the_real_run_does(run, options
     what = (*options(), *QUICK)  # so small a federation loses classes with any client
     plan = ok("unlearn", "--run", run, *what, "--dry-run", "--json").json
     told = ok("unlearn", "--run", run, *what, "--dry-run").out
-    assert "Nothing was changed" in told
-    assert max(map(len, told.splitlines())) <= 100
+    assert "Nothing was changed" in told and max(map(len, told.splitlines())) <= 100
     assert contents(run) == before
     done = ok("unlearn", "--run", run, *what, "--json").json
     event = Run(run).read().events[-1].body
@@ -94,17 +77,15 @@ def test_a_dry_run_changes_nothing_and_tells_what_the_real_run_does(run, options
     assert sorted({release["client"] for release in sent}) == done["clients_contacted"]
     assert sorted({release["client"] for release in counted}) == done["clients_counting"] == event["clients_counting"]
     named = sum(len(ids) for ids in event["requests"][0]["forget"]["samples"].values())
-    assert plan["samples_unknown"] == named  # nobody is asked of which classes they are
-    assert plan["cells_asked"] == []
+    assert (plan["samples_unknown"], plan["cells_asked"]) == (named, [])  # nobody is asked of which classes they are
     assert ("those of" in told) == bool(named)
     status = ok("status", "--run", run, "--json").json
     assert plan["cells_sealed"] == status["sealed"]["cells"]
     assert plan["in_force_afterwards"] == len(status["in_force"])
     assert done["bytes_up"] == sum(release["bytes"] for release in event["releases"])
     if not named:
-        assert plan["centroids_kept"] == done["centroids_used"]
+        assert (plan["centroids_kept"], sent) == (done["centroids_used"], [])
         assert plan["privacy_cost"].startswith("none")
-        assert sent == []
     else:
         assert sum(release["cells"] for release in sent) > 0
         ok("unlearn", "--run", run, "--class", 9, *QUICK)
@@ -132,12 +113,6 @@ def test_too_high_a_loss_declines_and_force_puts_it_in_force(run):
     assert kinds(run)[-1] == "declined"
     status = ok("status", "--run", run, "--json").json
     assert (status["in_force"], status["filter"], len(status["declined"])) == ([], None, 1)
-    told = fedup("unlearn", "--run", run, "--class", 3, *STRICT, "--steps", 1)
-    assert told.code == 1
-    assert "Not put in force: a filter was fitted, but it would lower the retained accuracy" in " ".join(
-        told.out.split()
-    )
-    assert "--force" in told.out
     forced = ok("unlearn", "--run", run, "--class", 3, *STRICT, "--steps", 1, "--force", "--json").json
     assert [one["id"] for one in forced["requests"]] == ["R1"]
     assert ok("verify", "--run", run, "--json").json["ok"]
@@ -158,9 +133,6 @@ def test_a_remapped_class_keeps_its_centroids_in_use_and_evidence_says_so(run):
     assert ok("verify", "--run", run, "--json").json["ok"]
 
 
-# Restoring
-
-
 def test_requests_are_taken_back_by_id_or_reference_and_the_others_stay(answered):
     before = contents(answered)
     ran = fedup("restore", "R1", "R9", "--run", answered)  # known and unknown
@@ -174,19 +146,8 @@ def test_requests_are_taken_back_by_id_or_reference_and_the_others_stay(answered
     again = ok("restore", "R2", "--run", answered, "--json").json
     assert (again["requests"], again["already"]) == ([], ["R2"])
     assert contents(answered) == before
-    assert ok("restore", "t-1", "r3", "T-1", "--run", answered, "--json").json["requests"] == ["R1", "R3"]
-
-
-def test_after_the_last_one_the_original_model_answers(answered):
-    original = copy_of("trained", answered.parent / "original")
-    done = ok("restore", "R1", "R2", "R3", "--run", answered, "--json").json
-    assert (done["remaining"], done["filter"], done["clients_contacted"]) == ([], None, [])
-    assert filter_file(answered) is None
-    figures = [ok("evaluate", "--run", one, "--json").json for one in (answered, original)]
-    assert figures[0] == figures[1]
-    before = contents(answered)
-    ok("restore", "--all", "--run", answered)
-    assert contents(answered) == before
+    done = ok("restore", "t-1", "r3", "T-1", "--run", answered, "--json").json
+    assert (done["requests"], done["filter"], done["clients_contacted"]) == (["R1", "R3"], None, [])
 
 
 def test_a_restoration_that_costs_too_much_is_declined(run):
@@ -195,19 +156,14 @@ def test_a_restoration_that_costs_too_much_is_declined(run):
     files = contents(run / "files")
     ran = fedup("restore", "R1", "--run", run, *STRICT)
     assert ran.code == 1
-    told = " ".join(ran.out.split())
-    assert "Not taken back: a filter for the remaining requests was fitted, but it would lower the retained" in told
+    assert "Not taken back" in ran.out
     assert contents(run / "files") == files
     assert kinds(run)[-1] == "declined"
     assert ok("status", "--run", run, "--json").json["in_force"] == ["R1", "R2"]
     ran = fedup("restore", "R1", "--run", run, "--max-loss", 100)
     assert ran.code == 1  # whatever the whole loses, a class may not lose that much
-    assert "Not taken back: The answer would harm those who did not ask: class" in " ".join(ran.out.split())
     assert contents(run / "files") == files
     ok("restore", "--all", "--run", run, *STRICT)  # the original model can cost nothing
-
-
-# Purging
 
 
 def stored(run):
@@ -259,41 +215,19 @@ def test_only_what_was_destroyed_or_purged_is_asked_for_again_and_the_filter_is_
     assert len(set(filters)) == 1
 
 
-# What the folder says
-
-
-def test_status_tells_requests_filter_seals_and_head_in_a_hundred_columns(answered):
-    out = ok("status", "--run", answered).out
-    state = Run(answered).read()
-    assert max(map(len, out.splitlines())) <= 100
-    wanted = ("digits", "lenet5", "4 clients", state.base[:16], state.filter.sha256[:16], state.head[:16], "T-1", "R3")
-    for text in (*wanted, "class 7", "client 2", "2 samples of client 1", "in force", "11 cells"):
-        assert text in out, text
-
-
-def test_status_reads_only_and_says_the_same_twice(answered):
-    before = contents(answered)
-    first, second = (ok("status", "--run", answered, "--json").json for _ in range(2))
-    assert first == second
-    assert contents(answered) == before
-    assert {"run", "about", "trained", "collected", "filter", "in_force", "requests", "declined"} <= set(first)
-    assert [one["status"] for one in first["requests"]] == ["in force"] * 3
-    # At collection; answers counted for R1 and R2; for R3 classes of samples, centroids without them, answers counted.
-    assert first["releases"]["1"]["messages"] == 6
-
-
-def test_evaluate_fits_a_hundred_columns_and_changes_nothing_unless_retrain_is_put_on_record(answered):
+def test_evaluate_and_status_fit_a_hundred_columns_and_change_nothing_unless_retrain_is_put_on_record(answered):
     before = contents(answered)
     out = ok("evaluate", "--run", answered).out
+    # At collection; answers counted for R1 and R2; for R3 classes of samples, centroids without them, answers counted.
+    assert ok("status", "--run", answered, "--json").json["releases"]["1"]["messages"] == 6
     assert contents(answered) == before
-    assert max(map(len, out.splitlines())) <= 100
+    assert max(map(len, (out + ok("status", "--run", answered).out).splitlines())) <= 100
     rows = {line.split("  ")[0]: line.split()[1:] for line in out.splitlines()[2:5]}
     assert rows["before"] == rows["restored"]
     figures = ok("evaluate", "--run", answered, "--json").json
     assert figures["original"] == figures["restored"]
     assert figures["restored_bit_identical"] is True
     assert figures["forgotten"]["per_class"][7] == 0
-    assert set(figures["test"]) == {"original", "forgotten", "restored"}
     retrained = ok("evaluate", "--run", answered, "--retrain", "--json").json["retrained"]
     event = Run(answered).read().events[-1]
     assert (event.kind, event.body["requests"]) == ("evaluated", ["R1", "R2", "R3"])
@@ -322,30 +256,10 @@ def test_list_finds_run_folders_two_levels_down(run):
     assert max(map(len, ok("list", cwd=run.parent).out.splitlines())) <= 100
 
 
-def test_purge_destroys_nothing_where_nobody_can_be_asked(answered):
-    before = contents(answered)
-    ran = fedup("purge", "--run", answered, stdin=b"y\n")
-    assert ran.code == 2
-    assert "--yes" in ran.told
-    assert contents(answered) == before
-
-
-def test_a_class_that_loses_its_last_holder_is_told(tmp_path):
-    run = tmp_path / "run"
-    split = ("--rows", "400", "--clients", "5", "--partition", "pathological:2", "--rounds", "1")
-    ok("train", "--run", run, *split)
-    ok("collect", "--run", run)
-    held = {row["client"]: row["train_by_class"] for row in ok("data", "--run", run, "--json").json}
-    alone = {
-        label: [client for client, rows in held.items() if rows[label]]
-        for label in range(10)
-        if sum(rows[label] > 0 for rows in held.values()) == 1
-    }
-    label, (client,) = next(iter(alone.items()))
-    ran = fedup("unlearn", "--client", client, "--dry-run", "--run", run)
-    assert ran.code == 1
-    assert f"class {label} (0 rows stay)" in ran.told
-    told = ok("unlearn", "--client", client, "--dry-run", "--force", "--run", run, "--json").json
-    assert label in told["classes_left_without_holder"]
-    ran = ok("unlearn", "--client", client, *QUICK, "--run", run)
-    assert "no retained client holds class" in ran.out
+def test_classes_that_no_retained_client_holds_are_told(run):
+    store, most = Session(run).store(Run(run).read()), Forget.clients([0, 1, 2])
+    lost = sorted(set(range(10)) - {cell.label for cell in store.cells if cell.client == 3})
+    assert lost and classes_left_without_holder(store, [most]) == lost
+    assert classes_left_without_holder(store, [most, Forget.classes(lost)]) == []
+    told = ok("unlearn", "--run", run, *["--client", "0", "--client", "1", "--client", "2"], *QUICK).out
+    assert f"no retained client holds class {lost[0]}" in told

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tests.cli._in_process import QUICK, copy_of, fedup, ok
 
 from fedup.cli import let_threads_sleep
 from fedup.run.folder import Run
+from fedup.tasks.progress import RoundsShown
 from fedup.threads import using_threads
 
 SMALL = ("--rows", 300, "--clients", 3, "--rounds", 1)
@@ -38,12 +40,6 @@ def test_the_threads_of_a_training_are_on_record_and_shown(tmp_path):
         words = "1 thread, torch" if threads == 1 else "2 threads, torch"
         assert words in ok("status", "--run", run).out
         assert ok("status", "--run", run, "--json").json["trained_on"]["threads"] == threads
-
-
-def test_a_number_of_threads_that_cannot_be_is_wrong_usage(tmp_path):
-    ran = fedup("train", "--run", tmp_path / "run", *SMALL, "--threads", "0")
-    assert (ran.code, ran.out) == (2, "") and "--threads" in ran.told
-    assert not (tmp_path / "run").exists()
 
 
 def test_every_verb_that_computes_takes_threads_and_notes_them(tmp_path):
@@ -80,9 +76,6 @@ def test_a_resumed_training_uses_the_threads_on_record_unless_told_otherwise(tmp
 
 def _interrupt(run):
     """A training of two rounds, ended after the first as by Ctrl-C."""
-    from unittest import mock
-
-    from fedup.tasks.progress import RoundsShown
 
     def stop(self, round_index, client, **_):
         if round_index == 1:
@@ -112,5 +105,4 @@ def test_threads_sleep_while_they_wait_on_a_busy_machine_unless_the_user_chose(
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr(sys, "modules", {"torch": torch} if loaded else {})
     let_threads_sleep()
-    found = os.environ.pop("OMP_WAIT_POLICY", None)
-    assert found == policy
+    assert os.environ.pop("OMP_WAIT_POLICY", None) == policy

@@ -38,9 +38,6 @@ def assert_is_part_of(store: Centroids, whole: Centroids, clients: set[int]) -> 
     assert (store.base, store.cut, store.excluded) == (whole.base, whole.cut, whole.excluded)
 
 
-# --- bytes
-
-
 def bytes_of(messages: list[Message]) -> int:
     """By Flower's own protocol buffers; its errors carry no content."""
     contents = [message.content for message in messages if not message.has_error()]
@@ -60,9 +57,6 @@ class Carried:
     @property
     def down(self) -> int:
         return bytes_of([message for _, message in self._grid.sent[self._sent :]])
-
-
-# --- accounts
 
 
 def charges(grid: LocalGrid) -> dict[int, list[dict]]:
@@ -86,9 +80,6 @@ def server_charges(ledger: Ledger) -> dict[int, list[dict]]:
 def releases_charged(grid: LocalGrid) -> list[int]:
     """How many releases each node has charged itself for."""
     return [len(charges(grid)[client]) for client in range(4)]
-
-
-# --- answers that are spoilt
 
 
 def spoiling(change: Callable[[Message], Message | None], node: int = ODD, kind: str | None = None) -> Spoil:

@@ -97,8 +97,6 @@ class LocalGrid(Grid):
             reply = Message(Error(0, repr(error)), reply_to=message)
         return self.spoil(node, reply)
 
-    # --- for tests
-
     def asked(self, *kinds: str) -> list[tuple[int, Ask]]:
         """The questions that were sent, of some kinds or of all."""
         asks = [(node, read_ask(message.content)) for node, message in self.sent]

@@ -15,7 +15,7 @@ from tests.flower._grid import FIRST, Clock, assert_ledgers_agree, changed, digi
 from fedup import FilterConfig, collect, plug
 from fedup.clients.labels import LabelsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
-from fedup.errors import BudgetError, ContactError, DataError, StorageError
+from fedup.errors import BudgetError, ContactError, DataError
 from fedup.flower import Policy
 from fedup.flower.wire import Answer
 from fedup.privacy import DP, Budget, Ledger
@@ -72,24 +72,6 @@ def test_releases_that_came_are_charged_and_not_paid_again_where_another_did_not
     other = dict(contact.ask(release_questions()))  # to ask again is to ask for something new
     assert not any(torch.equal(first[client].vectors, other[client].vectors) for client in SOME)
     assert_ledgers_agree(grid, contact)
-
-
-def test_a_release_that_came_is_charged_though_the_request_fails(world):
-    grid = world.grid()
-    contact = world.contact(grid, retries=0, timeout_s=0.1)
-    store, plugged = collect(world.model, contact, privacy=CLEAR), plug(world.model)
-    grid.spoil = losing(FIRST + 1)
-    request, config = world.samples(c0=30, c1=30, c3=30), FilterConfig(filter="bottleneck", rank=8, steps=4)
-    with pytest.raises(ContactError, match="Client 1"):
-        unlearn(plugged, store, request, clients=contact, config=config)
-    assert releases_charged(grid) == [2, 2, 1, 2]
-    at_server = [len(server_charges(contact.ledger)[client]) for client in range(4)]
-    assert at_server == [2, 1, 1, 2]  # it cannot know of the answer that was lost, so far
-    grid.spoil = untouched
-    unlearn(plugged, store, request, clients=contact, config=config)
-    assert releases_charged(grid) == [2, 2, 1, 2]  # the same again
-    assert_ledgers_agree(grid, contact)
-    assert not any(charge.correction for charge in contact.ledger.charges)
 
 
 def test_one_release_under_two_names_is_charged_once_and_two_under_one_name_twice(world):
@@ -157,20 +139,6 @@ def test_what_a_node_says_to_have_spent_is_not_charged_to_a_client_that_it_only_
     with pytest.raises(DataError, match="client 0"):
         collect(world.model, contact, privacy=REAL)
     assert contact.ledger.spent(0) == pytest.approx(spent + REAL.mu**2)  # a client that is known pays its own alone
-
-
-def test_the_servers_ledger_is_charged_before_anything_can_fail(world):
-    """The journal's disk is full: nothing of the answer is used."""
-
-    class Full(Ledger):
-        def _record(self, charge):
-            raise StorageError("no space")
-
-    with pytest.raises(StorageError):
-        collect(world.model, world.contact(world.grid(), ledger=Full()), privacy=REAL)
-
-
-# --- budgets
 
 
 @pytest.mark.parametrize("joins_late", [False, True])

@@ -8,14 +8,14 @@ import pytest
 import torch
 from tests._asking import ask_one
 from tests._forced import unlearn as unlearn_by_force
-from tests.flower._grid import FIRST, LocalGrid, World, digits, told, with_answer
+from tests.flower._contact import refused, spoiling
+from tests.flower._grid import FIRST, LocalGrid, World, digits
 
 from fedup import Centroids, FilterConfig, Forget, collect, plug, unlearn
 from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.clients.in_process import InProcess
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import HarmError
-from fedup.flower.wire import Answer
 from fedup.serving.plugged import Served
 from fedup.statistics.eraser_statistics import RowGroups
 from fedup.statistics.tally import RowsToCount
@@ -77,9 +77,6 @@ def served(world, plain) -> Served:
     return plugged.served
 
 
-# --- the four questions
-
-
 def assert_equal(one, other) -> None:
     """To the bit, through dataclasses and mappings."""
     if isinstance(one, torch.Tensor):
@@ -133,9 +130,6 @@ def test_without_held_out_rows_nothing_is_counted_of_them_and_nothing_is_measure
     assert report.class_recall  # on training rows
 
 
-# --- what becomes of it
-
-
 BLUNT = FilterConfig(rank=1, steps=1, gentle=False)
 
 
@@ -150,16 +144,16 @@ BLUNT = FilterConfig(rank=1, steps=1, gentle=False)
 def test_a_request_that_harms_a_class_is_refused_as_in_process_and_changes_nothing(
     world, plain, grid, make, config, terms
 ):
-    refused = []
+    errors = []
     for reached in (world.contact(grid), world.federation):
         plugged, store = plug(world.model), copy.deepcopy(plain)
         with pytest.raises(HarmError) as caught:
             unlearn(plugged, store, make(world), clients=reached, config=config, **terms)
         assert (plugged.served, plugged.requests) == (None, frozenset())
         assert torch.equal(store.vectors, plain.vectors) and store.excluded == plain.excluded
-        refused.append(caught.value)
-    assert refused[0].classes == refused[1].classes != []
-    assert str(refused[0]) == str(refused[1])
+        errors.append(caught.value)
+    assert errors[0].classes == errors[1].classes != []
+    assert str(errors[0]) == str(errors[1])
 
 
 @pytest.mark.parametrize(("reason", "config"), [("withdrawal", BOTH), ("poison", ERASER)], ids=["both", "eraser"])
@@ -177,29 +171,20 @@ def test_a_verdict_is_that_in_process(world, plain, grid, config, reason):
 
 
 def silent(kind: str, node: int):
-    def spoil(number, reply):
-        if number != node or reply.metadata.group_id != kind:
-            return reply
-        return with_answer(reply, Answer("refused", told(reply).base, reason="not on Sundays"))
-
-    return spoil
+    return spoiling(refused, node=node, kind=kind)
 
 
-def test_a_node_that_does_not_tell_what_others_are_compared_with_is_left_out_and_noted(world, plain, grid):
+def test_a_node_that_does_not_tell_what_others_are_compared_with_or_count_is_left_out_and_noted(world, plain, grid):
     grid.spoil = silent("sketch", FIRST + 1)
-    plugged = plug(world.model)
-    report = unlearn_by_force(plugged, copy.deepcopy(plain), sparing(world), clients=world.contact(grid), config=BOTH)
+    plugged, forgetting = plug(world.model), {"clients": world.contact(grid), "config": BOTH}
+    report = unlearn_by_force(plugged, copy.deepcopy(plain), sparing(world), **forgetting)
     assert [note for note in report.notes if note.startswith("Client 1 is not compared with: ") and "Sundays" in note]
     assert plugged.served is not None and 1 not in report.erasure["compared_with"]
     assert FIRST + 1 not in grid.nodes_asked("spreads")
     assert len(grid.asked("sketch")) == 4  # the others' answers are used, and not asked for again
-
-
-def test_a_node_that_does_not_count_is_noted_and_the_others_are_not_asked_again(world, plain, grid):
     grid.spoil = silent("tally", FIRST + 1)
-    report = unlearn_by_force(
-        plug(world.model), copy.deepcopy(plain), sparing(world), clients=world.contact(grid), config=BOTH
-    )
+    grid.sent.clear()
+    report = unlearn_by_force(plug(world.model), copy.deepcopy(plain), sparing(world), **forgetting)
     assert [note for note in report.notes if note.startswith("Client 1 counted no answers: ")]
     assert len(grid.asked("tally")) == 4
 

@@ -1,7 +1,6 @@
 """Clients behind a grid give the same store and the same filters as in process; each is asked only what it must be."""
 
 import copy
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from flwr.app import RecordDict
 from tests._asking import ask_one
 from tests._forced import restore, unlearn
-from tests.flower._contact import CENTROIDS, NODES, ODD, Carried, assert_same_store, bytes_of, untouched
+from tests.flower._contact import CENTROIDS, NODES, ODD, assert_same_store, untouched
 from tests.flower._grid import FIRST, LocalGrid, World, digits
 from torch import nn
 
@@ -27,9 +26,6 @@ pytestmark = pytest.mark.usefixtures("clock")
 PRIVATE = DP(4.0, clip=4.0, replay_seed=5)
 AUTO = FilterConfig(rank=8, steps=4)
 BOTH = replace(AUTO, filter="both")
-
-
-# --- the same store as in process
 
 
 SETTINGS = {
@@ -85,18 +81,15 @@ def test_neither_ids_nor_the_order_and_numbers_of_nodes_matter(world, plain):
     assert_same_store(collect(world.model, world.contact(LocalGrid(apps))), plain)
 
 
-# --- requests over the grid
-
-
 @pytest.mark.parametrize(
-    ("names", "config"),
-    [(["client"], AUTO), (["sample"], AUTO), (["class", "sample"], BOTH), (["all"], AUTO)],
-    ids=lambda value: "+".join(value) if isinstance(value, list) else value.filter,
+    ("names", "config", "privacy"),
+    [(["client"], AUTO, None), (["sample"], AUTO, PRIVATE), (["class", "sample"], BOTH, None), (["all"], AUTO, None)],
+    ids=["client", "sample under DP", "class+sample", "all"],
 )
-def test_requests_are_answered_and_taken_back_over_the_grid_as_in_process(world, names, config):
+def test_requests_are_answered_and_taken_back_over_the_grid_as_in_process(world, names, config, privacy):
     requests = [REQUESTS[name](world) for name in names]
     ways = [
-        (plug(world.model), collect(world.model, reached), reached)
+        (plug(world.model), collect(world.model, reached, privacy=privacy), reached)
         for reached in (world.contact(world.grid()), world.federation)
     ]
     (plugged, store, _), (other, other_store, _), x = *ways, world.test_x[:100]
@@ -113,16 +106,6 @@ def test_requests_are_answered_and_taken_back_over_the_grid_as_in_process(world,
     assert torch.equal(plugged.unplug()(x), world.model(x))
 
 
-def test_a_sample_request_under_dp_is_answered_over_the_grid_as_in_process(world):
-    answers = []
-    for reached in (world.contact(world.grid()), world.federation):
-        store, plugged = collect(world.model, reached, privacy=PRIVATE), plug(world.model)
-        unlearn(plugged, store, world.samples(c2=40), clients=reached, config=AUTO)
-        answers.append((store, plugged(world.test_x[:100])))
-    assert_same_store(answers[0][0], answers[1][0])
-    assert torch.equal(answers[0][1], answers[1][1])
-
-
 @pytest.mark.parametrize("least_rows", [1, 18], ids=["by all", "below the client's least number of rows"])
 def test_no_centroid_of_forgotten_samples_stays_in_use(world, least_rows):
     """Class 1 has 18 rows at client 2: all of them go, or so many that the client tells of the class no more."""
@@ -137,9 +120,6 @@ def test_no_centroid_of_forgotten_samples_stays_in_use(world, least_rows):
     after, counts = store.take(cell)
     assert not torch.equal(before, after)
     assert int(counts.sum()) <= 18 - len(request.sample_ids[2])
-
-
-# --- who is asked, and what
 
 
 def test_each_node_is_asked_once_for_what_a_request_needs_in_one_wave_for_all(world):
@@ -184,53 +164,19 @@ def test_no_node_is_told_of_other_nodes_samples(world):
             assert served is None or served["erasure"] is None or set(served["erasure"]["about"]) == {"place"}, ask
 
 
-def test_messages_and_bytes_are_those_that_were_sent(world):
-    grid = world.grid()
-    contact, carried = world.contact(grid), Carried(grid)
-    store = collect(world.model, contact)
-    lacking, answers = (
-        {one.metadata.src_node_id - FIRST: bytes_of([one]) for one in part} for part in (grid.came[:4], grid.came[4:])
-    )
-    assert contact.traffic.messages == len(grid.sent) == 4 + 4  # the question, and again with the weights
-    weights = sum(tensor.nbytes for tensor in world.model.state_dict().values())
-    assert 4 * weights < contact.traffic.bytes_down < 4 * weights + 40_000
-    assert store.bytes_up == {client: size + lacking[client] for client, size in answers.items()}
-    assert {release.client: release.size_bytes for release in store.traffic.releases} == answers
-    collect(world.model, contact)
-    assert contact.traffic.messages == len(grid.sent) == 8 + 4  # nobody lacks the weights any more
-    report = unlearn(plug(world.model), store, world.samples(c2=40), clients=contact, config=BOTH)
-    asked = Counter(ask.kind for _, ask in grid.asked()[12:])
-    assert 1 <= asked.pop("spreads") <= 4  # of the holder, and of those it is compared with
-    assert asked == {"labels": 1, "summarize": 1, "sketch": 4, "moments": 1, "tally": 4}
-    assert contact.traffic.messages == len(grid.sent)
-    assert (contact.traffic.bytes_up, contact.traffic.bytes_down) == (carried.up, carried.down)
-    again = next(reply for reply in grid.came[12:] if reply.metadata.group_id == "summarize")
-    assert next(release for release in report.releases if release.cells).size_bytes == bytes_of([again])
-
-
-UNKNOWN = {
-    "client": Forget.clients([7]),
-    "class": Forget.classes([10]),
-    "sample": Forget.samples({2: [10**6]}),
-    "client of a sample": Forget.samples({7: [1]}),
-    "everybody": Forget.clients([0, 1, 2, 3]),
-    "nothing": Forget(),
-}
+UNKNOWN = (Forget.clients([7]), Forget.classes([10]), Forget.samples({7: [1]}), Forget.clients(range(4)), Forget())
 
 
 def test_a_request_that_names_something_unknown_or_everything_is_refused(world):
     contact = world.contact(world.grid())
-    for name, request in UNKNOWN.items():
-        if name != "sample":  # which samples there are only their client knows, and it says so when asked
-            with pytest.raises(RequestError):
-                contact.check(request)
+    for request in UNKNOWN:
+        with pytest.raises(RequestError):
+            contact.check(request)
+    for request in (*UNKNOWN, Forget.samples({2: [10**6]})):  # which samples there are only their client knows
         with pytest.raises(RequestError):
             collect(world.model, contact, forget=[request])
     with pytest.raises(ContactError, match="no node goes by that number"):
         contact.ask({9: LabelsQuestion(frozenset([1]))})
-
-
-# --- several clients at once
 
 
 SAMPLES = {0: 5, 1: 3, 3: 8}
@@ -267,9 +213,6 @@ def test_one_required_client_without_an_answer_ends_it_for_all_and_an_optional_o
     grid.spoil = untouched
     assert list(dict(contact.ask(label_questions(world)))) == [0, 1, 3]
     assert contact.silent == {}, "it has answered since"
-
-
-# --- weights
 
 
 def weights_sent(grid: LocalGrid) -> list[int]:
@@ -317,9 +260,6 @@ def test_a_question_to_all_is_written_once(world, monkeypatch):
     monkeypatch.setattr(messaging, "write_ask", lambda *parts: written.append(parts) or write_ask(*parts))
     collect(world.model, world.contact(world.grid()))
     assert [weights is None for _, weights in written] == [True, False]  # and not for each of four nodes
-
-
-# --- answers that wait are of one question
 
 
 @pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])

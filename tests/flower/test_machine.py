@@ -148,8 +148,6 @@ class Federation(RuleBasedStateMachine):
     def be_killed_soon(self, after: int) -> None:
         self.grid.kill_after = after
 
-    # --- what a server does
-
     @rule(settle=st.booleans())
     def collect(self, settle: bool) -> None:
         store = self._attempt(lambda: collect(WORLD.model, self.contact, privacy=self.privacy), settle)
@@ -234,8 +232,6 @@ class Federation(RuleBasedStateMachine):
         """Of store, model and server's ledger; of the store's ledger only what the server's has."""
         state = {"requests": self.plugged.requests, "charges": len(self.ledger.charges)}
         return state | (state_of(self.store) if self.store is not None else {})
-
-    # --- what always holds
 
     @precondition(lambda self: hasattr(self, "contact"))
     @invariant()

@@ -10,10 +10,7 @@ from flwr.app import ConfigRecord
 from tests._asking import ask_one
 from tests.flower._node import CLIENT, HOW, Node, centroids, exact_details, in_process, row_groups
 
-from fedup.clients.eraser_questions import (
-    SketchesQuestion,
-    SpreadsQuestion,
-)
+from fedup.clients.eraser_questions import SketchesQuestion, SpreadsQuestion
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import BudgetError, SettingError
 from fedup.flower import Policy
@@ -94,10 +91,14 @@ def test_an_account_in_a_file_outlives_the_state(world, tmp_path):
     assert told == ["ok"] * affordable + ["refused"] * (4 - affordable) and 0 < affordable < 4
     charges = json.loads(policy.account.read_text())["charges"]
     assert len(charges) == affordable
-    policy.account.write_text("{")
+    damaged = '{"charges": [{"mu": -1}], "budgets": []}'
+    policy.account.write_text(damaged)
     node = Node(world, world.app(CLIENT, policy=policy))
     answer = node.summarize(REAL)
     assert answer.status == "failed" and "account cannot be read" in answer.reason and not answer.arrays
+    node = Node(world, world.app(CLIENT, policy=Policy(budget=Budget(5.0))))
+    node.context.state["fedup-ledger"] = ConfigRecord({"json": damaged})
+    assert node.summarize(REAL).status == "failed"
 
 
 def test_two_runs_at_once_have_one_account(world, tmp_path):
@@ -110,12 +111,6 @@ def test_two_runs_at_once_have_one_account(world, tmp_path):
     with pytest.raises(BudgetError, match="another run"):
         ledgers[1].spend(CLIENT, REAL, "centroids")
     assert len(json.loads(policy.account.read_text())["charges"]) == affordable
-
-
-def test_a_damaged_account_stops_releases(world):
-    node = Node(world, world.app(CLIENT, policy=Policy(budget=Budget(5.0))))
-    node.context.state["fedup-ledger"] = ConfigRecord({"json": '{"charges": [{"mu": -1}], "budgets": []}'})
-    assert node.summarize(REAL).status == "failed"
 
 
 def test_the_clients_own_function_decides_by_kind_of_question_and_gives_the_reason(world):

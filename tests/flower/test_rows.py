@@ -6,24 +6,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message, RecordDict
-from flwr.clientapp import ClientApp
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.flower._grid import be_inside_a_run
-from torch import nn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    SubsetRandomSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SubsetRandomSampler
 
 from fedup.errors import DataError, MissingDataError
-from fedup.flower import mount
 from fedup.flower.rows import rows_of
-from fedup.flower.wire import Ask, read_answer, write_ask
 
 SECRET = "the patient's name"
 
@@ -141,18 +129,6 @@ def test_a_failure_of_the_users_code_is_told_by_its_kind_alone(error, length):
     with pytest.raises(DataError) as caught:
         rows_of(Broken(error, length))
     assert error.__name__ in str(caught.value) and SECRET not in str(caught.value)
-
-
-@pytest.mark.parametrize("data", [Broken(MissingDataError), Broken(KeyError, None), Items([(row(), SECRET)])])
-def test_a_node_sends_no_text_of_the_users_code(data):
-    be_inside_a_run()
-    app, context = ClientApp(), Context(0, 7, {"partition-id": 0}, RecordDict(), {})
-    mount(app, data=lambda context: DataLoader(data, shuffle=True), model=lambda: nn.Linear(2, 2))
-    ask = write_ask(Ask("labels", "base", {"samples": [0], "num_classes": 2}))
-    reply = app(Message(ask, dst_node_id=7, message_type="query.fedup"), context)
-    answer = read_answer(reply.content, most_bytes=10**6)
-    assert answer.status == "failed" and answer.reason
-    assert SECRET not in answer.reason
 
 
 ODD = {

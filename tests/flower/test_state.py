@@ -56,7 +56,7 @@ def kept(node: Node) -> torch.Tensor:
     return tensor_of(node.context.state.array_records["fedup-features"]["values"], "values")
 
 
-def test_a_second_question_reads_no_row(world, node):
+def test_a_second_question_reads_no_row_and_no_more_is_kept_than_may_be(world, node):
     first = rows_read(node)
     assert first >= len(world.rows(CLIENT))
     again = Node(world, node.app)  # another process with the same state
@@ -64,13 +64,13 @@ def test_a_second_question_reads_no_row(world, node):
     for how in (HOW, CentroidConfig(0.3), CentroidConfig(1.0, 0.2, 9)):
         assert rows_read(again, how=how) <= 4  # a look at how the model is made, with one row each
         assert_summary(again.summarize(how), expected(world, how=how))
-
-
-def test_a_sample_request_is_answered_from_what_is_kept_to_the_bit(world, node):
-    samples = world.rows(CLIENT)[::7].tolist()
-    rows_read(node)
-    assert rows_read(node, excluded=samples) <= 4
-    assert_summary(node.summarize(excluded=samples), expected(world, excluded=samples))
+    samples = world.rows(CLIENT)[::7].tolist()  # a request for samples is answered from what is kept, too
+    assert rows_read(again, excluded=samples) <= 4
+    assert_summary(again.summarize(excluded=samples), expected(world, excluded=samples))
+    for most in (0, 1000):
+        frugal = Node(world, world.app(CLIENT, policy=Policy(most_kept=most)))
+        assert frugal.summarize().status == "ok"
+        assert not {"fedup-features", "fedup-features-of"} & set(frugal.context.state)
 
 
 def test_features_of_forgotten_rows_leave_the_state(world, node):
@@ -123,27 +123,20 @@ def test_noisy_statistics_are_made_of_rows_that_are_read_anew_and_their_features
     assert torch.equal(node.summarize(PRIVATE).arrays["vectors"], fresh)
 
 
-@pytest.mark.parametrize("most", [0, 1000])
-def test_no_more_is_kept_than_may_be(world, most):
-    node = Node(world, world.app(CLIENT, policy=Policy(most_kept=most)))
-    assert node.summarize().status == "ok"
-    assert not {"fedup-features", "fedup-features-of"} & set(node.context.state)
-
-
-@pytest.mark.parametrize("damage", ["values", "shape", "no text", "no record", "half of it"])
-def test_a_damaged_state_is_read_anew(world, node, damage):
+def test_a_damaged_state_is_read_anew(world, node):
     node.summarize()
-    state, about = node.context.state, json.loads(node.context.state["fedup-features-of"]["json"])
-    if damage == "values":
-        state["fedup-features"] = record_of({"values": kept(node)[:, 1:]})
-    elif damage == "shape":
-        state["fedup-features-of"] = ConfigRecord({"json": json.dumps({**about, "shape": "nothing"})})
-    elif damage == "no text":
-        state["fedup-features-of"] = ConfigRecord({"json": "nothing"})
-    elif damage == "no record":
-        del state["fedup-features"]
-    else:
-        state["fedup-features"] = ArrayRecord({})
-    assert_summary(node.summarize(), expected(world))
-    samples = world.rows(CLIENT)[:3].tolist()
-    assert_summary(node.summarize(excluded=samples), expected(world, excluded=samples))
+    state, samples = node.context.state, world.rows(CLIENT)[:3].tolist()
+    about = json.loads(state["fedup-features-of"]["json"])
+    for damaged in (
+        {"fedup-features": record_of({"values": kept(node)[:, 1:]})},
+        {"fedup-features-of": ConfigRecord({"json": json.dumps({**about, "shape": "nothing"})})},
+        {"fedup-features-of": ConfigRecord({"json": "nothing"})},
+        {"fedup-features": ArrayRecord({})},
+        {},
+    ):
+        for name, record in damaged.items():
+            state[name] = record
+        if not damaged:
+            del state["fedup-features"]
+        assert_summary(node.summarize(), expected(world))
+        assert_summary(node.summarize(excluded=samples), expected(world, excluded=samples))

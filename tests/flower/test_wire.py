@@ -24,7 +24,6 @@ from fedup.flower.wire import (
     read_ask,
     record_of,
     size_of,
-    tensor_of,
     write_answer,
     write_ask,
 )
@@ -70,9 +69,6 @@ def an_answer(**told: object) -> dict:
     return {"format": FORMAT, "status": "ok", "base": "b", "details": {}, "reason": "", **told}
 
 
-# --- there and back
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.text(max_size=20), st.text(max_size=20), DETAILS, st.none() | ARRAYS)
 def test_a_question_survives_writing_and_reading(kind, base, details, arrays):
@@ -93,18 +89,13 @@ def test_an_answer_survives_writing_and_reading(status, base, details, arrays, r
     assert_same_tensors(found.arrays, tensors_of(arrays))
 
 
-def test_what_was_read_may_be_written_to():
-    found = read_answer(write_answer(Answer("ok", "", {}, {"a": torch.ones(3)})), most_bytes=PLENTY)
-    found.arrays["a"].zero_()
-    assert found.arrays["a"].tolist() == [0, 0, 0]
-
-
-def test_a_tensor_in_pieces_or_with_a_gradient_is_sent_as_its_values():
-    tensor = torch.arange(12.0).view(3, 4).T.requires_grad_()
-    assert torch.equal(tensor_of(record_of({"it": tensor})["it"], "it"), tensor.detach())
-
-
-# --- size
+def test_tensors_are_sent_as_their_values_or_not_at_all_and_can_be_written_to_when_read():
+    in_pieces = torch.arange(12.0).view(3, 4).T.requires_grad_()
+    found = read_answer(write_answer(Answer("ok", "", {}, {"a": in_pieces})), most_bytes=PLENTY).arrays["a"]
+    assert torch.equal(found, in_pieces.detach())
+    assert not found.zero_().any()
+    with pytest.raises(DataError, match="bfloat16"):
+        record_of({"it": torch.zeros(3, dtype=torch.bfloat16)})
 
 
 @settings(max_examples=40, deadline=None)
@@ -123,35 +114,19 @@ def test_an_answer_of_just_the_size_that_is_taken_is_taken_and_one_byte_less_is_
         read_answer(content, most_bytes=size_of(content) - 1)
 
 
-# --- hostile content
-
-
 def npy(values: np.ndarray, **options: bool) -> bytes:
     file = io.BytesIO()
     np.save(file, values, **options)
     return file.getvalue()
 
 
-def npz() -> bytes:
-    file = io.BytesIO()
-    np.savez(file, np.zeros(3))
-    return file.getvalue()
-
-
 TEXTS = {
     "no record": RecordDict(),
     "a record of another name": RecordDict({"other": ConfigRecord({"json": "{}"})}),
-    "a record without the text": RecordDict({"fedup": ConfigRecord({"other": "{}"})}),
     "arrays where the text should be": RecordDict({"fedup": ArrayRecord({"json": Array(np.zeros(1))})}),
-    "a number for a text": RecordDict({"fedup": ConfigRecord({"json": 1})}),
     "bytes for a text": RecordDict({"fedup": ConfigRecord({"json": b"\xff\xfe"})}),
-    "texts for a text": RecordDict({"fedup": ConfigRecord({"json": ["{}", "{}"]})}),
-    "no JSON": text_of("{"),
     "a list": text_of([1, 2]),
-    "a number": text_of("17"),
-    "null": text_of("null"),
     "deep nesting": text_of("[" * 100_000),
-    "deep nesting in an object": text_of('{"format":' * 50_000),
     "another format": text_of(an_answer(format=2)),
     "no format": text_of({"status": "ok", "kind": "who", "base": "", "details": {}}),
     "a number of many digits": text_of('{"format": ' + "9" * 5000 + "}"),
@@ -168,23 +143,14 @@ def test_content_that_is_no_message_raises_a_data_error(content, read):
 
 
 NO_ARRAYS = {
-    "no npy bytes": Array("float32", (3,), "numpy.ndarray", b"zeros"),
     "no bytes": Array("float32", (3,), "numpy.ndarray", b""),
     "cut off": Array("float32", (1000,), "numpy.ndarray", npy(np.zeros(1000, np.float32))[:-1]),
-    "a pickle": Array(
-        "float32", (1,), "numpy.ndarray", b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x07builtin."
-    ),
     "a pickle in an array": Array("float32", (1,), "numpy.ndarray", npy(np.array([{}], object), allow_pickle=True)),
-    "of objects": Array("object", (1,), "numpy.ndarray", npy(np.array([{}], object), allow_pickle=True)),
     "of bfloat16": Array("bfloat16", (3,), "numpy.ndarray", npy(np.zeros(3, np.uint16))),
-    "of texts": Array(np.array(["a", "b"])),
     "of texts, said to be numbers": Array("float32", (2,), "numpy.ndarray", npy(np.array(["a", "b"]))),
     "of dates": Array(np.array(["2020-01-01"], "datetime64[D]")),
-    "of records": Array("float32", (1,), "numpy.ndarray", npy(np.zeros(1, "i4,f4"))),
-    "of complex numbers": Array(np.zeros(3, np.complex64)),
     "of another byte order": Array(np.zeros(3, ">f4")),
     "of other bytes than it says": Array("float32", (3,), "numpy.ndarray", npy(np.zeros(3, np.int16))),
-    "an archive": Array("float32", (3,), "numpy.ndarray", npz()),
     "another way of writing": Array("float32", (3,), "torch.tensor", npy(np.zeros(3, np.float32))),
     "far more rows than bytes": Array(
         "float32", (3,), "numpy.ndarray", npy(np.zeros(3, np.float32)).replace(b"(3,), }      ", b"(9999999999,)}")
@@ -200,11 +166,6 @@ def test_what_is_no_array_of_plain_numbers_raises_a_data_error_in_questions_and_
         read_answer(answer, most_bytes=PLENTY)
     with pytest.raises(DataError, match="it is"):
         read_ask(ask)
-
-
-def test_a_tensor_that_cannot_be_sent_raises_a_data_error():
-    with pytest.raises(DataError, match="bfloat16"):
-        record_of({"it": torch.zeros(3, dtype=torch.bfloat16)})
 
 
 @settings(max_examples=60, deadline=None)

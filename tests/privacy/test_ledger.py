@@ -29,9 +29,6 @@ def _noise(dp):
     return get_sigma_gaussian(dp.epsilon, dp.delta, tol=1e-300)
 
 
-# --- adding up
-
-
 @many
 @given(spends, deltas)
 def test_what_is_spent_is_what_dp_accounting_makes_of_the_releases(spent, delta):
@@ -44,9 +41,6 @@ def test_what_is_spent_is_what_dp_accounting_makes_of_the_releases(spent, delta)
         expected = get_epsilon_gaussian(precision**-0.5, delta, tol=1e-300)
         assert ledger.epsilon(client, delta) == pytest.approx(expected, rel=1e-6, abs=1e-300)
         assert ledger.mu(client) == pytest.approx(math.sqrt(precision), rel=1e-6)
-
-
-# --- budgets
 
 
 @many
@@ -97,32 +91,6 @@ def test_a_client_named_several_times_must_afford_as_many_releases(epsilon, delt
             ledger.check([1] * 9 + [0] * times, dp)
 
 
-def test_a_refusal_says_what_was_spent_and_what_is_left():
-    ledger = Ledger(budgets={None: Budget(2.0)})
-    ledger.spend(0, _dp(1.5), "centroids")
-    with pytest.raises(BudgetError) as refusal:
-        ledger.spend(0, _dp(1.9), "centroids")
-    told = str(refusal.value)
-    assert "spent ε = 1.5 of its ε = 2 at δ = 1e-05" in told
-    assert f"ε = {ledger.left(0):.4g} at that δ is left" in told
-    assert "Nothing was released" in told
-
-
-def test_a_charge_that_cannot_be_written_is_not_made():
-    class Unwritable(Ledger):
-        def _record(self, charge):
-            raise OSError("the disk is full")
-
-    ledger = Unwritable()
-    with pytest.raises(OSError, match="full"):
-        ledger.spend(0, _dp(), "centroids")
-    assert ledger.charges == []
-    assert ledger.mu(0) == 0
-
-
-# --- as plain data
-
-
 @many
 @given(spends, st.dictionaries(st.none() | st.integers(0, 3), st.builds(Budget, st.floats(200, 1e5), deltas)))
 def test_a_ledger_comes_back_from_its_text(spent, budgets):
@@ -153,9 +121,6 @@ def test_a_release_with_a_name_is_charged_once_also_by_a_ledger_that_was_read_ba
         again.spend(0, dp, "centroids", "b")
     ledger.spend(1, dp, "centroids", "a")  # another client's is another
     assert len(ledger.charges) == 2
-
-
-# --- releases that come from elsewhere
 
 
 def test_a_release_is_charged_once_whatever_it_is_called_and_two_are_charged_twice():

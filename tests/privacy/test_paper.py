@@ -57,9 +57,6 @@ def test_features_far_from_zero_have_the_distances_that_they_have():
     assert paper_epsilon(features, 0.1) == pytest.approx(_printed(features, 0.1), rel=1e-2)
 
 
-# --- collected
-
-
 @pytest.fixture(scope="module")
 def setting():
     with torch.random.fork_rng():
@@ -92,23 +89,13 @@ def test_it_is_only_counted_and_changes_no_centroid(setting):
     assert counted.ledger.charges == []  # no business of the ledger
 
 
-def test_noise_is_the_papers_where_none_is_given(setting):
+def test_noise_is_the_papers_where_none_is_given_and_never_called_a_guarantee(setting):
     model, federation = setting
     usual, exact = collect(model, federation, privacy="paper"), collect(model, federation)
-    assert usual.how.sigma == paper.SIGMA == 0.001
-    assert usual.how.ratio == exact.how.ratio
+    assert (usual.how.sigma, usual.how.ratio) == (paper.SIGMA, exact.how.ratio) == (0.001, exact.how.ratio)
     assert 0 < float((usual.vectors - exact.vectors).std()) < 0.0012
-
-
-def test_without_noise_there_is_no_epsilon_to_count(setting):
-    model, federation = setting
+    assert "not a DP guarantee" in usual.how.mechanism and exact.how.mechanism == "none"
+    chosen = collect(model, federation, privacy="paper", statistics=CentroidConfig(ratio=0.5)).how
+    assert chosen == CentroidConfig(0.5, paper.SIGMA, paper_accounting=True)
     with pytest.raises(SettingError, match="without noise"):
         CentroidConfig(sigma=0.0, paper_accounting=True)
-    usual = collect(model, federation, privacy="paper", statistics=CentroidConfig(ratio=0.5)).how
-    assert usual == CentroidConfig(0.5, paper.SIGMA, paper_accounting=True)
-
-
-def test_it_is_never_called_a_guarantee():
-    assert "not a DP guarantee" in CentroidConfig(sigma=0.001).mechanism
-    assert "not a DP guarantee" in CentroidConfig(sigma=0.001, paper_accounting=True).mechanism
-    assert CentroidConfig().mechanism == "none"

@@ -58,13 +58,6 @@ def test_the_tails_basis_keeps_all_differences_of_logits(width, num_classes, how
     torch.testing.assert_close(_differences(kept), _differences(logits), atol=1e-4, rtol=1e-4)
 
 
-def test_a_linear_layer_that_is_not_the_classifier_keeps_all_that_it_says():
-    model, rows = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 7), nn.Tanh(), nn.Linear(7, 4)), _rows(20)
-    basis = _basis(model, 20, "auto")
-    assert basis.shape == (20, 7)
-    torch.testing.assert_close(model[2](rows @ basis @ basis.T), model[2](rows), atol=1e-4, rtol=1e-4)
-
-
 def test_outputs_that_repeat_others_take_no_direction():
     model = _head(20, 4)
     with torch.no_grad():
@@ -111,11 +104,15 @@ def test_a_layer_that_says_the_same_of_every_input_is_refused():
         _basis(model, 24, "auto")
 
 
-def test_a_hidden_layer_as_wide_as_there_are_classes_keeps_all_that_it_says():
-    model, rows = nn.Sequential(nn.Linear(20, 4), nn.ReLU(), nn.Linear(4, 4)), _rows(20)
-    basis = _basis(model, 20, "auto", cut="0")
-    torch.testing.assert_close(model[0](rows @ basis @ basis.T), model[0](rows), atol=1e-4, rtol=1e-4)
-
-
 def test_a_layer_that_acts_on_each_position_gets_a_basis_of_a_rows_width():
     assert _basis(_head(5, 4), 3 * 5, "auto").shape[0] == 15
+
+
+def test_a_linear_layer_that_is_not_the_classifier_keeps_all_that_it_says():
+    between = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 7), nn.Tanh(), nn.Linear(7, 4)), "2"
+    as_wide_as_the_classifier = nn.Sequential(nn.Linear(20, 4), nn.ReLU(), nn.Linear(4, 4)), "0"
+    rows = _rows(20)
+    for model, cut in (between, as_wide_as_the_classifier):
+        basis, layer = _basis(model, 20, "auto", cut=cut), model.get_submodule(cut)
+        assert basis.shape == (20, layer.out_features)
+        torch.testing.assert_close(layer(rows @ basis @ basis.T), layer(rows), atol=1e-4, rtol=1e-4)

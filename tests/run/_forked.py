@@ -46,7 +46,6 @@ class Ended:
     code: int
     out: str
     err: str
-    seconds: float
 
 
 class Child:
@@ -91,8 +90,7 @@ class Child:
 
     def reaped(self, code: int) -> None:
         """Note how it ended, for whoever waited for it elsewhere."""
-        seconds = time.monotonic() - self._started
-        self._ended = Ended(code, self._out.read(), self._err.read(), seconds)
+        self._ended = Ended(code, self._out.read(), self._err.read())
 
     def _run(self, args: list[str], prepare: Callable[[], None]) -> None:
         """In the child; never returns."""
@@ -230,7 +228,6 @@ class Step:
     start: Path
     before: tuple[Look | None, ...]
     after: Look
-    seconds: float
 
     def check_killed(self, folder: Path, scratch: Path) -> None:
         """The folder opens, is before or after the step and verifies. Looked at in a copy: it stays as it was left."""
@@ -280,7 +277,7 @@ class Folders:
         return next(int(row) for row in rows if int(federation.y[row]) != 7)
 
     def step(self, name: str) -> Step:
-        """A step with its reference: an undisturbed run in a child, which is timed."""
+        """A step with its reference: an undisturbed run in a child."""
         if name not in self._steps:
             words, start = {
                 "train": (TRAIN, self.none),
@@ -292,7 +289,7 @@ class Folders:
                 "purge": (("purge", "--yes"), self.one),
             }[name]
             end = copy(start, self.home / f"after-{name}")
-            seconds = succeed(*words, "--run", end).seconds
+            succeed(*words, "--run", end)
             after = look(end)
             assert after is not None and after != look(start)
             check_sound(end)
@@ -300,5 +297,5 @@ class Folders:
             before: tuple[Look | None, ...] = (look(start),)
             if name == "train":  # it makes the folder first, which is a step of its own
                 before = (None, Look((), (), ()), Look(("created",), (), ()))
-            self._steps[name] = Step(name, words, start, before, after, seconds)
+            self._steps[name] = Step(name, words, start, before, after)
         return self._steps[name]

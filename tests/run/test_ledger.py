@@ -9,7 +9,8 @@ from math import sqrt
 
 import pytest
 import torch
-from tests.cli._in_process import FAST, QUICK, contents, copy_of, fedup, ok, sample_ids
+from tests.cli._in_process import FAST, QUICK, contents, copy_of, fedup, ok, refused, sample_ids
+from tests.run._edits import rewrite
 from tests.run._forked import check_sound
 from tests.run._forked import run as run_in_child
 
@@ -87,9 +88,6 @@ def nobody_computes(monkeypatch):
         monkeypatch.setattr(module, "release", reads)
 
 
-# --- a charge comes first
-
-
 def test_each_charge_is_on_disk_when_its_noise_is_drawn(trained, monkeypatch):
     seen, draw = [], client_side.release
 
@@ -165,9 +163,7 @@ def test_no_noise_is_drawn_for_a_charge_that_the_disk_did_not_take(trained, monk
     monkeypatch.setattr(Journal, "append", full)
     monkeypatch.setattr(client_side, "release", lambda *args, **kwargs: pytest.fail("released without a charge"))
     before = contents(trained)
-    ran = fedup(*COLLECT, "--run", trained)
-    assert ran.code == 1
-    assert "the disk is full" in ran.told
+    refused(*COLLECT, "--run", trained, told="the disk is full")
     assert contents(trained) == before
     with Run(trained).writing("test") as writer:
         ledger = RunLedger(writer)
@@ -175,9 +171,6 @@ def test_no_noise_is_drawn_for_a_charge_that_the_disk_did_not_take(trained, monk
             ledger.spend(0, PRIVATE, "centroids")
         assert ledger.charges == []
         assert ledger.mu(0) == 0
-
-
-# --- it is the folder's
 
 
 def test_reopening_or_moving_the_folder_gives_the_same_ledger(private, tmp_path):
@@ -197,24 +190,11 @@ def test_reopening_or_moving_the_folder_gives_the_same_ledger(private, tmp_path)
     assert describe_ledger(Run(moved).read()) == list(spent(moved).values())
 
 
-# --- it adds up
-
-
-def test_the_touched_clients_pay_twice_and_the_others_once(private):
-    unlearn(private, "--class", 7)
-    unlearn(private, "--client", 3)
-    assert releases(private) == [0, 1, 2, 3]
-    unlearn(private, *samples(0), *samples(1))
-    found = spent(private)
-    assert {client: one["releases"] for client, one in found.items()} == {0: 2, 1: 2, 2: 1, 3: 1}
-    assert found[1]["epsilon"] == pytest.approx(TWICE, rel=1e-9)
-    for client in (2, 3):
-        assert found[client]["epsilon"] == pytest.approx(EPSILON, rel=1e-9)
-
-
 def test_taking_samples_back_is_another_release_unless_it_is_the_last_request_or_the_original_was_kept(private):
     unlearn(private, "--class", 7)
+    assert releases(private) == [0, 1, 2, 3]  # a class costs nobody anything
     unlearn(private, *samples(1))
+    assert [spent(private)[client]["epsilon"] for client in (0, 1)] == pytest.approx([EPSILON, TWICE], rel=1e-9)
     ok("restore", "R2", "--run", private, *ANY_LOSS)
     assert releases(private) == [0, 1, 2, 3, 1, 1]
     unlearn(private, *samples(2), "--keep-sealed")
@@ -222,30 +202,10 @@ def test_taking_samples_back_is_another_release_unless_it_is_the_last_request_or
     assert releases(private) == [0, 1, 2, 3, 1, 1, 2]
     ok("restore", "--all", "--run", private)
     assert releases(private) == [0, 1, 2, 3, 1, 1, 2]
-
-
-# --- budgets
-
-
-def test_replayable_noise_is_named_wherever_it_was_charged(private):
-    with Run(private).writing("test") as writer:
+    with Run(private).writing("test") as writer:  # noise that can be replayed is told of
         RunLedger(writer).spend(1, DP(1.0, clip="unit", replay_seed=0), "centroids")
     assert [one["test_mode"] for one in spent(private).values()] == [False, True, False, False]
     assert ok("status", "--run", private).out.count("TEST MODE: no privacy") == 1
-
-
-# --- refused before anything is computed
-
-
-def test_a_collection_that_one_client_cannot_afford_charges_and_computes_nothing(trained, monkeypatch):
-    ok("budget", "--epsilon", EPSILON - 0.01, "--client", 3, "--run", trained)
-    nobody_computes(monkeypatch)
-    before = contents(trained)
-    ran = fedup(*COLLECT, "--run", trained)
-    assert (ran.code, ran.out) == (1, "")
-    assert "Nothing was released." in ran.told
-    assert contents(trained) == before
-    assert releases(trained) == []
 
 
 def test_a_sample_request_is_refused_for_its_clients_budget_alone(private, monkeypatch):
@@ -255,55 +215,31 @@ def test_a_sample_request_is_refused_for_its_clients_budget_alone(private, monke
     with monkeypatch.context() as patch:
         nobody_computes(patch)
         for what in (samples(2), (*samples(1), *samples(2))):
-            ran = fedup("unlearn", "--run", private, *what, "--filter", "bottleneck", "--force", *FAST)
-            assert (ran.code, ran.out) == (1, "")
-            assert "Client 2 has spent ε = 8 of its ε = 9" in ran.told
+            refused(
+                "unlearn",
+                "--run",
+                private,
+                *what,
+                "--filter",
+                "bottleneck",
+                "--force",
+                *FAST,
+                told="Client 2 has spent ε = 8 of its ε = 9",
+            )
             assert contents(private) == before
     unlearn(private, *samples(1))
     assert releases(private) == [0, 1, 2, 3, 1]
-    unlearn(private, "--class", 7)  # sends nothing, and so costs nothing
-
-
-# --- edited (each way to edit a journal: tests/run/test_journal.py)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "body = json_set(body, '$.mu', 0.001) WHERE kind = 'charged'",
-        "body = json_set(body, '$.budget.epsilon', 1000) WHERE kind = 'budgeted'",
-    ],
-)
-def test_a_ledger_that_was_edited_is_refused_and_nothing_is_released(private, monkeypatch, change):
-    ok("budget", "--epsilon", 12, "--run", private)
-    connection = sqlite3.connect(private / "run.sqlite")
-    ((trigger,),) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'events_are_not_changed'")
-    connection.executescript(f"DROP TRIGGER events_are_not_changed; UPDATE events SET {change}; {trigger}")
-    connection.close()
-    nobody_computes(monkeypatch)
-    before = contents(private)
-    for words in (("status",), (*COLLECT, "--again"), ("unlearn", "--class", 3), ("budget", "--epsilon", 100)):
-        ran = fedup(*words, "--run", private)
-        assert (ran.code, ran.out) == (1, ""), words
-        assert "was edited" in ran.told
-        assert contents(private) == before
-    assert fedup("verify", "--run", private).code == 1
-
-
-def forge(run, keep):
-    """Write the events that `keep` wants anew: a sound chain with other content."""
-    events = [event for event in Run(run).read().events if keep(event)]
-    (run / "run.sqlite").unlink()
-    journal = Journal.create(run / "run.sqlite")
-    for event in events:
-        journal.append(event.kind, event.body)
-    journal.close()
 
 
 def ledger_check(run):
     ran = fedup("verify", "--run", run, "--json")
     (found,) = [check for check in ran.json["checks"] if check["name"] == "ledger"]
     return ran.code, found["ok"], found["found"]
+
+
+def forge(run, keep):
+    """Write the events that `keep` wants anew: a sound chain with other content."""
+    rewrite(run, [(event.kind, event.body) for event in Run(run).read().events if keep(event)])
 
 
 def test_verify_says_what_was_charged_and_finds_a_release_that_was_not_under_a_forged_chain(private, tmp_path):
@@ -322,9 +258,6 @@ def test_verify_says_what_was_charged_and_finds_a_release_that_was_not_under_a_f
     assert fedup("verify", "--run", private).code == 1
 
 
-# --- erasers, and refusals for other reasons
-
-
 @pytest.mark.parametrize("many", [2, 30])
 def test_an_eraser_is_charged_as_the_dry_run_said(private, many):
     what = (*samples(1, many), *QUICK)
@@ -339,16 +272,6 @@ def test_an_eraser_is_charged_as_the_dry_run_said(private, many):
     last = Run(private).read().events[-1].body["releases"]
     assert [sent["client"] for sent in last] == [client for client, _ in expected]
     assert {sent["mechanism"] for sent in last} == {str(PRIVATE)}
-
-
-def test_a_request_of_two_releases_is_refused_or_answered_with_one_where_only_one_can_be_paid_for(private):
-    ok("budget", "--epsilon", (TWICE + epsilon_of(sqrt(3) * PRIVATE.mu, 1e-5)) / 2, "--run", private)
-    before = contents(private)
-    ran = fedup("unlearn", "--run", private, *samples(1, 30), "--force", *FAST)
-    if ran.code:
-        assert contents(private) == before  # "Nothing was released."
-    else:
-        assert charges(private)[CLIENTS:] == [(1, "centroids")]
 
 
 def test_settings_that_are_refused_cost_no_privacy(private):

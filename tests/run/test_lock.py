@@ -86,12 +86,9 @@ def test_one_who_waits_is_told_once_and_then_gets_the_lock(path):
 
 
 def test_one_who_waited_long_enough_gives_up_and_says_for_whom(path):
-    told, refusal = [], r"`fedup collect`.*Nothing was changed.*--wait"
-    with (
-        another_holder(path),
-        pytest.raises(BusyError, match=refusal),
-        held(path, "unlearn", wait_s=0.15, on_wait=told.append),
-    ):
+    told = []
+    waiting = held(path, "unlearn", wait_s=0.15, on_wait=told.append)
+    with another_holder(path), pytest.raises(BusyError, match=r"`fedup collect`.*Nothing was changed.*--wait"), waiting:
         pytest.fail("two processes hold the lock")
     assert len(told) == 1
 

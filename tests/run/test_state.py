@@ -54,37 +54,6 @@ def test_files_are_the_latest_of_each_kind_and_the_head_is_the_last_event():
     assert [request.restored_in.seq for request in state.requests] == [7, 5]
 
 
-def test_a_request_is_found_by_its_reference_in_any_case():
-    state = state_of([unlearned(("R1", "Straße 7"), ("R2", None))])
-    assert state.request("straße 7").id == "R1"
-    assert state.request("STRASSE 7").id == "R1"
-
-
-def test_a_reference_of_several_requests_is_refused_and_they_are_listed():
-    back = event("restored", {"requests": ["R1"], "filter": None, "centroids": None}, 3)
-    state = state_of([unlearned(("R1", "T-1")), unlearned(("R2", "t-1"), ("R3", None), seq=2), back])
-    listed = (
-        "2 requests have the reference 'T-1': R1: forget clients [3], taken back; R2: forget clients [3], in force."
-    )
-    with pytest.raises(RequestError, match=f"^{re.escape(listed)} Name the one that is meant by its id"):
-        state.request("T-1")
-    assert [state.request(own).id for own in ("r1", "R2")] == ["R1", "R2"]
-
-
-def test_an_id_comes_before_a_reference_that_looks_like_it():
-    state = state_of([unlearned(("R1", None)), unlearned(("R2", "R1"), ("R3", "r1"), seq=2)])
-    assert state.request("r1").id == "R1"
-
-
-@pytest.mark.parametrize("name", ["R3", "R", "1", "R1 ", "None", "", " "])
-def test_an_unknown_request_is_refused_with_those_that_are_known(name):
-    state = state_of([unlearned(("R1", "T-1"), ("R2", None))])
-    with pytest.raises(RequestError, match=r"There is no request .* there are: R1, R2\."):
-        state.request(name)
-    with pytest.raises(RequestError, match="none yet"):
-        State().request(name)
-
-
 @given(st.text(max_size=12).filter(lambda kind: not kind.isascii() or kind != kind.lower() or not kind.endswith("ed")))
 @settings(max_examples=50, deadline=None, derandomize=True)
 def test_unknown_kinds_of_event_are_refused(kind):
@@ -121,3 +90,19 @@ def test_an_event_that_lacks_something_or_holds_something_odd_is_refused_by_its_
             assert str(error).startswith(f"Event 1 ({kind}) cannot be understood: ")
             continue
         assert name in body or name in ("release", "fingerprint")
+
+
+def test_a_request_is_found_by_its_id_or_else_by_a_reference_that_is_its_own_in_any_case():
+    back = event("restored", {"requests": ["R1"], "filter": None, "centroids": None}, 3)
+    asked = unlearned(("R1", "T-1"), ("R2", "Straße 7")), unlearned(("R3", "r1"), ("R4", "t-1"), seq=2)
+    state = state_of([*asked, back])
+    names = {"r1": "R1", "R3": "R3", "straße 7": "R2", "STRASSE 7": "R2"}
+    assert {name: state.request(name).id for name in names} == names
+    listed = "'T-1': R1: forget clients [3], taken back; R4: forget clients [3], in force."
+    with pytest.raises(RequestError, match=f"^2 requests have the reference {re.escape(listed)}"):
+        state.request("T-1")
+    for unknown in ("R5", "R", "1", "R1 ", "None", "", " "):
+        with pytest.raises(RequestError, match=r"There is no request .* there are: R1, R2, R3, R4\."):
+            state.request(unknown)
+        with pytest.raises(RequestError, match="none yet"):
+            State().request(unknown)

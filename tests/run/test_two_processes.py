@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -154,36 +153,21 @@ def test_trainings_of_one_folder_at_once_are_one_training(folders: Folders, tmp_
 
 
 def test_ctrl_c_ends_a_training_with_one_line_and_it_goes_on_to_the_same_bits(tmp_path: Path):
-    words = [*TRAIN, "--rounds", "8"]  # so many that it is still at work when the signal comes
+    words = [*TRAIN, "--rounds", "5"]  # so many that it is still at work when the signal comes
     folder, checkpoint = tmp_path / "run", tmp_path / "run" / "files" / "checkpoint.safetensors"
-    training = subprocess.Popen(
-        [sys.executable, "-m", "fedup", *words, "--run", str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A shell that starts the tests in the background has them, and what they start, ignore SIGINT.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
+    with Child(*words, "--run", folder) as training:
         deadline = time.monotonic() + 100
-        while not checkpoint.exists() and training.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.005)
-        training.send_signal(signal.SIGINT)
-        out, err = training.communicate(timeout=100)
-    finally:
-        training.kill()
-        training.wait()
-    assert training.returncode == _INTERRUPTED, err
-    assert out == ""
+        while not checkpoint.exists() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        training.kill(signal.SIGINT)
+        ended = training.wait()
+    assert (ended.code, ended.out) == (_INTERRUPTED, ""), ended
     # Found here: it said nothing, because typer makes an exit code of KeyboardInterrupt before `main` sees it.
-    said = besides_progress(err)
-    assert len(said) == 1, err
-    assert "Interrupted" in said[0]
-    assert "the same command again" in said[0]
+    (said,) = besides_progress(ended.err)
+    assert "Interrupted" in said and "the same command again" in said
     assert checkpoint.exists()
     check_sound(folder)
-    resumed = succeed(*words, "--run", folder)
-    assert "was trained before" not in resumed.out
+    assert "was trained before" not in succeed(*words, "--run", folder).out
     succeed(*words, "--run", tmp_path / "undisturbed")
     assert look(folder) == look(tmp_path / "undisturbed")
     check_tidy(folder)

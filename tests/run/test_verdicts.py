@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from tests.cli._in_process import FAST, QUICK, contents, copy_of, fedup, filter_file, ok, sample_ids, sha256
+from tests.cli._in_process import FAST, QUICK, contents, copy_of, fedup, filter_file, ok, refused, sample_ids, sha256
 
 from fedup.cli._session import Session
 from fedup.clients.in_process import InProcess
@@ -67,9 +67,6 @@ def run(original, tmp_path):
     return shutil.copytree(original, tmp_path / "run")
 
 
-# --- each request's own
-
-
 OWN = ("verdict", "notes", "forced", "forget_set", "contact", "time_s", "first_filter", "machine")
 
 
@@ -80,20 +77,13 @@ def test_the_evidence_of_a_request_is_its_own_whatever_comes_later(run):
     after, page = evidence(run, "R1")
     later, page_of_later = evidence(run, "R2")
     assert {name: after[name] for name in OWN} == {name: before[name] for name in OWN}
-    assert after["request"] | {"in_force_with": []} == before["request"]
-    assert after["request"]["in_force_with"] == ["R2"]
-    assert after["verdict"]["measure"] == "Accuracy on held-out rows of the class"
-    assert later["verdict"]["measure"] == "Accuracy on the forgotten training rows"
+    assert after["request"] == before["request"] | {"in_force_with": ["R2"]}
     assert later["verdict"]["statistic"]["rows"] <= len(few) == later["forget_set"]["rows"]["count"]
     (note,) = later["notes"]
-    assert note.startswith("No eraser was made to forget 5 samples of client 1")
-    assert after["notes"] == []
-    assert note in page_of_later
-    assert note not in page
+    assert note in page_of_later and note not in page and after["notes"] == []
     for told, text in ((after, page), (later, page_of_later)):
         assert f">in force: {told['verdict']['finding']}<" in text
         assert told["verdict"]["words"] in text
-    assert page != page_of_later
     journal = [event.body["requests"] for event in Run(run).read().events if event.kind == "unlearned"]
     assert [[one["verdict"] for one in asked] for asked in journal] == [[before["verdict"]], [later["verdict"]]]
 
@@ -113,9 +103,6 @@ def test_each_request_of_a_file_has_its_verdict_and_reason(run, tmp_path):
         assert told["verdict"]["measure"].endswith(measure)
         assert told["request"]["reason"] == one["forget"].get("reason", "withdrawal")
         assert told["verdict"]["words"] in page
-
-
-# --- requests that stay open
 
 
 @pytest.fixture
@@ -158,28 +145,13 @@ def test_a_request_that_makes_its_samples_better_known_stays_open_and_people_are
     assert store_of(withheld).open == {Forget.samples({1: WITHDRAWN})}
     assert is_sound(withheld)
     ran = fedup("unlearn", "--run", withheld, *samples(), *ANY_LOSS, *FAST)
-    told = " ".join(ran.out.split())
-    assert ran.code == 1
-    assert "R2 stays open, without a filter: forget 3 samples of client 1 (3 training rows)." in told
-    assert "Not forgotten: the filter makes the model know them better than before" in told
-    assert "withheld: the request stays open" in told
-
-
-def test_the_evidence_of_an_open_request_says_so_and_that_of_others_is_as_it_was(original, withheld, tmp_path):
+    assert ran.code == 1 and "R2 stays open, without a filter" in ran.out
     told, page = evidence(withheld, "W-1")
-    assert told["request"]["status"] == "open, no filter"
+    assert (told["request"]["status"], told["verdict"]["finding"]) == ("open, no filter", "farther than before")
     assert (told["filter"], told["first_filter"], told["accuracy"], told["erasure"]) == (None, None, None, None)
-    assert told["verdict"]["finding"] == "farther than before"
     assert told["claimed"][0].startswith("The request is open")
     assert not any("Suppression" in claim for claim in told["claimed"])
-    assert ">open, no filter: farther than before<" in page
-    assert 'class="badge good"' not in page
-    assert "is open: no filter answers it" in page
-    assert "in force with" not in page.lower()
-    other, _ = evidence(withheld, "R1")
-    as_it_was, _ = evidence(shutil.copytree(original, tmp_path / "before"), "R1")
-    same = other.keys() - {"journal", "files"}
-    assert {name: other[name] for name in same} == {name: as_it_was[name] for name in same}
+    assert "is open: no filter answers it" in page and 'class="badge good"' not in page
 
 
 def test_samples_of_an_open_request_stay_out_of_whatever_comes_later(withheld):
@@ -193,13 +165,11 @@ def test_samples_of_an_open_request_stay_out_of_whatever_comes_later(withheld):
     ok("restore", "R3", "R4", "--run", withheld)  # the open one is all there is now
     assert left_out(withheld)
     before = contents(withheld)
-    ran = fedup("collect", "--run", withheld, "--again")
-    assert ran.code == 1
-    assert "in force or open (R2)" in ran.told
+    refused("collect", "--run", withheld, "--again", told="in force or open (R2)")
     assert contents(withheld) == before
     assert ok("restore", "--all", "--run", withheld, "--json").json["requests"] == ["R2"]
     assert store_of(withheld).open == set()
-    ok("collect", "--again", "--run", withheld)
+    assert ok("collect", "--again", "--ratio", 0.5, "--run", withheld, "--json").json["how"]["ratio"] == 0.5
 
 
 @pytest.mark.parametrize("what", ["samples", "request"])
@@ -222,8 +192,7 @@ def test_asked_again_it_stays_open_under_its_id_and_force_puts_it_in_force(withh
     told, page = evidence(withheld, "W-1")  # its reference is known from before
     assert (told["request"]["id"], told["request"]["status"]) == ("R2", "in force")
     assert any("know them better" in what for what in told["forced"])
-    assert ">in force: farther than before<" in page
-    assert 'class="badge good"' not in page
+    assert ">in force: farther than before<" in page and 'class="badge good"' not in page
     assert store_of(withheld).open == set()
     assert is_sound(withheld)
     done = ok("unlearn", "--run", withheld, "--class", 3, *QUICK, "--json").json
@@ -255,13 +224,9 @@ def test_an_open_request_can_be_taken_back(original, withheld):
     assert not any(ids & WITHDRAWN for ids in store.excluded.values())
     assert torch.equal(store.vectors, before.vectors)
     told, page = evidence(withheld, "R2")
-    assert told["request"]["status"] == "taken back"
-    assert "was taken back; no filter ever answered it" in page
+    assert told["request"]["status"] == "taken back" and "no filter ever answered it" in page
     assert not any(claim.startswith("The request is open") for claim in told["claimed"])
     assert is_sound(withheld)
-
-
-# --- refused for a class
 
 
 POOR = ("--class", 3, "--steps", 1)
@@ -294,6 +259,9 @@ def test_an_answer_that_costs_a_class_is_declined_and_nothing_else_changes(origi
     assert torch.equal(answers(run), answers(original))
     assert statuses(run) == ["in force"]
     assert is_sound(run)
+    assert event.body["bytes_up"] == sum(one["bytes"] for one in event.body["releases"])  # on record, though declined
+    if options == POOR:
+        assert fedup("unlearn", "--run", run, *POOR, "--max-loss", 100, "--max-class-loss", 1).code == 1
     done = ok("unlearn", "--run", run, *options, "--force", "--json").json
     assert [one["id"] for one in done["requests"]] == ["R2"]
     assert any(why in forced for forced in done["forced"])
@@ -302,39 +270,6 @@ def test_an_answer_that_costs_a_class_is_declined_and_nothing_else_changes(origi
     assert told["request"]["status"] == "in force"
     assert evidence(run, "R1")[0]["forced"] == []
     assert is_sound(run)
-
-
-def test_what_clients_told_for_an_answer_that_was_declined_is_on_record(run):
-    sent = ok("status", "--run", run, "--json").json["releases"]["1"]
-    ran = fedup("unlearn", "--run", run, *samples(), "--filter", "bottleneck", "--steps", 1)
-    assert ran.code == 1
-    event = Run(run).read().events[-1]
-    assert event.kind == "declined"
-    assert {one["what"] for one in event.body["releases"]} == {
-        *("classes of samples", "centroids", "counts of answers")
-    }
-    assert event.body["clients_contacted"] == [1]
-    assert event.body["bytes_up"] == sum(one["bytes"] for one in event.body["releases"]) > 0
-    now = ok("status", "--run", run, "--json").json["releases"]["1"]
-    own = [one["bytes"] for one in event.body["releases"] if one["client"] == 1]
-    assert len(own) >= 3  # answers are counted once more with each wider bottleneck that is tried
-    assert now["messages"] == sent["messages"] + len(own)
-    assert now["bytes"] == sent["bytes"] + sum(own)
-
-
-def test_more_may_be_allowed_for_a_class(run):
-    assert fedup("unlearn", "--run", run, *POOR, "--max-loss", 100).code == 1
-    assert fedup("unlearn", "--run", run, *POOR, "--max-loss", 100, "--max-class-loss", 1).code == 1
-    done = ok("unlearn", "--run", run, *POOR, *ANY_LOSS, "--json").json
-    assert done["forced"] == []
-    worst = done["worst_class"]
-    assert 100 * (worst["before"] - worst["after"]) > 5
-    told, page = evidence(run, "R2")
-    assert told["class_recall"] == done["class_recall"]
-    assert f"Of all classes that stay, {worst['class']} loses most of its recall on rows that stay" in page
-
-
-# --- answers that clients sent, where a server keeps them until they are in the folder
 
 
 @pytest.mark.parametrize(("force", "let_go"), [(True, 1), (False, 0)], ids=["answered", "declined"])

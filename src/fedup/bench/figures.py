@@ -83,7 +83,7 @@ def bars_of_time(seconds: Mapping[str, tuple[float, float]]) -> str:
             axes.barh(row + offset, value, 0.36, color=COLORS[state])
             axes.text(value * 1.05, row + offset, f"{value:.2f} s" if value < 10 else f"{value:.0f} s", va="center")
     axes.set_xlabel("filter in orange, retraining in green")
-    _as_lines(axes, list(seconds), max(retrain for _, retrain in seconds.values()) * 2.5)
+    _as_lines(axes, list(seconds), max(map(max, seconds.values())) * 2.5)
     return _svg(figure)
 
 
