@@ -78,9 +78,6 @@ def test_probes_stop_the_clock_of_a_stage_and_of_the_path(clock):
     assert Cost(**{**plain, "clients": set(plain["clients"])}) == cost
 
 
-# --- a real federation
-
-
 @pytest.fixture(scope="module")
 def federation() -> Federation:
     """Five clients of unequal size; the last has a single row to train on."""

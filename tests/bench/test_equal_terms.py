@@ -29,8 +29,6 @@ from fedup.training.local import Job
 
 pytestmark = pytest.mark.usefixtures("cache")
 
-# --- the same cohorts, batches and first weights
-
 SIZES = (13, 20, 9, 26, 17)  # training rows of the five clients; batches of 8
 RECIPE = Recipe("digits", "lenet5", rounds=4, clients=len(SIZES), batch_size=8, lr=0.1, seed=5)
 RECIPES = {
@@ -207,9 +205,6 @@ def test_what_learns_anew_starts_from_the_first_weights_and_what_goes_on_from_wh
     assert same(started_from(group.answers("finetune", WHOLE)), weights_of(group.model))
     deltas = started_from(group.answers("fused_retained", WHOLE))
     assert deltas and not any(bool(tensor.any()) for tensor in deltas.values())
-
-
-# --- one history for all who need it
 
 
 FEDERATION = """

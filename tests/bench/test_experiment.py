@@ -85,9 +85,6 @@ def test_retrain_is_always_there_and_first_and_a_title_and_seeds_need_not_be_giv
         assert (experiment.title, experiment.seeds) == ("mine", (0,))
 
 
-# --- variants
-
-
 def test_use_gives_a_part_under_another_name_with_settings_of_its_own(read):
     text = GOOD + '[methods.fedup-small]\nuse = "fedup"\nrank = 4\n[scenarios.nine]\nuse = "class"\nclasses = [9]\n'
     experiment = read(text)
@@ -106,9 +103,6 @@ def test_a_federation_may_have_scenario_settings_of_its_own(read):
         for federation, scenarios in experiment.scenarios.items()
     }
     assert clients == {"digits-lenet5": 3, "mnist-resnet18": 1}
-
-
-# --- what is wrong is named with file and key
 
 
 @pytest.mark.parametrize("content", [b"title = ", b"a = 1\na = 2\n", b"title = '\xff'", b"\0"])
@@ -201,9 +195,6 @@ def test_whatever_stands_in_a_file_it_loads_or_is_refused_with_file_and_place(tm
             assert f"{place}: there is none; add [" in str(error) or "must be" in str(error)
 
 
-# --- which cells
-
-
 ONLY = {
     (): lambda cell: True,
     ("fedup",): lambda cell: cell[2] == "fedup",
@@ -224,9 +215,6 @@ def test_names_of_one_kind_widen_the_choice_and_names_of_different_kinds_narrow_
         assert names(experiment.cells(only=order)) == [cell for cell in everything if wanted(cell)]
     with pytest.raises(SettingError, match=r"--only: nothing in mine is called 'clas'; .*Did you mean 'class'"):
         experiment.cells(only=[*only, "clas"])
-
-
-# --- hashes
 
 
 ONE = '[[federations]]\ndata = "digits"\nrounds = 2\n[scenarios.class]\n[methods.retrain]\n[methods.fedup]\n'

@@ -17,9 +17,6 @@ def with_goals(*lines: str, federation: str = PLACE[0], scenario: str = PLACE[1]
     return f"{TOML}[goals.{federation}.{scenario}]\n" + "\n".join(lines)
 
 
-# --- read
-
-
 GOOD = {
     'asr = "<=retrain.asr+0.02"': ("fedup", "asr", False, ("retrain", "asr"), 0.02),
     'asr = "  <=  retrain.asr  +  .5 "': ("fedup", "asr", False, ("retrain", "asr"), 0.5),
@@ -85,9 +82,6 @@ def test_what_is_not_there_is_named_with_file_and_key(read, text, told):
         read(text)
 
 
-# --- judged
-
-
 @pytest.fixture
 def judged(tmp_path):
     """Goals for the client request, judged by figures for each method and seed."""
@@ -142,9 +136,6 @@ def test_goals_without_results_are_left_out_and_the_others_judged(judged):
         logit_mask={0: {"failed": {"error": "E", "message": "m", "where": ""}}},
     )
     assert [(one.goal.metric, one.goal.other, one.seeds) for one in found] == [("f_a", None, 1)]
-
-
-# --- shown
 
 
 LINES = 'f_a = "<= retrain.f_a + 0.01"', '"none.r_a" = ">= 0.9"', 'asr = "<= 0.5"'

@@ -28,9 +28,6 @@ SCORES = st.lists(
 )
 
 
-# --- the formulas
-
-
 def _scores(values):
     return torch.tensor(values, dtype=torch.float64)
 
@@ -51,9 +48,6 @@ def test_tpr_is_the_best_of_all_thresholds_within_the_alarms(members, others, al
         if sum(score > threshold for score in others) <= alarms * len(others)
     ]
     assert _tpr(_scores(members), _scores(others), alarms=alarms) == pytest.approx(max(possible))
-
-
-# --- the metric
 
 
 class World:
@@ -135,9 +129,6 @@ def test_forty_rows_of_each_side_are_enough_and_fewer_have_no_figures(many, held
     assert set(figures) == {column.key for column in COLUMNS} == {"mia_auc", "mia_tpr", "mia_learned"}
     assert {name for name, figure in figures.items() if figure is None} == lacking
     assert {column.better for column in COLUMNS} == {"retrain"}
-
-
-# --- the paper's attack
 
 
 def test_the_papers_attack_finds_how_sure_a_model_is_and_nothing_where_that_does_not_differ():

@@ -67,9 +67,6 @@ def photos(tmp_path) -> Path:
     return folder
 
 
-# --- what is read
-
-
 @pytest.mark.parametrize("shape", [(28, 28), (32, 20, 3)], ids=["grey", "colour"])
 def test_rows_are_the_pictures_with_mean_0_and_deviation_1(tmp_path, shape):
     made = pictures(40, shape)
@@ -165,9 +162,6 @@ def test_a_picture_is_the_same_at_training_and_at_prediction_whatever_its_mode_a
     torch.testing.assert_close(how.prepare([how.read(files[row]) for row in (1, 2, 3)]), found.x[:3])
 
 
-# --- labels
-
-
 def test_the_column_of_labels_may_be_named_and_is_label_or_the_only_one_of_whole_numbers(tmp_path):
     table = images_table(pictures(20), fine=[row % 4 for row in range(20)], coarse=[row % 2 for row in range(20)])
     path = write(named(table, ["even", "odd"], "coarse"), tmp_path / "some.parquet")
@@ -220,9 +214,6 @@ def test_whatever_is_damaged_is_refused_with_the_file_and_the_row(tmp_path, tabl
         assert "Row 3 of" in str(refused.value)
 
 
-# --- what is damaged
-
-
 @pytest.mark.parametrize("odd", [(8, 8), (28, 28, 3)], ids=["size", "colour"])
 @pytest.mark.parametrize("other", ["test.parquet", "train-2.parquet"])
 def test_files_with_pictures_of_two_sizes_are_refused_with_the_file(tmp_path, odd, other):
@@ -231,9 +222,6 @@ def test_files_with_pictures_of_two_sizes_are_refused_with_the_file(tmp_path, od
     write(images_table(pictures(8, odd), labels(8)), tmp_path / "some" / other)
     with pytest.raises(DataError, match=other):
         load_dataset(str(tmp_path / "some"))
-
-
-# --- names
 
 
 def test_names_are_fedups_own_then_folders_below_fedup_data_and_a_path_is_a_path(photos, tmp_path, data, monkeypatch):
@@ -258,9 +246,6 @@ def test_a_file_or_folder_that_is_not_there_is_named(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(SettingError, match="empty"):
         load_dataset(str(tmp_path / "empty"))
-
-
-# --- used
 
 
 def test_from_training_to_predictions_even_when_the_folder_is_gone(photos, tmp_path):

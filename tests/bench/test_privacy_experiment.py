@@ -87,9 +87,6 @@ def figures_of(measured, scenario):
     return {method: found["metrics"] for (place, method), found in measured[0].items() if place == scenario}
 
 
-# --- the file
-
-
 def test_it_has_every_guarantee_beside_the_papers_noise_and_none(experiment):
     settings = {method.name: method.settings for method in experiment.methods if method.use == "fedup"}
     found = {name: (one.epsilon, one.sigma, one.paper_accounting) for name, one in settings.items()}
@@ -102,9 +99,6 @@ def test_it_has_every_guarantee_beside_the_papers_noise_and_none(experiment):
     assert {one.delta for one in settings.values()} == {1e-5}
     # goals are about figures of this very experiment, not bounds that nothing comes near
     assert experiment.goals and all(goal.other is not None for goal in experiment.goals)
-
-
-# --- what was measured before stays valid
 
 
 def test_the_method_has_every_setting_of_what_it_is_made_of():
@@ -127,9 +121,6 @@ def test_new_settings_are_told_only_where_they_are_others_than_before():
         assert new.items() <= told.items()
 
 
-# --- settings that cannot be
-
-
 @pytest.mark.parametrize(
     ("line", "told"),
     [
@@ -150,9 +141,6 @@ def test_a_guarantee_that_cannot_be_is_refused_with_file_and_key(tmp_path, line,
     with pytest.raises(SettingError, match=r"mine\.toml: methods\.fedup") as refused:
         load_experiment(path)
     assert told in str(refused.value)
-
-
-# --- from end to end
 
 
 def test_epsilon_is_what_was_asked_for_and_samples_that_are_sent_anew_cost_more(measured):

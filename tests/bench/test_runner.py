@@ -82,9 +82,6 @@ def all_of(cells: list[BenchCell], results: Results) -> dict[str, Any]:
     return {str(cell): timeless(results.load(cell)) for cell in cells}
 
 
-# --- what is measured
-
-
 def test_every_cell_is_measured_once_and_then_only_what_is_missing(read, results):
     cells, watch = read(SMALL + "[methods.logit_mask]\n").cells(only=["class", "clean_client"]), Watch()
     events = run(cells, results, watch, note="a note")
@@ -166,9 +163,6 @@ def test_the_reference_is_the_same_wherever_it_comes_from(read, results, tmp_pat
     assert trainings == ([] if how == "its model is in the cache" else learned)
 
 
-# --- interrupted anywhere
-
-
 def test_interrupted_anywhere_the_same_command_gives_the_same_results(read, tmp_path, monkeypatch):
     cells = read(FEDERATION + "[scenarios.client]\n[methods.finetune]\nrounds = 1\n").cells()
     whole, watch = Results(tmp_path / "whole"), Watch()
@@ -184,9 +178,6 @@ def test_interrupted_anywhere_the_same_command_gives_the_same_results(read, tmp_
         run(cells, results)
         assert contents(results.folder).items() >= kept.items(), stop_at
         assert all_of(cells, results) == expected, stop_at
-
-
-# --- what fails
 
 
 def test_a_method_that_fails_is_recorded_the_others_go_on_and_it_is_tried_again(read, results, tmp_path):
@@ -278,9 +269,6 @@ def test_a_damaged_result_stops_before_any_work(read, results):
     assert results.load(cells[0]) is None
 
 
-# --- a budget
-
-
 class Clock:
     """Stands in for the module `time`: each word of progress takes a tenth of a second."""
 
@@ -314,9 +302,6 @@ def test_a_budget_stops_a_run_before_its_end_and_the_next_goes_on_to_the_same_re
     assert all_of(cells, other) == expected
 
 
-# --- two at once
-
-
 @pytest.mark.slow
 def test_two_processes_at_once_give_what_one_gives(read, results, tmp_path):
     experiment = read(SMALL)
@@ -345,9 +330,6 @@ def test_two_processes_at_once_give_what_one_gives(read, results, tmp_path):
         }
     assert len([path for path in both.rglob("*") if path.is_file()]) == len(cells)  # no rest
     assert {path.suffix for path in (tmp_path / "shared" / "federations").iterdir()} == {".safetensors", ".users"}
-
-
-# --- what a method says of its answer
 
 
 @pytest.mark.parametrize(("scenario", "ratio"), [("class", 0.1), ("clean_client", 0.8), ("random_samples", 0.5)])

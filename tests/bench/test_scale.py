@@ -85,9 +85,6 @@ def test_the_simulation_engine_gives_the_same_counts(figures, tmp_path):
     assert found["store_bytes"] == figures["store_bytes"]
 
 
-# --- the example app's figures
-
-
 TRAFFIC = {"messages": 4, "bytes_up": 12_000, "bytes_down": 900}
 RESULT = {
     "way": "deployment",

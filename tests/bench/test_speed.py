@@ -54,9 +54,6 @@ def measured(*parts, told=None):
     return json.loads(json.dumps(run_speed(device=CPU, progress=progress, parts=parts)))
 
 
-# --- taking times
-
-
 def test_pieces_run_in_turns_each_turn_in_another_order_and_warm_turns_do_not_count(monkeypatch):
     ran, seconds = [], iter(range(100))
     monkeypatch.setattr("fedup.bench.turns.clocked", lambda work, device: work() or next(seconds))
@@ -84,9 +81,6 @@ def test_a_goal_is_met_at_the_bound_and_on_its_good_side(value, goal, at_most, m
     row = Row("a name", value, "×", goal, at_most)
     assert row.met is met
     assert row.to_json()["met"] is met
-
-
-# --- what is measured
 
 
 def test_the_round_that_is_measured_gives_what_the_textbooks_does():
@@ -160,9 +154,6 @@ def test_every_part_measures_its_rows_with_their_goals_and_has_its_notes(monkeyp
     assert "lenet5 on digits, 200 rows, 1 rounds, seeds 0, 1" in by_part["precision"][0]
 
 
-# --- parts
-
-
 def test_parts_are_measured_in_their_order_and_those_on_demand_only_when_named(monkeypatch):
     ran = []
     for part in (*PARTS, *ON_DEMAND):
@@ -183,9 +174,6 @@ def test_a_part_that_there_is_not_is_refused_before_anything_is_measured(monkeyp
     monkeypatch.setattr(training, "measure", lambda *_: pytest.fail("measured"))
     with pytest.raises(SettingError, match=f"no part '{parts[-1]}'.*training.*precision"):
         measured(*parts)
-
-
-# --- for people
 
 
 ROW = {"part": "serving", "name": "this", "value": 1.2345, "unit": "×", "goal": None, "at_most": True, "met": None}
@@ -232,9 +220,6 @@ def test_notes_of_requests_the_literal_recipe_and_kernels_and_the_title():
     machine = {"processor": "A CPU", "accelerator": "A GPU", "threads": 2, "torch": "9.9"}
     assert title({"device": "cpu", "machine": machine}) == "A CPU, 2 threads, torch 9.9"
     assert title({"device": "cuda", "machine": machine}) == "A GPU, torch 9.9"
-
-
-# --- the command
 
 
 def test_the_command_prints_each_row_and_keeps_the_result_or_refuses_in_one_line(tmp_path):

@@ -76,9 +76,6 @@ def results(measured, tmp_path, monkeypatch) -> Results:
     return store
 
 
-# --- what is timed
-
-
 def test_results_stay_byte_for_byte_and_each_has_three_times_after_a_warm_up_and_their_median(
     measured, results, idle, monkeypatch, tmp_path
 ):
@@ -133,9 +130,6 @@ def test_a_method_that_fails_leaves_no_times_and_the_others_go_on(measured, resu
     assert results.load_timing(cells[0]) is None
 
 
-# --- which, and in which order
-
-
 def test_clients_come_before_classes_and_retrain_and_fedup_before_the_others(measured):
     found = [(cell.group.scenario.name, cell.method.name) for cell in in_order(measured[1])]
     assert [scenario for scenario, _ in found] == ["client"] * 5 + ["class"] * 5
@@ -181,9 +175,6 @@ def test_times_of_another_configuration_or_damaged_ones_are_refused(measured, re
     results.timing_path(other).write_text("{")
     with pytest.raises(ArtifactError, match="not a result"):
         results.load_timing(other)
-
-
-# --- only clean times count
 
 
 FIGURES = {"r_a": 0.9, "f_a": 0.0, "tv": 0.3, "time": 100.0, "time_to_effect": 50.0}

@@ -165,9 +165,6 @@ def test_a_damaged_file_is_trained_anew_to_the_same_bits_and_a_cache_that_cannot
     assert (tmp_path / "file").read_text() == "mine"
 
 
-# --- with the history of the training
-
-
 def contents(history: History) -> dict[str, object]:
     """All that a history holds, as plain data that can be compared."""
     kept: dict[str, object] = {"changes": history.changes()}

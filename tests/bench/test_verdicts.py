@@ -63,9 +63,6 @@ def test_an_effect_that_fedup_never_reaches_is_lost_to_whoever_does(told):
     assert told(retrain=BASE, fedup=never, none={**BASE, "time_to_effect": [5.0, 5.0, None]}) == []
 
 
-# --- privacy is judged, too
-
-
 @pytest.mark.parametrize(
     ("key", "goal", "ours", "theirs", "told_as"),
     [

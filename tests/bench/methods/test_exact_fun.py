@@ -123,9 +123,6 @@ MODELS = {
 }
 
 
-# --- the average on a grid
-
-
 floats = st.floats(-100, 100, width=32)
 
 
@@ -155,9 +152,6 @@ def test_the_average_of_parameters_is_the_nearest_multiple_of_the_step_and_buffe
     grid.add({**plain.current, "weight": got}, 1.0)  # what lies on the grid stays there: a replay finds it unchanged
     grid.finish()
     assert torch.equal(grid.current["weight"], got)
-
-
-# --- nothing removed: the stored course again
 
 
 def unchanged(task: Task, step: float, *, touched: list[int]) -> Replay:
@@ -192,9 +186,6 @@ def test_a_replay_with_nothing_removed_gives_every_stored_round_bit_for_bit(fede
     assert (cost.local_steps > 0) == bool(touched)
     assert cost.clients <= set(touched)
     assert replay.first_change(Cost()) is None
-
-
-# --- something removed: what a fresh rounded federation learns without it
 
 
 @pytest.mark.parametrize(
@@ -266,9 +257,6 @@ def test_rounds_before_the_first_one_that_the_data_took_part_in_are_not_trained_
     assert len(told.trainings) == 2  # its own federation, ahead; and the rounds after
 
 
-# --- a removal that rounds away
-
-
 def slow(step_lr: float, **how) -> Recipe:
     """Steps so small beside the grid that most rounds change nothing."""
     return replace(RECIPE, lr=step_lr, momentum=0.0, **how)
@@ -297,9 +285,6 @@ def test_a_removal_that_only_buffers_show_is_not_taken_for_none(federation):
     original, _ = rounded(start, federation, recipe, step)
     assert all(torch.equal(a, b) for a, b in zip(fresh.parameters(), original.parameters(), strict=True))
     assert fingerprint(unlearned.model) == fingerprint(fresh) != fingerprint(original)
-
-
-# --- what it may read, what it may change, what it counts
 
 
 def test_after_the_request_no_forgotten_row_is_read_and_a_second_answer_is_the_first(federation):
