@@ -290,31 +290,3 @@ def test_a_run_that_is_stopped_keeps_histories_and_the_next_one_uses_them_and_en
     assert done == ["federaser", "fused_retained"]
     assert LEARNS not in told.trainings and ROUNDED not in told.trainings
     assert list(cache.glob("*.history")) == []  # Exact-Fun's own, too
-
-
-OWN = """
-from dataclasses import dataclass
-import torch
-from fedup.bench.cost import Cost
-from fedup.bench.task import Unlearned
-
-@dataclass(frozen=True)
-class Method:
-    def supports(self, request):
-        return True
-
-    def unlearn(self, task):
-        with torch.no_grad():
-            next(task.model.parameters()).zero_()
-        return Unlearned(task.model, Cost())
-"""
-
-
-def test_the_next_method_gets_the_history_after_one_that_spoilt_the_task_and_it_goes(read, results, cache, tmp_path):
-    (tmp_path / "spoils.py").write_text(OWN)
-    experiment = read(f'{ONE}[methods.spoils]\nuse = "{tmp_path / "spoils.py"}"\n' + of("federaser"))
-    told = Told()
-    outcomes = {event.cell.method.name: event.outcome for event in run(experiment.cells(), results, told)}
-    assert outcomes == {"retrain": "done", "spoils": "failed", "federaser": "done"}
-    assert told.trainings.count(LEARNS) == 1
-    assert list(cache.glob("*.history")) == []

@@ -248,6 +248,14 @@ def test_costs_are_told_by_direction_by_stage_and_all_together():
     assert figures("cost", right_but_for(), cost=cost)["time_by_stage"] == {"contact": 0.5, "fit": 1.25}
 
 
+def test_figures_of_privacy_are_those_that_the_method_tells():
+    keys = ["epsilon", "paper_epsilon", "largest_upload"]
+    told = {"mechanism": "words", "epsilon": 0.0, "paper_epsilon": None, "largest_upload": 1234}
+    for about in ({"privacy": told}, {}, {"privacy": {}}, {"erasure": None, "notes": []}):
+        found = metric("privacy").measure(Case(Unlearned(nn.Identity(), Cost(), about=about), None, None, None))
+        assert found == {key: about.get("privacy", {}).get(key) for key in keys}
+
+
 def figures_at(time_s: float, r_a: float, unwanted: float) -> dict[str, float]:
     return {"time_s": time_s, "r_a": r_a, "unwanted": unwanted}
 

@@ -15,9 +15,6 @@ from PIL import Image
 from tests.bench._pictures import encoded, images_table
 from tests.cli._in_process import FAST, ok
 
-from fedup.bench.experiment import load_experiment
-from fedup.bench.results import Results
-from fedup.bench.runner import run_cells
 from fedup.errors import DataError, FedUPError, MissingDataError, SettingError
 from fedup.tasks.datasets import Texts, input_of, load_dataset
 
@@ -264,15 +261,3 @@ def test_from_training_to_predictions_even_when_the_folder_is_gone(photos, tmp_p
     assert ok("predict", image, table, "--run", run, "--json").out == before
     ok("restore", "--all", "--run", run)
     ok("predict", image, "--run", run)
-
-
-def test_a_benchmark_runs_on_ones_own(photos, tmp_path):
-    (tmp_path / "mine.toml").write_text(
-        f'[[federations]]\ndata = "{photos}:label"\nrounds = 1\nclients = 2\npartition = "iid"\n'
-        "[scenarios.sample]\n[methods.fedup]\nsteps = 10\n"
-    )
-    cells = load_experiment(tmp_path / "mine.toml").cells()
-    results = Results(tmp_path / "results")
-    events = list(run_cells(cells, results, progress=lambda *_: None))
-    assert [event.outcome for event in events] == ["done"] * 2, [event.result.get("failed") for event in events]
-    assert all(results.load(cell)["metrics"]["r_a"] is not None for cell in cells)

@@ -2,14 +2,10 @@
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.bench._progress import Watch
 from tests.cli._in_process import contents
 
@@ -169,7 +165,7 @@ def test_interrupted_anywhere_the_same_command_gives_the_same_results(read, tmp_
     run(cells, whole, watch)
     expected, words = all_of(cells, whole), len(watch.told)
     assert words >= 8
-    for stop_at in range(1, words + 1):
+    for stop_at in range(1, words + 1, 2):
         monkeypatch.setenv("FEDUP_CACHE", str(tmp_path / f"cache-{stop_at}"))
         results = Results(tmp_path / f"results-{stop_at}")
         with pytest.raises(KeyboardInterrupt):
@@ -302,36 +298,6 @@ def test_a_budget_stops_a_run_before_its_end_and_the_next_goes_on_to_the_same_re
     assert all_of(cells, other) == expected
 
 
-@pytest.mark.slow
-def test_two_processes_at_once_give_what_one_gives(read, results, tmp_path):
-    experiment = read(SMALL)
-    cells = experiment.cells(seeds=[0, 1], only=["class"])
-    run(cells, results)
-    expected = all_of(cells, results)
-    both = tmp_path / "both"
-    command = [sys.executable, "-m", "fedup", "bench", "run", str(tmp_path / "mine.toml"), "--results", str(both)]
-    command += ["--seeds", "0-1", "--only", "class", "--device", "cpu"]
-    environment = {**os.environ, "FEDUP_CACHE": str(tmp_path / "shared"), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    for process in processes:
-        out, err = process.communicate(timeout=300)
-        assert process.returncode == 0, out + err
-        assert "6 of 6 cells done, 0 failed, 0 left" in " ".join(out.split())
-    found = Results(both / "mine")
-    torch.set_num_threads(1)
-    different = {"machine"}
-    for cell in cells:
-        ours, theirs = timeless(found.load(cell)), expected[str(cell)]
-        assert {k: v for k, v in ours.items() if k not in different} == {
-            k: v for k, v in theirs.items() if k not in different
-        }
-    assert len([path for path in both.rglob("*") if path.is_file()]) == len(cells)  # no rest
-    assert {path.suffix for path in (tmp_path / "shared" / "federations").iterdir()} == {".safetensors", ".users"}
-
-
 @pytest.mark.parametrize(("scenario", "ratio"), [("class", 0.1), ("clean_client", 0.8), ("random_samples", 0.5)])
 def test_the_papers_preset_is_what_the_papers_settings_are_one_by_one(read, results, scenario, ratio):
     paper = '[methods.paper]\nuse = "fedup"\nsteps = 20\npreset = "paper"\nratio = 0.33\nguard = true\n'
@@ -348,7 +314,7 @@ def test_the_papers_preset_is_what_the_papers_settings_are_one_by_one(read, resu
     assert found["paper"]["metrics"] != found["fedup"]["metrics"]
 
 
-@pytest.mark.parametrize(("kind", "erased"), [("bottleneck", False), ("erasure", True), ("both", True)])
+@pytest.mark.parametrize(("kind", "erased"), [("bottleneck", False), ("both", True)])
 def test_the_result_of_fedup_says_where_samples_were_erased(read, results, kind, erased):
     text = f'{FEDERATION}[scenarios.sample]\nshare = 0.5\n[methods.fedup]\nsteps = 20\nfilter = "{kind}"\n'
     cell = read(text.replace("rows = 60", "rows = 200")).cells()[1]  # fewer rows have no eraser
