@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 from tests.bench._progress import Watch, silent
+from tests.bench.methods._worlds import whole_federation
 from torch import Tensor, nn
 
 import fedup.training.engines.plain as plain
 import fedup.training.fedavg as fedavg
-from fedup import Federation, Forget
+from fedup import Forget
 from fedup.bench.experiment import BenchCell
 from fedup.bench.history import History
 from fedup.bench.methods import method_class, needs_history
@@ -46,13 +47,6 @@ TRAINING = {
     "exact_fun, answered": {},
 }
 WHOLE = Forget.clients([1])
-
-
-def make_federation() -> Federation:
-    total = sum(SIZES)
-    x = torch.randn(total, 6, generator=torch.Generator().manual_seed(0))
-    y = torch.arange(total) % 3
-    return Federation.split(x, y, list(torch.arange(total).split(list(SIZES))), heldout=0, validation=0)
 
 
 def make_model() -> nn.Module:
@@ -108,7 +102,7 @@ class Group:
     """One federation, what it saw when it learned, and what methods let clients see when they answer."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self.recipe, self.federation, self.start = recipe, make_federation(), make_model()
+        self.recipe, self.federation, self.start = recipe, whole_federation(SIZES), make_model()
         self.history, self._seen = History(), dict[tuple[str, Forget], Seen]()
         with watching() as self.original:
             self.model = recipe.train(self.start, self.federation, observers=[self.history]).model

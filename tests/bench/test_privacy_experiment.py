@@ -55,7 +55,7 @@ cache = false
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """Some of it, and some of that again from nothing: results by (scenario, method)."""
+    """Results by scenario and method."""
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "tiny.toml").write_text(TINY)
     cells = [
@@ -63,19 +63,16 @@ def measured(tmp_path_factory):
         for cell in load_experiment(folder / "tiny.toml").cells()
         if cell.method.name in CHOSEN[cell.group.scenario.name]
     ]
-    found = []
-    for place, wanted in (("one", cells), ("two", [cells[2], cells[3]])):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("FEDUP_CACHE", str(folder / place / "cache"))
-            events = list(run_cells(wanted, Results(folder / place / "results"), progress=silent))
-        assert {event.outcome for event in events} == {"done"}, [event.result.get("failed") for event in events]
-        found.append({(event.cell.group.scenario.name, event.cell.method.name): event.result for event in events})
-    return found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDUP_CACHE", str(folder / "cache"))
+        events = list(run_cells(cells, Results(folder / "results"), progress=silent))
+    assert {event.outcome for event in events} == {"done"}, [event.result.get("failed") for event in events]
+    return {(event.cell.group.scenario.name, event.cell.method.name): event.result for event in events}
 
 
 def figures_of(measured, scenario):
     """Figures by method."""
-    return {method: found["metrics"] for (place, method), found in measured[0].items() if place == scenario}
+    return {method: found["metrics"] for (place, method), found in measured.items() if place == scenario}
 
 
 def test_the_method_has_every_setting_of_what_it_is_made_of():
@@ -115,7 +112,7 @@ def test_epsilon_is_what_was_asked_for_and_samples_that_are_sent_anew_cost_more(
 
 
 def test_a_figure_is_there_exactly_where_something_was_counted(measured):
-    for (place, method), found in measured[0].items():
+    for (place, method), found in measured.items():
         figures, told = found["metrics"], found["about"].get("privacy", {}).get("mechanism", "")
         private = method in ("dp4", "clipped", "asked-after")
         assert (figures["epsilon"] is not None) == told.startswith("TEST MODE") == private  # noise that can be replayed
@@ -127,15 +124,3 @@ def test_a_figure_is_there_exactly_where_something_was_counted(measured):
         assert place != "class" or figures["f_a"] <= 0.01, method
         assert (figures["mia_auc"] is None) == (figures["mia_tpr"] is None)
         assert place == "class" or figures["mia_auc"] is None
-
-
-def test_the_same_experiment_from_nothing_gives_the_same_figures(measured):
-    whole, part = measured
-    assert set(part) == {("class", "dp4"), ("class", "clipped")}
-    clocked = ("time", "time_by_stage", "ahead_time", "overhead", "time_to_effect")
-    for place, found in part.items():
-        first, again = (
-            {key: value for key, value in one["metrics"].items() if key not in clocked} for one in (whole[place], found)
-        )
-        assert first == again
-        assert found["about"] == whole[place]["about"]

@@ -173,20 +173,9 @@ SETTINGS = {
 def test_training_by_a_recipe_is_fedavg_with_its_settings(small_model, digits_federation, chosen):
     recipe = replace(RECIPE, clients=5, **chosen)
     found = recipe.train(small_model, digits_federation)
-    local = LocalTraining(
-        epochs=recipe.epochs,
-        batch_size=recipe.batch_size,
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        optimizer=recipe.optimizer,
-        precision=recipe.precision,
-    )
-    expected = federate(
-        small_model,
-        digits_federation,
-        rounds=Rounds(recipe.rounds, clients_per_round=recipe.clients_per_round),
-        local=local,
-        seed=recipe.seed,
-    )
+    names = ("epochs", "batch_size", "lr", "momentum", "optimizer", "precision")
+    local = LocalTraining(**{name: getattr(recipe, name) for name in names})
+    rounds = Rounds(recipe.rounds, clients_per_round=recipe.clients_per_round)
+    expected = federate(small_model, digits_federation, rounds=rounds, local=local, seed=recipe.seed)
     assert fingerprint(found.model) == fingerprint(expected.model) != fingerprint(small_model)
     assert (found.rounds, found.engine) == (recipe.rounds, "plain")

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.bench._progress import Watch
-from tests.bench.methods._worlds import message
+from tests.bench.methods._worlds import message, whole_federation
 from torch import Tensor, nn
 
 from fedup import Federation, Forget, fingerprint
@@ -23,10 +23,9 @@ from fedup.bench.task import Task
 from fedup.rng import generator
 from fedup.tasks.recipe import Recipe
 from fedup.training.averaging import RunningAverage, Weights, weights_of
-from fedup.training.fedavg import Observer, Rounds, federate
+from fedup.training.fedavg import Observer
 
 SIZES = (13, 20, 9, 26)  # training rows of the four clients; batches of 8
-CLASSES = 3
 RECIPE = Recipe("digits", "lenet5", rounds=4, clients=len(SIZES), batch_size=8, lr=0.1, seed=5)
 FINE = 1e-3
 
@@ -39,10 +38,7 @@ def cache(cache) -> Path:
 @pytest.fixture
 def federation() -> Federation:
     """Four clients of unequal size, all classes at each of them; arrays of its own."""
-    total = sum(SIZES)
-    x = torch.randn(total, 6, generator=torch.Generator().manual_seed(0))
-    y = torch.arange(total) % CLASSES
-    return Federation.split(x, y, list(torch.arange(total).split(list(SIZES))), heldout=0, validation=0)
+    return whole_federation(SIZES)
 
 
 def small_model(*, norm: bool = False, dropout: bool = False) -> nn.Module:
@@ -53,7 +49,7 @@ def small_model(*, norm: bool = False, dropout: bool = False) -> nn.Module:
             **({"norm": nn.BatchNorm1d(5)} if norm else {}),
             relu=nn.ReLU(),
             **({"dropout": nn.Dropout(0.2)} if dropout else {}),
-            head=nn.Linear(5, CLASSES),
+            head=nn.Linear(5, 3),
         )
         return nn.Sequential(layers)
 
@@ -82,21 +78,10 @@ def copied(weights: Weights) -> dict[str, Tensor]:
 
 
 def rounded(start: nn.Module, federation: Federation, recipe: Recipe, step: float) -> tuple[nn.Module, Course]:
-    """A federation that learns with rounded weights, by the core alone: no store, no replay."""
+    """A federation that learns with rounded weights: no store, no replay."""
     names, course = [name for name, _ in start.named_parameters()], Course(start)
-    trained = federate(
-        start,
-        federation,
-        rounds=Rounds(
-            recipe.rounds,
-            clients_per_round=recipe.clients_per_round,
-            averaging=partial(RoundedAverage, step=step, names=names),
-        ),
-        local=recipe.local,
-        seed=recipe.seed,
-        observers=[course],
-    )
-    return trained.model, course
+    averaging = partial(RoundedAverage, step=step, names=names)
+    return recipe.train(start, federation, averaging=averaging, observers=[course]).model, course
 
 
 def same(one: Weights, other: Weights) -> bool:
