@@ -1,11 +1,9 @@
 """What an answer takes: probes stop the clock, rounds are counted to the step and the byte."""
 
 import json
-import time
 
 import pytest
 import torch
-from tests.bench._progress import silent
 from tests.bench.methods._worlds import message
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -13,8 +11,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fedup import Federation, Forget, LocalTraining, Rounds, dirichlet, federate
 from fedup.bench import cost as cost_module
 from fedup.bench.cost import Cost, Meter
-from fedup.bench.task import Task
-from fedup.tasks.recipe import Recipe
 
 MODEL = nn.Linear(1, 1)
 
@@ -78,9 +74,6 @@ def test_probes_stop_the_clock_of_a_stage_and_of_the_path(clock):
     assert Cost(**{**plain, "clients": set(plain["clients"])}) == cost
 
 
-# --- a real federation
-
-
 @pytest.fixture(scope="module")
 def federation() -> Federation:
     """Five clients of unequal size; the last has a single row to train on."""
@@ -121,25 +114,3 @@ def test_steps_are_those_that_clients_take_and_bytes_a_model_down_and_up_for_eac
     sent = 2 * (clients_per_round or 5 - len(gone)) * message(small_model().state_dict())
     assert (cost.bytes_down, cost.bytes_up) == (sent, sent)
     assert clients_per_round or cost.clients == set(federation.ids) - set(gone)
-
-
-SLEEP = 0.1
-
-
-def sleepy(model: nn.Module) -> dict[str, float]:
-    time.sleep(SLEEP)
-    return {"r_a": 0.5, "unwanted": 0.5}
-
-
-def test_training_a_task_counts_no_second_of_its_probes(federation):
-    recipe = Recipe("digits", "lenet5", rounds=3, clients=5, lr=1e-3)
-    task = Task(federation, Forget.classes([0]), small_model(), small_model(), recipe, sleepy, silent)
-    cost = Cost()
-    started = time.perf_counter()
-    task.train(task.start, federation, rounds=3, cost=cost, what="Retrain")
-    wall = time.perf_counter() - started
-    assert 0 < cost.total_time_s <= wall - 3 * SLEEP
-    moments = [moment["time_s"] for moment in cost.path]
-    assert len(moments) == 3
-    assert 0 < moments[0] < moments[1] < moments[2] <= cost.total_time_s + SLEEP / 10
-    assert all(set(moment) == {"time_s", "r_a", "unwanted"} for moment in cost.path)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.bench._pictures import encoded as png
 from tests.bench._pictures import images_table as table
 
-from fedup.errors import DataError, MissingDataError, SettingError
+from fedup.errors import DataError, MissingDataError
 from fedup.registry import names
 from fedup.tasks.datasets import files_of, load_dataset
 from fedup.tasks.datasets._parquet import read_images
@@ -79,26 +79,7 @@ def test_mnist_is_the_official_split_normalized(name):
     assert float(mnist.x.std()) == pytest.approx(1, abs=1e-3)
 
 
-def test_an_unknown_data_set_is_refused_with_the_closest():
-    with pytest.raises(SettingError, match="Did you mean 'digits'"):
-        load_dataset("digit")
-
-
 GOOD = png(np.arange(784, dtype=np.uint8).reshape(28, 28))
-
-
-def test_images_and_labels_are_read_as_they_were_written(tmp_path):
-    grey = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    color = np.arange(36, dtype=np.uint8).reshape(3, 4, 3)
-    for pixels, shape in ((grey, (2, 1, 3, 4)), (color, (2, 3, 3, 4))):
-        pq.write_table(table([png(pixels), png(255 - pixels)], [7, 1]), tmp_path / "file")
-        images, labels = read_images(tmp_path / "file", image_column="image")
-        assert images.shape == shape
-        assert images.dtype == torch.uint8
-        expected = torch.from_numpy(pixels.reshape(3, 4, -1)).permute(2, 0, 1)
-        assert torch.equal(images[0], expected)
-        assert torch.equal(images[1], 255 - expected)
-        assert labels.tolist() == [7, 1]
 
 
 def test_a_missing_data_set_says_how_to_get_it(tmp_path, monkeypatch):

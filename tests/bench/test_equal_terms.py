@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 from tests.bench._progress import Watch, silent
+from tests.bench.methods._worlds import whole_federation
 from torch import Tensor, nn
 
 import fedup.training.engines.plain as plain
 import fedup.training.fedavg as fedavg
-from fedup import Federation, Forget
+from fedup import Forget
 from fedup.bench.experiment import BenchCell
 from fedup.bench.history import History
 from fedup.bench.methods import method_class, needs_history
@@ -28,8 +29,6 @@ from fedup.training.averaging import weights_of
 from fedup.training.local import Job
 
 pytestmark = pytest.mark.usefixtures("cache")
-
-# --- the same cohorts, batches and first weights
 
 SIZES = (13, 20, 9, 26, 17)  # training rows of the five clients; batches of 8
 RECIPE = Recipe("digits", "lenet5", rounds=4, clients=len(SIZES), batch_size=8, lr=0.1, seed=5)
@@ -48,13 +47,6 @@ TRAINING = {
     "exact_fun, answered": {},
 }
 WHOLE = Forget.clients([1])
-
-
-def make_federation() -> Federation:
-    total = sum(SIZES)
-    x = torch.randn(total, 6, generator=torch.Generator().manual_seed(0))
-    y = torch.arange(total) % 3
-    return Federation.split(x, y, list(torch.arange(total).split(list(SIZES))), heldout=0, validation=0)
 
 
 def make_model() -> nn.Module:
@@ -110,7 +102,7 @@ class Group:
     """One federation, what it saw when it learned, and what methods let clients see when they answer."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self.recipe, self.federation, self.start = recipe, make_federation(), make_model()
+        self.recipe, self.federation, self.start = recipe, whole_federation(SIZES), make_model()
         self.history, self._seen = History(), dict[tuple[str, Forget], Seen]()
         with watching() as self.original:
             self.model = recipe.train(self.start, self.federation, observers=[self.history]).model
@@ -209,9 +201,6 @@ def test_what_learns_anew_starts_from_the_first_weights_and_what_goes_on_from_wh
     assert deltas and not any(bool(tensor.any()) for tensor in deltas.values())
 
 
-# --- one history for all who need it
-
-
 FEDERATION = """
 [[federations]]
 data = "digits"
@@ -295,31 +284,3 @@ def test_a_run_that_is_stopped_keeps_histories_and_the_next_one_uses_them_and_en
     assert done == ["federaser", "fused_retained"]
     assert LEARNS not in told.trainings and ROUNDED not in told.trainings
     assert list(cache.glob("*.history")) == []  # Exact-Fun's own, too
-
-
-OWN = """
-from dataclasses import dataclass
-import torch
-from fedup.bench.cost import Cost
-from fedup.bench.task import Unlearned
-
-@dataclass(frozen=True)
-class Method:
-    def supports(self, request):
-        return True
-
-    def unlearn(self, task):
-        with torch.no_grad():
-            next(task.model.parameters()).zero_()
-        return Unlearned(task.model, Cost())
-"""
-
-
-def test_the_next_method_gets_the_history_after_one_that_spoilt_the_task_and_it_goes(read, results, cache, tmp_path):
-    (tmp_path / "spoils.py").write_text(OWN)
-    experiment = read(f'{ONE}[methods.spoils]\nuse = "{tmp_path / "spoils.py"}"\n' + of("federaser"))
-    told = Told()
-    outcomes = {event.cell.method.name: event.outcome for event in run(experiment.cells(), results, told)}
-    assert outcomes == {"retrain": "done", "spoils": "failed", "federaser": "done"}
-    assert told.trainings.count(LEARNS) == 1
-    assert list(cache.glob("*.history")) == []

@@ -1,11 +1,8 @@
 """Goals of an experiment: read with file and key, judged from results whose content is known, shown in its report."""
 
-import re
-
 import pytest
 from tests.bench._made_up import TOML, MadeUp
 
-from fedup.bench.experiment_report import write_report
 from fedup.bench.goals import Judged, judge_goals
 from fedup.bench.summary import summarize
 from fedup.errors import SettingError
@@ -15,9 +12,6 @@ PLACE = "mnist-lenet5", "client"
 
 def with_goals(*lines: str, federation: str = PLACE[0], scenario: str = PLACE[1]) -> str:
     return f"{TOML}[goals.{federation}.{scenario}]\n" + "\n".join(lines)
-
-
-# --- read
 
 
 GOOD = {
@@ -36,14 +30,6 @@ def test_a_line_says_which_figure_is_to_be_at_least_or_at_most_what(read, line, 
     (goal,) = read(with_goals(line)).goals
     assert (goal.federation, goal.scenario) == PLACE
     assert (goal.method, goal.metric, goal.at_least, goal.other, goal.margin) == expected
-
-
-def test_goals_keep_the_order_in_which_they_are_written_and_change_no_configuration(read):
-    text = with_goals('r_a = ">= 0.9"', 'f_a = "<= 0.1"') + '\n[goals.mnist-lenet5.class]\nf_a = "<= 0.2"\n'
-    found = [(goal.scenario, goal.metric, goal.margin) for goal in read(text).goals]
-    assert found == [("client", "r_a", 0.9), ("client", "f_a", 0.1), ("class", "f_a", 0.2)]
-    assert [cell.hash for cell in read(text).cells()] == [cell.hash for cell in read(TOML).cells()]
-    assert read(TOML).goals == ()
 
 
 NO_GOALS = [
@@ -83,9 +69,6 @@ WRONG = [
 def test_what_is_not_there_is_named_with_file_and_key(read, text, told):
     with pytest.raises(SettingError, match=rf"(?s)mine\.toml: .*{told}"):
         read(text)
-
-
-# --- judged
 
 
 @pytest.fixture
@@ -142,36 +125,3 @@ def test_goals_without_results_are_left_out_and_the_others_judged(judged):
         logit_mask={0: {"failed": {"error": "E", "message": "m", "where": ""}}},
     )
     assert [(one.goal.metric, one.goal.other, one.seeds) for one in found] == [("f_a", None, 1)]
-
-
-# --- shown
-
-
-LINES = 'f_a = "<= retrain.f_a + 0.01"', '"none.r_a" = ">= 0.9"', 'asr = "<= 0.5"'
-
-
-def reported(tmp_path, toml: str) -> tuple[str, str]:
-    made_up = MadeUp(tmp_path, toml)
-    for method, f_a in (("retrain", 0.01), ("none", 0.6), ("fedup", 0.0521)):
-        made_up.put("client", method, {seed: {"f_a": f_a, "r_a": 0.95} for seed in range(2)})
-    blocks = summarize(made_up.experiment, made_up.results)
-    markdown, _, page = write_report(made_up.experiment, blocks, tables=tmp_path, pages=tmp_path / "pages")
-    return markdown.read_text(), page.read_text()
-
-
-def test_a_report_shows_each_goal_with_what_was_found_and_by_how_much_it_was_missed(tmp_path):
-    markdown, page = reported(tmp_path, with_goals(*LINES))
-    assert markdown.count("## Goals\n") == 1
-    rows = [
-        ["mnist-lenet5", "client", "fedup.f_a <= retrain.f_a + 0.01", "0.052", "0.020", "missed by 0.032", "2"],
-        ["mnist-lenet5", "client", "none.r_a >= 0.9", "0.950", "0.900", "met", "2"],
-    ]
-    lines = markdown.split("## Goals\n")[1].split("\n## ")[0].splitlines()
-    table = [line for line in lines if line.startswith("|")]
-    shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
-    assert shown == rows
-    assert len(re.findall(r"<h2[^>]*>Goals</h2>", page)) == 1
-    text = re.sub(r"<[^>]+>", " ", page)
-    for words in ("fedup.f_a &lt;= retrain.f_a + 0.01", "missed by 0.032", "none.r_a &gt;= 0.9", "met"):
-        assert words in text
-    assert "fedup.asr" not in markdown + text  # there is no such figure

@@ -184,9 +184,6 @@ def test_without_a_folder_or_need_nothing_is_fetched_and_an_unknown_name_is_refu
     assert hub.asked == [] and not place.exists()
 
 
-# --- check
-
-
 @pytest.fixture
 def filled(place) -> Path:
     """A folder with a small MNIST in it."""

@@ -106,9 +106,6 @@ def test_a_picture_too_large_to_be_one_is_refused(monkeypatch):
         input_of("digits").read(WHOLE)
 
 
-# --- triggers
-
-
 COLOR = Images(3, 7, 6, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 2.0))
 DARK, BRIGHT = (COLOR.scale(torch.full((1, 3, 1, 1), value, dtype=torch.uint8)) for value in (0, 255))  # (1, 3, 1, 1)
 

@@ -58,13 +58,12 @@ class Setting:
             row for c in self.federation.clients for row in c.heldout.tolist() if int(self.y[row]) == label
         ]
         return {
-            "validation": {
-                "retain": self.share(answer, self.rows("validation", requests, named=False)),
-                "forget": self.share(answer, self.rows("validation", requests, named=True)),
-            },
-            "heldout": {
-                "retain": self.share(answer, self.rows("heldout", requests, named=False)),
-                "forget": self.share(answer, self.rows("heldout", requests, named=True)),
+            **{
+                part: {
+                    name: self.share(answer, self.rows(part, requests, named=name == "forget"))
+                    for name in ("retain", "forget")
+                }
+                for part in ("validation", "heldout")
             },
             "per_class": [self.share(answer, of_class(label)) for label in range(5)],
             "train": {"forget": self.share(answer, self.rows("train", requests, named=True))},

@@ -91,9 +91,6 @@ def figures(name: str, *args, **kwargs) -> dict:
     return metric(name).measure(case_of(*args, **kwargs))
 
 
-# --- accuracies
-
-
 def test_forgotten_training_rows_are_told_one_by_one_where_they_are_few():
     found = figures("accuracy", right_but_for(2), SAMPLES)["per_sample"]
     assert found["row"] == [0, 2, 5]
@@ -131,9 +128,6 @@ def test_accuracies_are_those_counted_row_by_row(kind, wrong):
     assert (found["f_a"], found["f_a_train"]) == (mean(forgotten), mean(trained))
 
 
-# --- a backdoor that leads to class 0; triggered rows 50, 51 are of class 0, 52 … 54 of 1, 55 … 57 of 2
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.sampled_from([*TRIGGERED, *TEST]), st.integers(0, 2)), st.integers(0, 2))
 def test_figures_of_a_backdoor_are_counts_of_triggered_rows(said, target):
@@ -148,9 +142,6 @@ def test_figures_of_a_backdoor_are_counts_of_triggered_rows(said, target):
         "triggered": pytest.approx(sum(answers[number] == label for number, label in TRIGGERED.items()) / 8),
     }
     assert set(figures("backdoor", saying(said), SAMPLES).values()) == {None}  # there is none
-
-
-# --- closeness to Retrain
 
 
 def test_gaps_are_ours_less_retrains():
@@ -221,9 +212,6 @@ def test_a_class_that_is_struck_out_makes_no_infinite_distance():
     assert (both["tv"], both["kl"]) == (0.0, 0.0)
 
 
-# --- whether the original is back
-
-
 def linear() -> nn.Linear:
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -248,9 +236,6 @@ def test_restored_is_the_original_or_a_copy_and_nothing_that_differs_in_a_bit():
     assert restored(linear(), back) == 0.0
 
 
-# --- what it took
-
-
 def test_costs_are_told_by_direction_by_stage_and_all_together():
     cost = Cost(
         time_s={"contact": 0.5, "fit": 1.25},
@@ -263,7 +248,12 @@ def test_costs_are_told_by_direction_by_stage_and_all_together():
     assert figures("cost", right_but_for(), cost=cost)["time_by_stage"] == {"contact": 0.5, "fit": 1.25}
 
 
-# --- time to effect
+def test_figures_of_privacy_are_those_that_the_method_tells():
+    keys = ["epsilon", "paper_epsilon", "largest_upload"]
+    told = {"mechanism": "words", "epsilon": 0.0, "paper_epsilon": None, "largest_upload": 1234}
+    for about in ({"privacy": told}, {}, {"privacy": {}}, {"erasure": None, "notes": []}):
+        found = metric("privacy").measure(Case(Unlearned(nn.Identity(), Cost(), about=about), None, None, None))
+        assert found == {key: about.get("privacy", {}).get(key) for key in keys}
 
 
 def figures_at(time_s: float, r_a: float, unwanted: float) -> dict[str, float]:
@@ -313,9 +303,6 @@ def test_figures_on_the_way_are_r_a_and_f_a_or_attack_success():
     }  # of rows 0, 2, 5
     backdoor = Outputs(saying({52: 0, 53: 0}), data_of(SAMPLES, target=0)).moment()
     assert backdoor == {"r_a": 1.0, "unwanted": pytest.approx(2 / 6)}
-
-
-# --- one pass over each set of rows
 
 
 class Counting(Table):

@@ -15,9 +15,6 @@ from PIL import Image
 from tests.bench._pictures import encoded, images_table
 from tests.cli._in_process import FAST, ok
 
-from fedup.bench.experiment import load_experiment
-from fedup.bench.results import Results
-from fedup.bench.runner import run_cells
 from fedup.errors import DataError, FedUPError, MissingDataError, SettingError
 from fedup.tasks.datasets import Texts, input_of, load_dataset
 
@@ -65,9 +62,6 @@ def photos(tmp_path) -> Path:
         table = named(images_table(pictures(rows), labels(rows)), ["ant", "bee", "cat", "dog"])
         write(table, folder / f"{split}-00000-of-00001.parquet")
     return folder
-
-
-# --- what is read
 
 
 @pytest.mark.parametrize("shape", [(28, 28), (32, 20, 3)], ids=["grey", "colour"])
@@ -165,9 +159,6 @@ def test_a_picture_is_the_same_at_training_and_at_prediction_whatever_its_mode_a
     torch.testing.assert_close(how.prepare([how.read(files[row]) for row in (1, 2, 3)]), found.x[:3])
 
 
-# --- labels
-
-
 def test_the_column_of_labels_may_be_named_and_is_label_or_the_only_one_of_whole_numbers(tmp_path):
     table = images_table(pictures(20), fine=[row % 4 for row in range(20)], coarse=[row % 2 for row in range(20)])
     path = write(named(table, ["even", "odd"], "coarse"), tmp_path / "some.parquet")
@@ -220,9 +211,6 @@ def test_whatever_is_damaged_is_refused_with_the_file_and_the_row(tmp_path, tabl
         assert "Row 3 of" in str(refused.value)
 
 
-# --- what is damaged
-
-
 @pytest.mark.parametrize("odd", [(8, 8), (28, 28, 3)], ids=["size", "colour"])
 @pytest.mark.parametrize("other", ["test.parquet", "train-2.parquet"])
 def test_files_with_pictures_of_two_sizes_are_refused_with_the_file(tmp_path, odd, other):
@@ -231,9 +219,6 @@ def test_files_with_pictures_of_two_sizes_are_refused_with_the_file(tmp_path, od
     write(images_table(pictures(8, odd), labels(8)), tmp_path / "some" / other)
     with pytest.raises(DataError, match=other):
         load_dataset(str(tmp_path / "some"))
-
-
-# --- names
 
 
 def test_names_are_fedups_own_then_folders_below_fedup_data_and_a_path_is_a_path(photos, tmp_path, data, monkeypatch):
@@ -260,9 +245,6 @@ def test_a_file_or_folder_that_is_not_there_is_named(tmp_path):
         load_dataset(str(tmp_path / "empty"))
 
 
-# --- used
-
-
 def test_from_training_to_predictions_even_when_the_folder_is_gone(photos, tmp_path):
     run = tmp_path / "run"
     ok("train", "--data", photos, "--rounds", "1", "--clients", "2", "--partition", "iid", "--run", run)
@@ -279,15 +261,3 @@ def test_from_training_to_predictions_even_when_the_folder_is_gone(photos, tmp_p
     assert ok("predict", image, table, "--run", run, "--json").out == before
     ok("restore", "--all", "--run", run)
     ok("predict", image, "--run", run)
-
-
-def test_a_benchmark_runs_on_ones_own(photos, tmp_path):
-    (tmp_path / "mine.toml").write_text(
-        f'[[federations]]\ndata = "{photos}:label"\nrounds = 1\nclients = 2\npartition = "iid"\n'
-        "[scenarios.sample]\n[methods.fedup]\nsteps = 10\n"
-    )
-    cells = load_experiment(tmp_path / "mine.toml").cells()
-    results = Results(tmp_path / "results")
-    events = list(run_cells(cells, results, progress=lambda *_: None))
-    assert [event.outcome for event in events] == ["done"] * 2, [event.result.get("failed") for event in events]
-    assert all(results.load(cell)["metrics"]["r_a"] is not None for cell in cells)

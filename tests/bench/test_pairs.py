@@ -91,9 +91,6 @@ def test_a_pair_learns_forgets_a_class_and_gets_every_bit_back(few, data, model)
     assert torch.equal(predict(back, x), original)
 
 
-# --- tinybert with weights of others
-
-
 @pytest.fixture
 def tiny() -> nn.Module:
     pytest.importorskip("transformers")

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedup import Federation, LocalTraining, Observer, dirichlet, fingerprint, iid, pathological
+from fedup import Federation, LocalTraining, dirichlet, fingerprint, iid, pathological
 from fedup.errors import ArtifactError, DataError, SettingError
 from fedup.tasks.datasets import input_of, load_dataset
 from fedup.tasks.recipe import Recipe
-from fedup.training.fedavg import Rounds, Runtime, federate
+from fedup.training.fedavg import Rounds, federate
 
 RECIPE = Recipe.suited_to("digits", rounds=1, clients=4, rows=300, seed=3)
 recipes = st.builds(
@@ -173,38 +173,9 @@ SETTINGS = {
 def test_training_by_a_recipe_is_fedavg_with_its_settings(small_model, digits_federation, chosen):
     recipe = replace(RECIPE, clients=5, **chosen)
     found = recipe.train(small_model, digits_federation)
-    local = LocalTraining(
-        epochs=recipe.epochs,
-        batch_size=recipe.batch_size,
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        optimizer=recipe.optimizer,
-        precision=recipe.precision,
-    )
-    expected = federate(
-        small_model,
-        digits_federation,
-        rounds=Rounds(recipe.rounds, clients_per_round=recipe.clients_per_round),
-        local=local,
-        seed=recipe.seed,
-    )
+    names = ("epochs", "batch_size", "lr", "momentum", "optimizer", "precision")
+    local = LocalTraining(**{name: getattr(recipe, name) for name in names})
+    rounds = Rounds(recipe.rounds, clients_per_round=recipe.clients_per_round)
+    expected = federate(small_model, digits_federation, rounds=rounds, local=local, seed=recipe.seed)
     assert fingerprint(found.model) == fingerprint(expected.model) != fingerprint(small_model)
     assert (found.rounds, found.engine) == (recipe.rounds, "plain")
-
-
-def test_rounds_engine_observers_and_checkpoint_are_passed_on(small_model, digits_federation, tmp_path):
-    class Watch(Observer):
-        seen = 0
-
-        def on_round(self, round_index, model):
-            self.seen += 1
-
-    watch, recipe = Watch(), replace(RECIPE, clients=5)
-    found = recipe.train(
-        small_model, digits_federation, rounds=2, observers=[watch], runtime=Runtime(checkpoint=tmp_path / "rounds")
-    )
-    assert (found.rounds, watch.seen) == (2, 2)
-    assert (tmp_path / "rounds").exists()
-    with pytest.raises(SettingError, match="CUDA"):
-        recipe.train(small_model, digits_federation, runtime=Runtime(engine="captured"))
-    assert fingerprint(recipe.train(small_model, digits_federation, rounds=0).model) == fingerprint(small_model)

@@ -119,9 +119,6 @@ def test_a_damaged_result_is_named_and_neither_counted_nor_changed(tmp_path_fact
     assert contents(results.folder) == before
 
 
-# --- a disk that takes nothing
-
-
 def in_a_child(work: Callable[[], None]) -> None:
     """Do the work in a child, whose limits go with it; what it raises fails the test."""
     child = os.fork()

@@ -64,13 +64,8 @@ def test_every_good_table_is_built_with_the_values_it_gives_and_the_defaults_of_
 
 
 WANTED = {
-    **{
-        "name": (str, "a text"),
-        "cut": (str, "a text"),
-        "count": (int, "a whole number"),
-        "rows": (int, "a whole number"),
-    },
-    **{"share": (float | int, "a number"), "ready": (bool, "true or false"), "classes": (list, "a list")},
+    **{"name": (str, "a text"), "cut": (str, "a text"), "classes": (list, "a list"), "ready": (bool, "true or false")},
+    **{"count": (int, "a whole number"), "rows": (int, "a whole number"), "share": (float | int, "a number")},
     "policy": (None, "one of 'drop', 'keep'"),
 }
 ANY = st.booleans() | st.integers(-9, 9) | st.floats() | st.text() | st.lists(st.integers()) | st.just({"a": 1})

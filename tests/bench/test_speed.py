@@ -8,23 +8,13 @@ import pytest
 import torch
 from tests.cli._in_process import fedup, ok
 
-from fedup.bench.speed import (
-    ON_DEMAND,
-    PARTS,
-    extraction,
-    growth,
-    limits,
-    precision,
-    run_speed,
-    serving,
-    training,
-)
+from fedup.bench.speed import ON_DEMAND, PARTS, extraction, growth, limits, precision, run_speed, serving, training
 from fedup.bench.speed._rows import Row
 from fedup.bench.speed._settings import LENET5, SETTINGS, VIT, even_jobs
-from fedup.bench.speed.table import cells, is_shared, notes, title
+from fedup.bench.speed.table import notes
 from fedup.bench.speed.training import TimedRounds, eager_round
 from fedup.bench.turns import Times, in_turns
-from fedup.errors import MissingDataError, SettingError
+from fedup.errors import MissingDataError
 from fedup.tasks.models import training_of
 
 CPU = torch.device("cpu")
@@ -54,9 +44,6 @@ def measured(*parts, told=None):
     return json.loads(json.dumps(run_speed(device=CPU, progress=progress, parts=parts)))
 
 
-# --- taking times
-
-
 def test_pieces_run_in_turns_each_turn_in_another_order_and_warm_turns_do_not_count(monkeypatch):
     ran, seconds = [], iter(range(100))
     monkeypatch.setattr("fedup.bench.turns.clocked", lambda work, device: work() or next(seconds))
@@ -84,9 +71,6 @@ def test_a_goal_is_met_at_the_bound_and_on_its_good_side(value, goal, at_most, m
     row = Row("a name", value, "×", goal, at_most)
     assert row.met is met
     assert row.to_json()["met"] is met
-
-
-# --- what is measured
 
 
 def test_the_round_that_is_measured_gives_what_the_textbooks_does():
@@ -160,9 +144,6 @@ def test_every_part_measures_its_rows_with_their_goals_and_has_its_notes(monkeyp
     assert "lenet5 on digits, 200 rows, 1 rounds, seeds 0, 1" in by_part["precision"][0]
 
 
-# --- parts
-
-
 def test_parts_are_measured_in_their_order_and_those_on_demand_only_when_named(monkeypatch):
     ran = []
     for part in (*PARTS, *ON_DEMAND):
@@ -176,65 +157,6 @@ def test_parts_are_measured_in_their_order_and_those_on_demand_only_when_named(m
     ran.clear()
     measured("precision", "growth", "growth")
     assert ran == ["growth", "precision"]
-
-
-@pytest.mark.parametrize("parts", [["NOPE"], ["training", "NOPE"], [""], ["Training"]])
-def test_a_part_that_there_is_not_is_refused_before_anything_is_measured(monkeypatch, parts):
-    monkeypatch.setattr(training, "measure", lambda *_: pytest.fail("measured"))
-    with pytest.raises(SettingError, match=f"no part '{parts[-1]}'.*training.*precision"):
-        measured(*parts)
-
-
-# --- for people
-
-
-ROW = {"part": "serving", "name": "this", "value": 1.2345, "unit": "×", "goal": None, "at_most": True, "met": None}
-
-
-@pytest.mark.parametrize(
-    ("change", "shown"),
-    [
-        ({}, ("this", "1.23 ×", "", "")),
-        ({"goal": 1.3, "met": True}, ("this", "1.23 ×", "≤ 1.3", "yes")),
-        ({"goal": 50, "at_most": False, "met": False, "unit": "× faster"}, ("this", "1.23 × faster", "≥ 50", "no")),
-        ({"goal": 0.0, "value": 0.0, "met": True}, ("this", "0 ×", "≤ 0", "yes")),
-    ],
-)
-def test_cells_say_value_goal_and_whether_it_is_met_unless_others_may_have_used_the_device(change, shown):
-    assert cells(ROW | change, shared=False) == shown
-    assert cells(ROW | change, shared=True)[3] == ("shared" if "goal" in change else "")
-    assert [is_shared(found) for found in ({}, {"alone": False}, {"alone": None}, {"alone": True})] == [True] * 3 + [
-        False
-    ]
-
-
-def test_notes_of_requests_the_literal_recipe_and_kernels_and_the_title():
-    accuracies = {"retain": 0.98765, "forget": 0.0}
-    literal = accuracies | {"clustering_s": 61.25, "fit_s": 9.04}
-    limit = {"batch": 64, "step_s": 0.002, "flops": 2.5e9, "floor_s": 0.0005}
-    kernels = {"kernels_per_step": 70.4, "kernel_microseconds_per_step": {"sums": 58.2, "other": 7.9}}
-    rows = [
-        ROW | {"part": "clustering", "name": "reading and clustering all cells", "detail": {"rows": 3}},
-        ROW | {"part": "clustering", "name": "class request", "detail": accuracies},
-        ROW | {"part": "clustering", "name": "clustering, against the literal recipe", "detail": literal},
-        ROW | {"part": "clustering", "name": "clustering and class request, likewise", "detail": literal},
-        ROW | {"part": "limits", "name": "ViT: a step", "detail": limit | kernels},
-    ]
-    assert notes({"table": rows}) == [
-        "Class request: R-A 0.9877, F-A 0.0000.",
-        "The literal recipe: 61.2 s of clustering and 9.0 s of fitting, R-A 0.9877, F-A 0.0000.",
-        "ViT: a step of 64 rows takes 2 ms; its 2.5 GFLOP are 0.5 ms at full speed; 70 kernels a step, by time before "
-        "overlap: sums 58 µs, other 8 µs.",
-    ]
-    kinds = {"batch_norm_backward": "normalisation", "implicit_gemm": "convolutions and products"}
-    kinds |= {"Memcpy DtoD": "copies and casts", "reduce_kernel": "sums", "something else": "other"}
-    assert {kernel: limits._kind(kernel) for kernel in kinds} == kinds
-    machine = {"processor": "A CPU", "accelerator": "A GPU", "threads": 2, "torch": "9.9"}
-    assert title({"device": "cpu", "machine": machine}) == "A CPU, 2 threads, torch 9.9"
-    assert title({"device": "cuda", "machine": machine}) == "A GPU, torch 9.9"
-
-
-# --- the command
 
 
 def test_the_command_prints_each_row_and_keeps_the_result_or_refuses_in_one_line(tmp_path):

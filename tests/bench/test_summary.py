@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.bench._made_up import MadeUp
 
-from fedup.bench.summary import Figure, _paper, summarize
+from fedup.bench.summary import Figure, summarize
 
 GOOD = {"r_a": 0.9, "f_a": 0.0}
 
@@ -52,21 +52,3 @@ def test_an_attack_that_cost_less_than_half_a_point_did_not_take_and_a_class_req
         made_up.put("class", method, {0: GOOD})
     blocks = {block.scenario.name: block for block in summarize(made_up.experiment, made_up.results)}
     assert (blocks["client"].failed_attacks, blocks["class"].failed_attacks) == ([1], [])
-
-
-def test_the_papers_figure_stands_beside_ours_where_it_printed_one(made_up):
-    for scenario in ("class", "client"):
-        for method in ("retrain", "fedup", "none"):
-            made_up.put(scenario, method, {0: GOOD})
-    blocks = {block.scenario.name: block for block in summarize(made_up.experiment, made_up.results)}
-    assert blocks["class"].row("fedup").paper == {"r_a": 1.0, "f_a": 0.0, "mia_learned": 0.99}
-    assert blocks["client"].row("retrain").paper == {"r_a": 0.99, "f_a": 0.0, "mia_learned": 0.67}
-    assert blocks["client"].row("none").paper == {}
-
-
-@pytest.mark.parametrize("pair", ["mnist-lenet5", "cifar10-resnet18", "cifar10-vit", "ag_news-tinybert"])
-def test_the_papers_main_table_is_there_with_its_row_of_membership_inference(pair):
-    methods = ["eraseclient", "federaser", "exact_fun", "fused", "retrain", "fedup"]
-    for scenario, named in (("client", methods), ("class", methods[3:]), ("sample", methods[3:])):
-        figures = _paper()[pair][scenario]
-        assert all(0 < figures[method]["mia_learned"] < 1 for method in named)

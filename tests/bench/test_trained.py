@@ -17,7 +17,6 @@ from fedup.bench.training_cache import _path, keep, recorded, trained, use_histo
 from fedup.errors import StorageError
 from fedup.tasks.datasets import load_dataset
 from fedup.tasks.recipe import Recipe
-from fedup.training.averaging import RunningAverage
 
 RECIPE = Recipe.suited_to("digits", rounds=3, clients=3, rows=120, batch_size=32, seed=2)
 
@@ -87,15 +86,8 @@ def _other(start: nn.Module, tensor: str) -> nn.Module:
 
 
 def test_any_other_content_has_another_place_in_the_cache_and_names_do_not_matter(federation, start):
-    changes = [
-        {"rounds": 2},
-        {"epochs": 2},
-        {"batch_size": 31},
-        {"lr": 0.049},
-        {"momentum": 0.8},
-        {"optimizer": "adam"},
-    ]
-    changes += [{"precision": "bfloat16"}, {"clients_per_round": 2}, {"seed": 3}]
+    changes = [{"rounds": 2}, {"epochs": 2}, {"batch_size": 31}, {"lr": 0.049}, {"momentum": 0.8}]
+    changes += [{"optimizer": "adam"}, {"precision": "bfloat16"}, {"clients_per_round": 2}, {"seed": 3}]
     places = [
         *(_path(start, federation, replace(RECIPE, **change)) for change in ({}, *changes)),
         *(_path(start, change(federation), RECIPE) for change in FEDERATIONS.values()),
@@ -165,9 +157,6 @@ def test_a_damaged_file_is_trained_anew_to_the_same_bits_and_a_cache_that_cannot
     assert (tmp_path / "file").read_text() == "mine"
 
 
-# --- with the history of the training
-
-
 def contents(history: History) -> dict[str, object]:
     """All that a history holds, as plain data that can be compared."""
     kept: dict[str, object] = {"changes": history.changes()}
@@ -189,14 +178,6 @@ def reference(federation, small_model) -> tuple[str, dict[str, object]]:
     history = History()
     model = RECIPE.train(copy.deepcopy(small_model), federation, observers=[history]).model
     return fingerprint(model), contents(history)
-
-
-class Shifted(RunningAverage):
-    """Another average than FedAvg's: one bias is moved after each round."""
-
-    def finish(self) -> None:
-        super().finish()
-        self.current["4.bias"] += 0.5
 
 
 def test_the_second_time_model_and_history_come_from_the_cache(federation, start, cache, reference):
@@ -261,24 +242,6 @@ def test_half_a_training_that_is_damaged_is_made_anew(federation, start, cache, 
         model, *history = made if isinstance(made, tuple) else (made,)
         assert [fingerprint(model), *map(contents, history)] == [*reference][: 1 + len(history)]
         shutil.rmtree(cache)
-
-
-def test_another_average_has_a_name_and_is_cached_apart(federation, start, reference):
-    usual, other, third = Rounds(), Rounds(), Rounds()
-    options = {"averaging": Shifted, "named": "shifted"}
-    model, history = recorded(start, federation, RECIPE, progress=other, **options)
-    assert fingerprint(trained(start, federation, RECIPE, progress=usual)) == reference[0]
-    _, plain = recorded(start, federation, RECIPE, progress=usual)
-    recorded(start, federation, RECIPE, progress=third, averaging=Shifted, named="of another name")
-    assert (usual.trainings, other.trainings, third.trainings) == (2, 1, 1)
-    expected = RECIPE.train(start, federation, averaging=Shifted).model
-    assert fingerprint(model) == fingerprint(expected) != reference[0]
-    kept = contents(history)
-    plain.remove()  # takes none of another average
-    counted = Rounds()
-    again, history = recorded(start, federation, RECIPE, progress=counted, **options)
-    assert counted.trainings == 0
-    assert (fingerprint(again), contents(history)) == (fingerprint(model), kept)
 
 
 def _record_beside_another(federation: Federation, start: nn.Module, meet, answers) -> None:

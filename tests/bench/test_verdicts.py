@@ -63,24 +63,6 @@ def test_an_effect_that_fedup_never_reaches_is_lost_to_whoever_does(told):
     assert told(retrain=BASE, fedup=never, none={**BASE, "time_to_effect": [5.0, 5.0, None]}) == []
 
 
-# --- privacy is judged, too
-
-
-@pytest.mark.parametrize(
-    ("key", "goal", "ours", "theirs", "told_as"),
-    [
-        ("mia_learned", 0.55, 0.64, 0.57, "MIA, paper (0.020 from Retrain's against 0.090)"),
-        ("mia_auc", 0.50, 0.60, 0.48, "MIA, AUC (0.020 from Retrain's against 0.100)"),
-        ("mia_tpr", 0.01, 0.05, 0.02, "MIA, TPR at 1 % (0.010 from Retrain's against 0.040)"),
-        ("kl", 0.0, 0.5, 0.1, "KL to Retrain (0.10 against 0.50)"),
-        ("forget_loss", 11.0, 5.0, 10.0, "loss, forgotten (1.000 from Retrain's against 6.000)"),
-    ],
-)
-def test_membership_inference_kl_and_the_forget_loss_are_judged(told, key, goal, ours, theirs, told_as):
-    figures = told(retrain={**BASE, key: goal}, fedup={**BASE, key: ours}, none={**BASE, key: theirs})
-    assert figures == [f"mnist-lenet5, class: none does better than FedUP on {told_as}."]
-
-
 def test_where_fedup_is_the_worst_of_all_is_said_with_the_range_of_the_others(told):
     goal, ours = {**BASE, "mia_learned": 0.55}, {**BASE, "mia_learned": 0.64}
     others = {name: {**BASE, "mia_learned": value} for name, value in (("logit_mask", 0.57), ("finetune", 0.51))}

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,19 +9,8 @@ import torch
 from tests.bench._progress import silent
 
 from fedup import Forget
-from fedup.bench.result_tables import write_result_tables
 from fedup.bench.withdrawals import KINDS, SETTINGS, Setting, make_cases, run_withdrawals
-from fedup.bench.withdrawals_table import (
-    CASES,
-    HEAD,
-    LEAST_EQUAL,
-    MOST_TOO_FEW,
-    case_row,
-    finding_of,
-    goals,
-    is_same,
-    withdrawals_table,
-)
+from fedup.bench.withdrawals_table import CASES, LEAST_EQUAL, MOST_TOO_FEW, case_row, goals, is_same, withdrawals_table
 from fedup.errors import DataError, SettingError
 
 SMALL = {"data": "digits", "clients": 2, "partition": "dirichlet:1.0", "rounds": 2, "rows": 500}
@@ -62,27 +50,6 @@ def test_every_case_has_verdicts_of_the_same_rows(result):
         assert case["worst_class_loss"] == max(lost) == lost[case["worst_class"]]
     assert sum(bool(case["refused"]) for case in result["cases"]) < 3
     assert result["machine"]["torch"] and "commit" in result["code"] and result["recipe"]["seed"] == 100
-
-
-def test_the_tables_counts_are_those_of_the_cases(result, tmp_path):
-    assert write_result_tables(tmp_path) == []
-    folder = tmp_path / "results" / "withdrawals"
-    folder.mkdir(parents=True)
-    (folder / "digits.json").write_text(json.dumps(result))
-    (path,) = write_result_tables(tmp_path)
-    text, cases = path.read_text(), result["cases"]
-    for finding, count in Counter(map(finding_of, cases)).items():
-        assert f"{finding} {count}" in text
-    lines = [line for line in text.splitlines() if line.startswith("| digits |")]
-    assert len(lines) == len(cases) and all(line.count("|") == len(HEAD) + 1 for line in lines)
-    assert [line.split(" | ")[6] for line in lines] == [finding_of(case) for case in cases]
-    _, same, few = goals(cases)
-    assert same.found == f"{[line.split(' | ')[9] for line in lines].count('yes')} of {len(cases)}"
-    assert few.found == f"{[finding_of(case) for case in cases].count('too few rows')} of {len(cases)}"
-    made = [case for case in cases if case["verdict"]]
-    agreed = sum(case["verdict"]["good"] == case["verdict_by_retrain"]["good"] for case in made)
-    assert f"as with Retrain in {agreed} of {len(made)}." in text
-    assert "Not measured: mnist, memorised." in text and f"{len(cases)} of 30" in text
 
 
 def test_goals_are_not_met_by_cases_that_are_missing_and_seeds_have_sections_of_their_own(thirty, result):

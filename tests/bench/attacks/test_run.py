@@ -1,6 +1,5 @@
 """All attacks together: a result file holds what the table shows, and no number is typed."""
 
-import copy
 import json
 from dataclasses import asdict
 
@@ -8,7 +7,7 @@ import pytest
 from tests.bench._progress import Watch
 
 from fedup.bench.attacks import CENTROIDS, Result, guarantees, interface
-from fedup.bench.attacks.run import HEAD, attack, attacks_table, cells, results_of
+from fedup.bench.attacks.run import attack, cells, results_of
 from fedup.bench.result_tables import write_result_tables
 from fedup.errors import DataError
 
@@ -38,24 +37,6 @@ def test_every_attack_meets_every_protection(told):
         protections = {*CENTROIDS, *guarantees()} - ({"none"} if name == "canary audit" else set())
         assert {(name, protection) for protection in protections} <= met
     assert [asdict(result) for result in results] == told["results"]
-
-
-def test_the_table_is_made_of_the_file(told, tmp_path):
-    assert write_result_tables(tmp_path) == []
-    folder = tmp_path / "results" / "attacks"
-    folder.mkdir(parents=True)
-    (folder / "digits.json").write_text(json.dumps(told))
-    (path,) = write_result_tables(tmp_path)
-    text = path.read_text()
-    assert path == tmp_path / "tables" / "attacks.md"
-    lines = [line for line in text.splitlines() if line.startswith("| ")]
-    assert len(lines) == 2 + len(told["results"])
-    assert all(line.count("|") == len(HEAD) + 1 for line in lines)
-    assert text.startswith("<!-- Generated")
-    changed = copy.deepcopy(told)
-    changed["results"][0]["figure"] = 0.12345
-    assert "| 0.123 |" not in attacks_table([told])
-    assert "| 0.123 |" in attacks_table([changed])
 
 
 def test_a_bound_is_passed_only_by_the_whole_interval():

@@ -92,9 +92,6 @@ def steps(monkeypatch) -> Walk:
     return walk
 
 
-# --- the parts
-
-
 @few
 @given(st.lists(st.integers(1, 200), min_size=2, max_size=6), st.integers(0, 99))
 def test_without_an_upload_the_average_is_the_mean_of_the_others_whatever_the_sizes(sizes, seed):
@@ -145,9 +142,6 @@ def test_a_step_tells_the_accuracy_before_it(world):
     found = ascend(model, torch.optim.SGD(model.parameters(), lr=5.0, maximize=True), x, y, clip=100.0)
     with torch.no_grad():
         assert found == pytest.approx(float(before)) != pytest.approx(float((model(x).argmax(1) == y).double().mean()))
-
-
-# --- the ascent as a whole
 
 
 def by_hand(world: World, method: Method) -> tuple[torch.Tensor, float]:
@@ -229,9 +223,6 @@ def test_it_stops_once_it_is_too_far_from_what_it_last_sent(world, steps):
     assert distances[-1] > limit
     assert all(distance <= limit for distance in distances[:-1])
     assert 1 < len(distances) == trail[-1]["steps"] < free[-1]["steps"]
-
-
-# --- what follows, what it leaves alone, what it costs
 
 
 def test_buffers_stay_the_final_models_during_the_ascent_and_rounds_after_are_plain_fedavg_without_the_target(world):

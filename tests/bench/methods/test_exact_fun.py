@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.bench._progress import Watch
-from tests.bench.methods._worlds import message
+from tests.bench.methods._worlds import message, whole_federation
 from torch import Tensor, nn
 
 from fedup import Federation, Forget, fingerprint
@@ -23,10 +23,9 @@ from fedup.bench.task import Task
 from fedup.rng import generator
 from fedup.tasks.recipe import Recipe
 from fedup.training.averaging import RunningAverage, Weights, weights_of
-from fedup.training.fedavg import Observer, Rounds, federate
+from fedup.training.fedavg import Observer
 
 SIZES = (13, 20, 9, 26)  # training rows of the four clients; batches of 8
-CLASSES = 3
 RECIPE = Recipe("digits", "lenet5", rounds=4, clients=len(SIZES), batch_size=8, lr=0.1, seed=5)
 FINE = 1e-3
 
@@ -39,10 +38,7 @@ def cache(cache) -> Path:
 @pytest.fixture
 def federation() -> Federation:
     """Four clients of unequal size, all classes at each of them; arrays of its own."""
-    total = sum(SIZES)
-    x = torch.randn(total, 6, generator=torch.Generator().manual_seed(0))
-    y = torch.arange(total) % CLASSES
-    return Federation.split(x, y, list(torch.arange(total).split(list(SIZES))), heldout=0, validation=0)
+    return whole_federation(SIZES)
 
 
 def small_model(*, norm: bool = False, dropout: bool = False) -> nn.Module:
@@ -53,7 +49,7 @@ def small_model(*, norm: bool = False, dropout: bool = False) -> nn.Module:
             **({"norm": nn.BatchNorm1d(5)} if norm else {}),
             relu=nn.ReLU(),
             **({"dropout": nn.Dropout(0.2)} if dropout else {}),
-            head=nn.Linear(5, CLASSES),
+            head=nn.Linear(5, 3),
         )
         return nn.Sequential(layers)
 
@@ -82,21 +78,10 @@ def copied(weights: Weights) -> dict[str, Tensor]:
 
 
 def rounded(start: nn.Module, federation: Federation, recipe: Recipe, step: float) -> tuple[nn.Module, Course]:
-    """A federation that learns with rounded weights, by the core alone: no store, no replay."""
+    """A federation that learns with rounded weights: no store, no replay."""
     names, course = [name for name, _ in start.named_parameters()], Course(start)
-    trained = federate(
-        start,
-        federation,
-        rounds=Rounds(
-            recipe.rounds,
-            clients_per_round=recipe.clients_per_round,
-            averaging=partial(RoundedAverage, step=step, names=names),
-        ),
-        local=recipe.local,
-        seed=recipe.seed,
-        observers=[course],
-    )
-    return trained.model, course
+    averaging = partial(RoundedAverage, step=step, names=names)
+    return recipe.train(start, federation, averaging=averaging, observers=[course]).model, course
 
 
 def same(one: Weights, other: Weights) -> bool:
@@ -121,9 +106,6 @@ MODELS = {
     "BatchNorm": partial(small_model, norm=True),
     "dropout": partial(small_model, dropout=True),
 }
-
-
-# --- the average on a grid
 
 
 floats = st.floats(-100, 100, width=32)
@@ -155,9 +137,6 @@ def test_the_average_of_parameters_is_the_nearest_multiple_of_the_step_and_buffe
     grid.add({**plain.current, "weight": got}, 1.0)  # what lies on the grid stays there: a replay finds it unchanged
     grid.finish()
     assert torch.equal(grid.current["weight"], got)
-
-
-# --- nothing removed: the stored course again
 
 
 def unchanged(task: Task, step: float, *, touched: list[int]) -> Replay:
@@ -192,9 +171,6 @@ def test_a_replay_with_nothing_removed_gives_every_stored_round_bit_for_bit(fede
     assert (cost.local_steps > 0) == bool(touched)
     assert cost.clients <= set(touched)
     assert replay.first_change(Cost()) is None
-
-
-# --- something removed: what a fresh rounded federation learns without it
 
 
 @pytest.mark.parametrize(
@@ -266,9 +242,6 @@ def test_rounds_before_the_first_one_that_the_data_took_part_in_are_not_trained_
     assert len(told.trainings) == 2  # its own federation, ahead; and the rounds after
 
 
-# --- a removal that rounds away
-
-
 def slow(step_lr: float, **how) -> Recipe:
     """Steps so small beside the grid that most rounds change nothing."""
     return replace(RECIPE, lr=step_lr, momentum=0.0, **how)
@@ -297,9 +270,6 @@ def test_a_removal_that_only_buffers_show_is_not_taken_for_none(federation):
     original, _ = rounded(start, federation, recipe, step)
     assert all(torch.equal(a, b) for a, b in zip(fresh.parameters(), original.parameters(), strict=True))
     assert fingerprint(unlearned.model) == fingerprint(fresh) != fingerprint(original)
-
-
-# --- what it may read, what it may change, what it counts
 
 
 def test_after_the_request_no_forgotten_row_is_read_and_a_second_answer_is_the_first(federation):

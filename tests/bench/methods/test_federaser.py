@@ -86,9 +86,6 @@ def assert_close(model: nn.Module, expected) -> None:
         )
 
 
-# --- calibration
-
-
 def updates(scale: float, seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shapes = {"weight": (5, 3), "bias": (5,), "scale": ()}
@@ -122,9 +119,6 @@ def test_an_update_that_does_not_move_stays_zero_and_a_tiny_one_is_finite(by_lay
         assert length([found["bias"]]) == pytest.approx(length([stored["bias"]]), rel=1e-5)
     tiny = calibrated({"bias": torch.full((2,), 1e-42)}, {"bias": torch.ones(2)}, by_layer=by_layer)
     assert bool(tiny["bias"].isfinite().all())
-
-
-# --- the whole of it
 
 
 @pytest.mark.parametrize(("norm", "every"), [("whole", 1), ("layer", 2), ("whole", 100)])
@@ -170,9 +164,6 @@ def test_it_starts_from_the_first_weights_and_rounds_after_are_plain_fedavg_on_w
     assert fingerprint(with_rounds.model) == fingerprint(after.model)
 
 
-# --- nothing of the target
-
-
 def spoil(tensors):
     return {
         name: torch.full_like(tensor, torch.nan) if tensor.is_floating_point() else torch.full_like(tensor, 2**40)
@@ -200,9 +191,6 @@ def test_the_targets_stored_updates_and_rows_are_never_used(tmp_path, norm, clie
     save_file(spoil(load_file(one)), one)  # proof that those of one who stays are used
     with pytest.raises(DataError, match="not finite"):
         method.unlearn(task)
-
-
-# --- what it costs, and what it needs
 
 
 @pytest.mark.parametrize(("every", "post_rounds"), [(1, 0), (3, 2), (7, 0)])

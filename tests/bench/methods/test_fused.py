@@ -2,81 +2,21 @@
 labels, other requests leave their rows out; without the deltas the original is back to the bit."""
 
 import copy
-from collections import OrderedDict
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from tests.bench.methods._deltas import CLASS, CLASSES, RECIPE, REQUESTS, SIZES, make_federation
+from torch import nn
 
-from fedup import Federation, Forget, fingerprint
-from fedup.bench.history import History
+from fedup import Forget, fingerprint
 from fedup.bench.methods.fused import Method, overwritten
-from fedup.bench.task import Task
 from fedup.errors import RequestError, SettingError
 from fedup.registry import find
 from fedup.tasks.models import build_model
-from fedup.tasks.recipe import Recipe
 
-SIZES = (13, 20, 9, 26)  # training rows of the four clients; batches of 8
-CLASSES = 4
-RECIPE = Recipe("digits", "lenet5", rounds=6, clients=len(SIZES), batch_size=8, lr=0.1, seed=5)
 LAYERS = ("conv", "head")
 WEIGHTS = ["conv.weight", "head.weight"]
-CLASS = Forget.classes([1])
-REQUESTS = {
-    "client": Forget.clients([1]),
-    "class": CLASS,
-    "sample": Forget.samples({0: [0, 3, 5]}),
-    "client, class and sample": Forget.clients([1]) | CLASS | Forget.samples({0: [0, 1, 5]}),
-}
-
-
-def make_federation() -> Federation:
-    total = sum(SIZES)
-    x = 0.3 * torch.randn(total, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    y = torch.arange(total) % CLASSES
-    x[torch.arange(total), 0, y] += 2  # each class has a bright line of its own
-    return Federation.split(x, y, list(torch.arange(total).split(list(SIZES))), heldout=0, validation=0)
-
-
-def make_model() -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        layers = OrderedDict(
-            conv=nn.Conv2d(1, 3, 3),
-            norm=nn.BatchNorm2d(3),
-            relu=nn.ReLU(),
-            flatten=nn.Flatten(),
-            wide=nn.Linear(12, 10),
-            relu2=nn.ReLU(),
-            head=nn.Linear(10, CLASSES),
-        )
-        return nn.Sequential(layers)
-
-
-@pytest.fixture(scope="module")
-def learned() -> tuple[nn.Module, nn.Module, History]:
-    start, history = make_model(), History()
-    return start, RECIPE.train(start, make_federation(), observers=[history]).model, history
-
-
-@pytest.fixture
-def task(learned) -> Task:
-    start, model, history = learned
-    return Task(make_federation(), CLASS, model, start, RECIPE, probe, lambda *_: None, history)
-
-
-def probe(model: nn.Module) -> dict[str, float]:
-    return {"r_a": 0.5, "unwanted": 0.5}
-
-
-def logits(model: nn.Module, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        return model(x)
-
-
-# --- what deltas are trained on
 
 
 def test_every_training_row_of_a_forgotten_class_gets_a_retained_class_and_all_others_keep_theirs():
@@ -127,9 +67,6 @@ def test_a_class_is_overwritten_by_reading_its_rows_and_said_so(task):
     assert fingerprint(Method(layers=LAYERS, rounds=2).unlearn(task).model) != fingerprint(seeing.model)
 
 
-# --- where deltas are
-
-
 @pytest.mark.parametrize("name", ["lenet5", "resnet18", "resnet34", "tinybert", "vit"])
 def test_a_model_names_layers_that_it_has(name):
     module = find("fedup.tasks.models", name)
@@ -165,9 +102,6 @@ def test_deltas_move_the_named_layers_alone(task):
     assert all(bool(delta.up.any()) for delta in unlearned.model.deltas)
 
 
-# --- what a delta is
-
-
 def test_a_delta_is_a_product_of_two_matrices_times_alpha_over_rank(task):
     model = Method(layers=LAYERS, rank=16, alpha=32.0).on(task.model, WEIGHTS, 0)
     for name, delta in zip(WEIGHTS, model.deltas, strict=True):
@@ -186,9 +120,6 @@ def test_the_rate_is_a_share_of_the_federations(task):
     full, half = (Method(layers=LAYERS, rounds=1, lr=lr).unlearn(task).model for lr in (1.0, 0.5))
     slow = Method(layers=LAYERS, rounds=1).unlearn(replace(task, recipe=replace(RECIPE, lr=0.05))).model
     assert fingerprint(half) == fingerprint(slow) != fingerprint(full)
-
-
-# --- what it costs
 
 
 def test_all_clients_train_for_a_class_and_those_that_stay_for_a_client(task):

@@ -2,86 +2,26 @@
 retained; without them the original is back to the bit."""
 
 import copy
-from collections import OrderedDict
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.bench.methods._deltas import RECIPE, REQUESTS, SIZES, logits, make_federation, make_model
 from tests.bench.methods._worlds import message
 from torch import Tensor, nn
 
-from fedup import Federation, Forget, fingerprint
+from fedup import Forget, fingerprint
 from fedup.bench.history import History
 from fedup.bench.methods._deltas import Adapted, Sparse, ranking
 from fedup.bench.methods.fused_retained import Method
 from fedup.bench.task import Task, Unlearned
 from fedup.rng import generator
-from fedup.tasks.recipe import Recipe
 from fedup.training.averaging import weights_of
 
-SIZES = (13, 20, 9, 26)  # training rows of the four clients; batches of 8
-CLASSES = 3
-RECIPE = Recipe("digits", "lenet5", rounds=3, clients=len(SIZES), batch_size=8, lr=0.1, seed=5)
 LAYERS = ["conv.weight", "wide.weight", "head.weight"]  # what may get a delta: three matrices
 DELTAS = ("sparse", "lora")
-REQUESTS = {
-    "client": Forget.clients([1]),
-    "class": Forget.classes([1]),
-    "sample": Forget.samples({0: [0, 3, 5]}),
-    "client, class and sample": Forget.clients([1]) | Forget.classes([1]) | Forget.samples({0: [0, 3, 5]}),
-}
-
-
-def make_federation() -> Federation:
-    total = sum(SIZES)
-    x = torch.randn(total, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    y = torch.arange(total) % CLASSES
-    x += y.view(-1, 1, 1, 1) / 2  # something to learn
-    return Federation.split(x, y, list(torch.arange(total).split(list(SIZES))), heldout=0, validation=0)
-
-
-def make_model() -> nn.Module:
-    """Convolution, linear layers, both kinds of normalisation, and dropout, which a frozen model leaves out."""
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        layers = OrderedDict(
-            conv=nn.Conv2d(1, 3, 3),
-            norm=nn.BatchNorm2d(3),
-            relu=nn.ReLU(),
-            flatten=nn.Flatten(),
-            wide=nn.Linear(12, 10),
-            norm2=nn.BatchNorm1d(10),
-            relu2=nn.ReLU(),
-            dropout=nn.Dropout(0.3),
-            layer_norm=nn.LayerNorm(10),
-            head=nn.Linear(10, CLASSES),
-        )
-        return nn.Sequential(layers)
-
-
-@pytest.fixture
-def federation() -> Federation:
-    """Arrays of its own: a test may spoil them."""
-    return make_federation()
-
-
-@pytest.fixture(scope="module")
-def learned() -> tuple[nn.Module, nn.Module, History]:
-    """First weights, what the federation learned from them, and what the server kept."""
-    start, history = make_model(), History()
-    return start, RECIPE.train(start, make_federation(), observers=[history]).model, history
-
-
-@pytest.fixture
-def task(federation, learned) -> Task:
-    start, model, history = learned
-    return Task(federation, REQUESTS["client"], model, start, RECIPE, probe, lambda *_: None, history)
-
-
-def probe(model: nn.Module) -> dict[str, float]:
-    return {"r_a": 0.5, "unwanted": 0.5}
 
 
 def effective(model: Adapted) -> dict[str, Tensor]:
@@ -103,14 +43,6 @@ def masks(model: nn.Module, names: list[str], density: float, seed: int) -> dict
     return found
 
 
-def logits(model: nn.Module, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        return model(x)
-
-
-# --- which layers
-
-
 def recomputed(history: History, names: list[str]) -> dict[str, float]:
     """From the stored weights alone: mean over rounds and clients of ‖w_k − w‖₁ / size."""
     found = dict.fromkeys(names, 0.0)
@@ -123,9 +55,9 @@ def recomputed(history: History, names: list[str]) -> dict[str, float]:
     return found
 
 
-def test_matrices_are_ranked_by_the_mean_change_of_an_entry_over_rounds_and_clients(federation):
+def test_matrices_are_ranked_by_the_mean_change_of_an_entry_over_rounds_and_clients():
     start, history = make_model(), History()
-    model = replace(RECIPE, clients_per_round=2).train(start, federation, observers=[history]).model
+    model = replace(RECIPE, clients_per_round=2).train(start, make_federation(), observers=[history]).model
     changes = recomputed(history, LAYERS)
     assert ranking(model, history) == sorted(LAYERS, key=lambda name: -changes[name])
     assert {name: history.changes()[name] for name in LAYERS} == pytest.approx(changes, rel=1e-5)
@@ -145,9 +77,6 @@ def test_the_share_of_layers_that_changed_most_gets_deltas(task, delta, share, c
 
 def at(task: Task, name: str) -> Tensor:
     return weights_of(task.model)[name]
-
-
-# --- only masked entries move
 
 
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
@@ -175,9 +104,6 @@ def test_a_mask_has_its_share_of_distinct_entries_drawn_from_the_seed_and_the_la
     big = torch.zeros(20, 20)
     drawn = [Sparse(big, 0.1, other, name).where.tolist() for other in (seed, seed + 1) for name in ("a", "b")]
     assert len({tuple(mask) for mask in drawn}) == 4
-
-
-# --- the model below
 
 
 @pytest.mark.parametrize("delta", DELTAS)
@@ -225,9 +151,6 @@ def test_the_deltas_are_all_that_is_trained_averaged_and_sent(task):
         assert set(weights_of(model)) == {f"deltas.{place}.{name}" for place in range(2) for name in own}
         assert not any(weight.requires_grad for weight in model.base.parameters())
     assert all(weight.requires_grad for weight in task.model.parameters())  # the task's own is left alone
-
-
-# --- what it reads and costs
 
 
 def answer(task: Task, delta: str) -> Unlearned:
