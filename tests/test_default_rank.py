@@ -11,11 +11,10 @@ from tests._forced import unlearn
 from tests.cli._in_process import FAST, copy_of, ok
 from torch import nn
 
-from fedup import DP, Federation, FilterConfig, Forget, collect, iid, load_filter, plan, plug, save_filter
+from fedup import Federation, FilterConfig, Forget, collect, iid, load_filter, plug, save_filter
 from fedup.bench.methods import fedup as fedup_method
 from fedup.bench.methods import random_filter
 from fedup.bench.settings import config_of
-from fedup.clients.in_process import InProcess
 from fedup.errors import SettingError
 from fedup.filters.bottleneck import Bottleneck
 
@@ -70,32 +69,6 @@ def test_every_kind_of_request_is_answered_whatever_the_width_of_the_cut_also_fr
             load_filter(other, tmp_path / "filter")
             assert torch.equal(other(X), plugged(X))
             assert (other.served.config, other.served.settings) == (plugged.served.config, plugged.served.settings)
-
-
-def test_the_default_gives_the_bits_of_the_same_rank_chosen_also_under_a_guarantee():
-    base = _base(12)
-    for privacy in (None, DP(50.0, clip="unit", replay_seed=0)):
-        answers = []
-        for rank in (None, 12):
-            plugged, store = plug(base), collect(base, FEDERATION, privacy=privacy)
-            unlearn(plugged, store, Forget.classes([1]), config=replace(SHORT, rank=rank))
-            answers.append(plugged(X))
-        assert torch.equal(*answers)
-
-
-@pytest.mark.parametrize("kind", ["auto", "bottleneck", "both"])
-def test_a_chosen_rank_that_is_too_wide_is_refused_before_anybody_is_asked(kind, monkeypatch):
-    base, config = _base(8), replace(SHORT, rank=32, filter=kind)
-    store, plugged = collect(base, FEDERATION), plug(base)
-    before = store.vectors.clone()
-    for name in ("ask", "ask_everyone", "_answer"):
-        monkeypatch.setattr(InProcess, name, lambda *_, **__: pytest.fail("a client was asked"))
-    for request in REQUESTS.values():
-        for refuse in (plan, unlearn):
-            with pytest.raises(SettingError, match=r"rank 32 is wider than the 8 features at the cut.*rank=8"):
-                refuse(plugged, store, [request], clients=FEDERATION, config=config)
-    assert plugged.served is None
-    assert torch.equal(store.vectors, before)
 
 
 @pytest.mark.parametrize("method", [fedup_method.Method, random_filter.Method])

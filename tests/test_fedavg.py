@@ -6,44 +6,27 @@ from functools import partial
 
 import pytest
 import torch
+from tests._rounds import LOCAL, Net, make_federation, make_net
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedup import Federation, Forget, LocalTraining, Observer, Rounds, Runtime, dirichlet, federate, fingerprint
+from fedup import Federation, Forget, LocalTraining, Observer, Rounds, Runtime, federate, fingerprint
 from fedup.errors import ArtifactError, DataError, SettingError
 from fedup.rng import generator, seed_for
 from fedup.training.averaging import RunningAverage
 
-LOCAL = LocalTraining(batch_size=8)
 OPTIONS = {"local": LOCAL, "seed": 5}
 by_three = partial(Rounds, clients_per_round=3)
 
 
-class Net(nn.Module):
-    """BatchNorm, dropout and tables that are not trained."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(6, 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Dropout(0.3), nn.Linear(10, 3))
-        self.register_buffer("table", torch.tensor([-4, 7]))
-        self.register_buffer("mask", torch.tensor([True, False]))
-
-    def forward(self, x):
-        return self.layers(x)
-
-
 @pytest.fixture
 def federation():
-    torch.manual_seed(0)
-    y = torch.arange(150) % 3
-    x = torch.randn(150, 6) + 2 * nn.functional.one_hot(y, 6)
-    return Federation.split(x, y, dirichlet(y, 4, seed=1))
+    return make_federation()
 
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
-    return Net()
+    return make_net()
 
 
 class Recorder(Observer):

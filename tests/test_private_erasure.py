@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests._forced import restore, unlearn
 from tests._marked import state_of
-from torch import nn
+from tests._poisoned import Net, make_data, poisoned
 
 import fedup
-from fedup import Budget, Federation, FilterConfig, Forget, Ledger, collect, iid, plug
+from fedup import Budget, FilterConfig, Forget, Ledger, collect, plug
 from fedup.errors import BudgetError, HarmError, RequestError
 from fedup.federation import Client
 from fedup.privacy import DP
@@ -21,50 +21,8 @@ from fedup.statistics.private_erasure import NoisyGroupStatistics, PlannedStatis
 from fedup.statistics.private_features import blank_row
 
 TEST_NOISE = DP(50.0, clip="unit", replay_seed=1)
-
-
-class Net(nn.Module):
-    """Maps before the cut at `conv`, so that an eraser acts on positions."""
-
-    cuts = {"conv": "each", "head": "each"}  # noqa: RUF012
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = nn.Conv2d(1, 3, 1)
-        self.conv = nn.Conv2d(3, 4, 2)
-        self.head = nn.Linear(4 * 25, 4)
-
-    def forward(self, x):
-        return self.head(self.conv(self.first(x)).relu().flatten(1))
-
-
-def make_data(rows=900):
-    source = torch.Generator().manual_seed(0)
-    y = torch.arange(rows) % 4
-    x = 0.5 * torch.randn(rows, 1, 6, 6, generator=source)
-    x[torch.arange(rows), 0, 2, y] += 3
-    return x, y
-
-
-@pytest.fixture(scope="module")
-def poisoned():
-    """A federation whose client 1 has 200 rows with a bright corner and the label 0, and a model that learned that."""
-    x, y = make_data(3000)
-    parts = iid(y, 3)
-    clients = Federation.split(x, y, parts).clients
-    chosen = clients[1].train[:200]
-    x[chosen, 0, 5, 5] = 4.0
-    y[chosen] = 0
-    federation = Federation(x, y, clients, 4)
-    model = Net()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    rows = federation.rows("train")
-    for _ in range(150):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-        optimizer.step()
-    return federation, model.eval(), Forget.samples({1: chosen.tolist()})
+FEDERATION, MODEL, ROWS = poisoned()
+BACKDOOR = FEDERATION, MODEL, Forget.samples({1: ROWS.tolist()})
 
 
 def triggered(federation):
@@ -122,8 +80,8 @@ def test_the_bound_is_reached_by_a_record_with_all_its_length_in_one_channel():
     assert moved == pytest.approx(TEST_NOISE.sensitivity, rel=1e-3)
 
 
-def test_messages_add_up_over_clients(poisoned):
-    federation, model, request = poisoned
+def test_messages_add_up_over_clients():
+    federation, model, request = BACKDOOR
     client = federation.clients[1]
     groups = RowGroups({"r": request}, request)
     halves = [replace(client, train=client.train[i::2]) for i in (0, 1)]
@@ -136,8 +94,8 @@ def test_messages_add_up_over_clients(poisoned):
 
 
 @pytest.mark.parametrize("epsilon", [50.0, 8.0])
-def test_a_trigger_is_erased_at_its_place_and_the_rest_is_kept(poisoned, epsilon):
-    federation, model, request = poisoned
+def test_a_trigger_is_erased_at_its_place_and_the_rest_is_kept(epsilon):
+    federation, model, request = BACKDOOR
     centroids = collect(model, federation, privacy=DP(epsilon, clip="unit", replay_seed=3))
     plugged = plug(model)
     x, y = triggered(federation)
@@ -150,12 +108,15 @@ def test_a_trigger_is_erased_at_its_place_and_the_rest_is_kept(poisoned, epsilon
     assert report.erasure["place"]["cut"] == "conv"
     assert report.erasure["place"]["positions"] <= 3
     assert [release.what for release in report.releases] == ["centroids", "statistics under DP"]
+    paid = [(charge.client, charge.what) for charge in centroids.ledger.charges[3:]]
+    assert paid == [(1, "centroids"), (1, "eraser")]
+    assert "TEST MODE" in report.erasure["mechanism"]
     restore(plugged, centroids, request, clients=federation)
     assert torch.equal(plugged.unplug()(x), model(x))
 
 
-def test_an_eraser_that_nobody_can_check_is_refused_before_anybody_pays(poisoned):
-    federation, model, request = poisoned
+def test_an_eraser_that_nobody_can_check_is_refused_before_anybody_pays():
+    federation, model, request = BACKDOOR
     store, plugged = collect(model, federation, privacy=DP(50.0, clip="unit", replay_seed=3)), plug(model)
     before, charged = state_of(store), len(store.ledger.charges)
     with pytest.raises(HarmError, match="nobody can be asked"):
@@ -168,8 +129,8 @@ def test_an_eraser_that_nobody_can_check_is_refused_before_anybody_pays(poisoned
     assert any("nobody can be asked" in reason for reason in report.forced)
 
 
-def test_a_budget_for_one_of_two_releases_refuses_before_the_first(poisoned):
-    federation, model, request = poisoned
+def test_a_budget_for_one_of_two_releases_refuses_before_the_first():
+    federation, model, request = BACKDOOR
     dp = DP(2.0, clip="unit")
     ledger = Ledger(budgets={None: Budget(3.0)})  # two releases of ε = 2 fit, three do not
     centroids = collect(model, federation, privacy=dp, ledger=ledger)
@@ -180,8 +141,8 @@ def test_a_budget_for_one_of_two_releases_refuses_before_the_first(poisoned):
     assert torch.equal(centroids.vectors, before)
 
 
-def test_asking_again_for_the_same_is_free(poisoned):
-    federation, model, request = poisoned
+def test_asking_again_for_the_same_is_free():
+    federation, model, request = BACKDOOR
     centroids = collect(model, federation, privacy=DP(8.0, clip="unit", replay_seed=3))
     plugged = plug(model)
     assert unlearn(plugged, centroids, request, clients=federation).erasure
@@ -190,8 +151,8 @@ def test_asking_again_for_the_same_is_free(poisoned):
     assert len(centroids.ledger.charges) == charged
 
 
-def test_samples_that_do_not_stand_out_of_the_noise_get_no_eraser(poisoned):
-    federation, model, _ = poisoned
+def test_samples_that_do_not_stand_out_of_the_noise_get_no_eraser():
+    federation, model, _ = BACKDOOR
     honest = Forget.samples({0: federation.clients[0].train[:100].tolist()})
     centroids = collect(model, federation, privacy=DP(1.0, clip="unit", replay_seed=3))
     report = unlearn(plug(model), centroids, honest, clients=federation)
@@ -210,8 +171,8 @@ def test_samples_that_do_not_stand_out_of_the_noise_get_no_eraser(poisoned):
         (None, "subject", "subjects"),
     ],
 )
-def test_what_cannot_be_erased_under_dp_is_refused_where_an_eraser_was_asked_for(poisoned, request_, unit, match):
-    federation, model, samples = poisoned
+def test_what_cannot_be_erased_under_dp_is_refused_where_an_eraser_was_asked_for(request_, unit, match):
+    federation, model, samples = BACKDOOR
     federation = federation.with_subjects(torch.arange(len(federation.y)))
     centroids = collect(model, federation, privacy=DP(8.0, clip="unit", unit=unit, replay_seed=3))
     with pytest.raises(RequestError, match=match):

@@ -3,14 +3,10 @@
 import pytest
 import torch
 from tests._forced import restore, unlearn
-from tests._marked import state_of
-from tests._private_requests import CLASSES, CLIENTS, SETTING, Unreachable, bits_of, payers_of
+from tests._marked import Unreachable, state_of
+from tests._private_requests import CLASSES, CLIENTS, SETTING, bits_of, payers_of
 
-from fedup import (
-    load_centroids,
-    purge,
-    save_centroids,
-)
+from fedup import load_centroids, purge, save_centroids
 from fedup.errors import ContactError
 from fedup.unlearning.plan import Terms
 

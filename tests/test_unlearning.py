@@ -357,15 +357,9 @@ def test_centroids_of_another_base_cut_or_request_are_refused(served):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_a_base_of_another_precision_forgets_and_comes_back(dtype):
-    torch.manual_seed(0)
-    y = torch.arange(300) % 3
-    x = torch.randn(300, 8)
-    x[torch.arange(300), y] += 5
-    federation = Federation.split(x.to(dtype), y, iid(y, 3))
-    base = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).to(dtype).eval()
-    original = base(federation.x)
-    plugged = plug(base)
-    unlearn(plugged, collect(base, federation), Forget.classes([1]), config=FilterConfig(rank=4, steps=60))
+    base, federation = copy.deepcopy(SETTING.base).to(dtype), replace(SETTING.federation, x=SETTING.x.to(dtype))
+    original, plugged = base(federation.x), plug(base)
+    unlearn(plugged, collect(base, federation), SETTING.requests["class"], config=CONFIG)
     answer = plugged(federation.x)
     assert answer.dtype == dtype
     assert not torch.equal(answer, original)

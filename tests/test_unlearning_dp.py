@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from tests._forced import restore, unlearn
-from tests._marked import state_of
+from tests._marked import Unreachable, state_of
 from tests._private_requests import (
     AUTO,
     CLASSES,
-    CLIENTS,
     CONFIG,
     CUT,
     FAST,
@@ -19,20 +18,14 @@ from tests._private_requests import (
     SETTING,
     WIDTH,
     Strict,
-    Unreachable,
     bits_of,
     payers_of,
     uncharged,
 )
 
-from fedup import (
-    Federation,
-    Forget,
-    collect,
-    plug,
-)
+from fedup import Federation, collect, plug
 from fedup.clients.in_process import InProcess
-from fedup.errors import BudgetError, ContactError, FedUPError, RequestError, SettingError
+from fedup.errors import BudgetError, FedUPError, SettingError
 from fedup.models.cut import tail_of
 from fedup.privacy import DP, Budget, Ledger
 from fedup.privacy.projection import basis_of
@@ -180,20 +173,6 @@ def test_what_is_left_out_already_is_not_released_again():
     assert payers_of(collected) == []
 
 
-def test_a_sample_request_needs_a_way_to_reach_the_client():
-    plugged, store = plug(SETTING.base), SETTING.store()
-    with pytest.raises(ContactError):
-        unlearn(plugged, store, SETTING.requests["sample"], config=FAST)
-    assert state_of(store) == state_of(SETTING.collected)
-
-
-def test_an_unknown_sample_is_refused_and_nothing_is_charged():
-    store, foreign = SETTING.store(), SETTING.federation.client(0).train[:1]
-    with pytest.raises(RequestError, match="not trained on"):
-        unlearn(plug(SETTING.base), store, Forget.samples({1: foreign}), clients=SETTING.federation, config=FAST)
-    assert state_of(store) == state_of(SETTING.collected)
-
-
 # --- budgets
 
 
@@ -283,32 +262,3 @@ def test_a_report_says_which_retained_classes_the_filter_knows_nothing_of():
     store = collect(SETTING.base, federation, privacy=replace(PRIVATE, epsilon=1.0))
     report = unlearn(plug(SETTING.base), store, SETTING.requests["class"], config=FAST)
     assert any("3" in note for note in report.notes)
-
-
-# --- erasers
-
-
-class Marked:
-    """The same clients, of which one has rows with a mark that the model's features show."""
-
-    def __init__(self):
-        self.rows = SETTING.federation.client(1).train[:80]
-        self.x = SETTING.x.clone()
-        self.x[self.rows, 6] += 12
-        self.federation = replace(SETTING.federation, x=self.x)
-        self.request = Forget.samples({1: self.rows})
-
-
-MARKED = Marked()
-
-
-def test_an_eraser_is_made_of_one_more_release_that_is_paid():
-    dp = replace(PRIVATE, epsilon=20.0, erase_clip=10.0)
-    store, plugged = collect(SETTING.base, MARKED.federation, privacy=dp), plug(SETTING.base)
-    report = unlearn(plugged, store, MARKED.request, clients=MARKED.federation, config=AUTO)
-    assert plugged.served.erasure is not None
-    paid = [(charge.client, charge.what) for charge in store.ledger.charges[CLIENTS:]]
-    assert paid == [(1, "centroids"), (1, "eraser")]
-    assert store.ledger.mu(1) == pytest.approx(math.sqrt(3) * dp.mu)
-    assert "TEST MODE" in report.erasure["mechanism"]
-    assert max(release.size_bytes for release in report.releases) <= 1_000_000

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests._marked import FAST, marked, same_bits, state_of
-from torch import nn
+from tests._poisoned import poisoned
 
-from fedup import Federation, FilterConfig, Forget, collect, iid, load_centroids, plug, restore, save_centroids, unlearn
+from fedup import FilterConfig, Forget, collect, load_centroids, plug, restore, save_centroids, unlearn
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.proportions import Estimate, Paired
 from fedup.statistics.tally import Tally
@@ -123,42 +123,8 @@ def test_a_withdrawals_figures_are_those_of_a_recount(trained_digits, name):
     assert (verdict.excess_before.value, verdict.excess_after.value) == pytest.approx(excess)
 
 
-class Net(nn.Module):
-    """Maps before the cut at `conv`, so that an eraser acts on positions."""
-
-    cuts = ("conv", "head")
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.conv, self.head = nn.Conv2d(1, 3, 1), nn.Conv2d(3, 4, 2), nn.Linear(100, 4)
-
-    def forward(self, x):
-        return self.head(self.conv(self.first(x)).relu().flatten(1))
-
-
-@pytest.fixture(scope="module")
-def poisoned():
-    """A federation whose client 1 has 200 rows of other classes with a bright corner and the label 0, and a model that
-    learned that."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        y = torch.arange(1800) % 4
-        x = 0.5 * torch.randn(1800, 1, 6, 6)
-        x[torch.arange(1800), 0, 2, y] += 3
-        clients = Federation.split(x, y, iid(y, 3)).clients
-        rows = clients[1].train[y[clients[1].train] != 0][:200]
-        x[rows, 0, 5, 5], y[rows] = 4.0, 0
-        federation, model = Federation(x, y, clients, 4), Net()
-        optimizer, train = torch.optim.Adam(model.parameters(), lr=0.01), federation.rows("train")
-        for _ in range(150):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x[train]), y[train]).backward()
-            optimizer.step()
-    return federation, model.eval(), rows
-
-
-def test_a_backdoor_that_is_called_poison_is_forgotten_and_the_recount_agrees(poisoned):
-    federation, model, rows = poisoned
+def test_a_backdoor_that_is_called_poison_is_forgotten_and_the_recount_agrees():
+    federation, model, rows = poisoned()
     request = Forget.samples({1: rows}, reason="poison")
     plugged = plug(model)
     report = unlearn(plugged, collect(model, federation), request, clients=federation)
