@@ -1,6 +1,7 @@
 """A federation in which some rows of two clients carry marks: sample requests that an eraser is made for."""
 
 import copy
+import sys
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
@@ -25,6 +26,7 @@ KINDS = {
     "both at one cut": FilterConfig(**FAST, filter="both", eraser_cut=LATE),
     "both at two cuts": FilterConfig(**FAST, filter="both", eraser_cut=EARLY),
 }
+FILTERS = {"bottleneck": FilterConfig(**FAST, filter="bottleneck"), **KINDS}
 
 
 class Marked:
@@ -124,6 +126,16 @@ class Watched(InProcess):
     def statistics_asked(self):
         """All whom an eraser's statistics were asked of."""
         return [*self.sketched, *self.measured, *self.gathered]
+
+
+def noted_examples(monkeypatch):
+    """All that filters are fitted to from now on."""
+    seen, module = [], sys.modules["fedup.unlearning.bottleneck_fit"]
+    real = module.fit_filter
+    monkeypatch.setattr(
+        module, "fit_filter", lambda tail, some, *a, **k: seen.append(some) or real(tail, some, *a, **k)
+    )
+    return seen
 
 
 def weights_of(plugged):

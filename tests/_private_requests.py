@@ -86,12 +86,12 @@ def payers_of(store):
 class Strict(InProcess):
     """Clients that tell nothing but what is under the guarantee."""
 
-    def __init__(self, store):
-        super().__init__(SETTING.federation, SETTING.base, ledger=store.ledger)
+    def __init__(self, federation, model, ledger=None):
+        super().__init__(federation, model, ledger=ledger)
         self.asked = []
 
     def _answer(self, client, question):
-        assert isinstance(question, PrivateQuestion), "a client was asked for what is not under the guarantee"
+        assert isinstance(question, PrivateQuestion), f"{type(question).__name__} is not under the guarantee"
         if isinstance(question, PrivateCentroidsQuestion):
             self.asked.append((client, question.labels, question.excluded))
         return super()._answer(client, question)

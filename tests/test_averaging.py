@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests._rounds import same_bits
 from torch import nn
 
 from fedup.training.averaging import RunningAverage, weights_of
@@ -21,10 +22,6 @@ def draw(seed):
 
 def copied(weights):
     return {name: tensor.clone() for name, tensor in weights.items()}
-
-
-def same_bits(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def averaged(start, clients, shares=None):
@@ -142,5 +139,4 @@ def test_the_weights_of_a_model_are_all_it_holds_once_and_in_its_own_memory():
     assert not any(tensor.requires_grad for tensor in weights.values())
     more = {name: tensor + 1 for name, tensor in weights.items()}
     RunningAverage(more).load(weights)
-    assert same_bits(weights_of(model), more)
-    assert torch.equal(model.outer.weight, more["inner.weight"])
+    assert same_bits(weights_of(model), more) and torch.equal(model.outer.weight, more["inner.weight"])

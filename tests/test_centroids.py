@@ -104,8 +104,7 @@ def test_settings_are_in_their_range_or_refused(name, value):
     except SettingError as error:
         assert name in str(error)
     else:
-        assert 0 < config.ratio <= 1
-        assert 0 <= config.sigma < float("inf")
+        assert 0 < config.ratio <= 1 and 0 <= config.sigma < float("inf")
 
 
 def test_what_cannot_be_collected_is_refused(small_model, digits_federation, tmp_path):
@@ -132,8 +131,7 @@ def test_what_is_forgotten_is_never_read_and_other_cells_keep_their_bits(collect
     )
     assert_equal_stores(store, other)
     assert int(store.counts.sum()) == len(digits_federation.retained(forget_set))
-    assert bool(store.vectors.isfinite().all())
-    assert store.collected_for == frozenset(requests)
+    assert bool(store.vectors.isfinite().all()) and store.collected_for == frozenset(requests)
     touched = {(2, int(digits_federation.y[row])) for row in samples.sample_ids[2]}
     assert store.excluded.keys() == {name for name in touched if name[1] not in (3, 4)}
     names = {cell.name for cell in collected.cells if cell.client != 1 and cell.label not in (3, 4)}

@@ -64,12 +64,8 @@ def ask(clients: InProcess, client: int, cut: str = "5", **more) -> Summary:
 
 def assert_same(one: Summary, other: Summary) -> None:
     assert torch.equal(one.vectors, other.vectors) and torch.equal(one.counts, other.counts)
-    assert (one.labels, one.sizes, one.nonnegative, one.shape) == (
-        other.labels,
-        other.sizes,
-        other.nonnegative,
-        other.shape,
-    )
+    for name in ("labels", "sizes", "nonnegative", "shape"):
+        assert getattr(one, name) == getattr(other, name)
 
 
 @pytest.fixture
@@ -160,9 +156,6 @@ def test_clients_asked_by_several_threads_answer_as_they_do_alone():
     assert_same(found[0], alone(model, 1, "layers.6"))
 
 
-# --- several clients, asked together
-
-
 class Unwell(InProcess):
     """Clients of which one does not answer; notes who is asked."""
 
@@ -217,8 +210,6 @@ def test_everyone_is_asked_but_some_and_some_are_asked_something_else():
     assert contact.asked == [0, 2, 3]
 
 
-# --- questions as they travel
-
 GROUPS = RowGroups({"r": Forget.samples({0: [3, 7]})}, Forget.samples({0: [3, 7]}) | Forget.classes([1]))
 EVERY_QUESTION = [
     WhoQuestion(),
@@ -265,5 +256,4 @@ def test_a_budget_keeps_no_request_from_an_answer_that_needs_no_client():
     request = Forget.clients([1])
     report = unlearn(plugged, store, request, clients=FEDERATION, force=True)
     assert report.verdicts[request.digest].finding == "not measured"
-    assert "budget" in report.verdicts[request.digest].why
-    assert report.traffic.messages == 0
+    assert "budget" in report.verdicts[request.digest].why and report.traffic.messages == 0

@@ -37,12 +37,6 @@ def _base(width):
     return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 4)).eval()
 
 
-def _answered(base, request, config, cut=None):
-    plugged = plug(base, cut)
-    unlearn(plugged, collect(base, FEDERATION, cut=cut), request, clients=FEDERATION, config=config)
-    return plugged
-
-
 @given(chosen=st.none() | st.integers(1, 80), width=st.integers(1, 80))
 def test_a_rank_is_as_chosen_or_32_or_the_features_and_never_wider_than_these(chosen, width):
     config = FilterConfig(rank=chosen)
@@ -60,7 +54,9 @@ def test_every_kind_of_request_is_answered_whatever_the_width_of_the_cut_also_fr
     base = _base(width)
     for name, request in REQUESTS.items():
         for kind in ("auto", "both") if name in ("many samples", "all together") else ("auto",):
-            plugged, other = _answered(base, request, replace(SHORT, filter=kind)), plug(base)
+            plugged, other = plug(base), plug(base)
+            store, config = collect(base, FEDERATION), replace(SHORT, filter=kind)
+            unlearn(plugged, store, request, clients=FEDERATION, config=config)
             assert plugged(X).isfinite().all()
             if plugged.served.filter is not None:
                 assert plugged.served.filter.rank == plugged.served.settings["rank"] == min(32, width)
@@ -74,8 +70,7 @@ def test_every_kind_of_request_is_answered_whatever_the_width_of_the_cut_also_fr
 @pytest.mark.parametrize("method", [fedup_method.Method, random_filter.Method])
 def test_a_method_of_the_benchmark_does_not_choose_the_default_and_its_results_stay_valid(method):
     config = (lambda one: one.config(0)) if method is fedup_method.Method else (lambda one: one.config())
-    assert config(method()).rank_for(8) == 8
-    assert config(method(rank=4)).rank == 4
+    assert config(method()).rank_for(8) == 8 and config(method(rank=4)).rank == 4
     assert config_of(method())["rank"] == 32  # as it stands in the results that were measured
 
 
@@ -85,6 +80,5 @@ def test_evidence_shows_the_rank_that_was_used(tmp_path):
     told = ok("evidence", "R1", "--run", run, "--json").json
     assert told["filter"]["config"]["rank"] == told["first_filter"]["config"]["rank"] == 32
     page = (run / "evidence" / "R1.html").read_text(encoding="utf-8")
-    assert "rank 32, " in page
-    assert "None" not in page
+    assert "rank 32, " in page and "None" not in page
     assert json.loads(json.dumps(asdict(FilterConfig())))["rank"] is None  # in a file: nobody chose one

@@ -7,15 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests._forced import restore, unlearn
-from tests._marked import FAST, KINDS, marked, same_bits
+from tests._marked import FILTERS, marked, same_bits
 from torch import nn
 
-from fedup import FilterConfig, Forget, collect, load_filter, plug, save_filter
+from fedup import Forget, collect, load_filter, plug, save_filter
 from fedup.artifacts import load_tensors, save_tensors
 from fedup.errors import ArtifactError, FedUPError, FingerprintError, NotFittedError, RequestError, StaleFilterError
 
 MARKED = marked()
-FILTERS = {"bottleneck": FilterConfig(**FAST, filter="bottleneck"), **KINDS}
 
 
 @pytest.fixture(scope="module", params=FILTERS.values(), ids=FILTERS.keys())
@@ -39,16 +38,14 @@ def _refused(path, serving, error=FedUPError):
     for plugged in (serving, unfitted):
         with pytest.raises(error):
             load_filter(plugged, path)
-    assert serving.served is served
-    assert torch.equal(serving(MARKED.x), answer)
+    assert serving.served is served and torch.equal(serving(MARKED.x), answer)
     assert unfitted.served is None
 
 
 def test_a_filter_comes_back_bit_for_bit_with_all_that_is_known_of_it(saved, tmp_path):
     plugged, _, path = saved
     other = _loaded(path)
-    assert same_bits(other, plugged)
-    assert torch.equal(other(MARKED.x), plugged(MARKED.x))
+    assert same_bits(other, plugged) and torch.equal(other(MARKED.x), plugged(MARKED.x))
     served, before = other.served, plugged.served
     for name in ("requests", "config", "question", "base", "cut", "settings", "derived_from_forgotten"):
         assert getattr(served, name) == getattr(before, name), name
@@ -119,9 +116,6 @@ def test_a_filter_is_saved_and_loaded_for_its_own_base_and_cut_alone(tmp_path):
             use(plugged, path)
     assert path.read_bytes() == before
     _loaded(path, other)
-
-
-# --- other files
 
 
 @settings(max_examples=40, deadline=None)

@@ -28,8 +28,7 @@ def _answered_or_refused(digits, request):
         report = unlearn(plugged, store, request, clients=digits.federation)
     except HarmError as error:
         assert everything_of(plugged, store) == before
-        assert error.classes
-        assert all(f"class {label}" in str(error) for label in error.classes)
+        assert error.classes and all(f"class {label}" in str(error) for label in error.classes)
         with_force = unlearn(plugged, store, request, clients=digits.federation, force=True)
         assert with_force.forced
         assert plugged.requests == {request}
@@ -40,8 +39,7 @@ def _answered_or_refused(digits, request):
         return False
     loss = digits.test_accuracy(digits.model) - digits.test_accuracy(plugged)
     assert float(loss.max()) <= ALLOWED, loss
-    assert report.worst_class[1].loss <= 5.0
-    assert set(report.class_recall) == set(range(10))
+    assert report.worst_class[1].loss <= 5.0 and set(report.class_recall) == set(range(10))
     return False
 
 
@@ -84,8 +82,7 @@ def test_a_class_that_is_left_with_too_few_rows_is_refused_by_name_unless_it_is_
             unlearn(plugged, store, request, **options)
         assert list(error.value.classes) == [label]
         request |= Forget.classes([label])
-    assert not unlearn(plugged, store, request, **options).forced
-    assert plugged.requests == {request}
+    assert not unlearn(plugged, store, request, **options).forced and plugged.requests == {request}
 
 
 def test_one_class_alone_is_left_only_by_force():
@@ -144,16 +141,6 @@ def test_recall_in_a_report_is_that_of_the_retained_rows():
         assert recall.after == pytest.approx(float(after[own].float().mean()))
     worst = max(report.class_recall, key=lambda label: report.class_recall[label].loss)
     assert report.worst_class == (worst, report.class_recall[worst])
-
-
-def test_a_client_that_alone_holds_a_class_is_refused_by_name():
-    clients = MARKED.federation.clients
-    parts = [c.train if c.id == 1 else c.train[MARKED.y[c.train] != 3] for c in clients]
-    federation = Federation.split(MARKED.x, MARKED.y, parts, heldout=0.0, validation=0.0, num_classes=4)
-    plugged, store = plug(MARKED.base), collect(MARKED.base, federation)
-    with pytest.raises(HarmError, match=r"class 3 \(0 rows stay\)"):
-        unlearn(plugged, store, Forget.clients([1]), config=AUTO)
-    assert plugged.served is None
 
 
 def _parted():

@@ -1,6 +1,5 @@
 """A history: what an observer saw, kept in memory or on disk, whole after an interruption, refused where damaged."""
 
-import copy
 from functools import partial
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests._rounds import LOCAL, make_federation, make_net
+from tests._rounds import LOCAL, Recorder, make_federation, make_net, same_bits
 from torch import nn
 
 from fedup import Forget, Observer, Rounds, Runtime, federate, fingerprint
@@ -27,21 +26,6 @@ def federation():
 @pytest.fixture
 def model():
     return make_net()
-
-
-class Seen(Observer):
-    """Copies of all that is shown, by round and client."""
-
-    def __init__(self):
-        self.before, self.uploads, self.shares, self.after = {}, {}, {}, {}
-
-    def on_update(self, round_index, client, *, before, after, weight):
-        self.before[round_index, client] = {name: tensor.clone() for name, tensor in before.items()}
-        self.uploads[round_index, client] = {name: tensor.clone() for name, tensor in after.items()}
-        self.shares[round_index, client] = weight
-
-    def on_round(self, round_index, model):
-        self.after[round_index] = copy.deepcopy(model.state_dict())
 
 
 class Stop(Observer):
@@ -64,12 +48,6 @@ def history(request, tmp_path):
     return History(tmp_path / "history" if request.param == "disk" else None)
 
 
-def same_bits(one, other):
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
-    )
-
-
 def assert_same(one: History, other: History) -> None:
     assert one.rounds == other.rounds
     for number in one.rounds:
@@ -85,46 +63,39 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-# --- what is kept
-
-
 @pytest.mark.parametrize("clients_per_round", [None, 2])
 def test_all_that_an_observer_saw_is_kept_to_the_bit(model, federation, history, clients_per_round):
-    seen = Seen()
+    seen = Recorder()
     rounds = Rounds(3, clients_per_round=clients_per_round)
     trained = federate(model, federation, rounds=rounds, local=LOCAL, observers=[history, seen]).model
     assert fingerprint(trained) == fingerprint(federate(model, federation, rounds=rounds, local=LOCAL).model)
     for tensor in trained.state_dict().values():  # what is done to the model does not reach its history
         tensor.zero_()
-    assert history.rounds == [0, 1, 2]
-    assert same_bits(history.before(0), model.state_dict())
+    assert history.rounds == [0, 1, 2] and same_bits(history.before(0), model.state_dict())
     floats = {name for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
-    for (number, client), after in seen.uploads.items():
-        assert history.shares(number)[client] == seen.shares[number, client]
-        assert same_bits(history.before(number), seen.before[number, client])
+    for number, client, before, after, share in seen.updates:
+        assert history.shares(number)[client] == share and same_bits(history.before(number), before)
         assert same_bits(history.upload(number, client), after)
-        update, before = history.update(number, client), seen.before[number, client]
+        update = history.update(number, client)
         assert update.keys() == floats and COUNTER in after
         assert all(torch.equal(update[name], after[name] - before[name]) for name in floats)
-    assert sum(len(history.shares(number)) for number in range(3)) == len(seen.uploads)
+    assert sum(len(history.shares(number)) for number in range(3)) == len(seen.updates)
 
 
 def test_only_the_rounds_that_were_trained_are_there_under_their_numbers(model, federation, history):
     federate(model, federation, rounds=0, observers=[history])
     assert (history.rounds, history.changes()) == ([], {})
     federate(model, federation, rounds=[7, 2, 12], local=LOCAL, observers=[history])
-    assert history.rounds == [2, 7, 12]
-    assert same_bits(history.before(7), model.state_dict())
+    assert history.rounds == [2, 7, 12] and same_bits(history.before(7), model.state_dict())
 
 
 def test_a_round_in_which_nobody_trained_is_kept_without_shares(model, federation, history):
-    seen = Seen()
+    seen = Recorder()
     some = federation.without(Forget.clients([0, 1]))
     federate(model, some, rounds=Rounds(6, clients_per_round=1), local=LOCAL, observers=[history, seen])
     assert history.rounds == list(range(6))
     told = [list(history.shares(number)) for number in range(6)]
-    assert told == [[client for number, client in seen.shares if number == one] for one in range(6)]
-    assert [] in told
+    assert told == seen.cohorts() and [] in told
     assert any(told)
 
 
@@ -142,9 +113,6 @@ def test_changes_weigh_each_upload_alike_whatever_a_rounds_size(rounds, entries)
     assert kept.changes() == pytest.approx({"w": sum(every) / len(every)})
 
 
-# --- copies
-
-
 def test_what_is_kept_does_not_follow_the_tensors_it_was_taken_from(history):
     weight = torch.arange(6.0).view(2, 3).t()  # not contiguous
     filters = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0)).contiguous(
@@ -157,11 +125,7 @@ def test_what_is_kept_does_not_follow_the_tensors_it_was_taken_from(history):
     for tensor in (*before.values(), *after.values()):
         tensor.add_(100)
     history.on_round(0, nn.Identity())
-    assert same_bits(history.before(0), expected[0])
-    assert same_bits(history.upload(0, 5), expected[1])
-
-
-# --- interrupted
+    assert same_bits(history.before(0), expected[0]) and same_bits(history.upload(0, 5), expected[1])
 
 
 @pytest.fixture(scope="module")
@@ -201,9 +165,6 @@ def test_one_history_watches_an_interrupted_training_again_and_counts_no_client_
         federate(model, federation, rounds=2, local=LOCAL, observers=[history, Stop(0, 2)])
     federate(model, federation, rounds=2, local=LOCAL, observers=[history])
     assert_same(history, whole)
-
-
-# --- the disk
 
 
 @few

@@ -69,11 +69,9 @@ def test_all_weights_and_buffers_come_back_bit_for_bit_into_the_models_own_tenso
     model = build(2)
     assert not same(bits(model), bits(trained))
     weight, mean = model[0].weight, model[1].running_mean
-    assert load_model(model, path) is model
-    assert same(bits(model), bits(trained))
+    assert load_model(model, path) is model and same(bits(model), bits(trained))
     assert (int(model[1].num_batches_tracked), int(model.steps)) == (3, 1)
-    assert fingerprint(model) == fingerprint(trained)
-    assert not model.training
+    assert fingerprint(model) == fingerprint(trained) and not model.training
     assert model[0].weight is weight and model[1].running_mean is mean  # an optimizer or a view sees the new weights
     assert weight.requires_grad
 
@@ -81,8 +79,7 @@ def test_all_weights_and_buffers_come_back_bit_for_bit_into_the_models_own_tenso
 def test_saving_changes_no_bit_and_not_the_mode_and_is_repeatable(trained, path):
     before, content = bits(trained), path.read_bytes()
     save_model(trained.train(), path)
-    assert trained.training
-    assert same(bits(trained), before)
+    assert trained.training and same(bits(trained), before)
     assert path.read_bytes() == content
 
 
@@ -103,8 +100,7 @@ def test_tied_weights_stay_tied(tmp_path):
     first, second = tied(1), tied(2)
     save_model(first, tmp_path / "file")
     load_model(second, tmp_path / "file")
-    assert fingerprint(second) == fingerprint(first)
-    assert second.again.weight is second[0].weight
+    assert fingerprint(second) == fingerprint(first) and second.again.weight is second[0].weight
 
 
 def test_another_architecture_is_refused_by_what_differs_and_changes_nothing(path):

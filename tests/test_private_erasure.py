@@ -22,7 +22,7 @@ from fedup.statistics.private_features import blank_row
 
 TEST_NOISE = DP(50.0, clip="unit", replay_seed=1)
 FEDERATION, MODEL, ROWS = poisoned()
-BACKDOOR = FEDERATION, MODEL, Forget.samples({1: ROWS.tolist()})
+REQUEST = Forget.samples({1: ROWS.tolist()})
 
 
 def triggered(federation):
@@ -81,13 +81,12 @@ def test_the_bound_is_reached_by_a_record_with_all_its_length_in_one_channel():
 
 
 def test_messages_add_up_over_clients():
-    federation, model, request = BACKDOOR
-    client = federation.clients[1]
-    groups = RowGroups({"r": request}, request)
+    client = FEDERATION.clients[1]
+    groups = RowGroups({"r": REQUEST}, REQUEST)
     halves = [replace(client, train=client.train[i::2]) for i in (0, 1)]
     sharp = replace(TEST_NOISE, epsilon=1e5)
-    planned = PlannedStatistics(model, blank_row(federation.x), cut="conv", dp=sharp, num_classes=4)
-    said = [planned.answer(ClientData(model, federation.x, federation.y, one, 4), groups) for one in (client, *halves)]
+    planned = PlannedStatistics(MODEL, blank_row(FEDERATION.x), cut="conv", dp=sharp, num_classes=4)
+    said = [planned.answer(ClientData(MODEL, FEDERATION.x, FEDERATION.y, one, 4), groups) for one in (client, *halves)]
     whole, parts = NoisyGroupStatistics.of(sharp, said[:1]), NoisyGroupStatistics.of(sharp, said[1:])
     torch.testing.assert_close(parts.forgotten.mean, whole.forgotten.mean, atol=5e-3, rtol=5e-3)
     torch.testing.assert_close(parts.reference.mean, whole.reference.mean, atol=2e-2, rtol=2e-2)
@@ -95,72 +94,65 @@ def test_messages_add_up_over_clients():
 
 @pytest.mark.parametrize("epsilon", [50.0, 8.0])
 def test_a_trigger_is_erased_at_its_place_and_the_rest_is_kept(epsilon):
-    federation, model, request = BACKDOOR
-    centroids = collect(model, federation, privacy=DP(epsilon, clip="unit", replay_seed=3))
-    plugged = plug(model)
-    x, y = triggered(federation)
-    before = (model(x).argmax(1) == 0).float().mean()
-    report = unlearn(plugged, centroids, request, clients=federation, config=FilterConfig(filter="erasure"))
+    centroids = collect(MODEL, FEDERATION, privacy=DP(epsilon, clip="unit", replay_seed=3))
+    plugged = plug(MODEL)
+    x, y = triggered(FEDERATION)
+    before = (MODEL(x).argmax(1) == 0).float().mean()
+    report = unlearn(plugged, centroids, REQUEST, clients=FEDERATION, config=FilterConfig(filter="erasure"))
     after = (plugged(x).argmax(1) == 0).float().mean()
     assert before > 0.9
     assert after < 0.1
     assert (plugged(x).argmax(1) == y).float().mean() > 0.85
-    assert report.erasure["place"]["cut"] == "conv"
-    assert report.erasure["place"]["positions"] <= 3
+    assert report.erasure["place"]["cut"] == "conv" and report.erasure["place"]["positions"] <= 3
     assert [release.what for release in report.releases] == ["centroids", "statistics under DP"]
     paid = [(charge.client, charge.what) for charge in centroids.ledger.charges[3:]]
     assert paid == [(1, "centroids"), (1, "eraser")]
     assert "TEST MODE" in report.erasure["mechanism"]
-    restore(plugged, centroids, request, clients=federation)
-    assert torch.equal(plugged.unplug()(x), model(x))
+    restore(plugged, centroids, REQUEST, clients=FEDERATION)
+    assert torch.equal(plugged.unplug()(x), MODEL(x))
 
 
 def test_an_eraser_that_nobody_can_check_is_refused_before_anybody_pays():
-    federation, model, request = BACKDOOR
-    store, plugged = collect(model, federation, privacy=DP(50.0, clip="unit", replay_seed=3)), plug(model)
+    store, plugged = collect(MODEL, FEDERATION, privacy=DP(50.0, clip="unit", replay_seed=3)), plug(MODEL)
     before, charged = state_of(store), len(store.ledger.charges)
     with pytest.raises(HarmError, match="nobody can be asked"):
-        fedup.unlearn(plugged, store, request, clients=federation, config=FilterConfig(filter="erasure"))
+        fedup.unlearn(plugged, store, REQUEST, clients=FEDERATION, config=FilterConfig(filter="erasure"))
     after = state_of(store)
     assert plugged.served is None
     assert len(store.ledger.charges) == charged
     assert after == before
-    report = unlearn(plugged, store, request, clients=federation, config=FilterConfig(filter="erasure"))  # forced
+    report = unlearn(plugged, store, REQUEST, clients=FEDERATION, config=FilterConfig(filter="erasure"))  # forced
     assert any("nobody can be asked" in reason for reason in report.forced)
 
 
 def test_a_budget_for_one_of_two_releases_refuses_before_the_first():
-    federation, model, request = BACKDOOR
     dp = DP(2.0, clip="unit")
     ledger = Ledger(budgets={None: Budget(3.0)})  # two releases of ε = 2 fit, three do not
-    centroids = collect(model, federation, privacy=dp, ledger=ledger)
+    centroids = collect(MODEL, FEDERATION, privacy=dp, ledger=ledger)
     before = centroids.vectors.clone()
     with pytest.raises(BudgetError, match="2 releases"):
-        unlearn(plug(model), centroids, request, clients=federation, config=FilterConfig(filter="erasure"))
+        unlearn(plug(MODEL), centroids, REQUEST, clients=FEDERATION, config=FilterConfig(filter="erasure"))
     assert len(ledger.charges) == 3
     assert torch.equal(centroids.vectors, before)
 
 
 def test_asking_again_for_the_same_is_free():
-    federation, model, request = BACKDOOR
-    centroids = collect(model, federation, privacy=DP(8.0, clip="unit", replay_seed=3))
-    plugged = plug(model)
-    assert unlearn(plugged, centroids, request, clients=federation).erasure
+    centroids = collect(MODEL, FEDERATION, privacy=DP(8.0, clip="unit", replay_seed=3))
+    plugged = plug(MODEL)
+    assert unlearn(plugged, centroids, REQUEST, clients=FEDERATION).erasure
     charged = len(centroids.ledger.charges)
-    assert unlearn(plugged, centroids, Forget.clients([2]), clients=federation).erasure
+    assert unlearn(plugged, centroids, Forget.clients([2]), clients=FEDERATION).erasure
     assert len(centroids.ledger.charges) == charged
 
 
 def test_samples_that_do_not_stand_out_of_the_noise_get_no_eraser():
-    federation, model, _ = BACKDOOR
-    honest = Forget.samples({0: federation.clients[0].train[:100].tolist()})
-    centroids = collect(model, federation, privacy=DP(1.0, clip="unit", replay_seed=3))
-    report = unlearn(plug(model), centroids, honest, clients=federation)
-    assert report.erasure is None
-    assert any("no more than the noise" in note for note in report.notes)
-    again = collect(model, federation, privacy=DP(1.0, clip="unit", replay_seed=3))
+    honest = Forget.samples({0: FEDERATION.clients[0].train[:100].tolist()})
+    centroids = collect(MODEL, FEDERATION, privacy=DP(1.0, clip="unit", replay_seed=3))
+    report = unlearn(plug(MODEL), centroids, honest, clients=FEDERATION)
+    assert report.erasure is None and any("no more than the noise" in note for note in report.notes)
+    again = collect(MODEL, FEDERATION, privacy=DP(1.0, clip="unit", replay_seed=3))
     with pytest.raises(RequestError, match="no more than the noise"):
-        unlearn(plug(model), again, honest, clients=federation, config=FilterConfig(filter="erasure"))
+        unlearn(plug(MODEL), again, honest, clients=FEDERATION, config=FilterConfig(filter="erasure"))
 
 
 @pytest.mark.parametrize(
@@ -172,8 +164,7 @@ def test_samples_that_do_not_stand_out_of_the_noise_get_no_eraser():
     ],
 )
 def test_what_cannot_be_erased_under_dp_is_refused_where_an_eraser_was_asked_for(request_, unit, match):
-    federation, model, samples = BACKDOOR
-    federation = federation.with_subjects(torch.arange(len(federation.y)))
-    centroids = collect(model, federation, privacy=DP(8.0, clip="unit", unit=unit, replay_seed=3))
+    federation = FEDERATION.with_subjects(torch.arange(len(FEDERATION.y)))
+    centroids = collect(MODEL, federation, privacy=DP(8.0, clip="unit", unit=unit, replay_seed=3))
     with pytest.raises(RequestError, match=match):
-        unlearn(plug(model), centroids, request_ or samples, clients=federation, config=FilterConfig(filter="erasure"))
+        unlearn(plug(MODEL), centroids, request_ or REQUEST, clients=federation, config=FilterConfig(filter="erasure"))
