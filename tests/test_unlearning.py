@@ -214,6 +214,16 @@ def test_a_sample_request_asks_the_touched_clients_for_the_touched_cells_only():
 SEALED = {"clients": SETTING.federation, "config": CONFIG, "terms": Terms(keep_sealed=True)}
 
 
+def test_sealed_originals_are_put_back_without_contact():
+    plugged, store = plug(SETTING.base), SETTING.store()
+    unlearn(plugged, store, SETTING.requests["sample"], **SEALED)
+    unlearn(plugged, store, SETTING.requests["client"])
+    assert set(store.sealed) == {(1, 0)}
+    restore(plugged, store, SETTING.requests["sample"], clients=Unreachable())
+    assert torch.equal(store.vectors, SETTING.collected.vectors)
+    assert (store.sealed, store.excluded) == ({}, {})
+
+
 def test_purge_destroys_what_requests_seal_and_nothing_else():
     plugged, store = plug(SETTING.base), SETTING.store()
     unlearn(plugged, store, SETTING.requests["sample"], **SEALED)
