@@ -65,10 +65,6 @@ def test_counters_start_anew_each_round():
     assert (int(average.current["count"]), bool(average.current["seen"])) == (3, False)
 
 
-def test_a_single_client_gives_its_own_bits():
-    assert same_bits(averaged(draw(0), [draw(1)]), draw(1))
-
-
 def test_global_weights_stay_until_the_round_is_over_and_clients_are_only_read():
     average, clients = RunningAverage(draw(0)), [draw(1), draw(2)]
     for weights in clients:

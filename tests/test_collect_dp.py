@@ -123,8 +123,7 @@ def test_each_client_is_charged_once(small_model, digits_federation):
     assert [(charge.client, charge.what) for charge in ledger.charges] == [(i, "centroids") for i in range(5)]
     assert {charge.mu for charge in ledger.charges} == {REAL.mu}
     collect(small_model, digits_federation, privacy=REAL, ledger=ledger)
-    assert ledger.mu(4) == pytest.approx(math.sqrt(2) * REAL.mu)
-    assert ledger.epsilon(4, 1e-5) > REAL.epsilon
+    assert ledger.mu(4) == pytest.approx(math.sqrt(2) * REAL.mu) and ledger.epsilon(4, 1e-5) > REAL.epsilon
 
 
 @pytest.mark.parametrize("budgets", [{None: Budget(1.99)}, {4: Budget(0.1)}], ids=["of all", "of the last"])
