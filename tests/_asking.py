@@ -1,14 +1,7 @@
 """One question to one client."""
 
-from typing import TypeVar
 
-from fedup.clients.protocol import Contact
-from fedup.clients.question import Question
-
-A = TypeVar("A")
-
-
-def ask_one(contact: Contact, client: int, question: Question[A]) -> A:
+def ask_one(contact, client, question):
     """The answer of one client, which has to give one."""
     ((answered, answer),) = contact.ask({client: question})
     assert answered == client

@@ -1,6 +1,7 @@
 """A federation in which some rows of two clients carry marks: sample requests that an eraser is made for."""
 
 import copy
+import sys
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
@@ -25,6 +26,7 @@ KINDS = {
     "both at one cut": FilterConfig(**FAST, filter="both", eraser_cut=LATE),
     "both at two cuts": FilterConfig(**FAST, filter="both", eraser_cut=EARLY),
 }
+FILTERS = {"bottleneck": FilterConfig(**FAST, filter="bottleneck"), **KINDS}
 
 
 class Marked:
@@ -75,10 +77,12 @@ def marked():
     return Marked()
 
 
-def trained(x, y):
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 4))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    for _ in range(60):
+def trained(x, y, *layers, lr=0.02, steps=60):
+    """A model of these layers, or of four classes with two cuts, that knows the rows."""
+    usual = nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 4)
+    model = layers[0] if len(layers) == 1 else nn.Sequential(*(layers or usual))
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    for _ in range(steps):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
@@ -92,6 +96,10 @@ class Unreachable:
 
     traffic = Traffic()
     measures_by_default = False
+
+    def __init__(self, store=None):
+        if store is not None:  # what they spent is known at the server
+            self.ledger = store.ledger
 
     def __getattr__(self, name):
         raise AssertionError(f"a client was asked: {name}")
@@ -118,6 +126,16 @@ class Watched(InProcess):
     def statistics_asked(self):
         """All whom an eraser's statistics were asked of."""
         return [*self.sketched, *self.measured, *self.gathered]
+
+
+def noted_examples(monkeypatch):
+    """All that filters are fitted to from now on."""
+    seen, module = [], sys.modules["fedup.unlearning.bottleneck_fit"]
+    real = module.fit_filter
+    monkeypatch.setattr(
+        module, "fit_filter", lambda tail, some, *a, **k: seen.append(some) or real(tail, some, *a, **k)
+    )
+    return seen
 
 
 def weights_of(plugged):

@@ -5,21 +5,14 @@ from dataclasses import replace
 
 import torch
 from tests._forced import unlearn
+from tests._marked import trained
 from torch import nn
 
-from fedup import (
-    Federation,
-    FilterConfig,
-    Forget,
-    collect,
-    iid,
-    plug,
-)
+from fedup import Federation, FilterConfig, Forget, collect, iid, plug
 from fedup.clients.in_process import InProcess
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.clients.question import PrivateQuestion
 from fedup.privacy import DP, Ledger
-from fedup.statistics.traffic import Traffic
 
 CLASSES, CLIENTS, WIDTH, CUT = 4, 4, 16, "2"
 CONFIG = FilterConfig(rank=8, steps=120, batch_size=64, filter="bottleneck")
@@ -38,7 +31,8 @@ class Setting:
             self.y = torch.arange(2000) % CLASSES
             self.x = 0.7 * torch.randn(2000, 8) + 3 * nn.functional.one_hot(self.y, 8)
             self.federation = Federation.split(self.x, self.y, iid(self.y, CLIENTS))
-            self.base = _trained(self.x, self.y)
+            layers = nn.Linear(8, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)
+            self.base = trained(self.x, self.y, *layers)
         self.collected = collect(self.base, self.federation, privacy=PRIVATE)
         train = self.federation.client(1).train
         self.requests = {
@@ -72,18 +66,6 @@ class Setting:
         return replace(self.federation, x=x)
 
 
-def _trained(x, y):
-    model = nn.Sequential(nn.Linear(8, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    for _ in range(60):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    for weight in model.parameters():
-        weight.grad = None
-    return model.eval()
-
-
 SETTING = Setting()
 
 
@@ -101,27 +83,15 @@ def payers_of(store):
     return [charge.client for charge in store.ledger.charges[CLIENTS:]]
 
 
-class Unreachable:
-    """Clients that must not be asked; what they spent is known at the server."""
-
-    traffic = Traffic()
-
-    def __init__(self, store):
-        self.ledger = store.ledger
-
-    def __getattr__(self, name):
-        raise AssertionError(f"a client was asked: {name}")
-
-
 class Strict(InProcess):
     """Clients that tell nothing but what is under the guarantee."""
 
-    def __init__(self, store):
-        super().__init__(SETTING.federation, SETTING.base, ledger=store.ledger)
+    def __init__(self, federation, model, ledger=None):
+        super().__init__(federation, model, ledger=ledger)
         self.asked = []
 
     def _answer(self, client, question):
-        assert isinstance(question, PrivateQuestion), "a client was asked for what is not under the guarantee"
+        assert isinstance(question, PrivateQuestion), f"{type(question).__name__} is not under the guarantee"
         if isinstance(question, PrivateCentroidsQuestion):
             self.asked.append((client, question.labels, question.excluded))
         return super()._answer(client, question)

@@ -31,3 +31,8 @@ def small_model() -> nn.Module:
 def trained_digits():
     """Six clients with unequal shares of the built-in digits, and a model that they trained."""
     return TrainedDigits()
+
+
+@pytest.fixture
+def seeded():
+    torch.manual_seed(0)

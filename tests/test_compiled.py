@@ -7,16 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from tests._forced import unlearn
-from tests._marked import FAST, KINDS, marked
+from tests._marked import FILTERS, marked
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from fedup import FilterConfig, Forget, plug
+from fedup import Forget, plug
 from fedup.errors import NotFittedError, PlugError, StaleFilterError
 
 pytestmark = pytest.mark.slow
 MARKED = marked()
-FILTERS = {"bottleneck": FilterConfig(**FAST, filter="bottleneck"), **KINDS}
 
 
 @pytest.fixture

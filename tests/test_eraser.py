@@ -59,9 +59,6 @@ def _close(found, expected, tolerance=2e-3):
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
 
 
-# --- what is erased is gone
-
-
 @few
 @given(seeds, st.integers(1, 3), shrinkages, st.booleans())
 def test_groups_get_the_mean_of_what_they_are_compared_with_which_keeps_its_own(seed, concepts, shrinkage, shared):
@@ -103,9 +100,6 @@ def test_of_all_ways_to_erase_it_moves_features_least(seed):
         assert moved <= 1.02 * other.var(0).sum()
 
 
-# --- what it leaves alone
-
-
 @few
 @given(seeds, st.integers(1, 3))
 def test_rows_of_equal_means_are_left_bit_for_bit(seed, concepts):
@@ -129,9 +123,6 @@ def test_positions_that_are_not_chosen_are_left_bit_for_bit(seed, positions, sha
     others = [position for position in range(count) if position not in positions]
     assert torch.equal(after[:, others], before[:, others])
     assert (after[:, positions] != before[:, positions]).any(2).all()
-
-
-# --- statistics
 
 
 def test_a_group_of_too_few_rows_is_left_out_and_without_any_there_is_no_eraser():
@@ -161,9 +152,6 @@ def test_more_channels_than_rows_and_channels_that_never_change_are_no_obstacle(
     eraser = _everywhere(_statistics({"0": (gone, kept)}))
     _close(eraser(gone).mean(0), eraser(kept).mean(0))
     assert torch.equal(eraser(kept)[:, 1], kept[:, 1])
-
-
-# --- as a module
 
 
 def test_an_eraser_keeps_dtype_shape_and_other_positions_in_any_precision():
@@ -225,9 +213,6 @@ def test_an_eraser_comes_back_from_its_weights_and_from_a_copy_bit_for_bit(kind)
         load_eraser(eraser.state_dict(), "some")
 
 
-# --- tokens
-
-
 @few
 @given(seeds, st.integers(8, 14))
 def test_tokens_that_stand_out_become_the_mean_token_wherever_they_stand(seed, length):
@@ -259,8 +244,7 @@ def test_tokens_keep_dtype_and_shape_and_the_places_of_a_map_are_tokens(shape):
         passed = eraser(features)
         assert (passed.dtype, passed.shape) == (dtype, features.shape)
         changed = (to_positions(features, "each") != to_positions(passed, "each")).any(2)
-        assert changed.sum() == 10
-        assert changed[torch.arange(10), places].all()
+        assert changed.sum() == 10 and changed[torch.arange(10), places].all()
 
 
 def test_the_limit_is_in_deviations_of_what_is_read_off_a_token():

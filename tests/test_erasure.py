@@ -22,9 +22,6 @@ PRICED = FilterConfig(max_variance_loss=0.2)  # a map of so few positions and ch
 ASKED_FOR = FilterConfig(filter="erasure", max_variance_loss=0.2)
 
 
-# --- a place for it
-
-
 def _shift(distance, *, noise=0.0, variance=1.0, rows=10):
     """With one channel for each position: what is erased at a position is all that varies there."""
     distance = torch.as_tensor(distance, dtype=torch.float32)
@@ -52,8 +49,7 @@ def test_no_more_positions_are_taken_than_hold_nearly_all_of_the_shift(shift):
         assert bool(clear[list(place.positions)].all())
     if excess.sum() > 0:
         told = float(excess[list(place.positions)].sum() / excess.sum())
-        assert place.cover == pytest.approx(told, abs=1e-5)
-        assert place.cover >= ENOUGH - 1e-6
+        assert place.cover == pytest.approx(told, abs=1e-5) and place.cover >= ENOUGH - 1e-6
         least = min(place.positions, key=lambda position: float(shift.fisher[position]))
         without = float((excess[list(place.positions)].sum() - excess[least]) / excess.sum())
         assert without < ENOUGH + 1e-6
@@ -67,10 +63,8 @@ def test_a_place_costs_no_more_than_may_be_paid_and_who_pays_more_gets_no_less(s
         for some, price in ((shift, max_variance_loss), (shift, max_variance_loss * times), (shift + shift, 0.1))
     )
     assert less.price <= max_variance_loss + 1e-9 or len(less.positions) == 1
-    assert list(less.positions) == sorted(set(less.positions))
-    assert less.of == len(shift.distance)
-    assert 0 <= less.cover <= 1 + 1e-9
-    assert set(less.positions) <= set(more.positions)
+    assert list(less.positions) == sorted(set(less.positions)) and less.of == len(shift.distance)
+    assert 0 <= less.cover <= 1 + 1e-9 and set(less.positions) <= set(more.positions)
     assert less.cover <= more.cover + 1e-9
     alone = judge_site("a", "each", shift, max_variance_loss=0.1)  # however many clients say the same
     assert added.positions == alone.positions
@@ -88,8 +82,7 @@ def test_a_place_costs_no_more_than_may_be_paid_and_who_pays_more_gets_no_less(s
 )
 def test_a_place_is_worth_what_its_positions_are(distance, noise, max_variance_loss, positions, cover, price, signal):
     place = judge_site("a", "each", _shift(distance, noise=noise), max_variance_loss=max_variance_loss)
-    assert place.positions == positions
-    assert (place.cover, place.price) == pytest.approx((cover, price))
+    assert place.positions == positions and (place.cover, place.price) == pytest.approx((cover, price))
     assert signal is None or place.signal == pytest.approx(signal)
 
 
@@ -110,9 +103,6 @@ def test_a_place_says_how_many_positions_it_has_not_which():
     assert told == {"cut": "a", "over": "each", "positions": 3, "of": 16, "cover": 0.5, "price": 0.1, "signal": 3.0}
 
 
-# --- what is asked
-
-
 def _asked(requests, kind="auto"):
     question = question_for(requests, union(requests), FilterConfig(filter=kind))
     return question and set(question.requests.values())
@@ -126,8 +116,7 @@ def test_samples_are_erased_by_default_and_whole_requests_where_an_eraser_was_as
     assert _asked(requests, "bottleneck") is _asked([Forget.classes([1]), Forget.clients([0])]) is None
     assert _asked([]) is _asked([], "both") is None
     one, other = (question_for(some, union(some), FilterConfig()) for some in (requests, requests[::-1]))
-    assert one.forget_set == union(requests)
-    assert list(one.requests) == list(other.requests)
+    assert one.forget_set == union(requests) and list(one.requests) == list(other.requests)
     assert one.to_json() == other.to_json()
 
 
@@ -136,9 +125,6 @@ def test_samples_of_clients_that_are_forgotten_are_left_out():
     assert _asked([samples, client]) == {Forget.samples({1: [7]})}
     assert _asked([samples, client], "both") == {Forget.samples({1: [7]}), client}
     assert _asked([Forget.samples({0: [1, 2]}), client]) is None
-
-
-# --- clients that answer
 
 
 def _model():
@@ -211,13 +197,10 @@ def test_a_planted_shift_is_erased_early_and_where_it_is():
     assert erasure.cut == "2", "the earliest place that the model offers"
     assert set(erasure.filter.positions.tolist()) == CORNER
     assert erasure.about["place"]["price"] <= PRICED.max_variance_loss
-    assert erasure.about["place"]["cover"] > 0.9
-    assert erasure.about["place"]["signal"] > LEAST_SIGNAL
+    assert erasure.about["place"]["cover"] > 0.9 and erasure.about["place"]["signal"] > LEAST_SIGNAL
     assert [place["cut"] for place in erasure.about["cuts"]] == ["2", "4", "6"]
-    assert erasure.about["rows"] == 30
-    assert erasure.about["clients"] == [0]
-    assert report.erasure is erasure.about
-    assert report.time_s["erase"] > 0
+    assert erasure.about["rows"] == 30 and erasure.about["clients"] == [0]
+    assert report.erasure is erasure.about and report.time_s["erase"] > 0
     assert not report.notes
 
 
@@ -257,9 +240,6 @@ def test_another_question_is_asked_anew():
     assert [place["cut"] for place in erasure.about["cuts"]] == ["4"]
 
 
-# --- where there is none
-
-
 def test_samples_like_all_others_get_no_eraser_unless_one_was_asked_for_and_spoil_none():
     ordinary = Forget.samples({3: range(3 * EACH, 3 * EACH + 40)})
     erasure, report, listening = _erase(ordinary)
@@ -267,13 +247,11 @@ def test_samples_like_all_others_get_no_eraser_unless_one_was_asked_for_and_spoi
     assert "by chance" in report.notes[0]
     assert listening.asked("moments") == [], "no third message"
     asked_for, forced, _ = _erase(ordinary, config=ASKED_FOR)
-    assert asked_for.filter.rank == 1
-    assert asked_for.about["place"]["signal"] < LEAST_SIGNAL
+    assert asked_for.filter.rank == 1 and asked_for.about["place"]["signal"] < LEAST_SIGNAL
     assert not forced.notes
     assert _erase(ordinary, before=asked_for)[0] is None  # auto does not take over what was asked for
     both, report, _ = _erase(FIRST, ordinary)
-    assert _same(both, _erase(FIRST)[0])
-    assert both.about["parts"] == [FIRST.digest]
+    assert _same(both, _erase(FIRST)[0]) and both.about["parts"] == [FIRST.digest]
     assert any("no more than by chance" in note for note in report.notes)
 
 
@@ -296,8 +274,7 @@ def test_a_class_or_client_is_erased_by_asking_all_clients(request_):
     assert report.clients_contacted == [0, 1, 2, 3]
     assert erasure.about["rows"] == (4 * EACH // CLASSES if request_.class_ids else EACH)
     compared_with = set(erasure.about["compared_with"])
-    assert compared_with
-    assert not compared_with & request_.client_ids
+    assert compared_with and not compared_with & request_.client_ids
 
 
 def test_samples_that_are_all_rows_of_their_client_are_compared_with_those_of_others():

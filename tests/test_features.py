@@ -11,13 +11,10 @@ from fedup.errors import CutError, DataError
 from fedup.models.features import FEATURE_BATCH, FeatureReader
 from fedup.tasks.models import build_model
 
+pytestmark = pytest.mark.usefixtures("seeded")
+
 IMAGES = (1, 28, 28)
 CUTS = ["conv2", "pool2", "fc1", "relu3", "head"]
-
-
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.manual_seed(0)
 
 
 def _lenet():
@@ -72,29 +69,34 @@ class Wired(nn.Module):
         return self.wire(self, x)
 
 
+def _hooked(model, cut, x, rows, batch_size=FEATURE_BATCH):
+    """What a plain forward hook sees, over the same batches."""
+    seen = []
+    handle = model.get_submodule(cut).register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
+    with torch.no_grad():
+        for batch in rows.split(batch_size):
+            model(x[batch])
+    handle.remove()
+    return torch.cat(seen).flatten(1)
+
+
 @pytest.mark.parametrize("count", [1, FEATURE_BATCH + 1])
-def test_features_at_several_cuts_are_those_of_each_cut_alone(count):
+def test_features_at_several_cuts_and_at_each_alone_have_the_bits_that_a_plain_hook_sees(count):
     model, x, rows = _lenet(), torch.randn(300, *IMAGES), torch.randint(300, (count,))
     found = _at(model, CUTS, x, rows)
     assert list(found) == CUTS
     for cut in CUTS:
-        alone = FeatureReader(model, cut).read(x, rows)
+        alone, expected = FeatureReader(model, cut).read(x, rows), _hooked(model, cut, x, rows)
         assert found[cut].shape == (count, *alone.shape)
-        assert torch.equal(found[cut].flatten(1), alone.values)
-
-
-def test_batches_come_in_the_order_of_the_rows_and_share_them_out():
-    model, x, rows = _lenet(), torch.randn(10, *IMAGES), torch.tensor([7, 2, 9, 2, 0])
-    batches = list(FeatureReader(model, "conv1").batches(x, rows, batch_size=2))
-    assert [len(batch["conv1"]) for batch in batches] == [2, 2, 1]
-    assert torch.equal(torch.cat([batch["conv1"] for batch in batches]), x[rows])
+        assert torch.equal(found[cut].flatten(1), expected) and torch.equal(alone.values, expected)
 
 
 def test_all_cuts_are_read_in_one_pass():
     calls = Calls()
     model = nn.Sequential(calls, nn.Linear(8, 6), nn.Linear(6, 5), nn.Linear(5, 3))
-    _at(model, ["1", "2", "3"], torch.randn(20, 8), batch_size=5)
-    assert calls.seen == {"passes": 4, "rows": 20}
+    x, rows = torch.randn(20, 8), torch.randint(20, (17,))
+    first = _at(model, ["1", "2", "3"], x, rows, batch_size=5)["1"]
+    assert calls.seen == {"passes": 4, "rows": 17} and torch.equal(first, x[rows])
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -105,8 +107,7 @@ def test_the_model_keeps_its_mode_its_bits_and_gets_no_hook_nor_gradient(trainin
     first, second = _at(model, ["1"], x)["1"], _at(model, ["1"], x)["1"]
     assert torch.equal(first, second), "features are those of eval mode"
     assert not first.requires_grad
-    assert fingerprint(model) == before
-    assert all(module.training == training for module in model.modules())
+    assert fingerprint(model) == before and all(module.training == training for module in model.modules())
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
     assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
 
@@ -154,8 +155,7 @@ def test_modules_that_work_in_place_do_not_change_what_was_read():
 def test_features_of_a_model_in_half_precision_come_in_single_precision():
     model, x = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 3)).bfloat16(), torch.randn(10, 8).bfloat16()
     for found in (_at(model, ["1"], x)["1"], _read(model, "1", x).values):
-        assert found.dtype == torch.float32
-        assert torch.equal(found, model[0](x).float())
+        assert found.dtype == torch.float32 and torch.equal(found, model[0](x).float())
 
 
 def test_the_callers_autocast_and_gradient_mode_change_no_bit_and_stay():
@@ -165,26 +165,6 @@ def test_the_callers_autocast_and_gradient_mode_change_no_bit_and_stay():
         assert torch.equal(_at(model, ["1"], x)["1"], expected)
         assert torch.is_autocast_enabled("cpu")
     assert all(torch.is_grad_enabled() for _ in FeatureReader(model, "1").batches(x, torch.arange(10), 2))
-
-
-# --- one reader, up to the cut and no further
-
-
-def _hooked(model, cut, x, rows, batch_size=FEATURE_BATCH):
-    """What a plain forward hook sees, over the same batches."""
-    seen = []
-    handle = model.get_submodule(cut).register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
-    with torch.no_grad():
-        for batch in rows.split(batch_size):
-            model(x[batch])
-    handle.remove()
-    return torch.cat(seen).flatten(1)
-
-
-@pytest.mark.parametrize(("cut", "count"), [("conv1", 1), ("pool2", 256), ("fc1", 257), ("head", 600)])
-def test_features_have_the_bits_that_a_plain_hook_sees(cut, count):
-    model, x, rows = _lenet(), torch.randn(300, *IMAGES), torch.randint(300, (count,))
-    assert torch.equal(FeatureReader(model, cut).read(x, rows).values, _hooked(model, cut, x, rows))
 
 
 @pytest.mark.parametrize("behind", ["at the cut", "after it"])
@@ -198,8 +178,7 @@ def test_nothing_behind_the_cut_runs_but_for_the_first_look_however_many_rows_th
         _read(model, "2", torch.randn(count, 8), batch_size=64)
         passes.append((after.seen["passes"], after.seen["rows"]))
         assert before.seen["rows"] <= count + 3  # and nothing before it runs twice
-    assert passes[0] == passes[1] == passes[2]
-    assert passes[0][1] <= 3
+    assert passes[0] == passes[1] == passes[2] and passes[0][1] <= 3
 
 
 def test_one_reader_for_several_clients_looks_at_the_model_once_and_gives_the_bits_of_one_each():
@@ -234,8 +213,7 @@ def test_a_reader_follows_weights_written_in_place_and_leaves_no_hook_behind():
     before = reader.read(x, torch.arange(10)).values
     nn.init.normal_(net.body.weight)
     after = reader.read(x, torch.arange(10)).values
-    assert not torch.equal(after, before)
-    assert torch.equal(after, _hooked(net, "head", x, torch.arange(10)))
+    assert not torch.equal(after, before) and torch.equal(after, _hooked(net, "head", x, torch.arange(10)))
     assert not any(module._forward_pre_hooks for module in net.modules())
 
 

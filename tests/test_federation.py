@@ -38,8 +38,7 @@ def test_train_validation_and_heldout_share_out_each_clients_rows(seed, heldout,
         pieces = [getattr(client, name) for name in PARTS]
         assert torch.equal(torch.cat(pieces).sort().values, part)
         assert all(torch.equal(piece, piece.sort().values) for piece in pieces)
-        assert len(client.train) > 0
-        assert len(client.heldout) == int(len(part) * heldout)
+        assert len(client.train) > 0 and len(client.heldout) == int(len(part) * heldout)
 
 
 def test_by_default_a_fifth_is_held_out_and_a_tenth_validates():
@@ -96,8 +95,7 @@ def test_a_sample_is_forgotten_at_the_named_client_only():
 def test_relabeled_changes_the_labels_and_nothing_else():
     federation = split()
     flipped = federation.relabeled((Y + 1) % 4)
-    assert torch.equal(flipped.y, (Y + 1) % 4)
-    assert flipped.clients is federation.clients
+    assert torch.equal(flipped.y, (Y + 1) % 4) and flipped.clients is federation.clients
     assert torch.equal(federation.y, Y)
     for bad in (Y[:-1], Y + 1, Y.float()):
         with pytest.raises(DataError):

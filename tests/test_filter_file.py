@@ -6,17 +6,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from tests._forced import restore, unlearn
-from tests._marked import FAST, KINDS, marked, same_bits
+from tests._marked import FILTERS, marked, same_bits
 from torch import nn
 
-from fedup import FilterConfig, Forget, collect, load_filter, plug, save_centroids, save_filter
+from fedup import Forget, collect, load_filter, plug, save_filter
 from fedup.artifacts import load_tensors, save_tensors
 from fedup.errors import ArtifactError, FedUPError, FingerprintError, NotFittedError, RequestError, StaleFilterError
 
 MARKED = marked()
-FILTERS = {"bottleneck": FilterConfig(**FAST, filter="bottleneck"), **KINDS}
 
 
 @pytest.fixture(scope="module", params=FILTERS.values(), ids=FILTERS.keys())
@@ -40,16 +38,14 @@ def _refused(path, serving, error=FedUPError):
     for plugged in (serving, unfitted):
         with pytest.raises(error):
             load_filter(plugged, path)
-    assert serving.served is served
-    assert torch.equal(serving(MARKED.x), answer)
+    assert serving.served is served and torch.equal(serving(MARKED.x), answer)
     assert unfitted.served is None
 
 
 def test_a_filter_comes_back_bit_for_bit_with_all_that_is_known_of_it(saved, tmp_path):
     plugged, _, path = saved
     other = _loaded(path)
-    assert same_bits(other, plugged)
-    assert torch.equal(other(MARKED.x), plugged(MARKED.x))
+    assert same_bits(other, plugged) and torch.equal(other(MARKED.x), plugged(MARKED.x))
     served, before = other.served, plugged.served
     for name in ("requests", "config", "question", "base", "cut", "settings", "derived_from_forgotten"):
         assert getattr(served, name) == getattr(before, name), name
@@ -91,16 +87,6 @@ def test_requests_go_on_from_a_loaded_filter_as_from_the_fitted_one(saved):
     assert same_bits(loaded, MARKED.serving("first", "client", config=plugged.served.config)[0])
 
 
-def test_a_loaded_eraser_is_not_made_again_for_the_same_question(tmp_path):
-    plugged, store = MARKED.serving("first", "client and class")
-    save_filter(plugged, tmp_path / "f")
-    other = _loaded(tmp_path / "f")
-    eraser = other.served.erasure
-    assert eraser is not None
-    unlearn(other, store, MARKED.requests["client"])  # covered already; no client is at hand
-    assert other.served.erasure is eraser
-
-
 def test_a_file_that_would_bring_back_what_is_forgotten_is_refused(saved):
     serving, _ = MARKED.serving("class", config=FILTERS["bottleneck"])
     served = serving.served
@@ -132,9 +118,6 @@ def test_a_filter_is_saved_and_loaded_for_its_own_base_and_cut_alone(tmp_path):
     _loaded(path, other)
 
 
-# --- other files
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_a_damaged_file_is_refused_or_holds_the_very_same_filter(saved, tmp_path_factory, data):
@@ -153,17 +136,6 @@ def test_a_damaged_file_is_refused_or_holds_the_very_same_filter(saved, tmp_path
         assert loading.served is None
     else:
         assert same_bits(loading, plugged)  # as 1e-05 is 1E-05
-
-
-def test_files_that_are_no_filters_are_refused(tmp_path):
-    serving, store = MARKED.serving("class", config=FILTERS["bottleneck"])
-    (tmp_path / "text").write_text("a filter, honestly")
-    save_file(serving.served.filter.state_dict(), tmp_path / "foreign")
-    save_file(serving.served.filter.state_dict(), tmp_path / "deep", metadata={"fedup": "[" * 100_000})
-    save_centroids(store, tmp_path / "centroids")
-    torch.save(serving.served.filter.state_dict(), tmp_path / "pickle")
-    for name in ("text", "foreign", "deep", "centroids", "pickle", "nowhere", "."):
-        _refused(tmp_path / name, serving, ArtifactError)
 
 
 def _bottleneck_edits(header, tensors):

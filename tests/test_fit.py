@@ -15,13 +15,10 @@ from fedup.errors import DataError, SettingError
 from fedup.filters.bottleneck import Bottleneck
 from fedup.filters.fit import _OPTIMIZERS, Examples, fit_filter
 
+pytestmark = pytest.mark.usefixtures("seeded")
+
 WIDTH, CLASSES = 12, 3
 CONFIG = FilterConfig(rank=6, steps=120, batch_size=16, lr=1e-2)
-
-
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.manual_seed(0)
 
 
 def _tail():
@@ -52,18 +49,15 @@ def test_both_losses_fall():
     tail, examples = _tail(), _examples()
     early = _losses(fit_filter(tail, examples, replace(CONFIG, steps=1)), examples, tail)
     late = _losses(fit_filter(tail, examples, CONFIG), examples, tail)
-    assert late[0] < early[0] / 2
-    assert late[1] < early[1] / 2
+    assert late[0] < early[0] / 2 and late[1] < early[1] / 2
 
 
 def test_the_tail_gets_no_gradient_and_the_filter_needs_none_afterwards():
     tail = _tail()
     tail.weight.grad = torch.ones_like(tail.weight)
     fitted = fit_filter(tail, _examples([1]), CONFIG)
-    assert torch.equal(tail.weight.grad, torch.ones_like(tail.weight))
-    assert tail.bias.grad is None
-    assert not fitted.training
-    assert not any(weight.requires_grad for weight in fitted.parameters())
+    assert torch.equal(tail.weight.grad, torch.ones_like(tail.weight)) and tail.bias.grad is None
+    assert not fitted.training and not any(weight.requires_grad for weight in fitted.parameters())
 
 
 @pytest.mark.parametrize(("epochs", "size", "steps"), [(3, 16, 9), (2, 60, 2), (2, 100, 2), (5, 7, 40)])
@@ -134,8 +128,6 @@ def test_the_optimizer_is_that_of_torch_and_the_one_that_was_chosen(name, refere
     assert not torch.equal(_bits(adam), _bits(sgd))
 
 
-# --- the bottleneck and its settings
-
 RANGES = {
     "alpha": lambda value: 0 <= value <= 1,
     "rank": lambda value: value >= 1,
@@ -176,8 +168,7 @@ def test_a_filter_is_linear_relu_linear_without_bias_and_ends_in_a_relu_where_fe
         expected = (flat @ signed.encoder.T).clamp(min=0) @ signed.decoder.T
         torch.testing.assert_close(signed(flat), expected)
         torch.testing.assert_close(rectified(flat), expected.relu())
-        assert rectified(maps).shape == maps.shape
-        assert rectified(maps).dtype == torch.float64
+        assert rectified(maps).shape == maps.shape and rectified(maps).dtype == torch.float64
     assert float(expected.min()) < 0
     assert [Bottleneck(width, 32, nonnegative=True).size_bytes for width in (512, 128)] == [
         131072,

@@ -9,13 +9,10 @@ from fedup import FilterConfig, Forget, plug
 from fedup.filters.fit import Examples, fit_filter
 from fedup.filters.guard import Guard
 
+pytestmark = pytest.mark.usefixtures("seeded")
+
 WIDTH, CLASSES, RANK = 12, 5, 6
 MAP = (8, 2, 2)  # channels, height and width of what a filter acts on position by position
-
-
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.manual_seed(0)
 
 
 def _guard(tail, forgotten, *, nonnegative=False, vectors=None, rows=None, seed=0):
@@ -88,8 +85,7 @@ def test_a_constant_is_added_only_where_a_forgotten_class_leads_by_its_bias():
     tail = nn.Linear(WIDTH, CLASSES)
     with torch.no_grad():
         tail.bias.copy_(torch.tensor([0.0, -1.0, 2.0, 0.0, 0.0]))
-    assert _guard(tail, [1]).constant() is None
-    assert _guard(tail, [2]).constant() is not None
+    assert _guard(tail, [1]).constant() is None and _guard(tail, [2]).constant() is not None
 
 
 def test_where_bounds_conflict_no_constant_makes_a_lead_larger():
@@ -127,8 +123,7 @@ def test_one_bound_is_enforced_by_the_shortest_way_and_columns_within_it_are_lef
     tail, decoder = nn.Linear(WIDTH, CLASSES), torch.randn(WIDTH, 40)
     guard, before = _guard(tail, [1]), decoder.clone()
     within = guard.excess(decoder)[0] <= 0
-    assert within.any()
-    assert not within.all()
+    assert within.any() and not within.all()
     u = (tail.weight[1] - tail.weight[[0, 2, 3, 4]].mean(0)).detach()
     guard.enforce(decoder)
     torch.testing.assert_close(decoder, before - torch.outer(u, (u @ before).clamp(min=0) / u.square().sum()))

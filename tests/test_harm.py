@@ -1,8 +1,6 @@
 """A request costs those who did not ask no more than was allowed, or it is refused and nothing has changed."""
 
-import copy
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ from fedup import Federation, FilterConfig, Forget, collect, plug, purge, restor
 from fedup.clients.in_process import InProcess
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import ContactError, HarmError, SettingError
-from fedup.request import union
 from fedup.statistics.centroids import CentroidConfig
 from fedup.unlearning.class_recall import LEAST_CLASS_ROWS
 from fedup.unlearning.plan import Terms
@@ -31,8 +28,7 @@ def _answered_or_refused(digits, request):
         report = unlearn(plugged, store, request, clients=digits.federation)
     except HarmError as error:
         assert everything_of(plugged, store) == before
-        assert error.classes
-        assert all(f"class {label}" in str(error) for label in error.classes)
+        assert error.classes and all(f"class {label}" in str(error) for label in error.classes)
         with_force = unlearn(plugged, store, request, clients=digits.federation, force=True)
         assert with_force.forced
         assert plugged.requests == {request}
@@ -43,8 +39,7 @@ def _answered_or_refused(digits, request):
         return False
     loss = digits.test_accuracy(digits.model) - digits.test_accuracy(plugged)
     assert float(loss.max()) <= ALLOWED, loss
-    assert report.worst_class[1].loss <= 5.0
-    assert set(report.class_recall) == set(range(10))
+    assert report.worst_class[1].loss <= 5.0 and set(report.class_recall) == set(range(10))
     return False
 
 
@@ -87,53 +82,20 @@ def test_a_class_that_is_left_with_too_few_rows_is_refused_by_name_unless_it_is_
             unlearn(plugged, store, request, **options)
         assert list(error.value.classes) == [label]
         request |= Forget.classes([label])
-    assert not unlearn(plugged, store, request, **options).forced
-    assert plugged.requests == {request}
+    assert not unlearn(plugged, store, request, **options).forced and plugged.requests == {request}
 
 
-def test_one_class_alone_is_left_only_by_force(trained_digits):
-    request = Forget.classes(range(9))
-    plugged, store = plug(trained_digits.model), trained_digits.store()
-    with refused(plugged, store, HarmError, match="leaves class 9 alone"):
+def test_one_class_alone_is_left_only_by_force():
+    request = Forget.classes([0, 1, 3])
+    plugged, store = plug(MARKED.base), MARKED.store()
+    with refused(plugged, store, HarmError, match="leaves class 2 alone"):
         unlearn(plugged, store, request)
     with refused(plugged, store, HarmError, match="alone"):
         plan(plugged, store, [request])
     assert plan(plugged, store, [request], force=True).clients_contacted == []
     report = unlearn(plugged, store, request, force=True)
-    assert any("class 9 alone" in reason for reason in report.forced)
-    assert set(plugged(trained_digits.test_x).argmax(1).tolist()) == {9}
-
-
-def _refusals(digits):
-    """By the reason: (plugged, store, a call that is refused)."""
-    federation = digits.federation
-    samples = Forget.samples({1: digits.frequent(1)[1]})
-    cases = {
-        "a class would lose its recall": (samples, {"config": CRUDE}),
-        "a client costs a class its recall": (Forget.clients([1]), {"config": CRUDE}),
-        "a class is lost": (Forget.samples({4: digits.frequent(4)[1]}), {}),
-        "one class is left": (Forget.classes(range(8)), {}),
-    }
-    serving = plug(digits.model), digits.store()
-    earlier = [Forget.classes([8]), Forget.samples({0: federation.client(0).train[:4]})]
-    unlearn(*serving, union(earlier), clients=federation, terms=Terms(measure=False))
-    for i, (reason, (request, options)) in enumerate(cases.items()):
-        plugged, store = copy.deepcopy(serving)
-        told = {"clients": federation, "terms": Terms(keep_sealed=bool(i % 2)), **options}
-        yield reason, plugged, store, partial(unlearn, plugged, store, request, **told)
-
-
-def test_a_refusal_changes_nothing_whatever_its_reason_and_force_overrides_it(trained_digits):
-    for reason, plugged, store, call in _refusals(trained_digits):
-        before, answers = plugged.requests, plugged(trained_digits.test_x)
-        with refused(plugged, store, HarmError):
-            call()
-        assert torch.equal(plugged(trained_digits.test_x), answers), reason
-        report, requests = call(force=True), plugged.requests
-        assert report.forced, reason
-        assert all("Nothing was changed" not in told for told in report.forced)
-        assert report.requests == requests > before
-        assert store.open == set()
+    assert any("class 2 alone" in reason for reason in report.forced)
+    assert set(plugged(MARKED.x).argmax(1).tolist()) == {2}
 
 
 def test_taking_a_request_back_is_held_to_the_same_terms(trained_digits):
@@ -179,16 +141,6 @@ def test_recall_in_a_report_is_that_of_the_retained_rows():
         assert recall.after == pytest.approx(float(after[own].float().mean()))
     worst = max(report.class_recall, key=lambda label: report.class_recall[label].loss)
     assert report.worst_class == (worst, report.class_recall[worst])
-
-
-def test_a_client_that_alone_holds_a_class_is_refused_by_name():
-    clients = MARKED.federation.clients
-    parts = [c.train if c.id == 1 else c.train[MARKED.y[c.train] != 3] for c in clients]
-    federation = Federation.split(MARKED.x, MARKED.y, parts, heldout=0.0, validation=0.0, num_classes=4)
-    plugged, store = plug(MARKED.base), collect(MARKED.base, federation)
-    with pytest.raises(HarmError, match=r"class 3 \(0 rows stay\)"):
-        unlearn(plugged, store, Forget.clients([1]), config=AUTO)
-    assert plugged.served is None
 
 
 def _parted():

@@ -12,6 +12,7 @@ from fedup.statistics.kmeans import BLOCK_POINTS, centroid_count, cluster_cells
 few = settings(max_examples=25, deadline=None)
 ratios = st.sampled_from(["0.05", "0.1", "0.3", "0.5", "0.8", "0.95"])
 random_seeds = st.integers(0, 10**6)
+sizes = st.integers(1, 80) | st.integers(BLOCK_POINTS - 1, 3 * BLOCK_POINTS + 2)
 
 
 def cluster(features: Tensor, cells: list[Tensor], ratio: float, seeds: list[int]) -> list[tuple[Tensor, Tensor]]:
@@ -31,10 +32,6 @@ def draw_points(seed: int, n: int, width: int, levels: int | None = None) -> Ten
     return torch.randint(levels, (n, width), generator=source).double()
 
 
-def sizes_with_large_ones():
-    return st.integers(1, 80) | st.integers(BLOCK_POINTS - 1, 3 * BLOCK_POINTS + 2)
-
-
 @few
 @given(st.integers(0, 100_000), st.integers(1, 1000))
 def test_centroid_count_is_the_exact_ceiling(points, thousandths):
@@ -45,12 +42,11 @@ def test_centroid_count_is_the_exact_ceiling(points, thousandths):
 @pytest.mark.parametrize("n", [513, 1025, 2053, 2560])
 def test_large_cells_fill_every_centroid_when_almost_none_is_saved(n):
     ((centroids, counts),) = cluster(draw_points(0, n, 2), [torch.arange(n)], (n - 1) / n, [0])
-    assert len(centroids) == n - 1
-    assert sorted(counts.tolist()) == [1] * (n - 2) + [2]
+    assert len(centroids) == n - 1 and sorted(counts.tolist()) == [1] * (n - 2) + [2]
 
 
 @few
-@given(random_seeds, sizes_with_large_ones(), st.integers(1, 5), ratios, st.sampled_from([None, 1, 2, 6]))
+@given(random_seeds, sizes, st.integers(1, 5), ratios, st.sampled_from([None, 1, 2, 6]))
 def test_no_centroid_is_empty_and_weighted_by_their_counts_they_have_the_mean_of_the_points(
     seed, n, width, ratio, levels
 ):
@@ -58,8 +54,7 @@ def test_no_centroid_is_empty_and_weighted_by_their_counts_they_have_the_mean_of
     before = points.clone()
     ((centroids, counts),) = cluster(points, [torch.arange(n)], float(ratio), [seed])
     assert torch.equal(points, before)
-    assert len(centroids) == math.ceil(Fraction(ratio) * n)
-    assert int(counts.sum()) == n
+    assert len(centroids) == math.ceil(Fraction(ratio) * n) and int(counts.sum()) == n
     assert int(counts.min()) >= 1
     torch.testing.assert_close((centroids * counts[:, None]).sum(0) / n, points.mean(0))
 
@@ -83,8 +78,7 @@ def test_centroids_of_duplicated_points_stay_inside_their_own_cell():
     rows = list(torch.arange(1, n * cells + 1).split(n))
     for i, (centroids, counts) in enumerate(cluster(points, rows, 64 / n, list(range(cells)))):
         assert float(centroids.max()) <= 8, f"cell {i} holds a row that is not its own"
-        assert int(counts.sum()) == n
-        assert int(counts.min()) >= 1
+        assert int(counts.sum()) == n and int(counts.min()) >= 1
 
 
 @few
@@ -102,8 +96,7 @@ def test_a_cells_bits_do_not_depend_on_the_other_cells_of_the_call(seed, n, othe
     cells = list(torch.arange(sum(sizes)).split(sizes))
     (alone,) = cluster(points, cells[:1], float(ratio), [seed])
     last = cluster(points, cells[::-1], float(ratio), [*range(len(others)), seed])[-1]
-    assert torch.equal(alone[0], last[0])
-    assert torch.equal(alone[1], last[1])
+    assert torch.equal(alone[0], last[0]) and torch.equal(alone[1], last[1])
 
 
 @few
@@ -113,5 +106,4 @@ def test_ratio_one_gives_the_features_themselves(seed, sizes):
     order = torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))
     cells = list(order.split(sizes))
     for cell, (centroids, counts) in zip(cells, cluster(points, cells, 1.0, [0] * len(cells)), strict=True):
-        assert torch.equal(centroids, points[cell])
-        assert counts.tolist() == [1] * len(cell)
+        assert torch.equal(centroids, points[cell]) and counts.tolist() == [1] * len(cell)

@@ -28,10 +28,8 @@ def federations(draw):
 def test_every_row_has_one_holder_and_every_client_the_minimum_of_rows_sorted(scheme, federation, seed):
     labels, clients, min_rows = federation
     parts = scheme(labels, clients, seed=seed, min_rows=min_rows)
-    assert len(parts) == clients
-    assert sorted(torch.cat(parts).tolist()) == list(range(len(labels)))
-    assert min(map(len, parts)) >= min_rows
-    assert all(torch.equal(part, part.sort().values) for part in parts)
+    assert len(parts) == clients and sorted(torch.cat(parts).tolist()) == list(range(len(labels)))
+    assert min(map(len, parts)) >= min_rows and all(torch.equal(part, part.sort().values) for part in parts)
 
 
 def test_pathological_never_falls_short_of_the_minimum_in_silence():

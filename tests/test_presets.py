@@ -17,8 +17,8 @@ MARKED = marked()
 CLIENT, CLASS, SAMPLE = MARKED.requests["client"], MARKED.requests["class"], MARKED.requests["first"]
 
 
-@pytest.mark.parametrize(("name", "sigma"), [("paper", 0.001), ("authors", 0.0)])
-def test_the_papers_ratio_depends_on_what_is_forgotten(name, sigma):
+@pytest.mark.parametrize(("name", "sigma"), [("default", 0.0), ("paper", 0.001), ("authors", 0.0)])
+def test_the_papers_ratio_depends_on_what_is_forgotten_and_the_default_one_does_not(name, sigma):
     for forget, ratio in (
         ([CLIENT], 0.8),
         ([CLASS], 0.1),
@@ -27,35 +27,27 @@ def test_the_papers_ratio_depends_on_what_is_forgotten(name, sigma):
         ([CLASS, SAMPLE], 0.5),
         ([], 0.8),
     ):
-        found = preset(name, forget)
+        found, ratio = preset(name, forget), 0.8 if name == "default" else ratio
         assert found == preset(name, union(forget))
-        assert (found.ratio, found.sigma, found.cache) == (ratio, sigma, False)
+        assert (found.ratio, found.sigma, found.cache) == (ratio, sigma, name == "default")
         how = collect(MARKED.base, MARKED.federation, forget=iter(forget), statistics=name).how
         assert (how.ratio, how.sigma) == (ratio, sigma)
 
 
 def test_settings_are_those_of_the_paper_and_of_its_authors_code():
+    assert preset() == preset("default") and preset().config == FilterConfig()
+    assert collect(MARKED.base, MARKED.federation).how.ratio == 0.8
     paper, authors = preset("paper").config, preset("authors").config
     for config, policy in ((paper, "remap"), (authors, "remap_client")):
         assert (config.filter, config.class_policy, config.guard) == ("bottleneck", policy, False)
     assert (authors.optimizer, authors.lr, authors.alpha) == ("sgd", 0.005, 0.5)
-    assert (authors.batch_size, authors.epochs) == (10, 50)
-    assert not authors.gentle
+    assert (authors.batch_size, authors.epochs) == (10, 50) and not authors.gentle
     assert authors.rank_for(512) == authors.rank_for(128) == 32
     centroids, trace = collect(MARKED.base, MARKED.federation, forget=[SAMPLE], statistics="authors"), Trace(every=1)
     plugged, terms = plug(MARKED.base), Terms(trace=trace)
     unlearn(plugged, centroids, SAMPLE, clients=MARKED.federation, config="authors", terms=terms)
     assert len(trace.steps) == 50 * max(1, len(centroids.rows_of(centroids.cells)) // 10)
-    assert plugged.served.erasure is None
-    assert plugged.served.config == authors
-
-
-def test_the_default_is_the_same_for_all_and_what_is_used_when_nothing_is_said():
-    assert preset("default", CLIENT) == preset("default", SAMPLE) == preset()
-    found = preset()
-    assert (found.ratio, found.sigma, found.cache, found.config) == (0.8, 0.0, True, FilterConfig())
-    how = collect(MARKED.base, MARKED.federation).how
-    assert (how.ratio, how.sigma) == (0.8, 0.0)
+    assert plugged.served.erasure is None and plugged.served.config == authors
 
 
 @pytest.mark.parametrize("name", ["papers", "", None])

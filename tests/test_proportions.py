@@ -32,8 +32,7 @@ def test_intervals_hold_their_value_turn_round_with_their_sides_and_narrow_with_
         assert there.low <= there.value <= there.high
         assert (back.value, back.low, back.high) == pytest.approx((-there.value, -there.high, -there.low))
     more = Paired(*(times * count for count in (one.rows, one.before, one.after, one.both)))
-    assert more.share_after.width < share.width
-    assert more.change.width < change.width + 1e-12
+    assert more.share_after.width < share.width and more.change.width < change.width + 1e-12
 
 
 @many
@@ -42,8 +41,7 @@ def test_intervals_stay_wide_where_all_agree_and_no_rows_say_nothing(rows):
     least = 1.9 / (rows + 4)  # no fewer than about two rows more could still be otherwise
     for hits in (0, rows):
         paired = Paired(rows, hits, hits, hits)
-        assert paired.change.value == 0
-        assert min(paired.share_after.width, paired.change.width) > least
+        assert paired.change.value == 0 and min(paired.share_after.width, paired.change.width) > least
         assert (paired.share_after - paired.share_after).width > least
     assert wilson(0, 0) == Estimate(0.0, 0.0, 1.0)
     assert find(Paired().share_before, Paired().share_after, Paired().change) == "too few rows"

@@ -30,27 +30,7 @@ from fedup.statistics.kmeans import centroid_count
 from fedup.statistics.tally import MOST_ROWS, RowsToCount
 
 CLASSES = 3
-ODD = [
-    None,
-    True,
-    -1,
-    0,
-    1,
-    7,
-    1.5,
-    math.nan,
-    math.inf,
-    2**31,
-    2**63,
-    10**400,
-    "a",
-    "1",
-    [],
-    {},
-    [[]],
-    ["a"],
-    {"x": {}},
-]
+ODD = [None, True, -1, 0, 1, 7, 1.5, math.nan, math.inf, 2**31, 10**400, "a", "1", [], {}, [[]], ["a"], {"x": {}}]
 
 
 class Setting:

@@ -71,8 +71,7 @@ def test_a_class_that_the_touched_client_holds_no_more_but_others_do_is_not_eras
     rows = range(2 * 40, 3 * 40)
     marked = _federation([everything, everything, everything], seed=0, shift=5.0, shifted=rows)
     found, _ = _erasure(marked, Forget.samples({0: rows}))  # with a mark that nobody else has
-    assert found.about["rows"] == 40
-    assert set(found.about["compared_with"]) <= {0, 1, 2}
+    assert found.about["rows"] == 40 and set(found.about["compared_with"]) <= {0, 1, 2}
     assert found.about["place"]["signal"] > LEAST_SIGNAL
 
 
@@ -97,9 +96,6 @@ def test_rows_like_a_mixture_of_other_clients_rows_differ_from_it_by_chance_alon
     assert 0.05 < float(signals.mean()) < 1.5  # of what chance gives; what the mixture can follow is taken off
 
 
-# --- sketches
-
-
 @pytest.mark.parametrize("shape", [(1, 16), (1, 2000), (64, 8), (196, 32)], ids=str)
 def test_sketches_are_short_and_keep_distances_on_average(shape):
     one, other = torch.randn(2, 200, *shape, generator=_source(0)).double()
@@ -122,9 +118,6 @@ def test_a_sketch_is_linear_and_keeps_apart_what_lies_apart(seed, positions, cha
     assert changed.nonzero().flatten().tolist() in ([at * groups // positions], [])
 
 
-# --- mixtures that a trigger does not choose
-
-
 def _case(seed, many, groups=32, size=12):
     references = torch.randn(many, groups, size, generator=_source(seed)).double()
     weights = torch.rand(many, generator=_source(seed + 1)).double() ** 2 + 0.01
@@ -139,14 +132,10 @@ def test_a_large_shift_in_a_few_groups_does_not_choose_the_mixture(seed, many, s
     references, weights, mean = _case(seed, many)
     mean[:shifted] += shift * torch.randn(shifted, mean.shape[1], generator=_source(seed + 3)).double()
     found = robust_mixture(mean, list(references))
-    assert float(found.min()) >= 0
-    assert float(found.sum()) == pytest.approx(1)
+    assert float(found.min()) >= 0 and float(found.sum()) == pytest.approx(1)
     torch.testing.assert_close(found, weights, atol=0.05, rtol=0)
     if shifted == 4 and shift > 7.9:  # premise: the plain mixture is drawn
         assert (mixture(mean, list(references)) - weights).abs().max() > (found - weights).abs().max()
-
-
-# --- models without a linear last layer
 
 
 class Convolutional(nn.Module):
@@ -177,12 +166,10 @@ def test_a_model_without_a_linear_layer_forgets_at_the_cut_it_was_plugged_at(kin
     for request in (Forget.classes([1]), Forget.clients([2]), Forget.samples({0: range(40)})):
         plugged, store = plug(model, cut="h"), collect(model, federation, cut="h")
         report = unlearn(plugged, store, request, clients=federation, config=config, force=True)
-        assert plugged.requests == {request}
-        assert report.verdicts[request.digest].finding != "not measured"
-        answers = plugged(federation.x)
-        assert not torch.allclose(answers, original)
+        assert plugged.requests == {request} and report.verdicts[request.digest].finding != "not measured"
+        assert not torch.allclose(plugged(federation.x), original)
         with plugged.restored():
             assert torch.equal(plugged(federation.x), original)
         assert plugged.served.erasure is None or plugged.served.erasure.cut == "h"
         if request.class_ids:
-            assert not (answers.argmax(1) == 1).any()
+            assert not (plugged(federation.x).argmax(1) == 1).any()

@@ -30,8 +30,7 @@ def test_union_depends_neither_on_order_nor_on_repetition(many):
 @given(requests, requests)
 def test_union_forgets_what_either_forgets_and_nothing_else(a, b):
     both = a | b
-    assert both.client_ids == a.client_ids | b.client_ids
-    assert both.class_ids == a.class_ids | b.class_ids
+    assert both.client_ids == a.client_ids | b.client_ids and both.class_ids == a.class_ids | b.class_ids
     pairs = [{(client, i) for client, ids in r.sample_ids.items() for i in ids} for r in (a, b, both)]
     assert pairs[2] == pairs[0] | pairs[1]
 
@@ -40,8 +39,7 @@ def test_union_forgets_what_either_forgets_and_nothing_else(a, b):
 @given(requests)
 def test_json_round_trip_through_text(request):
     back = Forget.from_json(json.loads(json.dumps(request.to_json())))
-    assert back == request
-    assert back.digest == request.digest
+    assert back == request and back.digest == request.digest
     assert hash(back) == hash(request)
 
 
@@ -109,13 +107,5 @@ def test_what_is_unknown_or_would_leave_nothing_is_refused():
     ):
         with pytest.raises(RequestError, match=message):
             known(request)
-
-
-def test_what_is_known_and_leaves_something_passes():
     for request in (Forget.clients([0, 4]), Forget.classes([0, 2]), Forget.samples({4: [99]})):
         known(request)
-
-
-def test_a_long_list_of_known_clients_is_shortened():
-    with pytest.raises(RequestError, match=r"clients 0 to 99 \(100 of them\)"):
-        check_known(Forget.clients([100]), clients=range(100), num_classes=2)

@@ -153,29 +153,6 @@ def test_the_view_to_export_is_filtered_inside_a_block_as_well(plugged):
         bare.view()
 
 
-@pytest.mark.parametrize("where", ["here", "in another context", "in another thread", "by the garbage collector"])
-def test_a_generator_that_stopped_inside_a_block_ends_it_wherever_it_is_closed(plugged, where):
-    def answers():
-        with plugged.restored():
-            while True:
-                yield _is_unfiltered(plugged)
-
-    running = answers()
-    assert next(running)
-    assert _is_unfiltered(plugged)  # generators run in the context of their caller
-    if where == "by the garbage collector":
-        del running
-        gc.collect()
-    else:
-        ways = {
-            "here": lambda f: f(),
-            "in another context": contextvars.Context().run,
-            "in another thread": _in_a_thread,
-        }
-        ways[where](running.close)
-    assert not _is_unfiltered(plugged)
-
-
 def test_a_block_is_for_its_own_model_alone_also_where_memory_is_used_again():
     base = _base()
     plugged = _plugged(base)

@@ -3,14 +3,10 @@
 import pytest
 import torch
 from tests._forced import restore, unlearn
-from tests._marked import state_of
-from tests._private_requests import CLASSES, CLIENTS, SETTING, Unreachable, bits_of, payers_of
+from tests._marked import Unreachable, state_of
+from tests._private_requests import CLASSES, CLIENTS, SETTING, bits_of, payers_of
 
-from fedup import (
-    load_centroids,
-    purge,
-    save_centroids,
-)
+from fedup import purge
 from fedup.errors import ContactError
 from fedup.unlearning.plan import Terms
 
@@ -43,17 +39,9 @@ def test_sealed_originals_are_put_back_without_contact_or_charge():
     assert set(store.sealed) == {(1, label) for label in range(CLASSES)}
     unlearn(plugged, store, SETTING.requests["class"])
     restore(plugged, store, SETTING.requests["sample"], clients=Unreachable(store))
-    assert payers_of(store) == [1]
-    assert torch.equal(store.vectors, SETTING.collected.vectors)
+    assert payers_of(store) == [1] and torch.equal(store.vectors, SETTING.collected.vectors)
     assert (store.sealed, store.excluded) == ({}, {})
     assert torch.equal(bits_of(plugged), bits_of(SETTING.serving("class")[0]))
-
-
-def test_sealed_originals_go_where_more_is_left_out():
-    plugged, store = SETTING.serving("sample", terms=Terms(keep_sealed=True))
-    unlearn(plugged, store, SETTING.requests["other samples"], clients=SETTING.federation)
-    assert store.sealed == {}  # they hold the other samples
-    assert payers_of(store) == [1, 1]
 
 
 def test_purged_cells_are_gone_and_asked_for_again_where_they_are_needed():
@@ -75,15 +63,3 @@ def test_what_was_purged_stays_away_when_samples_are_forgotten():
     unlearn(plugged, store, SETTING.requests["sample"], clients=SETTING.federation)
     assert store.purged == {(client, 2) for client in range(CLIENTS)}
     assert not store.vectors[[cell.start for cell in store.cells if cell.label == 2]].any()
-
-
-# --- files
-
-
-def test_requests_go_on_after_a_store_was_saved_and_loaded(tmp_path):
-    plugged, store = SETTING.serving("sample", terms=Terms(keep_sealed=True))
-    save_centroids(store, tmp_path / "centroids")
-    back = load_centroids(tmp_path / "centroids")
-    assert {**state_of(back), "traffic": None} == {**state_of(store), "traffic": None}
-    unlearn(plugged, back, SETTING.requests["class"])
-    assert torch.equal(bits_of(plugged), bits_of(SETTING.serving("sample", "class")[0]))

@@ -59,12 +59,8 @@ class Seen(Observer):
             raise KeyboardInterrupt
 
 
-# --- the choice
-
-
 def test_little_work_gets_one_thread_and_much_what_torch_has():
-    assert threads_for(SMALL_BATCH - 1) == 1
-    assert threads_for(SMALL_BATCH) == 3
+    assert threads_for(SMALL_BATCH - 1) == 1 and threads_for(SMALL_BATCH) == 3
     with using_threads(1):
         assert threads_for(SMALL_BATCH) == 1
     example, model = torch.randn(1, 1000), nn.Linear(1000, 1000)
@@ -102,9 +98,6 @@ def test_looking_at_a_model_changes_neither_it_nor_what_is_drawn_next():
     assert fingerprint(model) == before and model.training and not model._forward_hooks
 
 
-# --- what the user asked for
-
-
 def test_what_was_asked_for_comes_before_what_suits(monkeypatch):
     assert asked_threads() is None
     monkeypatch.setenv(VARIABLE, "2")
@@ -112,9 +105,6 @@ def test_what_was_asked_for_comes_before_what_suits(monkeypatch):
     with fixed_threads(4):
         assert asked_threads() == threads_for(1) == torch.get_num_threads() == 4
     assert asked_threads() == 2 and torch.get_num_threads() == 3
-
-
-def test_a_variable_that_is_no_number_of_threads_is_refused(monkeypatch):
     for text in ("0", "-1", "two", "1.5"):
         monkeypatch.setenv(VARIABLE, text)
         with pytest.raises(SettingError, match=VARIABLE):
@@ -127,9 +117,6 @@ def test_the_number_is_as_before_after_an_error():
             assert torch.get_num_threads() == 1
             raise KeyboardInterrupt
         assert torch.get_num_threads() == 3 and asked_threads() is None
-
-
-# --- training
 
 
 def test_training_takes_the_threads_that_suit_it_or_that_it_is_given():
@@ -183,11 +170,7 @@ def test_an_older_checkpoint_still_works_and_the_time_is_that_of_all_rounds(tmp_
         header = {name: header[name] for name in ("rounds", "settings")} | more
         save_tensors(path, tensors, kind="checkpoint", header=header)
         trained, _ = _go_on(path)
-        assert trained.threads == 1
-        assert expected < trained.time_s < expected + 600
-
-
-# --- the fit of a filter
+        assert trained.threads == 1 and expected < trained.time_s < expected + 600
 
 
 @pytest.mark.parametrize(("width", "threads"), [(16, 1), (2000, 3)])

@@ -1,13 +1,24 @@
 """Sample requests that an eraser answers: a function of the set of requests, and an error changes nothing."""
 
 import copy
-import sys
 from functools import partial
 
 import pytest
 import torch
 from tests._forced import restore, unlearn
-from tests._marked import AUTO, EARLY, FAST, KINDS, Unreachable, Watched, marked, refused, same_bits, state_of
+from tests._marked import (
+    AUTO,
+    EARLY,
+    FAST,
+    KINDS,
+    Unreachable,
+    Watched,
+    marked,
+    noted_examples,
+    refused,
+    same_bits,
+    state_of,
+)
 
 import fedup
 from fedup import FilterConfig, Forget, collect, plug
@@ -25,18 +36,13 @@ def _kinds(plugged):
     return served.filter is not None, served.erasure.filter.rank if served.erasure else 0
 
 
-# Which filters there are
-
-
 def test_samples_get_an_eraser_alone():
     plugged, store = plug(MARKED.base), MARKED.store()
     report = unlearn(plugged, store, MARKED.requests["first"], clients=MARKED.federation, config=AUTO)
-    assert _kinds(plugged) == (False, 1)
-    assert plugged.served.erasure.cut == EARLY
+    assert _kinds(plugged) == (False, 1) and plugged.served.erasure.cut == EARLY
     assert report.centroids_used == 0
     assert [note for note in report.notes if "of the variance" not in note] == []
-    assert report.erasure["rows"] == 30
-    assert report.erasure["clients"] == [1]
+    assert report.erasure["rows"] == 30 and report.erasure["clients"] == [1]
     assert report.erasure["size_bytes"] == plugged.served.size_bytes == plugged.served.erasure.filter.size_bytes
     assert "erase" in report.time_s
 
@@ -69,10 +75,7 @@ def test_the_filters_are_those_asked_for_and_a_class_or_client_gets_a_bottleneck
 
 @pytest.mark.parametrize("name", ["both at one cut", "both at two cuts"])
 def test_a_bottleneck_is_fitted_to_what_an_eraser_at_its_own_cut_leaves(monkeypatch, name):
-    seen = []
-    module = sys.modules["fedup.unlearning.bottleneck_fit"]
-    real = module.fit_filter
-    monkeypatch.setattr(module, "fit_filter", lambda tail, ex, *a, **k: (seen.append(ex), real(tail, ex, *a, **k))[1])
+    seen = noted_examples(monkeypatch)
     plugged, store = MARKED.serving("first", config=KINDS[name])
     rows = store.rows_of(store.cells)
     expected = store.vectors[rows]
@@ -81,9 +84,6 @@ def test_a_bottleneck_is_fitted_to_what_an_eraser_at_its_own_cut_leaves(monkeypa
         assert not torch.allclose(expected, store.vectors[rows])
     assert torch.equal(seen[0].vectors[seen[0].rows], expected)
     assert torch.equal(seen[0].labels, store.row_labels()[rows])
-
-
-# Several requests
 
 
 @pytest.mark.parametrize(
@@ -103,14 +103,12 @@ def test_any_order_gives_the_same_bits_and_taking_one_back_those_of_the_others(n
     together, store = plug(MARKED.base), MARKED.store()
     unlearn(together, store, [MARKED.requests[n] for n in names], clients=MARKED.federation, config=config)
     for other in (together, MARKED.serving(*names[::-1], config=config)[0]):
-        assert same_bits(other, reference)
-        assert torch.equal(other(MARKED.x), reference(MARKED.x))
+        assert same_bits(other, reference) and torch.equal(other(MARKED.x), reference(MARKED.x))
     for taken_back in (names[0], names[-1]):
         plugged, centroids = copy.deepcopy(together), store.to("cpu")
         report = restore(plugged, centroids, MARKED.requests[taken_back], clients=MARKED.federation)
         remaining, _ = MARKED.serving(*(name for name in names if name != taken_back), config=config)
-        assert same_bits(plugged, remaining)
-        assert not same_bits(plugged, reference)
+        assert same_bits(plugged, remaining) and not same_bits(plugged, reference)
         assert (report.erasure is None) == (plugged.served.erasure is None)
 
 
@@ -136,9 +134,6 @@ def test_samples_of_a_forgotten_client_are_not_erased():
     assert report.clients_contacted == []
 
 
-# Who is asked, and what is read
-
-
 def test_a_bottleneck_reads_no_forgotten_row_and_an_eraser_does():
     poisoned = MARKED.with_rows(MARKED.rows["first"], torch.nan)
     config = FilterConfig(**FAST, filter="bottleneck")
@@ -156,8 +151,7 @@ def test_the_same_question_is_not_asked_twice():
     eraser = plugged.served.erasure
     watched = Watched(MARKED)
     report = unlearn(plugged, store, MARKED.requests["client"], clients=watched)  # covered already
-    assert plugged.served.erasure is eraser
-    assert report.erasure == eraser.about
+    assert plugged.served.erasure is eraser and report.erasure == eraser.about
     restore(plugged, store, MARKED.requests["client"], clients=watched)
     assert plugged.served.erasure is eraser
     assert same_bits(plugged, MARKED.serving("first", "client and class")[0])
@@ -199,9 +193,6 @@ def test_twenty_rows_of_a_client_are_enough_and_nineteen_are_not():
     assert sorted(r.client for r in report.releases if r.what == "centroids") == [1, 2]
 
 
-# Refused
-
-
 def _disconnected(answer):
     raise ConnectionError("the client is gone")
 
@@ -238,9 +229,6 @@ def test_what_cannot_be_erased_is_refused_and_changes_nothing():
     served = MARKED.serving("first", "second")
     with refused(*served, ContactError):
         restore(*served, MARKED.requests["first"])
-
-
-# Without doing it
 
 
 def test_a_plan_names_the_clients_of_an_eraser_asks_none_for_statistics_and_changes_nothing():

@@ -49,8 +49,7 @@ def raw_inputs(inputs: Images | Texts) -> list[Any]:
 
 def test_rows_labels_and_class_names_make_a_federation(loaded):
     dataset = loaded.dataset
-    assert isinstance(dataset, Dataset)
-    assert len(set(dataset.class_names)) == dataset.num_classes >= 2
+    assert isinstance(dataset, Dataset) and len(set(dataset.class_names)) == dataset.num_classes >= 2
     assert all(isinstance(name, str) and name for name in dataset.class_names)
     halves = torch.arange(0, 100, 2), torch.arange(1, 100, 2)
     for x, y in ((dataset.x, dataset.y), (dataset.test_x, dataset.test_y)):
@@ -61,8 +60,7 @@ def test_rows_labels_and_class_names_make_a_federation(loaded):
 def test_files_lie_where_they_are_said_to(loaded):
     for file in files_of(loaded.name):
         assert Path(os.environ["FEDUP_DATA"], file.place).is_file()
-        assert file.place == Path(file.place).as_posix()
-        assert file.source.endswith(Path(file.place).name)
+        assert file.place == Path(file.place).as_posix() and file.source.endswith(Path(file.place).name)
 
 
 def test_prepared_inputs_have_the_shape_and_type_of_the_rows(loaded):
@@ -152,8 +150,7 @@ def test_default_settings_suit_the_data_set_and_its_model_takes_its_rows(loaded)
     recipe = Recipe.suited_to(loaded.name)
     defaults = defaults_of(loaded.name)
     assert (recipe.data, recipe.model, recipe.rounds) == (loaded.name, defaults.model, defaults.rounds)
-    assert recipe.rounds >= 1
-    assert loaded.inputs.kind == find("fedup.tasks.models", recipe.model).TAKES
+    assert recipe.rounds >= 1 and loaded.inputs.kind == find("fedup.tasks.models", recipe.model).TAKES
     dataset = loaded.dataset
     model = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes).eval()
     with torch.no_grad():
@@ -163,8 +160,7 @@ def test_default_settings_suit_the_data_set_and_its_model_takes_its_rows(loaded)
 @pytest.mark.parametrize("name", EVERY)
 def test_settings_inputs_and_files_are_known_where_the_data_is_not(name, monkeypatch):
     monkeypatch.delenv("FEDUP_DATA", raising=False)
-    assert Recipe.suited_to(name).data == name
-    assert input_of(name).kind in ("image", "text")
+    assert Recipe.suited_to(name).data == name and input_of(name).kind in ("image", "text")
     if files_of(name):
         with pytest.raises(MissingDataError, match=name):
             load_dataset(name)

@@ -66,8 +66,7 @@ def unreadable(task: Task, *parts: str) -> Task:
     ids=lambda part: part if isinstance(part, str) else part.__module__.split(".")[-1],
 )
 def test_settings_are_frozen_and_all_have_a_default(kind, part):
-    assert is_dataclass(part)
-    assert part.__dataclass_params__.frozen
+    assert is_dataclass(part) and part.__dataclass_params__.frozen
     assert all(one.default is not MISSING or one.default_factory is not MISSING for one in fields(part))
     assert part() == part() == build(part, {}, kind)
     assert hash(part()) == hash(part())  # cells are compared and kept in sets
@@ -166,9 +165,6 @@ def test_a_method_that_needs_the_history_says_so_where_none_was_kept(name, world
         world.unlearn(world.quick(name), dataclasses.replace(task, history=None))
 
 
-# --- single methods
-
-
 def test_what_the_projects_methods_answer():
     any_request = (
         *("exact_fun", "fedup", "finetune", "fused", "fused_retained", "head_only", "none", "random_filter"),
@@ -195,8 +191,7 @@ def test_retrain_is_the_reference_and_none_the_original_at_no_cost(world):
     for place, unlearned in world.answers(REFERENCE):
         assert fingerprint(unlearned.model) == fingerprint(place.retrained.model), place.name
     for place, unlearned in world.answers("none"):
-        assert fingerprint(unlearned.model) == fingerprint(place.task.model)
-        assert unlearned.cost == Cost()
+        assert fingerprint(unlearned.model) == fingerprint(place.task.model) and unlearned.cost == Cost()
 
 
 def test_fedup_asks_no_client_after_the_request_but_for_samples(world):
@@ -221,8 +216,7 @@ def test_fedup_without_a_cache_asks_all_that_stay_after_the_request_and_never_re
     seeing = world.unlearn(method, task)
     blind = world.unlearn(method, unreadable(task, "train", "validation", "heldout"))
     logits = logits_of(blind.model, world)
-    assert bool(logits.isfinite().all())
-    assert torch.equal(logits, logits_of(seeing.model, world))
+    assert bool(logits.isfinite().all()) and torch.equal(logits, logits_of(seeing.model, world))
     cost = seeing.cost
     assert cost.clients == set(task.federation.ids) - task.request.client_ids
     assert (cost.ahead_bytes_up, cost.ahead_time_s) == (0, 0.0)

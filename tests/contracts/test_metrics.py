@@ -76,8 +76,7 @@ def test_columns_say_what_a_table_needs(name):
     assert len(metric(name).COLUMNS) > 0
     for column in metric(name).COLUMNS:
         assert column.key.isidentifier() and column.title
-        assert column.about.endswith(".")
-        assert column.style in RANGES
+        assert column.about.endswith(".") and column.style in RANGES
         assert column.table in ("accuracy", "closeness", "cost")
         assert column.better in ("higher", "lower", "retrain", "neither")
 

@@ -67,8 +67,7 @@ def built():
 def test_a_model_takes_images_or_texts_and_gives_a_logit_for_each_class(name, built):
     takes = find("fedup.tasks.models", name).TAKES
     logits = answer(built(name), rows_for(name))
-    assert logits.shape == (8, CLASSES)
-    assert bool(logits.isfinite().all())
+    assert logits.shape == (8, CLASSES) and bool(logits.isfinite().all())
     (other,) = (shape for kind, shape in SHAPES.items() if kind != takes)
     with pytest.raises(SettingError, match=name):
         build_model(name, other, CLASSES)
@@ -77,8 +76,7 @@ def test_a_model_takes_images_or_texts_and_gives_a_logit_for_each_class(name, bu
 @pytest.mark.parametrize("name", MODELS)
 def test_first_weights_are_the_global_seeds(name, built):
     weights = fingerprint(built(name))
-    assert fingerprint(build(name)) == weights
-    assert fingerprint(build(name, seed=1)) != weights
+    assert fingerprint(build(name)) == weights and fingerprint(build(name, seed=1)) != weights
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -136,12 +134,10 @@ def test_a_filter_sits_at_a_cut_and_leaves_the_model_as_it_was(name, cut, built)
     centroids = collect(model, federation, statistics=CentroidConfig(ratio=0.5), cut=cut)
     unlearn(plugged, centroids, Forget.classes([0]), config=SMALL)
     filtered = answer(plugged, federation.x)
-    assert filtered.shape == before.shape
-    assert bool(filtered.isfinite().all())
+    assert filtered.shape == before.shape and bool(filtered.isfinite().all())
     assert not torch.allclose(filtered, before)  # the filter is in the way
     with plugged.restored():
         assert torch.equal(answer(plugged, federation.x), before)
         assert torch.equal(plugged(federation.x), model(federation.x))  # where gradients are recorded, too
-    assert plugged.unplug() is model
-    assert fingerprint(model) == weights
+    assert plugged.unplug() is model and fingerprint(model) == weights
     assert all(weight.grad is None for weight in model.parameters())

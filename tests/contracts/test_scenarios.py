@@ -44,8 +44,7 @@ def test_a_situation_depends_on_the_seed_alone_and_leaves_the_honest_federation_
             made.append(prepare(world, name, seed, honest))
             assert torch.initial_seed() == drawn_before
         first, again = made
-        assert bits(honest) == before
-        assert bits(first.federation) == bits(again.federation)
+        assert bits(honest) == before and bits(first.federation) == bits(again.federation)
         assert (first.request, first.story) == (again.request, again.story)
         assert (first.triggered is None) == (again.triggered is None) == (name != "sample")
         if first.triggered is not None:
@@ -97,25 +96,17 @@ def test_whether_it_took_is_judged_by_the_metrics_of_results(name, world):
     assert scenario.took(nothing, nothing) in (True, False)
 
 
-# --- classes
-
-
 def test_the_seed_names_the_class_or_classes_are_named_and_nothing_else_changes(world, bits):
     for seed, label in [(0, 0), (9, 9), (10, 0), (27, 7)]:
         situation = prepare(world, "class", seed)
-        assert situation.request == Forget.classes([label])
-        assert repr(str(label)) in situation.story
+        assert situation.request == Forget.classes([label]) and repr(str(label)) in situation.story
     honest = world.honest()
     situation = prepare(world, "class", federation=honest, classes=(4, 1))
-    assert situation.request == Forget.classes([1, 4])
-    assert bits(situation.federation) == bits(honest)
+    assert situation.request == Forget.classes([1, 4]) and bits(situation.federation) == bits(honest)
     assert "'1' and '4'" in situation.story
     for classes in ((10,), (-1,), tuple(range(10))):
         with pytest.raises(RequestError):
             prepare(world, "class", classes=classes)
-
-
-# --- clients
 
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if "client" in name])
@@ -138,8 +129,7 @@ def test_a_client_that_is_not_there_is_refused(name, world):
 def test_a_liar_calls_every_class_by_the_next_ones_name_in_all_its_parts(world):
     honest = world.honest()
     situation = prepare(world, "client", federation=honest, client=2)
-    assert situation.request == Forget.clients([2])
-    assert torch.equal(situation.federation.x, honest.x)
+    assert situation.request == Forget.clients([2]) and torch.equal(situation.federation.x, honest.x)
     liar = honest.client(2)
     for part in PARTS:
         rows = getattr(liar, part)
@@ -153,11 +143,7 @@ def test_a_liar_calls_every_class_by_the_next_ones_name_in_all_its_parts(world):
 def test_a_clean_client_leaves_a_federation_as_it_was(world, bits):
     honest = world.honest()
     situation = prepare(world, "clean_client", federation=honest, client=1)
-    assert situation.request == Forget.clients([1])
-    assert bits(situation.federation) == bits(honest)
-
-
-# --- samples
+    assert situation.request == Forget.clients([1]) and bits(situation.federation) == bits(honest)
 
 
 @pytest.mark.parametrize("name", ["random_samples", "memorised"])
@@ -169,8 +155,7 @@ def test_samples_withdrawn_are_a_share_of_one_clients_training_rows(name, world,
         train = honest.client(holder).train
         assert client in (None, holder)
         assert len(train) == max(len(c.train) for c in honest.clients) or client is not None
-        assert samples <= set(train.tolist())
-        assert len(samples) == max(1, round(share * len(train)))
+        assert samples <= set(train.tolist()) and len(samples) == max(1, round(share * len(train)))
         assert bits(situation.federation) == bits(honest)
 
 
@@ -178,9 +163,6 @@ def test_samples_withdrawn_are_a_share_of_one_clients_training_rows(name, world,
 def test_another_seed_draws_other_samples_of_the_same_federation(name, world):
     honest = world.honest()
     assert len({prepare(world, name, seed, honest).request for seed in range(3)}) == 3
-
-
-# --- samples that a model can know from memory only
 
 
 def named_rows(situation: Situation) -> set[int]:
@@ -214,12 +196,10 @@ def test_wrong_labels_are_memorised_first_and_those_of_others_are_not_named(clie
     for count in (3, 6, 9):  # fewer than there are, as many, more
         scenario = scenario_class("memorised")(share=count / size, client=client)
         rows = named_rows(scenario.prepare(federation, dataset=dataset, inputs=INPUTS, seed=seed))
-        assert len(rows) == count
-        assert len(rows & wrong) == min(count, len(wrong))
+        assert len(rows) == count and len(rows & wrong) == min(count, len(wrong))
     other = scenario_class("memorised")(client=1 - client)
     rows = named_rows(other.prepare(federation, dataset=dataset, inputs=INPUTS, seed=seed))
-    assert not rows & wrong
-    assert rows <= set(federation.client(1 - client).train.tolist())
+    assert not rows & wrong and rows <= set(federation.client(1 - client).train.tolist())
 
 
 @pytest.mark.data
@@ -240,9 +220,6 @@ def test_wrong_labels_of_texts_are_memorised_too():
     assert len(rows & set(train[:20].tolist())) >= 15  # 60 rows at random would hold 4 or 5
 
 
-# --- triggers
-
-
 @pytest.mark.parametrize("trigger", INPUTS.triggers)
 def test_a_backdoor_has_the_trigger_that_is_asked_for_in_training_and_in_the_test(trigger, world):
     honest = world.honest()
@@ -252,11 +229,6 @@ def test_a_backdoor_has_the_trigger_that_is_asked_for_in_training_and_in_the_tes
     assert torch.equal(situation.triggered.x, INPUTS.triggered(world.dataset.test_x, trigger))
     assert torch.equal(situation.triggered.y, world.dataset.test_y)  # true labels
     assert situation.request == prepare(world, "sample", federation=honest).request  # on the same rows
-
-
-def test_a_trigger_that_the_inputs_do_not_have_is_refused(world):
-    with pytest.raises(SettingError, match="trigger: images have patch, blend, pixel; found 'word'"):
-        prepare(world, "sample", trigger="word")
 
 
 def outside(federation, client: int, target: int) -> list[int]:
@@ -291,8 +263,7 @@ def test_the_clients_with_most_rows_outside_the_target_get_the_backdoor(target, 
 
 def test_clients_named_for_a_backdoor_mark_what_they_would_alone(world):
     alone, together = (prepare(world, "sample", clients=clients).request.sample_ids for clients in ((1,), (3, 1)))
-    assert set(together) == {1, 3}
-    assert alone == {1: together[1]}
+    assert set(together) == {1, 3} and alone == {1: together[1]}
 
 
 def mostly_target(world, client: int, others: int):
@@ -312,8 +283,7 @@ def test_a_backdoor_takes_no_more_rows_than_can_be_led_astray(world):
     with pytest.raises(DataError, match="training row outside class 0"):
         prepare(world, "sample", federation=federation, clients=(1,))
     situation = prepare(world, "sample", federation=federation, clients=(0, 1))
-    assert set(situation.request.sample_ids) == {0}
-    assert "of 2 clients" not in situation.story
+    assert set(situation.request.sample_ids) == {0} and "of 2 clients" not in situation.story
 
 
 def test_settings_out_of_range_are_refused(world):
@@ -331,8 +301,6 @@ def test_settings_out_of_range_are_refused(world):
         with pytest.raises(SettingError, match=rf"target must be a class, 0 … 9; found {target}"):
             prepare(world, "sample", target=target)
 
-
-# --- whether there was something to forget
 
 TOOK = {  # figure by which it is judged: (of the original, of Retrain, whether it took)
     ("sample", "asr"): [(None, 0.1, False), (0.79, 0.1, False), (0.8, 0.1, True), (1.0, 0.1, True)],

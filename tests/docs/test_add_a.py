@@ -75,8 +75,7 @@ def test_what_is_added_takes_part_in_an_experiment_and_its_report(added):
     text = (folder / "report" / "tables" / "mine.md").read_text(encoding="utf-8")
     assert {"## stripes-mlp, class", "## digits-mlp, two_classes"} <= set(text.splitlines())
     assert "## stripes-mlp, two_classes" not in text
-    assert "| shrink |" in text
-    assert "| confidence |" in text.replace("| confidence\n", "| confidence |")
+    assert "| shrink |" in text and "| confidence |" in text.replace("| confidence\n", "| confidence |")
 
 
 def test_what_pages_print_is_clean(tmp_path):

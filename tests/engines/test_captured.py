@@ -45,25 +45,21 @@ def both(kind, how, *, rounds=3, sizes=SIZES):
     return fast
 
 
-@pytest.mark.parametrize("how", [SGD, ADAM, DECAY], ids=["sgd", "adam", "decay"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_are_those_of_the_plain_engine_after_three_rounds(kind, how):
-    both(kind, how)
+HALF = LocalTraining(batch_size=16, lr=0.02, precision="bfloat16")
+CASES = [
+    *((kind, how, {}) for kind in KINDS for how in (SGD, ADAM, DECAY)),
+    *((kind, HALF, {"rounds": 2}) for kind in ("all", "convolution")),
+    *(("all", SGD, {"rounds": Rounds(5, clients_per_round=per_round)}) for per_round in (1, 4)),
+    *(
+        ("all", SGD, {"sizes": tuple(20 + 7 * (i % 9) for i in range(count)), "rounds": rounds})
+        for count, rounds in ((1, 3), (2, 3), (5, 30), (7, 30), (8, 3), (9, 3), (200, 3))
+    ),
+]
 
 
-@pytest.mark.parametrize("kind", ["all", "convolution"])
-def test_half_precision_does_the_same_in_both(kind):
-    both(kind, LocalTraining(batch_size=16, lr=0.02, precision="bfloat16"), rounds=2)
-
-
-@pytest.mark.parametrize("per_round", [1, 4])
-def test_cohorts_are_the_same(per_round):
-    both("all", SGD, rounds=Rounds(5, clients_per_round=per_round))
-
-
-@pytest.mark.parametrize(("count", "rounds"), [(1, 3), (2, 3), (5, 30), (7, 30), (8, 3), (9, 3), (200, 3)])
-def test_any_number_of_clients_and_rounds(count, rounds):
-    both("all", SGD, sizes=tuple(20 + 7 * (i % 9) for i in range(count)), rounds=rounds)
+@pytest.mark.parametrize(("kind", "how", "options"), CASES)
+def test_weights_are_those_of_the_plain_engine(kind, how, options):
+    both(kind, how, **options)
 
 
 def test_every_client_draws_its_own_dropout_and_the_global_streams_are_left_alone():

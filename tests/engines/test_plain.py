@@ -95,8 +95,7 @@ def test_half_precision_is_that_of_the_textbook():
 def test_on_a_cpu_the_plain_engine_is_chosen_and_others_are_refused(monkeypatch):
     model, federation = make_model("convolution"), federation_for("convolution", (40, 17))
     auto, plain = (federate(model, federation, rounds=2, runtime=Runtime(engine=name)) for name in ("auto", "plain"))
-    assert auto.engine == plain.engine == "plain"
-    assert fingerprint(auto.model) == fingerprint(plain.model)
+    assert auto.engine == plain.engine == "plain" and fingerprint(auto.model) == fingerprint(plain.model)
     refused = {"captured": r"CUDA.*'auto'", "fast": "engine must be.*fast", None: "engine must be.*None"}
     for name, message in refused.items():
         with pytest.raises(SettingError, match=message):
@@ -173,8 +172,7 @@ def test_training_reads_no_row_but_its_own_and_puts_the_model_in_training_mode()
     models = make_model("all").train(), make_model("all").eval()
     for model, x in zip(models, (X, poisoned), strict=True):
         train_locally(model, x, Y, ROWS, local=LocalTraining(), seed=0)
-    assert all(map(torch.equal, *map(weights, models)))
-    assert int(models[1][1][0].num_batches_tracked) == 5
+    assert all(map(torch.equal, *map(weights, models))) and int(models[1][1][0].num_batches_tracked) == 5
 
 
 def test_frozen_parameters_stay():

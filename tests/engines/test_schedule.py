@@ -62,8 +62,7 @@ def test_every_job_runs_once_in_one_lane_without_a_gap(steps, lanes):
     assert len(lists) == min(lanes, len(jobs)) and all(lists)
     assert sorted(job.client for lane in lists for job in lane) == list(range(len(jobs)))
     ran = follow(segments(lists))
-    assert len(ran) == len(jobs)
-    assert all(each.end - each.begin == each.job.steps for each in ran)
+    assert len(ran) == len(jobs) and all(each.end - each.begin == each.job.steps for each in ran)
     for number, lane in enumerate(lists):
         here = [each for each in ran if each.lane == number]
         assert [each.job for each in here] == lane

@@ -158,8 +158,7 @@ class Library(RuleBasedStateMachine):
     def teardown(self):
         if self.active:
             restore(self.plugged, None, self.active)
-        assert self.plugged.served is None
-        assert torch.equal(self.plugged.unplug()(MARKED.x), ORIGINAL)
+        assert self.plugged.served is None and torch.equal(self.plugged.unplug()(MARKED.x), ORIGINAL)
 
 
 TestLibrary = Library.TestCase
