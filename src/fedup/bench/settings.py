@@ -48,9 +48,8 @@ def config_of(settings: Any) -> dict[str, Any]:
     """A dataclass as plain data, for results and their hashes."""
     before = {one.name: one.metadata["before"] for one in fields(settings) if "before" in one.metadata}
     told = {name: value for name, value in asdict(settings).items() if name not in before or value != before[name]}
-    return {
-        _FORMER_NAMES.get(name, name): value for name, value in {**getattr(settings, _TOLD_BY_ALL, {}), **told}.items()
-    }
+    told = {**getattr(settings, _TOLD_BY_ALL, {}), **told}
+    return {_FORMER_NAMES.get(name, name): value for name, value in told.items()}
 
 
 def build(cls: type[T], table: object, where: str, *, also: Mapping[str, Any] | None = None) -> T:

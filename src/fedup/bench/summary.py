@@ -218,10 +218,8 @@ def printed(cell: BenchCell) -> dict[str, float]:
     of_paper = method.name in (method.use, f"paper-{noise:g}" if noise else None)
     if recipe.data not in known or recipe.model not in known or not of_paper:
         return {}
-    figures: dict[str, float] = (
-        _paper().get(cell.group.federation, {}).get(cell.group.scenario.use, {}).get(method.name, {})
-    )
-    return figures
+    of_federation = _paper().get(cell.group.federation, {})
+    return dict(of_federation.get(cell.group.scenario.use, {}).get(method.name, {}))
 
 
 @cache

@@ -79,7 +79,7 @@ def load_tuned(path: Path) -> list[Tuned]:
         return []
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise ArtifactError(
-            f"{path} is not what `fedup bench tune` writes ({error}): remove it, and tune again."
+            f"{path} is not what `fedup bench tune` writes ({error}): remove it, tune again."
         ) from error
 
 

@@ -18,12 +18,8 @@ app = typer.Typer(invoke_without_command=True)
 @app.callback()
 def data(
     context: typer.Context,
-    run: Annotated[
-        Path | None, typer.Option("--run", "-r", help="Show the rows of a run folder's clients instead.")
-    ] = None,
-    client: Annotated[
-        int | None, typer.Option(help="With --run: the ids of this client's training rows.", min=0)
-    ] = None,
+    run: Annotated[Path | None, typer.Option("--run", "-r", help="Show the rows of a run folder's clients.")] = None,
+    client: Annotated[int | None, typer.Option(help="With --run: ids of this client's training rows.", min=0)] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show, check or fetch data sets; or show the rows of a run folder's clients.
@@ -71,9 +67,7 @@ def check(
 @app.command()
 def fetch(
     name: Annotated[str, typer.Argument(help="The data set.", autocompletion=data_sets)],
-    to: Annotated[
-        Path | None, typer.Option("--to", help="Folder for data sets.", envvar="FEDUP_DATA", show_envvar=True)
-    ] = None,
+    to: Annotated[Path | None, typer.Option(help="Folder for data sets.", envvar="FEDUP_DATA")] = None,
 ) -> None:
     """Get a data set's files from the Hugging Face hub; those that are there already are kept.
 

@@ -22,9 +22,7 @@ _BATCH = 256
 
 
 def predict(
-    inputs: Annotated[
-        list[str], typer.Argument(help="Image, text or Parquet files, folders, or - for standard input.")
-    ],
+    inputs: Annotated[list[str], typer.Argument(help="Image, text or Parquet files, folders; - is standard input.")],
     run: options.RunOption = options.DEFAULT_RUN,
     filter_id: Annotated[
         str | None,

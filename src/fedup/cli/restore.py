@@ -21,9 +21,7 @@ def restore(
         typer.Argument(help="Requests to take back, by id (R1) or reference.", autocompletion=known_requests),
     ] = None,
     run: options.RunOption = options.DEFAULT_RUN,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Take all requests back: the original model answers.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Take all back: the original model answers.")] = False,
     max_loss: options.MaxLossOption = 3.0,
     max_class_loss: options.MaxClassLossOption = 5.0,
     force: options.ForceOption = False,

@@ -28,7 +28,7 @@ def train(
         ),
     ] = "digits",
     model: Annotated[
-        str | None, typer.Option(help="Model: a name (`fedup list`) or a .py file.", autocompletion=models)
+        str | None, typer.Option(help="A name (`fedup list`) or a .py file.", autocompletion=models)
     ] = None,
     *,
     settings: Settings,

@@ -16,7 +16,7 @@ _LONG_HASH = re.compile(r"\b([0-9a-f]{16})[0-9a-f]{48}\b")
 def verify(
     run: options.RunOption = options.DEFAULT_RUN,
     head: Annotated[
-        str | None, typer.Option(help="A head hash kept elsewhere (8 digits or more): it must be in the chain.")
+        str | None, typer.Option(help="A head hash kept elsewhere (8 digits or more), to be found.")
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:

@@ -58,7 +58,7 @@ class Recipe:
     rows: int | None = field(default=None, metadata={"help": "Use a random subset of so many rows.", "min": 1})
     epochs: int = field(default=1, metadata={"help": "Local epochs in each round.", "min": 1})
     batch_size: int = field(
-        default=64, metadata={"help": "Local batch size.", "min": 1, "default": "what suits the data set"}
+        default=64, metadata={"help": "Local batch size.", "min": 1, "default": "what suits the data"}
     )
     lr: float = field(default=0.05, metadata={"help": "Local learning rate.", "default": "what suits the model"})
     momentum: float = 0.9
@@ -86,9 +86,7 @@ class Recipe:
         if self.rounds < 0 or self.clients < 1:
             raise SettingError(f"rounds must be 0 or more, clients 1 or more; found {self.rounds} and {self.clients}.")
         if self.clients_per_round is not None and not 1 <= self.clients_per_round <= self.clients:
-            raise SettingError(
-                f"clients_per_round must lie in 1 … {self.clients} (all clients); found {self.clients_per_round}."
-            )
+            raise SettingError(f"clients_per_round must lie in 1 … {self.clients}; found {self.clients_per_round}.")
         _ = self.local  # checks the rest
 
     @classmethod
@@ -170,9 +168,8 @@ class Recipe:
         """The data set, split over clients."""
         name, _, value = self.partition.partition(":")
         if name not in PARTITIONS:
-            raise SettingError(
-                f"partition is one of {', '.join(PARTITIONS)}, as in dirichlet:0.5; found {self.partition!r}."
-            )
+            known = ", ".join(PARTITIONS)
+            raise SettingError(f"partition is one of {known}, as in dirichlet:0.5; found {self.partition!r}.")
         make, options = PARTITIONS[name]
         try:
             if value and not options:
@@ -210,11 +207,7 @@ def _take_weights(model: nn.Module, path: Path) -> None:
     try:
         model.load_state_dict(load_file(path))
     except SafetensorError as error:
-        raise ArtifactError(
-            f"{path} is damaged or no safetensors file ({error}): save the state_dict as one."
-        ) from error
+        raise ArtifactError(f"{path} is damaged or no safetensors file ({error}): save the state_dict so.") from error
     except (RuntimeError, OSError) as error:
-        why = " ".join(str(error).split())[:300]
-        raise ArtifactError(
-            f"The weights in {path} do not fit the model: {why.rstrip('.')}. Name the model they are of."
-        ) from error
+        why = " ".join(str(error).split())[:300].rstrip(".")
+        raise ArtifactError(f"The weights in {path} do not fit this model: {why}. Name the right one.") from error
