@@ -52,16 +52,13 @@ def is_clean(timing: _Result | None) -> bool:
 def in_order(cells: Sequence[BenchCell]) -> list[BenchCell]:
     """Federation by federation as the experiment has them; clients, classes, then the rest; Retrain and FedUP first."""
     federations = list(dict.fromkeys(cell.group.federation for cell in cells))
-    return sorted(
-        cells,
-        key=lambda cell: (
-            federations.index(cell.group.federation),
-            cell.group.recipe.seed,
-            _SCENARIOS.get(cell.group.scenario.name, _LAST),
-            cell.group.scenario.name,
-            _METHODS.get(cell.method.name, _LAST),
-        ),
-    )
+
+    def rank(cell: BenchCell) -> tuple[object, ...]:
+        group, scenario = cell.group, cell.group.scenario.name
+        within_seed = _SCENARIOS.get(scenario, _LAST), scenario, _METHODS.get(cell.method.name, _LAST)
+        return federations.index(group.federation), group.recipe.seed, *within_seed
+
+    return sorted(cells, key=rank)
 
 
 def finished(cells: Sequence[BenchCell], results: Results) -> list[BenchCell]:
@@ -137,9 +134,8 @@ def _take(cell: BenchCell, setup: SharedSetup, result: _Result, repeats: int, un
         cost, model = _answer(cell, quiet)
         runs.append(_figures(cost, effect_moment(result)))
     overhead = serving_overhead(task.model, model, setup.dataset.test_x)
-    times = {
-        key: [run[key] for run in runs if run[key] is not None] for key in ("time", "time_to_effect", "ahead_time")
-    }
+    keys = ("time", "time_to_effect", "ahead_time")
+    times = {key: [run[key] for run in runs if run[key] is not None] for key in keys}
     median = {key: statistics.median(values) if values else None for key, values in times.items()}
     return {
         **check.finish(idle=True).to_json(),

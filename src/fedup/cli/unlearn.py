@@ -22,8 +22,7 @@ def unlearn(
     csv: Annotated[Path | None, typer.Option(help="File with columns reference, client, class, sample.")] = None,
     reference: Annotated[str | None, typer.Option(help="Your own name for the request: a ticket, a letter.")] = None,
     reason: Annotated[
-        str,
-        typer.Option(help="withdrawal (rows should look unseen) or poison (their labels should not count)."),
+        str, typer.Option(help="withdrawal (rows should look unseen) or poison (their labels should not count).")
     ] = "withdrawal",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and change nothing.")] = False,
     max_loss: options.MaxLossOption = 3.0,

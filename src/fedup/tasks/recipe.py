@@ -58,25 +58,20 @@ class Recipe:
     rows: int | None = field(default=None, metadata={"help": "Use a random subset of so many rows.", "min": 1})
     epochs: int = field(default=1, metadata={"help": "Local epochs in each round.", "min": 1})
     batch_size: int = field(
-        default=64, metadata={"help": "Local batch size.", "min": 1, "default": "what suits the data"}
+        default=64, metadata={"help": "Local batch size.", "min": 1, "default": "as suits the data"}
     )
     lr: float = field(default=0.05, metadata={"help": "Local learning rate.", "default": "what suits the model"})
     momentum: float = 0.9
     optimizer: str = field(default="sgd", metadata={"help": "sgd or adam.", "default": "what suits the model"})
     precision: str = field(
         default="float32",
-        metadata={
-            "help": "float32, bfloat16, or auto (bfloat16 on a GPU that has it).",
-            "default": "what suits the model",
-        },
+        metadata={"help": "float32, bfloat16, or auto (by the GPU).", "default": "what suits the model"},
     )
     weight_decay: float = 0.0
     clients_per_round: int | None = field(
         default=None, metadata={"help": "Clients drawn in each round.", "min": 1, "default": "all"}
     )
-    cut: str | None = field(
-        default=None, metadata={"help": "Module whose input is filtered.", "default": "the last linear layer"}
-    )
+    cut: str | None = field(default=None, metadata={"help": "Module to filter at.", "default": "the last linear layer"})
     weights: str | None = None  # file or folder of first weights; a run folder knows their fingerprint instead
     seed: int = field(default=0, metadata={"help": "Same seed, same federation and model."})
 

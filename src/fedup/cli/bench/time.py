@@ -11,7 +11,7 @@ from fedup.cli.bench import _shared as common
 from fedup.errors import SettingError
 
 
-def take_times(
+def time(
     experiment: common.ExperimentArgument,
     only: Annotated[
         list[str] | None,
