@@ -161,7 +161,7 @@ class Texts:
         folder, _, name = self.vocabulary.rpartition("/")
         path = data_folder(folder) / name
         if not path.is_file():
-            raise MissingDataError(f"There is no vocabulary {path}: get BERT's by `fedup data fetch ag_news`.")
+            raise MissingDataError(f"{path} is missing: put BERT's vocab.txt there (`fedup data fetch ag_news`).")
         return path
 
 
