@@ -57,9 +57,7 @@ class Recipe:
     partition: str = field(default="dirichlet:0.5", metadata={"help": "iid, dirichlet:0.5 or pathological:2."})
     rows: int | None = field(default=None, metadata={"help": "Use a random subset of so many rows.", "min": 1})
     epochs: int = field(default=1, metadata={"help": "Local epochs in each round.", "min": 1})
-    batch_size: int = field(
-        default=64, metadata={"help": "Local batch size.", "min": 1, "default": "as suits the data"}
-    )
+    batch_size: int = field(default=64, metadata={"help": "Local batch size.", "min": 1, "default": "by data set"})
     lr: float = field(default=0.05, metadata={"help": "Local learning rate.", "default": "what suits the model"})
     momentum: float = 0.9
     optimizer: str = field(default="sgd", metadata={"help": "sgd or adam.", "default": "what suits the model"})

@@ -76,10 +76,13 @@ def _kernels(work: Callable[[], None], steps: int) -> dict[str, object]:
     microseconds: Counter[str] = Counter()
     count = 0
     for event in seen.key_averages():
-        kind = next((kind for kind, parts in _KINDS if any(part in event.key for part in parts)), "other")
-        microseconds[kind] += event.self_device_time_total
+        microseconds[_kind(event.key)] += event.self_device_time_total
         count += event.count
     return {
         "kernels_per_step": count / steps,
         "kernel_microseconds_per_step": {kind: time / steps for kind, time in microseconds.most_common()},
     }
+
+
+def _kind(kernel: str) -> str:
+    return next((kind for kind, parts in _KINDS if any(part in kernel for part in parts)), "other")
