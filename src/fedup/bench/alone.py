@@ -131,9 +131,11 @@ class _Cpu:
 
 
 def _cpu_now() -> _Cpu:
-    times = os.times()
-    own = times.user + times.system + times.children_user + times.children_system
-    return _Cpu(time.perf_counter(), own, _busy_s())
+    """The kernel's counts so far; no seconds of the machine where it does not report them."""
+    counts = next(iter(_stat()), [])[1:8]
+    user, nice, system, _, _, irq, softirq = map(int, counts if len(counts) == 7 else [0] * 7)  # idle is no work
+    busy_s = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK") or None
+    return _Cpu(time.perf_counter(), sum(os.times()[:4]), busy_s)
 
 
 def _stat() -> list[list[str]]:
@@ -147,15 +149,6 @@ def _stat() -> list[list[str]]:
 def _cores() -> int:
     """Cores of the machine; a container may be limited to fewer."""
     return max(0, len(_stat()) - 1) or os.cpu_count() or 1
-
-
-def _busy_s() -> float | None:
-    """Seconds of work of all cores together; None if the kernel does not report them."""
-    counts = _stat()[:1]
-    if not counts or len(counts[0]) < 8:
-        return None
-    user, nice, system, _, _, irq, softirq = map(int, counts[0][1:8])  # idle and waiting for disks are no work
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK") or None
 
 
 def _others_cores(first: _Cpu, last: _Cpu) -> float | None:

@@ -172,9 +172,7 @@ def _read(name: str, table: dict[str, Any]) -> Experiment:
         scenarios[name_here] = tuple(scenario for scenario in wanted if scenario.name not in left_out)
     methods = _named(table, "methods", method_class)
     if any((method.name == REFERENCE) != (method.use == REFERENCE) for method in methods):
-        raise SettingError(
-            f"methods: {REFERENCE} is what the others are compared with; it has that name, and no other."
-        )
+        raise SettingError(f"methods: {REFERENCE} is what the others are compared with, and keeps that name.")
     if REFERENCE not in [method.name for method in methods]:  # gaps need it
         methods = (Named(REFERENCE, REFERENCE, method_class(REFERENCE)()), *methods)
     methods = tuple(sorted(methods, key=lambda method: method.name != REFERENCE))  # it comes first
@@ -206,9 +204,8 @@ def _recipe(settings: dict[str, Any], where: str) -> Recipe:
         raise SettingError(f"{where}: data is missing.")
     preset = convert(settings.pop("preset", "default"), str, f"{where}.preset")
     typed = build(Recipe, {"model": "lenet5", "rounds": 1, **settings}, where, also={"seed": 0})  # types and names
-    return Recipe.suited_to(
-        typed.data, preset=preset, **{name: getattr(typed, name) for name in settings if name != "data"}
-    )
+    given = {name: getattr(typed, name) for name in settings}
+    return Recipe.suited_to(preset=preset, **given)
 
 
 def _named(
@@ -219,9 +216,7 @@ def _named(
     for name, settings in convert(table.get(kind, {}), dict, kind).items():
         where = f"{kind}.{name}"
         if not _NAME.fullmatch(name):
-            raise SettingError(
-                f"{where}: a name is made of letters, digits, _, - and dots, 60 at most: it names files."
-            )
+            raise SettingError(f"{where}: a name has letters, digits, _, - and dots, 60 at most: it names files.")
         given = {**convert(settings, dict, where), **convert((own or {}).get(name, {}), dict, where)}
         use = convert(given.pop("use", name), str, f"{where}.use")
         if use != name and name in names(f"fedup.bench.{kind}"):

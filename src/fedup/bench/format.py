@@ -6,6 +6,7 @@ from fedup.bench.summary import Figure
 
 def show_value(value: float, column: Column, spread: float | None = None) -> str:
     """One value in the style of its column, and its deviation where there is one."""
+    digits = 3 if column.style in ("share", "number") else 2
     match column.style:
         case "seconds":
             return show_seconds(value, spread)
@@ -18,14 +19,10 @@ def show_value(value: float, column: Column, spread: float | None = None) -> str
         case "points":
             text, beside = f"{100 * value:+.2f}".replace("-", "−"), 100 * (spread or 0.0)
         case _:
-            text, beside = f"{value:.{_digits(column)}f}", spread or 0.0
+            text, beside = f"{value:.{digits}f}", spread or 0.0
     if column.style == "number":
         text = text.replace("-", "−")
-    return text if spread is None else f"{text} ± {beside:.{_digits(column)}f}"
-
-
-def _digits(column: Column) -> int:
-    return 3 if column.style in ("share", "number") else 2
+    return text if spread is None else f"{text} ± {beside:.{digits}f}"
 
 
 def show_figure(figure: Figure | None, column: Column) -> str:

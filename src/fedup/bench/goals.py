@@ -110,6 +110,4 @@ def goal_rows(goals: Sequence[Goal], blocks: "Sequence[Block]") -> list[list[str
         timed = timed_keys() & {goal.metric, goal.other[1] if goal.other else ""}
         if timed and (goal.federation, goal.scenario) in there and goal not in [one.goal for one in judged]:
             lines.append((goal, "–", "–", "not judged: no clean time", "0"))
-    return [
-        [goal.federation, goal.scenario, f"{goal.method}.{goal.metric} {goal.text}", *cells] for goal, *cells in lines
-    ]
+    return [[goal.federation, goal.scenario, f"{goal.method}.{goal.metric} {goal.text}", *row] for goal, *row in lines]

@@ -3,7 +3,7 @@ times lie beside it."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,11 @@ class Results:
 
     def load(self, cell: BenchCell) -> dict[str, Any] | None:
         """A cell's result, or None where there is none yet."""
-        result = _load(self.path(cell), cell)
-        if result is not None and hash_of(result.get("config", {})) != cell.hash:
-            raise _of_another(self.path(cell))
-        return result
+        return _load(self.path(cell), cell, lambda result: hash_of(result.get("config", {})))
 
     def load_timing(self, cell: BenchCell) -> dict[str, Any] | None:
         """A cell's times from `fedup bench time`, or None where there are none."""
-        return _load(self.timing_path(cell), cell)
+        return _load(self.timing_path(cell), cell, lambda timing: timing.get("hash"))
 
     def save_timing(self, cell: BenchCell, taken: Mapping[str, Any]) -> None:
         """Write a cell's times beside its result."""
@@ -61,7 +58,7 @@ class Results:
         write_text(self.path(cell), json.dumps({**about, **result}, indent=1, sort_keys=False) + "\n")
 
 
-def _load(path: Path, cell: BenchCell) -> dict[str, Any] | None:
+def _load(path: Path, cell: BenchCell, hash_in: Callable[[dict[str, Any]], Any]) -> dict[str, Any] | None:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -74,10 +71,6 @@ def _load(path: Path, cell: BenchCell) -> dict[str, Any] | None:
             f"{path} is a result of format {version}, and this fedup reads and writes {FORMAT}: keep that folder "
             "for the version that wrote it, and choose another with --results. Nothing was changed."
         )
-    if content.get("hash") != cell.hash:
-        raise _of_another(path)
+    if content.get("hash") != cell.hash or hash_in(content) != cell.hash:
+        raise ArtifactError(f"{path} says it is of another configuration: it was edited or renamed. Remove it.")
     return content
-
-
-def _of_another(path: Path) -> ArtifactError:
-    return ArtifactError(f"{path} says it is of another configuration: it was edited or renamed. Remove it.")

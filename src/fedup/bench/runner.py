@@ -85,15 +85,13 @@ def run_cells(
                 watched("", 1, 1)  # a moment to stop at
 
 
-def setups(
-    cells: Sequence[BenchCell], device: str, progress: Progress
-) -> Iterator[tuple[SharedSetup, list[BenchCell]]]:
+def setups(cells: Sequence[BenchCell], device: str, show: Progress) -> Iterator[tuple[SharedSetup, list[BenchCell]]]:
     """The cells by group, each group with its shared setup."""
     loaded: dict[Recipe, Dataset] = {}
     for group, members in groupby(cells, key=lambda cell: cell.group):
         left = list(members)
         needed = any(needs_history(cell.method.settings) for cell in left)
-        setup = SharedSetup(group, device, progress, loaded, with_history=needed)
+        setup = SharedSetup(group, device, show, loaded, with_history=needed)
         yield setup, left
         setup.clear()
 

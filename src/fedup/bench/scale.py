@@ -119,11 +119,8 @@ def measure(grid: Any, clients: int) -> dict[str, Any]:
             collect(model, on_disk)
         with _measured(figures, "collect_again", on_disk):  # nodes have weights and features: the server's own memory
             store = collect(model, on_disk)
-        figures |= {
-            "centroids": len(store.vectors),
-            "cells": len(store.cells),
-            "store_bytes": store.vectors.numel() * store.vectors.element_size(),
-        }
+        size = store.vectors.numel() * store.vectors.element_size()
+        figures |= {"centroids": len(store.vectors), "cells": len(store.cells), "store_bytes": size}
         plugged = plug(model)
         for name, request in (
             ("class", Forget.classes([3])),

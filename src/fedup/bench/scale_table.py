@@ -90,9 +90,7 @@ def flower_table(result: dict[str, Any]) -> str:
     rows = [["FedAvg, Flower's own", _seconds(result["training"]["time_s"]), "", "", "", "", "", ""]]
     rows.append(["collect", *_costs(result["collection"], result["collection"]["time_s"]), "", "", ""])
     for request in result["requests"]:
-        stages = ", ".join(
-            f"{name} {_seconds(value)}" for name, value in request["time_s"].items() if value >= _LEAST_S
-        )
+        stages = ", ".join(f"{stage} {_seconds(s)}" for stage, s in request["time_s"].items() if s >= _LEAST_S)
         judged = [f"{request['before'][key]:.2f} → {request['after'][key]:.2f}" for key in ("retain", "forget")]
         rows.append([f"forget a {request['kind']}", *_costs(request, sum(request["time_s"].values())), *judged, stages])
     return "\n\n".join(

@@ -48,9 +48,8 @@ def config_of(settings: Any) -> dict[str, Any]:
     """A dataclass as plain data, for results and their hashes."""
     before = {one.name: one.metadata["before"] for one in fields(settings) if "before" in one.metadata}
     told = {name: value for name, value in asdict(settings).items() if name not in before or value != before[name]}
-    return {
-        _FORMER_NAMES.get(name, name): value for name, value in {**getattr(settings, _TOLD_BY_ALL, {}), **told}.items()
-    }
+    told = {**getattr(settings, _TOLD_BY_ALL, {}), **told}
+    return {_FORMER_NAMES.get(name, name): value for name, value in told.items()}
 
 
 def build(cls: type[T], table: object, where: str, *, also: Mapping[str, Any] | None = None) -> T:
@@ -60,11 +59,8 @@ def build(cls: type[T], table: object, where: str, *, also: Mapping[str, Any] | 
     hints, taken = get_type_hints(cls), also or {}
     known = [one.name for one in fields(cls) if one.name not in taken]
     values = {key: convert(value, hints[key], f"{where}.{key}") for key, value in checked(table, known, where).items()}
-    missing = [
-        one.name
-        for one in fields(cls)
-        if one.name in known and one.name not in values and one.default is MISSING and one.default_factory is MISSING
-    ]
+    required = [one.name for one in fields(cls) if one.default is MISSING and one.default_factory is MISSING]
+    missing = [name for name in required if name in known and name not in values]
     if missing:
         raise SettingError(f"{where}: {missing[0]} is missing.")
     try:

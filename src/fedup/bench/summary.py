@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedup.bench.experiment import REFERENCE, BenchCell, Experiment, Named
@@ -130,11 +129,8 @@ class Block:
 
     def shown(self, table: str) -> list[Column]:
         """The columns of a table in which some method has a figure."""
-        return [
-            column
-            for column in columns()
-            if column.table == table and any(row.figure(column.key) or row.uncounted(column.key) for row in self.rows)
-        ]
+        own = [column for column in columns() if column.table == table]
+        return [col for col in own if any(row.figure(col.key) or row.uncounted(col.key) for row in self.rows)]
 
     @property
     def commits(self) -> list[str]:
@@ -156,16 +152,13 @@ def summarize(experiment: Experiment, results: Results) -> list[Block]:
     for cell in experiment.cells(results.seeds()):
         result = results.load(cell)
         if result is not None:
-            _check_parts(result, results.path(cell))
+            parts = [result.get("machine"), *(result.get(name, {}) for name in ("metrics", "failed", "code"))]
+            if not all(isinstance(part, dict) for part in parts) or "device" not in result:
+                path = results.path(cell)
+                raise ArtifactError(f"{path} lacks a part of a result: remove it, and its cell is measured again.")
             place = cell.group.federation, cell.group.scenario.name
             by_place.setdefault(place, []).append(_Measured(cell, result, _clean(results, cell)))
     return [_block(measured) for measured in by_place.values()]
-
-
-def _check_parts(result: Mapping[str, Any], path: Path) -> None:
-    parts = [result.get("machine"), *(result.get(name, {}) for name in ("metrics", "failed", "code"))]
-    if not all(isinstance(part, dict) for part in parts) or "device" not in result:
-        raise ArtifactError(f"{path} lacks a part of a result: remove it, and its cell is measured again.")
 
 
 class _Measured(NamedTuple):
@@ -218,10 +211,8 @@ def printed(cell: BenchCell) -> dict[str, float]:
     of_paper = method.name in (method.use, f"paper-{noise:g}" if noise else None)
     if recipe.data not in known or recipe.model not in known or not of_paper:
         return {}
-    figures: dict[str, float] = (
-        _paper().get(cell.group.federation, {}).get(cell.group.scenario.use, {}).get(method.name, {})
-    )
-    return figures
+    of_federation = _paper().get(cell.group.federation, {})
+    return dict(of_federation.get(cell.group.scenario.use, {}).get(method.name, {}))
 
 
 @cache

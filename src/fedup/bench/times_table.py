@@ -81,19 +81,11 @@ def _lines(block: Block) -> Iterator[list[str]]:
     for row in block.rows:
         for seed, timing in sorted(row.times.items()):
             median, runs = timing["median"], [run["time"] for run in timing["runs"]]
-            yield [
-                block.federation,
-                block.scenario.name,
-                row.method.name,
-                str(seed),
-                show_seconds(median["time"]),
-                " … ".join(show_seconds(one) for one in (min(runs), max(runs))),
-                _ratio(row, reference, seed),
-                *(
-                    "never" if median[key] is None else show_seconds(median[key])
-                    for key in ("time_to_effect", "ahead_time")
-                ),
-            ]
+            seconds = {key: "never" if value is None else show_seconds(value) for key, value in median.items()}
+            three = f"{show_seconds(min(runs))} … {show_seconds(max(runs))}"
+            cell = [block.federation, block.scenario.name, row.method.name, str(seed)]
+            figures = [seconds["time"], three, _ratio(row, reference, seed)]
+            yield [*cell, *figures, seconds["time_to_effect"], seconds["ahead_time"]]
 
 
 def _ratio(row: Row, reference: Row | None, seed: int) -> str:

@@ -28,6 +28,7 @@ from fedup.tasks.progress import Progress
 
 REPEATS = 3
 _LAST = 9
+_Result = Mapping[str, Any]
 _SCENARIOS = {"client": 0, "class": 1}  # first comes what the paper compares times for: time may be scarce
 _METHODS = {REFERENCE: 0, "fedup": 1}  # a ratio needs both
 
@@ -37,13 +38,13 @@ class TimedEvent:
     """A cell has ended: its times, or the error."""
 
     cell: BenchCell
-    timing: Mapping[str, Any]
+    timing: _Result
     error: str
     done: int
     total: int
 
 
-def is_clean(timing: Mapping[str, Any] | None) -> bool:
+def is_clean(timing: _Result | None) -> bool:
     """Whether these times count: at least three, on a device that nobody else used."""
     return timing is not None and timing.get("alone") is True and len(timing.get("runs", ())) >= REPEATS
 
@@ -51,16 +52,13 @@ def is_clean(timing: Mapping[str, Any] | None) -> bool:
 def in_order(cells: Sequence[BenchCell]) -> list[BenchCell]:
     """Federation by federation as the experiment has them; clients, classes, then the rest; Retrain and FedUP first."""
     federations = list(dict.fromkeys(cell.group.federation for cell in cells))
-    return sorted(
-        cells,
-        key=lambda cell: (
-            federations.index(cell.group.federation),
-            cell.group.recipe.seed,
-            _SCENARIOS.get(cell.group.scenario.name, _LAST),
-            cell.group.scenario.name,
-            _METHODS.get(cell.method.name, _LAST),
-        ),
-    )
+
+    def rank(cell: BenchCell) -> tuple[object, ...]:
+        group, scenario = cell.group, cell.group.scenario.name
+        within_seed = _SCENARIOS.get(scenario, _LAST), scenario, _METHODS.get(cell.method.name, _LAST)
+        return federations.index(group.federation), group.recipe.seed, *within_seed
+
+    return sorted(cells, key=rank)
 
 
 def finished(cells: Sequence[BenchCell], results: Results) -> list[BenchCell]:
@@ -78,7 +76,7 @@ def to_time(cells: Sequence[BenchCell], results: Results, *, device: str, force:
     ]
 
 
-def place_of(result: Mapping[str, Any]) -> str:
+def place_of(result: _Result) -> str:
     """The machine in words: only times from one machine are compared."""
     machine, on_gpu = result["machine"], str(result["device"]).startswith("cuda")
     where = machine["accelerator"] if on_gpu else f"{machine['processor']}, {machine['threads']} threads"
@@ -120,9 +118,7 @@ def time_cells(
             yield TimedEvent(cell, timing, error, done, len(cells))
 
 
-def _take(
-    cell: BenchCell, setup: SharedSetup, result: Mapping[str, Any], repeats: int, until: float | None
-) -> dict[str, Any]:
+def _take(cell: BenchCell, setup: SharedSetup, result: _Result, repeats: int, until: float | None) -> dict[str, Any]:
     task = setup.task  # trained now, or before: no part of what is timed
     started = time.perf_counter()
     warm_up, model = _answer(cell, task)  # with its progress, and so with a way to stop
@@ -138,7 +134,9 @@ def _take(
         cost, model = _answer(cell, quiet)
         runs.append(_figures(cost, effect_moment(result)))
     overhead = serving_overhead(task.model, model, setup.dataset.test_x)
-    median = {key: _median([run[key] for run in runs]) for key in ("time", "time_to_effect", "ahead_time")}
+    keys = ("time", "time_to_effect", "ahead_time")
+    times = {key: [run[key] for run in runs if run[key] is not None] for key in keys}
+    median = {key: statistics.median(values) if values else None for key, values in times.items()}
     return {
         **check.finish(idle=True).to_json(),
         "warm_up_s": warm_up.total_time_s,
@@ -153,7 +151,7 @@ def _answer(cell: BenchCell, task: Task) -> tuple[Cost, nn.Module]:
     return unlearned.cost, unlearned.model
 
 
-def effect_moment(result: Mapping[str, Any]) -> int | None:
+def effect_moment(result: _Result) -> int | None:
     """The moment of the result's path at which the effect was reached: -1 for the end, None for never."""
     effect = result["metrics"].get("time_to_effect")
     moments = [moment["time_s"] for moment in result.get("cost", {}).get("path", [])]
@@ -170,8 +168,3 @@ def _figures(cost: Cost, moment: int | None) -> dict[str, Any]:
         "time_to_effect": moments[moment] if moment is not None and moment < len(moments) else None,
         "ahead_time": cost.ahead_time_s,
     }
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    there = [value for value in values if value is not None]
-    return statistics.median(there) if there else None

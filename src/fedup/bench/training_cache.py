@@ -63,7 +63,9 @@ def recorded(
     """
     path = _path(start, federation, recipe, ["recorded"])
     if named:
-        path = path.with_name(f"{path.stem}-{_digest_of(averaging, named)}.safetensors")
+        code = Path(inspect.getfile(getattr(averaging, "func", averaging))).read_bytes()
+        digest = hashlib.sha256(named.encode() + code).hexdigest()[:16]
+        path = path.with_name(f"{path.stem}-{digest}.safetensors")
     folder = path.with_suffix(".history")
     path.parent.mkdir(parents=True, exist_ok=True)
     with held(path.with_suffix(".lock"), "bench", wait_s=_A_DAY_S):  # two processes would mix their histories
@@ -101,12 +103,6 @@ def use_histories(start: nn.Module, federation: Federation, recipe: Recipe) -> C
             users.close()
 
     return done
-
-
-def _digest_of(averaging: Averaging, named: str) -> str:
-    """A digest of the name and of the averaging's code."""
-    code = Path(inspect.getfile(getattr(averaging, "func", averaging))).read_bytes()
-    return hashlib.sha256(named.encode() + code).hexdigest()[:16]
 
 
 def _history(folder: Path) -> History:

@@ -1,7 +1,7 @@
 """Ordinary withdrawals (of classes, persons, sources, random rows), each answered by the library's default call; each
 verdict is compared with one that uses Retrain as its reference."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -133,9 +133,8 @@ def make_cases(federation: Federation, setting: Setting, seed: int) -> tuple[Fed
         people = _choose_groups(client, setting, kinds, seed)
         for kind, rows_by_part in people.items():
             own = torch.cat(rows_by_part)
-            x[own] = (
-                _slanted(x[own], setting.slant) if kind == "person" else setting.contrast * x[own] + setting.brightness
-            )
+            dimmed = setting.contrast * x[own] + setting.brightness
+            x[own] = _slanted(x[own], setting.slant) if kind == "person" else dimmed
         for kind in kinds:
             rows = people[kind][0] if kind in people else _choose_rows(client, federation.y, kind, seed)
             if not len(rows):
@@ -159,9 +158,7 @@ def _mislabel(federation: Federation, share: float, seed: int) -> Tensor:
     return y % federation.num_classes
 
 
-def _choose_groups(
-    client: Client, setting: Setting, kinds: Sequence[str], seed: int
-) -> dict[str, tuple[Tensor, Tensor]]:
+def _choose_groups(client: Client, setting: Setting, kinds: list[str], seed: int) -> dict[str, tuple[Tensor, Tensor]]:
     """Training and held-out rows of a client's person and source, without overlap."""
     train = _shuffled(client.train, seed, "train", client.id)
     held_out = _shuffled(torch.cat([client.validation, client.heldout]), seed, "held out", client.id)
@@ -202,9 +199,7 @@ def _shuffled(values: Tensor, seed: int, *names: object) -> Tensor:
     return values[torch.randperm(len(values), generator=generator(seed, "withdrawals", *names))]
 
 
-def run_withdrawals(
-    setting: Setting, *, seed: int, device: torch.device | str = "cpu", progress: Progress
-) -> dict[str, Any]:
+def run_withdrawals(setting: Setting, *, seed: int, device: str = "cpu", progress: Progress) -> dict[str, Any]:
     """Train a federation, answer each withdrawal alone, retrain without its rows; the result is plain data."""
     recipe = setting.recipe_for(seed)
     check_there(recipe.data)

@@ -59,26 +59,17 @@ def goals(cases: Sequence[Mapping[str, Any]]) -> list[Goal]:
     harmed = sum(loss > MAX_CLASS_LOSS + _ROUNDING for loss in losses)
     refused = ", ".join(case["title"] for case in cases if case["refused"])
     same, too_few = sum(map(is_same, cases)), sum(finding_of(case) == "too few rows" for case in cases)
-    wanted = (
-        (
-            f"No class loses more than {MAX_CLASS_LOSS:g} points of test accuracy",
-            f"{harmed} of {len(cases)} withdrawals cost one more; at most {max(losses, default=0.0):.1f} points; "
-            + (f"refused: {refused}" if refused else "none was refused"),
-            not harmed,
-        ),
-        (
-            f"At least {LEAST_EQUAL} of {CASES} verdicts are those with Retrain as reference",
-            f"{same} of {len(cases)}",
-            same >= LEAST_EQUAL,
-        ),
-        (
-            f"At most {MOST_TOO_FEW} of {CASES} have too few rows for a verdict",
-            f"{too_few} of {len(cases)}",
-            too_few <= MOST_TOO_FEW,
-        ),
+    n, refusals = len(cases), f"refused: {refused}" if refused else "none was refused"
+    texts = (
+        f"No class loses more than {MAX_CLASS_LOSS:g} points of test accuracy",
+        f"At least {LEAST_EQUAL} of {CASES} verdicts are those with Retrain as reference",
+        f"At most {MOST_TOO_FEW} of {CASES} have too few rows for a verdict",
     )
-    enough = "yes" if len(cases) >= CASES else "cases missing"
-    return [Goal(text, found, enough if met else "no") for text, found, met in wanted]
+    cost = f"{harmed} of {n} withdrawals cost one more; at most {max(losses, default=0.0):.1f} points; {refusals}"
+    figures = (cost, f"{same} of {n}", f"{too_few} of {n}")
+    good = (not harmed, same >= LEAST_EQUAL, too_few <= MOST_TOO_FEW)
+    met = ("no" if not ok else "yes" if n >= CASES else "cases missing" for ok in good)
+    return [Goal(*line) for line in zip(texts, figures, met, strict=True)]
 
 
 def case_row(name: str, case: Mapping[str, Any]) -> list[str]:

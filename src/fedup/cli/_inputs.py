@@ -33,15 +33,11 @@ class InputReader:
                 continue
             files = [path := Path(text)]
             if path.is_dir():
-                files = sorted(entry for entry in path.iterdir() if entry.suffix.lower() in _ENDINGS[self._kind])
+                files = sorted(entry for entry in path.iterdir() if entry.suffix.lower() in _ENDINGS[self.inputs.kind])
             if not files:
-                raise DataError(f"The folder {path} holds no {self._kind} file.")
+                raise DataError(f"The folder {path} holds no {self.inputs.kind} file.")
             for file in files:
                 yield from self._read_file(file)
-
-    @property
-    def _kind(self) -> str:
-        return self.inputs.kind
 
     def _read_file(self, path: Path) -> Named:
         try:
@@ -61,19 +57,20 @@ class InputReader:
             yield from self._read_parquet(io.BytesIO(data), name)
         elif not data:
             raise DataError(f"{source} is empty.")
-        elif self._kind == "image":
+        elif self.inputs.kind == "image":
             yield name, self._decode(source, data)
         else:  # a text on each line
             lines = str(self._decode(source, data)).splitlines()
             yield from ((f"{name}:{number}", line) for number, line in enumerate(lines, start=1) if line.strip())
 
     def _read_parquet(self, file: Any, name: str) -> Named:
-        column, is_image = self.column or self._kind, self._kind == "image"
+        kind = self.inputs.kind
+        column, wanted = self.column or kind, bytes if kind == "image" else str
         values = (value for batch in read_column(file, column, name) for value in batch)
         for row, value in enumerate(values):
             place = f"{name}:{row}"
-            if not isinstance(value, bytes if is_image else str):
-                raise DataError(f"{place}: the column {column!r} holds no {self._kind} there.")
+            if not isinstance(value, wanted):
+                raise DataError(f"{place}: the column {column!r} holds no {kind} there.")
             yield place, self._decode(place, value) if isinstance(value, bytes) else value
 
     def _decode(self, source: str, data: bytes) -> Any:

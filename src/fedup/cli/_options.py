@@ -9,9 +9,7 @@ import typer
 
 RunOption = Annotated[Path, typer.Option("--run", "-r", envvar="FEDUP_RUN", help="The run folder.", show_default=True)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
-WaitOption = Annotated[
-    float, typer.Option("--wait", help="Seconds to wait while another process writes to the folder.", min=0)
-]
+WaitOption = Annotated[float, typer.Option("--wait", help="Seconds to wait for another process that writes.", min=0)]
 DeviceOption = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")]
 
 

@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,9 +17,7 @@ _NUMBERS = re.compile(r"[0-9]{1,18}(-[0-9]{1,18})?([,; ]+[0-9]{1,18}(-[0-9]{1,18
 _MOST = 10_000_000  # a typing error in a range must not fill the memory
 
 
-def from_options(
-    clients: Sequence[int], classes: Sequence[int], samples: Sequence[str], reason: str = "withdrawal"
-) -> list[Forget]:
+def from_options(clients: list[int], classes: list[int], samples: list[str], reason: str) -> list[Forget]:
     """One request for all that the options name; none when they name nothing."""
     parts = [Forget.clients(clients)] if clients else []
     parts += [Forget.classes(classes)] if classes else []

@@ -143,7 +143,6 @@ def checked_device(device: str) -> str:
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise SettingError(
-            f"There is no device {device!r} here ({str(error).splitlines()[0]}). Use --device cpu."
-        ) from error
+        reason = str(error).splitlines()[0]
+        raise SettingError(f"There is no device {device!r} here ({reason}). Use --device cpu.") from error
     return device

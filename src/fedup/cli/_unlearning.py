@@ -1,7 +1,6 @@
 """What `fedup unlearn` does: tell new requests from known ones, answer or plan them, and show the result."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -60,14 +59,34 @@ def _new(session: Session, state: State, wanted: Wanted) -> tuple[list[dict[str,
 def plan_answer(
     session: Session, wanted: Wanted, settings: Settings, *, keep_sealed: bool, force: bool
 ) -> dict[str, Any]:
-    """What answering would take; changes nothing."""
+    """Who would be asked, what would be replaced, what it costs in time and privacy; changes nothing."""
     state, plugged = session.served()
     known, new = _new(session, state, wanted)
     result: dict[str, Any] = {"dry_run": True, "already": known, "requests": []}
-    if new:
-        config = _config(plugged, settings)
-        result |= _describe_plan(session, (state, plugged), new, config, keep_sealed=keep_sealed, force=force)
-    return result
+    if not new:
+        return result
+    config, clients = _config(plugged, settings), session.federation_if_here
+    store, requests = session.store(state), state.forgets | {request.forget for request in new}
+    planned = plan(plugged, store, requests, clients=clients, config=config, force=force)
+    sent = len(planned.cells_asked)
+    per_client_s = state.collected.body["time_s"] / max(1, len(state.collected.body["releases"]))  # type: ignore[union-attr]
+    expected_s = _time_of_fit(plugged, store, requests, config) + per_client_s * len(planned.clients_contacted)
+    return result | {
+        "requests": [{"reference": own.reference, "what": str(own.forget), "rows": own.rows} for own in new],
+        "in_force_afterwards": len(requests),
+        "classes_left_without_holder": classes_left_without_holder(store, requests),
+        "would_be_measured": clients is not None,
+        "cells_sealed": planned.cells_sealed,
+        "cells_asked": [list(cell) for cell in planned.cells_asked],
+        "samples_unknown": planned.samples_unknown,
+        "clients_contacted": planned.clients_contacted,
+        "centroids_kept": planned.centroids_kept,
+        "clients_of_eraser": planned.clients_of_eraser,
+        "notes": planned.notes,
+        "privacy_cost": _privacy_cost(sent, store, eraser=bool(planned.clients_of_eraser)),
+        "replaced_cells": "none" if not sent else "sealed where it is the original" if keep_sealed else "destroyed",
+        "expected_time_s": round(expected_s, 3),
+    }
 
 
 def answer_requests(
@@ -162,40 +181,6 @@ def _print_filter(result: dict[str, Any], console: Console, run: Path) -> None:
         soft_wrap=True,
         markup=False,
     )
-
-
-def _describe_plan(
-    session: Session,
-    served: tuple[State, PluggedModel],
-    new: Sequence[NewRequest],
-    config: FilterConfig,
-    *,
-    keep_sealed: bool,
-    force: bool,
-) -> dict[str, Any]:
-    """Who would be asked, what would be replaced, what it costs in time and privacy; as plain data."""
-    (state, plugged), clients = served, session.federation_if_here
-    store, requests = session.store(state), state.forgets | {request.forget for request in new}
-    planned = plan(plugged, store, requests, clients=clients, config=config, force=force)
-    sent = len(planned.cells_asked)
-    per_client_s = state.collected.body["time_s"] / max(1, len(state.collected.body["releases"]))  # type: ignore[union-attr]
-    expected_s = _time_of_fit(plugged, store, requests, config) + per_client_s * len(planned.clients_contacted)
-    return {
-        "requests": [{"reference": own.reference, "what": str(own.forget), "rows": own.rows} for own in new],
-        "in_force_afterwards": len(requests),
-        "classes_left_without_holder": classes_left_without_holder(store, requests),
-        "would_be_measured": clients is not None,
-        "cells_sealed": planned.cells_sealed,
-        "cells_asked": [list(cell) for cell in planned.cells_asked],
-        "samples_unknown": planned.samples_unknown,
-        "clients_contacted": planned.clients_contacted,
-        "centroids_kept": planned.centroids_kept,
-        "clients_of_eraser": planned.clients_of_eraser,
-        "notes": planned.notes,
-        "privacy_cost": _privacy_cost(sent, store, eraser=bool(planned.clients_of_eraser)),
-        "replaced_cells": "none" if not sent else "sealed where it is the original" if keep_sealed else "destroyed",
-        "expected_time_s": round(expected_s, 3),
-    }
 
 
 def _privacy_cost(cells: int, store: Centroids, *, eraser: bool) -> str:

@@ -1,7 +1,7 @@
 """`fedup data`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -12,18 +12,17 @@ from fedup.cli._progress import progress_bars, wide_console
 from fedup.errors import FedUPError, MissingDataError, SettingError
 from fedup.registry import names as registered
 
+if TYPE_CHECKING:
+    from fedup.federation import Federation
+
 app = typer.Typer(invoke_without_command=True)
 
 
 @app.callback()
 def data(
     context: typer.Context,
-    run: Annotated[
-        Path | None, typer.Option("--run", "-r", help="Show the rows of a run folder's clients instead.")
-    ] = None,
-    client: Annotated[
-        int | None, typer.Option(help="With --run: the ids of this client's training rows.", min=0)
-    ] = None,
+    run: Annotated[Path | None, typer.Option("--run", "-r", help="Show the rows of a run folder's clients.")] = None,
+    client: Annotated[int | None, typer.Option(help="With --run: ids of this client's training rows.", min=0)] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show, check or fetch data sets; or show the rows of a run folder's clients.
@@ -39,10 +38,17 @@ def data(
         raise typer.BadParameter("--client needs the run folder: --run FOLDER.")
     if run is None:
         options.show(_data_sets(), as_json, _print_data_sets)
-    elif client is None:
-        options.show(_clients(run), as_json, _print_clients)
-    else:
-        options.show(_ids(run, client), as_json, _print_ids)
+        return
+    from fedup.cli._session import Session
+
+    federation = (session := Session(run)).federation
+    if client is None:
+        options.show(_clients(federation), as_json, _print_clients)
+        return
+    rows, names = federation.client(client).train, session.dataset.class_names
+    ids = {name: rows[federation.y[rows] == label].tolist() for label, name in enumerate(names)}
+    text = "\n".join(f"{name}: {','.join(map(str, own)) or 'none'}" for name, own in ids.items())
+    options.show(ids, as_json, lambda _: typer.echo(text))
 
 
 @app.command()
@@ -71,9 +77,7 @@ def check(
 @app.command()
 def fetch(
     name: Annotated[str, typer.Argument(help="The data set.", autocompletion=data_sets)],
-    to: Annotated[
-        Path | None, typer.Option("--to", help="Folder for data sets.", envvar="FEDUP_DATA", show_envvar=True)
-    ] = None,
+    to: Annotated[Path | None, typer.Option(help="Folder for data sets.", envvar="FEDUP_DATA")] = None,
 ) -> None:
     """Get a data set's files from the Hugging Face hub; those that are there already are kept.
 
@@ -113,10 +117,7 @@ def _data_sets(wanted: list[str] | None = None) -> list[dict[str, Any]]:
     return [describe(name) for name in wanted or registered("fedup.tasks.datasets")]
 
 
-def _clients(run: Path) -> list[dict[str, Any]]:
-    from fedup.cli._session import Session
-
-    federation = Session(run).federation
+def _clients(federation: "Federation") -> list[dict[str, Any]]:
     return [
         {
             "client": client.id,
@@ -125,14 +126,6 @@ def _clients(run: Path) -> list[dict[str, Any]]:
         }
         for client in federation.clients
     ]
-
-
-def _ids(run: Path, client_id: int) -> dict[str, list[int]]:
-    from fedup.cli._session import Session
-
-    federation = (session := Session(run)).federation
-    rows = federation.client(client_id).train
-    return {name: rows[federation.y[rows] == label].tolist() for label, name in enumerate(session.dataset.class_names)}
 
 
 def _print_data_sets(found: list[dict[str, Any]]) -> None:
@@ -153,8 +146,3 @@ def _print_clients(found: list[dict[str, Any]]) -> None:
         by_class = " ".join(f"{count:>4}" for count in own["train_by_class"])
         table.add_row(str(own["client"]), *(f"{own[part]:,}" for part in ("train", "validation", "heldout")), by_class)
     wide_console().print(table)
-
-
-def _print_ids(found: dict[str, list[int]]) -> None:
-    for name, rows in found.items():
-        typer.echo(f"{name}: {','.join(map(str, rows)) or 'none'}")

@@ -13,7 +13,6 @@ from fedup.run.in_words import STATES
 if TYPE_CHECKING:
     from fedup.cli._session import Session
     from fedup.run.state import State
-    from fedup.serving.plugged import PluggedModel
 
 
 def evaluate(
@@ -34,18 +33,10 @@ def evaluate(
     [bold]fedup evaluate --retrain[/]
     """
     from fedup.cli._session import Session
+    from fedup.tasks.evaluation import FederationJudge, accuracy
 
     session = Session(run, device=device)
     state, plugged = session.served()
-    result = _figures(session, state, plugged)
-    if retrain:
-        result["retrained"] = _retrain(session, state, wait)
-    options.show(result, as_json, lambda result: _print(result, list(state.about["class_names"])))
-
-
-def _figures(session: "Session", state: "State", plugged: "PluggedModel") -> dict[str, Any]:
-    from fedup.tasks.evaluation import FederationJudge, accuracy
-
     data = session.dataset
     test = data.test_x.to(session.device), data.test_y.to(session.device)
     judge, on_test = FederationJudge(session.federation), {"original": accuracy(plugged.base, *test)}
@@ -53,12 +44,15 @@ def _figures(session: "Session", state: "State", plugged: "PluggedModel") -> dic
         on_test["forgotten"] = accuracy(plugged, *test)
         with plugged.restored():
             on_test["restored"] = accuracy(plugged, *test)
-    return {
+    result = {
         "filter": state.filter.id if state.filter else None,
         "in_force": [request.id for request in state.active],
         "test": on_test,
         **(judge(plugged, plugged.requests) if state.filter else {"original": judge.alone(plugged.base, ())}),
     }
+    if retrain:
+        result["retrained"] = _retrain(session, state, wait)
+    options.show(result, as_json, lambda result: _print(result, list(state.about["class_names"])))
 
 
 def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 """`fedup predict`."""
 
 import json
-from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,18 +12,13 @@ from fedup.registry import names as registered
 from fedup.run.state import State
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from fedup.cli._inputs import InputReader
     from fedup.tasks.datasets import Images, Texts
 
 _BATCH = 256
 
 
 def predict(
-    inputs: Annotated[
-        list[str], typer.Argument(help="Image, text or Parquet files, folders, or - for standard input.")
-    ],
+    inputs: Annotated[list[str], typer.Argument(help="Image, text or Parquet files, folders; - is standard input.")],
     run: options.RunOption = options.DEFAULT_RUN,
     filter_id: Annotated[
         str | None,
@@ -46,6 +40,7 @@ def predict(
     """
     from fedup.cli._inputs import InputReader
     from fedup.cli._session import Session
+    from fedup.tasks.evaluation import predict as logits_for
 
     session = Session(run, device=device)
     state, plugged = session.served()
@@ -58,14 +53,18 @@ def predict(
     reader = InputReader(_inputs(session.recipe.data, state), column, resize)
     # Without a request in force the original model is what the folder serves; with one, only the filtered view answers.
     model = plugged if state.active else plugged.base
-    for answer in _answers(reader, inputs, model, state, session.device):
-        line = f"{answer['input']}\t{answer['name']}\t{answer['probability']:.3f}"
-        typer.echo(json.dumps(answer, ensure_ascii=False) if as_json else line)
+    names, items = state.about["class_names"], reader.read(inputs)
+    while batch := list(islice(items, _BATCH)):
+        x = reader.inputs.prepare([raw for _, raw in batch]).to(session.device)
+        best = logits_for(model, x).softmax(1).max(1)
+        for (own, _), share, label in zip(batch, best.values.tolist(), best.indices.tolist(), strict=True):
+            answer = {"input": own, "class": label, "name": names[label], "probability": round(share, 6)}
+            answer["filter"] = state.filter.id if state.filter else None
+            line = f"{own}\t{names[label]}\t{share:.3f}"
+            typer.echo(json.dumps(answer, ensure_ascii=False) if as_json else line)
     if not as_json:
         ids = ", ".join(request.id for request in state.active)
-        filtered = (
-            f"under filter {state.filter.id} for {ids}" if state.filter else "with no filter: no request is in force"
-        )
+        filtered = f"under filter {state.filter.id} for {ids}" if state.filter else "with no filter: none is in force"
         typer.echo(f"Answered {filtered}.", err=True)
 
 
@@ -81,18 +80,3 @@ def _inputs(data: str, state: State) -> "Images | Texts":
             "Inputs would be read otherwise than at training (another vocabulary or image size): nothing was answered."
         )
     return inputs
-
-
-def _answers(
-    reader: "InputReader", paths: list[str], model: "nn.Module", state: State, device: str
-) -> Iterator[dict[str, Any]]:
-    from fedup.tasks.evaluation import predict as logits_for
-
-    names, filter_id = state.about["class_names"], state.filter.id if state.filter else None
-    items = reader.read(paths)
-    while batch := list(islice(items, _BATCH)):
-        x = reader.inputs.prepare([raw for _, raw in batch]).to(device)
-        best = logits_for(model, x).softmax(1).max(1)
-        for (name, _), share, label in zip(batch, best.values.tolist(), best.indices.tolist(), strict=True):
-            answer = {"input": name, "class": label, "name": names[label], "probability": round(share, 6)}
-            yield {**answer, "filter": filter_id}

@@ -27,16 +27,12 @@ def train(
             autocompletion=data_sets,
         ),
     ] = "digits",
-    model: Annotated[
-        str | None, typer.Option(help="Model: a name (`fedup list`) or a .py file.", autocompletion=models)
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="A name (`fedup list`) or .py file.", autocompletion=models)] = None,
     *,
     settings: Settings,
     weights: Annotated[
         Path | None,
-        typer.Option(
-            help="Start from these weights (safetensors, or tinybert's folder); with --rounds 0 take them as trained."
-        ),
+        typer.Option(help="First weights (safetensors, or tinybert's folder); with --rounds 0, the trained ones."),
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Drop the rounds of an unfinished training.")] = False,
     device: options.DeviceOption = "cpu",

@@ -14,20 +14,15 @@ from fedup.cli._settings import Settings, with_settings
 def unlearn(
     run: options.RunOption = options.DEFAULT_RUN,
     client: Annotated[list[int] | None, typer.Option(help="Forget this client; may be repeated.", min=0)] = None,
-    class_: Annotated[
-        list[int] | None, typer.Option("--class", help="Forget this class; may be repeated.", min=0)
-    ] = None,
+    class_: Annotated[list[int] | None, typer.Option("--class", help="Forget this class; repeatable.", min=0)] = None,
     samples: Annotated[
         list[str] | None,
         typer.Option("--samples", "--sample", help="Forget samples of a client: 3:17,42,50-60; may be repeated."),
     ] = None,
-    csv: Annotated[
-        Path | None, typer.Option(help="Requests from a file with columns reference, client, class, sample.")
-    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="File with columns reference, client, class, sample.")] = None,
     reference: Annotated[str | None, typer.Option(help="Your own name for the request: a ticket, a letter.")] = None,
     reason: Annotated[
-        str,
-        typer.Option(help="withdrawal (rows should look unseen) or poison (their labels should not count)."),
+        str, typer.Option(help="withdrawal (rows should look unseen) or poison (their labels should not count).")
     ] = "withdrawal",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and change nothing.")] = False,
     max_loss: options.MaxLossOption = 3.0,

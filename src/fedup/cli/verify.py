@@ -15,9 +15,7 @@ _LONG_HASH = re.compile(r"\b([0-9a-f]{16})[0-9a-f]{48}\b")
 
 def verify(
     run: options.RunOption = options.DEFAULT_RUN,
-    head: Annotated[
-        str | None, typer.Option(help="A head hash kept elsewhere (8 digits or more): it must be in the chain.")
-    ] = None,
+    head: Annotated[str | None, typer.Option(help="A head hash that must be in the chain: 8 digits or more.")] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Check every hash, the journal's chain and the restored model; exit 1 on any mismatch.

@@ -99,9 +99,7 @@ class FeatureReader:
             values, logits = features[self.cut], logits_of(output)
             completed = logits_of(tail_of(self._view, self.cut)(values.clone()))
         if logits.ndim != 2:
-            raise CutError(
-                f"The model must give one row of logits for each input; found {tuple(logits.shape[1:])} each."
-            )
+            raise CutError(f"The model must give a row of logits for each input; found {tuple(logits.shape[1:])} each.")
         same = completed.shape == logits.shape and torch.allclose(
             completed.float().log_softmax(-1), logits.float().log_softmax(-1), atol=1e-3, rtol=1e-3
         )

@@ -57,26 +57,19 @@ class Recipe:
     partition: str = field(default="dirichlet:0.5", metadata={"help": "iid, dirichlet:0.5 or pathological:2."})
     rows: int | None = field(default=None, metadata={"help": "Use a random subset of so many rows.", "min": 1})
     epochs: int = field(default=1, metadata={"help": "Local epochs in each round.", "min": 1})
-    batch_size: int = field(
-        default=64, metadata={"help": "Local batch size.", "min": 1, "default": "what suits the data set"}
-    )
+    batch_size: int = field(default=64, metadata={"help": "Local batch size.", "min": 1, "default": "by data set"})
     lr: float = field(default=0.05, metadata={"help": "Local learning rate.", "default": "what suits the model"})
     momentum: float = 0.9
     optimizer: str = field(default="sgd", metadata={"help": "sgd or adam.", "default": "what suits the model"})
     precision: str = field(
         default="float32",
-        metadata={
-            "help": "float32, bfloat16, or auto (bfloat16 on a GPU that has it).",
-            "default": "what suits the model",
-        },
+        metadata={"help": "float32, bfloat16, or auto (by the GPU).", "default": "what suits the model"},
     )
     weight_decay: float = 0.0
     clients_per_round: int | None = field(
         default=None, metadata={"help": "Clients drawn in each round.", "min": 1, "default": "all"}
     )
-    cut: str | None = field(
-        default=None, metadata={"help": "Module whose input is filtered.", "default": "the last linear layer"}
-    )
+    cut: str | None = field(default=None, metadata={"help": "Module to filter at.", "default": "the last linear layer"})
     weights: str | None = None  # file or folder of first weights; a run folder knows their fingerprint instead
     seed: int = field(default=0, metadata={"help": "Same seed, same federation and model."})
 
@@ -86,9 +79,7 @@ class Recipe:
         if self.rounds < 0 or self.clients < 1:
             raise SettingError(f"rounds must be 0 or more, clients 1 or more; found {self.rounds} and {self.clients}.")
         if self.clients_per_round is not None and not 1 <= self.clients_per_round <= self.clients:
-            raise SettingError(
-                f"clients_per_round must lie in 1 … {self.clients} (all clients); found {self.clients_per_round}."
-            )
+            raise SettingError(f"clients_per_round must lie in 1 … {self.clients}; found {self.clients_per_round}.")
         _ = self.local  # checks the rest
 
     @classmethod
@@ -170,9 +161,8 @@ class Recipe:
         """The data set, split over clients."""
         name, _, value = self.partition.partition(":")
         if name not in PARTITIONS:
-            raise SettingError(
-                f"partition is one of {', '.join(PARTITIONS)}, as in dirichlet:0.5; found {self.partition!r}."
-            )
+            known = ", ".join(PARTITIONS)
+            raise SettingError(f"partition is one of {known}, as in dirichlet:0.5; found {self.partition!r}.")
         make, options = PARTITIONS[name]
         try:
             if value and not options:
@@ -210,11 +200,7 @@ def _take_weights(model: nn.Module, path: Path) -> None:
     try:
         model.load_state_dict(load_file(path))
     except SafetensorError as error:
-        raise ArtifactError(
-            f"{path} is damaged or no safetensors file ({error}): save the state_dict as one."
-        ) from error
+        raise ArtifactError(f"{path} is damaged or no safetensors file ({error}): save the state_dict so.") from error
     except (RuntimeError, OSError) as error:
-        why = " ".join(str(error).split())[:300]
-        raise ArtifactError(
-            f"The weights in {path} do not fit the model: {why.rstrip('.')}. Name the model they are of."
-        ) from error
+        why = " ".join(str(error).split())[:300].rstrip(".")
+        raise ArtifactError(f"The weights in {path} do not fit this model: {why}. Name the right one.") from error

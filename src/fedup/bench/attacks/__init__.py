@@ -149,9 +149,5 @@ class AttackData:
 
         As many at a time as there are classes, each in a class of its own, so that the layout is that of the clients.
         """
-        return torch.cat(
-            [
-                joint_vector(dp, part, torch.arange(len(part)), None, self.num_classes)[: len(part)]
-                for part in points.split(self.num_classes)
-            ]
-        )
+        parts = [(part, torch.arange(len(part))) for part in points.split(self.num_classes)]
+        return torch.cat([joint_vector(dp, part, own, None, self.num_classes)[: len(own)] for part, own in parts])

@@ -79,19 +79,16 @@ def ceiling(trials: int, of: Callable[[Rates], float]) -> float:
 def _choose(inside: Scores, outside: Scores, of: Callable[[Rates], float]) -> tuple[float, float]:
     """The most promising threshold, by quick approximate bounds (Wilson 1927); it proves nothing yet."""
     thresholds = np.quantile(np.concatenate([inside, outside]), np.linspace(0, 1, 401))
-    tpr = _wilson(_share_above(inside, thresholds), len(inside), -1)
-    fpr = _wilson(_share_above(outside, thresholds), len(outside), +1)
+    tpr, fpr = _wilson(inside, thresholds, -1), _wilson(outside, thresholds, +1)
     values = [of(Rates(float(t), float(f))) for t, f in zip(tpr, fpr, strict=True)]
     best = int(np.argmax(values))
     return values[best], float(thresholds[best])
 
 
-def _share_above(sample: Scores, thresholds: Scores) -> Scores:
-    return 1 - np.searchsorted(np.sort(sample), thresholds, "right") / len(sample)
-
-
-def _wilson(rates: Scores, n: int, sign: int) -> Scores:
-    z = NORMAL.inv_cdf((1 + CONFIDENCE) / 2)
+def _wilson(sample: Scores, thresholds: Scores, sign: int) -> Scores:
+    """A lower or an upper bound on the share above each threshold."""
+    n, z = len(sample), NORMAL.inv_cdf((1 + CONFIDENCE) / 2)
+    rates = 1 - np.searchsorted(np.sort(sample), thresholds, "right") / n
     middle, reach = rates + z * z / (2 * n), z * np.sqrt(rates * (1 - rates) / n + z * z / (4 * n * n))
     return np.clip((middle + sign * reach) / (1 + z * z / n), 1e-12, 1 - 1e-12)
 
@@ -225,13 +222,11 @@ def _proved(inside: Scores, worlds: _Replaced, *, sigma: float, delta: float) ->
     return max(0.0, math.log(tpr_low - delta) - log_fpr)
 
 
-def _results(
-    protection: str, inside: Scores, outside: Scores, *, claimed: float, delta: float, note: str
-) -> list[Result]:
+def _results(name: str, inside: Scores, outside: Scores, *, claimed: float, delta: float, note: str) -> list[Result]:
     results = []
     for measure, of in ((COUNTED, Rates.epsilon), (GAUSSIAN, Rates.gaussian)):
         needed = partial(of, delta=delta)
         figure = lower_bound(inside, outside, needed)
         n = f"{len(inside)} a world, can show {ceiling(len(inside), needed):.1f}"
-        results.append(Result(NAME, measure, protection, figure, None, None, None, claimed, n, note))
+        results.append(Result(NAME, measure, name, figure, None, None, None, claimed, n, note))
     return results

@@ -9,7 +9,7 @@ own code answers, without Flower's processes.
 import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -175,24 +175,22 @@ def battery(rows: Rows, target: int, num_classes: int) -> Iterator[Probe]:
         yield Probe(kind, release(CentroidConfig(), **public), usual)
     yield Probe(_CENTROIDS, release(**public), usual)
     question = _eraser([own], num_classes, width)["question"]
-    exact: dict[str, dict[str, Any]] = {  # questions that are answered without noise, and so not at all
-        "sketch": {"cut": _EARLY, "over": "each"},
-        "spreads": {"cuts": {_EARLY: "each"}, "weights": {}},
-        "moments": {"cut": _EARLY, "over": "each", "positions": [0]},
-        "tally": {"before": None, "after": None},
-    }
     counted = RowsToCount({"request": Forget.samples({0: [own]})}, Forget(), {}, True).to_json()
+    exact: dict[str, dict[str, Any]] = {  # questions that are answered without noise, and so not at all
+        "sketch": {"cut": _EARLY, "over": "each", "question": question},
+        "spreads": {"cuts": {_EARLY: "each"}, "weights": {}, "question": question},
+        "moments": {"cut": _EARLY, "over": "each", "positions": [0], "question": question},
+        "tally": {"before": None, "after": None, "question": counted},
+    }
     for kind, details in exact.items():
-        about = counted if kind == "tally" else question
-        yield Probe(kind, {**details, "question": about, "num_classes": num_classes}, usual)
+        yield Probe(kind, {**details, "num_classes": num_classes}, usual)
 
 
-def _eraser(samples: Sequence[int], num_classes: int, width: int) -> dict[str, Any]:
-    forget = {"clients": [], "classes": [], "samples": {"0": list(samples)}}
-    question = {"requests": {"request": forget}, "gone": forget}
-    row = {"shape": [width], "type": "float32"}
-    config = asdict(replace(GUARANTEE, erase_clip=1.0))
-    return {"cut": _EARLY, "how": config, "question": question, "num_classes": num_classes, "row": row}
+def _eraser(samples: list[int], num_classes: int, width: int) -> dict[str, Any]:
+    forget = {"clients": [], "classes": [], "samples": {"0": samples}}
+    details = {"question": {"requests": {"request": forget}, "gone": forget}, "num_classes": num_classes}
+    how = asdict(replace(GUARANTEE, erase_clip=1.0))
+    return {"cut": _EARLY, "how": how, "row": {"shape": [width], "type": "float32"}, **details}
 
 
 def audit_interface(data: AttackData, *, seed: int = 0, progress: Progress) -> list[Result]:

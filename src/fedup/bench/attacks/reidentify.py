@@ -60,17 +60,10 @@ def reidentify(
             hits[NEAREST, name] += _leads(data.near_mean(dp, message, own, points.shape[1]))
             hits[INFORMED, name] += _leads(likelihoods(message, held - own[0], own))
     progress("Re-identification", trials, trials)
+    measure, chance, n = f"found among {candidates}", 1 / candidates, f"{trials} trials"
+    most = {name: bound(dp.mu, candidates) for name, dp in protected.items()}
     return [
-        Result(
-            attack,
-            f"found among {candidates}",
-            name,
-            count / trials,
-            *clopper_pearson(count, trials),
-            chance=1 / candidates,
-            bound=bound(protected[name].mu, candidates) if name in protected else None,
-            n=f"{trials} trials",
-        )
+        Result(attack, measure, name, count / trials, *clopper_pearson(count, trials), chance, most.get(name), n)
         for (attack, name), count in hits.items()
     ]
 

@@ -72,9 +72,8 @@ class Adapted(nn.Module):
         self.deltas = nn.ModuleList(deltas.values())  # names of weights have dots, which names of modules cannot have
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        weights = {
-            name: delta(self.base.get_parameter(name)) for name, delta in zip(self._names, self.deltas, strict=True)
-        }
+        named = zip(self._names, self.deltas, strict=True)
+        weights = {name: delta(self.base.get_parameter(name)) for name, delta in named}
         outputs: Tensor = functional_call(self.base, weights, inputs)
         return outputs
 

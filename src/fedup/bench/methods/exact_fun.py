@@ -62,9 +62,8 @@ class Method(AnswersAll):
         else:
             number, start = changed
             rest = range(number + 1, task.recipe.rounds)
-            answer = task.train(
-                start, replay.retained, rounds=rest, cost=cost, what="Exact-Fun", averaging=replay.averaging
-            )
+            train = partial(task.train, start, replay.retained, averaging=replay.averaging)
+            answer = train(rounds=rest, cost=cost, what="Exact-Fun")
             did = (
                 f"a reconstruction with a federation of its own, rounded to {self.step:g}: the replay left the stored "
                 f"course in round {number + 1}, and the {len(rest)} rounds after it were trained anew"

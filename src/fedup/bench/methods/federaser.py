@@ -61,9 +61,8 @@ class Method:
         local = replace(recipe.local, epochs=math.ceil(self.ratio * recipe.epochs))
         parameters = [name for name, _ in model.named_parameters()]
         averaging = partial(CalibratedAverage, history=history, parameters=parameters, by_layer=self.norm == "layer")
-        model = task.train(
-            model, task.retained, rounds=stored[1:], cost=cost, what="FedEraser", local=local, averaging=averaging
-        )
+        calibrate = partial(task.train, model, task.retained, local=local, averaging=averaging)
+        model = calibrate(rounds=stored[1:], cost=cost, what="FedEraser")
         if self.post_rounds:
             model = task.train_after(model, rounds=self.post_rounds, cost=cost, what="FedEraser, rounds after")
         did = (

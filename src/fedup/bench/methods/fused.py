@@ -39,9 +39,8 @@ class Method(AnswersAll):
         if not 0 < self.lr <= 1:
             raise SettingError(f"lr, a share of the federation's rate, must lie in (0, 1]; found {self.lr}.")
         if min(self.rank, self.rounds) < 1 or not 0 < self.alpha < float("inf"):
-            raise SettingError(
-                f"rank and rounds must be 1 or more, alpha above 0; found {self.rank}, {self.rounds}, {self.alpha}."
-            )
+            found = f"{self.rank}, {self.rounds}, {self.alpha}"
+            raise SettingError(f"rank and rounds must be 1 or more, alpha above 0; found {found}.")
 
     def unlearn(self, task: Task) -> Unlearned:
         """The frozen model under trained deltas."""

@@ -3,7 +3,8 @@ what is retained alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 
@@ -57,7 +58,5 @@ class Method(AnswersAll):
 
     def on(self, model: nn.Module, chosen: Sequence[str], seed: int) -> Adapted:
         """The model under deltas that do nothing yet."""
-        weights = {name: model.get_parameter(name) for name in chosen}
-        if self.delta == "lora":
-            return Adapted(model, {name: LowRank(weight, self.rank, seed, name) for name, weight in weights.items()})
-        return Adapted(model, {name: Sparse(weight, self.density, seed, name) for name, weight in weights.items()})
+        make: Any = partial(LowRank, rank=self.rank) if self.delta == "lora" else partial(Sparse, density=self.density)
+        return Adapted(model, {name: make(model.get_parameter(name), seed=seed, name=name) for name in chosen})

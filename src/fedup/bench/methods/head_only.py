@@ -64,11 +64,8 @@ class Method(AnswersAll):
 def _retained(centroids: Centroids, task: Task, cost: Cost) -> tuple[Tensor, Tensor]:
     """Centroids of what is retained and their classes; touched clients cluster again, as for a filter."""
     request, report = task.request, Report(frozenset([task.request]))
-    used = [
-        cell
-        for cell in centroids.cells
-        if cell.client not in request.client_ids and cell.label not in request.class_ids
-    ]
+    clients, classes = request.client_ids, request.class_ids
+    used = [cell for cell in centroids.cells if cell.client not in clients and cell.label not in classes]
     contact = InProcess(task.federation, task.model, one_reader=True)
     Refresh(centroids, contact, report, keep_sealed=False).bring_up_to_date(used, request)
     sent = contact.traffic

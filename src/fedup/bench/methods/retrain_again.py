@@ -1,6 +1,7 @@
 """The floor: a second Retrain with other seeds; no method can be asked to be closer to Retrain than this."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fedup.bench.cost import Cost
 from fedup.bench.methods import AnswersAll
@@ -24,8 +25,7 @@ class Method(AnswersAll):
         recipe = replace(task.recipe, seed=task.recipe.seed + self.other_seed)
         federation = task.federation
         start = recipe.blank_model(federation.x.shape[1:], federation.num_classes).to(federation.x.device)
-        model = replace(task, recipe=recipe).train(
-            start, task.retained, rounds=recipe.rounds, cost=cost, what="Retrain, other seeds"
-        )
+        train = partial(replace(task, recipe=recipe).train, start, task.retained)
+        model = train(rounds=recipe.rounds, cost=cost, what="Retrain, other seeds")
         did = f"{recipe.rounds} rounds on what is retained, with first weights, cohorts and batches of another seed"
         return Unlearned(model, cost, about={"did": did})

@@ -61,9 +61,7 @@ def target_client(federation: Federation, wanted: int | None) -> Client:
     if wanted is None:
         return max(federation.clients, key=lambda client: len(client.train))
     if wanted not in federation.ids:
-        raise SettingError(
-            f"client: there is no client {wanted}; there are {federation.ids[0]} … {federation.ids[-1]}."
-        )
+        raise SettingError(f"There is no client {wanted}; there are {federation.ids[0]} … {federation.ids[-1]}.")
     return federation.client(wanted)
 
 

@@ -34,9 +34,8 @@ class Scenario:
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1 or self.holders < 1:
-            raise SettingError(
-                f"share must lie between 0 and 1, holders must be 1 or more; found {self.share} and {self.holders}."
-            )
+            found = f"{self.share} and {self.holders}"
+            raise SettingError(f"share must lie between 0 and 1, holders must be 1 or more; found {found}.")
 
     def prepare(self, federation: Federation, *, dataset: Dataset, inputs: Images | Texts, seed: int) -> Situation:
         """The federation with a backdoor, whose samples are to be forgotten."""

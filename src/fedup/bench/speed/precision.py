@@ -30,10 +30,8 @@ def measure(device: torch.device, tell: Tell) -> Iterator[Row]:
                 recipe = Recipe.suited_to(**settings, seed=seed, precision=precision, rows=_ROWS)
                 tell(f"{recipe.model} on {recipe.data} in {precision}, seed {seed}")
                 runs.append(_train(recipe, device))
-        points = [
-            100 * (half["accuracy"] - single["accuracy"])
-            for half, single in zip(both["bfloat16"], both["float32"], strict=True)
-        ]
+        pairs = zip(both["bfloat16"], both["float32"], strict=True)
+        points = [100 * (half["accuracy"] - single["accuracy"]) for half, single in pairs]
         yield Row(
             f"{settings['model']} on {settings['data']}: accuracy in bfloat16 less in float32",
             statistics.fmean(points),

@@ -1,7 +1,7 @@
 """A round of FedAvg: against the loop that a tutorial writes, and against an epoch over the same rows in one place."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -98,9 +98,7 @@ def eager_round(model: nn.Module, x: Tensor, y: Tensor, jobs: Sequence[Job], con
     model.load_state_dict(average)
 
 
-def plain_epoch(
-    model: nn.Module, x: Tensor, y: Tensor, batches: Tensor | Sequence[Tensor], config: LocalTraining
-) -> None:
+def plain_epoch(model: nn.Module, x: Tensor, y: Tensor, batches: Iterable[Tensor], config: LocalTraining) -> None:
     """A plain loop over batches, with an optimizer of its own."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer: torch.optim.Optimizer

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fedup.cli._progress import progress_bars, wide_console
 from fedup.errors import SettingError
 from fedup.files import write_text
 
@@ -20,7 +21,6 @@ RESULTS = Path("benchmarks/results")
 ExperimentArgument = Annotated[Path, typer.Argument(help="A TOML file, as in benchmarks/experiments.")]
 DeviceOption = Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:1, …")]
 BudgetOption = Annotated[float | None, typer.Option(help="Stop cleanly before so many minutes are over.", min=0)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -54,17 +54,14 @@ def until_time_is_over(console: Console) -> Iterator[None]:
         console.print("The time given is over; the same command goes on from here.", highlight=False)
 
 
-def write_result(path: Path, result: dict[str, Any]) -> None:
-    """A result file."""
-    write_text(path, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-
-
-def echo_json(result: dict[str, Any]) -> None:
-    """The same on standard output."""
-    typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
-
-
-def check_file(path: Path) -> None:
-    """Whether --out can be a file, told before anything is measured."""
+def measure_into(path: Path, measure: Callable[..., dict[str, Any]], *, as_json: bool = False) -> dict[str, Any]:
+    """What is measured, written to a file; printed, too, as JSON if asked for."""
     if path.is_dir():
         raise typer.BadParameter(f"--out: {path} is a folder; name a file.")
+    with progress_bars(wide_console(stderr=as_json)) as progress:
+        result = measure(progress=progress)
+    text = json.dumps(result, indent=2, ensure_ascii=False)
+    write_text(path, f"{text}\n")
+    if as_json:
+        typer.echo(text)
+    return result

@@ -1,5 +1,6 @@
 """`fedup bench attack`."""
 
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,23 +8,18 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fedup.cli._progress import progress_bars, wide_console
-from fedup.cli.bench._shared import JsonOption, check_file, echo_json, write_result
+from fedup.cli._options import JsonOption
+from fedup.cli._progress import wide_console
+from fedup.cli.bench._shared import RESULTS, measure_into
 
 
 def attack(
     data: Annotated[str, typer.Option(help="Data set: digits (built in), or mnist below FEDUP_DATA.")] = "mnist",
     model: Annotated[str | None, typer.Option(help="Model; by default the data set's own.")] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="Rounds of FedAvg; by default what the data set needs.", min=0)
-    ] = None,
-    trials: Annotated[
-        int, typer.Option(help="Trials of each attack; the audit of a guarantee takes ten times as many.", min=20)
-    ] = 2000,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of FedAvg; by default what the data needs.", min=0)] = None,
+    trials: Annotated[int, typer.Option(help="Trials of each attack; ten times as many of an audit.", min=20)] = 2000,
     seed: Annotated[int, typer.Option(help="Same seed, same federation, records and noise.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Result file; by default DATA.json in benchmarks/results/attacks.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Result file; by default in benchmarks/results/attacks.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Attack what clients send: find a record among 100, tell members from others, audit the ε that is claimed, and all
@@ -37,15 +33,12 @@ def attack(
     """
     from fedup.bench.attacks.run import run_attacks
 
-    path = out or Path("benchmarks/results/attacks") / f"{Path(data).stem}.json"
-    check_file(path)
-    console = wide_console(stderr=as_json)
-    with progress_bars(console) as progress:
-        content = run_attacks(data, model=model, rounds=rounds, trials=trials, seed=seed, progress=progress)
-    write_result(path, content)
+    path = out or RESULTS / "attacks" / f"{Path(data).stem}.json"
+    run = partial(run_attacks, data, model=model, rounds=rounds, trials=trials, seed=seed)
+    content = measure_into(path, run, as_json=as_json)
     if as_json:
-        echo_json(content)
         return
+    console = wide_console()
     console.print(_table(content))
     console.print(
         "Bound: what the protection claims to allow; for the audit ε, and the figure is a lower bound on the true one.",

@@ -7,13 +7,8 @@ import typer
 
 
 def report(
-    experiments: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Experiments (TOML); by default all that there are in the folder."),
-    ] = None,
-    results: Annotated[
-        Path | None, typer.Option(help="Folder of results; by default results/ below the folder.")
-    ] = None,
+    experiments: Annotated[list[Path] | None, typer.Argument(help="TOML files; by default all of the folder.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Folder of results; by default FOLDER/results.")] = None,
     folder: Annotated[
         Path, typer.Option(help="Folder with experiments/, results/ and speed/; tables/ and pages/ are written there.")
     ] = Path("benchmarks"),

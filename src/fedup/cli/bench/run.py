@@ -7,19 +7,11 @@ import typer
 
 from fedup.cli._options import ThreadsOption
 from fedup.cli._progress import cell_progress, wide_console
-from fedup.cli.bench._shared import (
-    RESULTS,
-    BudgetOption,
-    DeviceOption,
-    ExperimentArgument,
-    check_data,
-    parse_seeds,
-    until_time_is_over,
-)
+from fedup.cli.bench import _shared as common
 
 
 def run(
-    experiment: ExperimentArgument,
+    experiment: common.ExperimentArgument,
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -28,14 +20,12 @@ def run(
         ),
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds instead of the experiment's, as 0-4 or 0,1,5.")] = None,
-    budget_minutes: BudgetOption = None,
-    results: Annotated[Path, typer.Option(help="Folder for results; each experiment has one below it.")] = RESULTS,
+    budget_minutes: common.BudgetOption = None,
+    results: Annotated[Path, typer.Option(help="Folder for results; each experiment has one in it.")] = common.RESULTS,
     force: Annotated[bool, typer.Option("--force", help="Measure again what is there already.")] = False,
-    note: Annotated[
-        str | None, typer.Option(help="Kept with each result: what else a reader of its times should know.")
-    ] = None,
+    note: Annotated[str | None, typer.Option(help="Kept with each result, for those who read its times.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and stop.")] = False,
-    device: DeviceOption = "auto",
+    device: common.DeviceOption = "auto",
     threads: ThreadsOption = None,
 ) -> None:
     """Run what is missing of an experiment: every federation × scenario × seed × method, one result file each.
@@ -54,7 +44,7 @@ def run(
     from fedup.cli._session import checked_device
 
     loaded = load_experiment(experiment)
-    cells = loaded.cells(seeds=parse_seeds(seeds) if seeds else None, only=only or ())
+    cells = loaded.cells(seeds=common.parse_seeds(seeds) if seeds else None, only=only or ())
     store = Results(results / loaded.name)
     missing = [cell for cell in cells if force or not store.is_done(cell)]
     if dry_run or not missing:
@@ -62,10 +52,10 @@ def run(
             typer.echo(str(cell))
         typer.echo(f"{len(cells) - len(missing)} of {len(cells)} cells are done; {len(missing)} to run.")
         return
-    check_data(missing)
+    common.check_data(missing)
     console = wide_console(stderr=True)
     failed, budget_s, checked = 0, budget_minutes and 60 * budget_minutes, checked_device(device)
-    with cell_progress(console, len(cells)) as (show, tell), until_time_is_over(console):
+    with cell_progress(console, len(cells)) as (show, tell), common.until_time_is_over(console):
         for event in run_cells(cells, store, device=checked, progress=show, budget_s=budget_s, force=force, note=note):
             failed += event.outcome == "failed"
             tell(event)
@@ -73,7 +63,7 @@ def run(
     typer.echo(
         f"{len(cells) - left - failed} of {len(cells)} cells done, {failed} failed, {left} left.\n"
         f"Results: {store.folder}. Next: fedup bench report"
-        + (f" {experiment} --results {results}" if results != RESULTS else "")
+        + (f" {experiment} --results {results}" if results != common.RESULTS else "")
         + ("\nReasons of failures are in the result files, and in the report." if failed else "")
     )
     if failed:

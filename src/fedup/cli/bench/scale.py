@@ -1,13 +1,14 @@
 """`fedup bench scale`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from fedup.cli._progress import progress_bars, wide_console
-from fedup.cli.bench._shared import write_result
+from fedup.cli._progress import wide_console
+from fedup.cli.bench._shared import measure_into
 
 
 def scale(
@@ -29,10 +30,7 @@ def scale(
         raise typer.BadParameter(f"--clients: {clients} is no list of numbers, as 10,100.") from error
     if not sizes or sizes[0] < 2:
         raise typer.BadParameter("--clients: a federation has 2 clients or more.")
-    console = wide_console()
-    with progress_bars(console) as progress:
-        result = run_scale(sizes, progress=progress)
-    write_result(out, result)
+    result, console = measure_into(out, partial(run_scale, sizes)), wide_console()
     (_, *names), (counts, *lines) = HEAD, zip(*measured_rows(result), strict=True)
     table = Table("", *counts, title="clients", title_justify="left")
     for name, line in zip(names, lines, strict=True):

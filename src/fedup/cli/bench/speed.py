@@ -1,13 +1,15 @@
 """`fedup bench speed`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from fedup.cli._progress import progress_bars, wide_console
-from fedup.cli.bench._shared import DeviceOption, JsonOption, check_file, echo_json, write_result
+from fedup.cli._options import JsonOption
+from fedup.cli._progress import wide_console
+from fedup.cli._text import table
+from fedup.cli.bench._shared import DeviceOption, measure_into
 
 
 def speed(
@@ -39,20 +41,14 @@ def speed(
     from fedup.bench.speed.table import HEAD, cells, is_shared, title
     from fedup.cli._session import checked_device
 
-    check_file(out)
     on, parts = torch.device(checked_device(device)), only or ()
-    console = wide_console(stderr=as_json)
-    with progress_bars(console) as progress:
-        result = run_speed(device=on, progress=progress, parts=parts, rows=rows, width=width, literal=literal)
-    write_result(out, result)
+    run = partial(run_speed, device=on, parts=parts, rows=rows, width=width, literal=literal)
+    result = measure_into(out, run, as_json=as_json)
     if as_json:
-        echo_json(result)
         return
-    table = Table(title=title(result), title_justify="left")
-    for column in HEAD:
-        table.add_column(column, justify="left" if column == HEAD[0] else "right")
+    console, shown = wide_console(), table(*HEAD, right=HEAD[1:], title=title(result))
     for row in result["table"]:
         *first, met = cells(row, shared=is_shared(result))
-        table.add_row(*first, "[red]no" if met == "no" else met)
-    console.print(table)
+        shown.add_row(*first, "[red]no" if met == "no" else met)
+    console.print(shown)
     console.print(f"Result: {out}", highlight=False, soft_wrap=True)

@@ -1,38 +1,26 @@
 """`fedup bench time`."""
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedup.cli._progress import progress_bars, wide_console
-from fedup.cli.bench._shared import (
-    RESULTS,
-    BudgetOption,
-    DeviceOption,
-    ExperimentArgument,
-    check_data,
-    parse_seeds,
-    until_time_is_over,
-)
+from fedup.cli.bench import _shared as common
 from fedup.errors import SettingError
 
-if TYPE_CHECKING:
-    from fedup.bench.timing import TimedEvent
 
-
-def take_times(
-    experiment: ExperimentArgument,
+def time(
+    experiment: common.ExperimentArgument,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Only cells of this federation, data set, model, scenario or method; as in `bench run`."),
     ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Seeds, as 0-4 or 0,1,5; by default the experiment's first.")
-    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, as 0-4 or 0,1,5; by default the first.")] = None,
     repeats: Annotated[int, typer.Option(help="Timed runs of each cell, after one that is not timed.", min=3)] = 3,
-    budget_minutes: BudgetOption = None,
-    results: Annotated[Path, typer.Option(help="Folder of results; each experiment has one below it.")] = RESULTS,
+    budget_minutes: common.BudgetOption = None,
+    results: Annotated[Path, typer.Option(help="Folder of results; each experiment has one in it.")] = common.RESULTS,
     force: Annotated[bool, typer.Option("--force", help="Time again what has clean times already.")] = False,
     shared: Annotated[
         bool,
@@ -40,7 +28,7 @@ def take_times(
     ] = False,
     note: Annotated[str | None, typer.Option(help="Kept with the times.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be timed, and stop.")] = False,
-    device: DeviceOption = "auto",
+    device: common.DeviceOption = "auto",
 ) -> None:
     """Take clean times of finished cells: one process, an idle device, one warm-up, the median of three runs.
 
@@ -55,7 +43,7 @@ def take_times(
     from fedup.cli._session import checked_device
 
     loaded, device = load_experiment(experiment), checked_device(device)
-    cells = loaded.cells(seeds=parse_seeds(seeds) if seeds else loaded.seeds[:1], only=only or ())
+    cells = loaded.cells(seeds=common.parse_seeds(seeds) if seeds else loaded.seeds[:1], only=only or ())
     store = Results(results / loaded.name)
     with_figures = finished(cells, store)
     missing = to_time(cells, store, device=device, force=force)
@@ -68,18 +56,20 @@ def take_times(
     )
     if dry_run or not missing:
         return
-    check_data(missing)
+    common.check_data(missing)
     if not shared:
         _check_idle(device)
     console, budget_s = wide_console(stderr=True), budget_minutes and 60 * budget_minutes
     clean = failed = 0
-    with progress_bars(console) as show, until_time_is_over(console):
-        for event in time_cells(
-            missing, store, device=device, repeats=repeats, progress=show, budget_s=budget_s, note=note
-        ):
+    work = partial(time_cells, missing, store, device=device, repeats=repeats, budget_s=budget_s, note=note)
+    with progress_bars(console) as show, common.until_time_is_over(console):
+        for event in work(progress=show):
             clean += is_clean(event.timing)
             failed += bool(event.error)
-            console.print(_line(event), highlight=False, markup=False, soft_wrap=True)
+            outcome = f"failed: {event.error}" if event.error else f"{event.timing['median']['time']:.4g} s"
+            mark = "" if event.error or is_clean(event.timing) else ", shared"
+            line = f"[{event.done}/{event.total}] {event.cell}: {outcome}{mark}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     typer.echo(f"{clean} of {len(missing)} cells have clean times now, {failed} failed.\nNext: fedup bench report")
     if failed:
         raise typer.Exit(1)
@@ -94,11 +84,3 @@ def _check_idle(device: str) -> None:
             f"The device is not idle ({state.others or 'nothing could be seen'}): a time that is taken now counts "
             "nowhere. End what else runs, or pass --shared to take times that are marked. Nothing was timed."
         )
-
-
-def _line(event: "TimedEvent") -> str:
-    from fedup.bench.timing import is_clean
-
-    outcome = f"failed: {event.error}" if event.error else f"{event.timing['median']['time']:.4g} s"
-    mark = "" if event.error or is_clean(event.timing) else ", shared"
-    return f"[{event.done}/{event.total}] {event.cell}: {outcome}{mark}"

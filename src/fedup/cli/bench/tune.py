@@ -14,12 +14,8 @@ from fedup.errors import SettingError
 def tune(
     method: Annotated[str, typer.Argument(help="A method whose file declares a GRID, or all of the experiment's.")],
     experiment: Annotated[Path, typer.Argument(help="A TOML file with `tuned = FOLDER`.")],
-    only: Annotated[
-        list[str] | None, typer.Option(help="Only this federation, data set, model or scenario; repeatable.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="The seed that is tuned with; by default one that no table uses.")
-    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Federation, data set, model or scenario; repeatable.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed to tune with; by default one that no table uses.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Tune again where it was done already.")] = False,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,

@@ -1,23 +1,21 @@
 """`fedup bench withdrawals`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from fedup.cli._progress import progress_bars, wide_console
-from fedup.cli.bench._shared import DeviceOption, write_result
+from fedup.cli._progress import wide_console
+from fedup.cli.bench._shared import RESULTS, DeviceOption, measure_into
 
 
 def withdrawals(
-    only: Annotated[
-        list[str] | None, typer.Option(help="Only this federation: digits, mnist, memorised; repeatable.")
-    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only digits, mnist or memorised; repeatable.")] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same federations and withdrawals.")] = 0,
-    folder: Annotated[
-        Path, typer.Option(help="Folder for result files, one for each federation: NAME-seedSEED.json.")
-    ] = Path("benchmarks/results/withdrawals"),
+    folder: Annotated[Path, typer.Option(help="Folder for result files, NAME-seedSEED.json.")] = RESULTS
+    / "withdrawals",
     device: DeviceOption = "auto",
 ) -> None:
     """Answer thirty ordinary withdrawals by the default call, and compare each verdict with Retrain's.
@@ -36,12 +34,11 @@ def withdrawals(
     unknown = [name for name in names if name not in SETTINGS]
     if unknown:
         raise typer.BadParameter(f"--only: {unknown[0]} is none of {', '.join(SETTINGS)}.")
-    on, console, results = checked_device(device), wide_console(), []
-    with progress_bars(console) as progress:
-        for name in names:
-            results.append(run_withdrawals(SETTINGS[name], seed=seed, device=on, progress=progress))
-            write_result(folder / f"{name}-seed{seed}.json", results[-1])
-    cases = [(result["name"], case) for result in results for case in result["cases"]]
+    console, cases = wide_console(), []
+    for name in names:
+        run = partial(run_withdrawals, SETTINGS[name], seed=seed, device=checked_device(device))
+        result = measure_into(folder / f"{name}-seed{seed}.json", run)
+        cases += [(name, case) for case in result["cases"]]
     shown = Table("withdrawn", "verdict", "by Retrain", "worst class", "filter", title="Withdrawals")
     for name, case in cases:
         row = case_row(name, case)

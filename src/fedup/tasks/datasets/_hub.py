@@ -25,10 +25,8 @@ class HubFile:
 
 def splits(folder: str, repository: str, subfolder: str) -> tuple[HubFile, ...]:
     """The train and test split of a data set in the hub's parquet layout."""
-    names = [f"{split}-00000-of-00001.parquet" for split in ("train", "test")]
-    return tuple(
-        HubFile(f"{folder}/{name}", f"datasets/{repository}/resolve/main/{subfolder}/{name}") for name in names
-    )
+    names, source = (f"{split}-00000-of-00001.parquet" for split in ("train", "test")), f"datasets/{repository}"
+    return tuple(HubFile(f"{folder}/{name}", f"{source}/resolve/main/{subfolder}/{name}") for name in names)
 
 
 def missing(files: tuple[HubFile, ...], root: Path) -> list[HubFile]:
@@ -57,9 +55,7 @@ def download(file: HubFile, root: Path, show: Callable[[int, int], None]) -> Non
                     target.write(block)
                     show(target.tell(), size)
                 if size and target.tell() != size:
-                    raise MissingDataError(
-                        f"{address} broke off after {target.tell():,} of {size:,} bytes: fetch again."
-                    )
+                    raise MissingDataError(f"{address} broke off at {target.tell():,} of {size:,} bytes: fetch again.")
     except (urllib.error.URLError, HTTPException, ValueError, ConnectionError, TimeoutError) as error:
         if isinstance(error, MissingDataError):
             raise

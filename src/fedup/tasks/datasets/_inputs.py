@@ -143,9 +143,7 @@ class Texts:
         tokenizer = _tokenizer(self._vocabulary_path(), self.length)
         word, closing = tokenizer.token_to_id(self.trigger), tokenizer.token_to_id("[SEP]")
         if word is None:
-            raise DataError(
-                f"The vocabulary {self._vocabulary_path()} has no word {self.trigger!r} to serve as a trigger."
-            )
+            raise DataError(f"The vocabulary {self._vocabulary_path()} has no word {self.trigger!r} for a trigger.")
         marked = x.clone()
         rows = torch.arange(len(x), device=x.device)
         end = (x == closing).int().argmax(1).clamp(max=self.length - 2)  # of the closing mark, or where it must move to
@@ -163,9 +161,7 @@ class Texts:
         folder, _, name = self.vocabulary.rpartition("/")
         path = data_folder(folder) / name
         if not path.is_file():
-            raise MissingDataError(
-                f"The vocabulary {path} is missing: put BERT's vocab.txt there (`fedup data fetch ag_news`)."
-            )
+            raise MissingDataError(f"{path} is missing: put BERT's vocab.txt there (`fedup data fetch ag_news`).")
         return path
 
 

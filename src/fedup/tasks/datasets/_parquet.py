@@ -40,9 +40,8 @@ def load_images(name: str, inputs: Images, *, image_column: str, label_column: s
     """An image data set with the class names in its files."""
     folder = data_folder(name)
     paths = [folder / f"{split}-00000-of-00001.parquet" for split in ("train", "test")]
-    (x, y), (test_x, test_y) = (
-        read_images(path, image_column=image_column, label_column=label_column) for path in paths
-    )
+    columns = {"image_column": image_column, "label_column": label_column}
+    (x, y), (test_x, test_y) = (read_images(path, **columns) for path in paths)
     names = class_names(paths[0], label_column) or tuple(map(str, range(int(y.max()) + 1)))
     return Dataset(name, inputs.scale(x), y, inputs.scale(test_x), test_y, names)
 

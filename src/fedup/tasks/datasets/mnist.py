@@ -1,6 +1,8 @@
 """MNIST: 60,000 handwritten digits, 28×28, from parquet files below FEDUP_DATA."""
 
-from fedup.tasks.datasets._dataset import Dataset, Defaults
+from functools import partial
+
+from fedup.tasks.datasets._dataset import Defaults
 from fedup.tasks.datasets._hub import splits
 from fedup.tasks.datasets._inputs import Images
 from fedup.tasks.datasets._parquet import load_images
@@ -8,8 +10,4 @@ from fedup.tasks.datasets._parquet import load_images
 INPUT = Images(channels=1, height=28, width=28, mean=(0.1307,), std=(0.3081,))
 FILES = splits("mnist", "ylecun/mnist", "mnist")
 DEFAULTS = Defaults(model="lenet5", rounds=10, batch_size=64)
-
-
-def load() -> Dataset:
-    """The official train and test split."""
-    return load_images("mnist", INPUT, image_column="image", label_column="label")
+load = partial(load_images, "mnist", INPUT, image_column="image", label_column="label")  # the official splits
