@@ -10,6 +10,7 @@ from fedup.clients.eraser_questions import (
     SpreadsQuestion,
 )
 from fedup.clients.labels import LabelsQuestion, WhoQuestion
+from fedup.clients.moments import MomentChangeQuestion, MomentsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.clients.question import Question
 from fedup.clients.tally import TallyQuestion
@@ -26,5 +27,7 @@ QUESTIONS: dict[str, type[Question[Any]]] = {
         SecondMomentsQuestion,
         PrivateEraserQuestion,
         TallyQuestion,
+        MomentsQuestion,
+        MomentChangeQuestion,
     )
 }
