@@ -1,4 +1,4 @@
-"""The filters that sit at a cut."""
+"""The settings of a filter, and the bottleneck at a cut."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -19,20 +19,20 @@ DEFAULT_RANK = 32
 class FilterConfig:
     """How a filter is shaped and fitted.
 
-    `rank` is the width of the bottleneck. Where none is chosen it is 32, or the number of features where that is less;
-    one that is chosen and wider than the features is refused.
+    `rank` is the width of the bottleneck: by default 32, or the number of features if that is less. A rank wider than
+    the features is refused.
 
-    The fit takes `steps` of `batch_size` centroids whatever their number, or so many `epochs` over all of them where
-    these are chosen; the `optimizer` is Adam, or SGD without momentum.
+    The fit takes `steps` of `batch_size` centroids, however many there are, or `epochs` over all of them if these are
+    given. The `optimizer` is Adam, or SGD without momentum.
 
-    `class_policy` says what becomes of a forgotten class: `drop` uses nothing of it and guards against it
+    `class_policy` says what becomes of a forgotten class: `drop` uses none of its centroids and guards against it
     (`fedup.filters.guard`); `remap` relabels each of its centroids to a random retained class; `remap_client` does so
     per client.
 
-    `filter` says which filters there are: the bottleneck, an eraser (`fedup.filters.eraser`) or both; `auto` takes an
-    eraser for samples, and the bottleneck for clients, classes and samples that nothing can be erased of. `eraser_cut`
-    names the eraser's cut, or leaves the choice to a criterion; `max_variance_loss` is the share of the variance that
-    may go with what is erased. A `gentle` bottleneck is fitted again where it would cost a class its recall.
+    `filter` selects the bottleneck, an eraser (`fedup.filters.eraser`) or both; `auto` takes an eraser for samples,
+    and the bottleneck for clients, classes and samples without anything to erase. `eraser_cut` names the eraser's cut;
+    `auto` chooses it. `max_variance_loss` is the share of the variance that an eraser may take. A `gentle` bottleneck
+    is fitted again if it would cost a class its recall.
     """
 
     rank: int | None = field(
@@ -87,21 +87,21 @@ class FilterConfig:
 
     @property
     def wants_eraser(self) -> bool:
-        """Whether samples, at least, are to be erased where that can be done."""
+        """Whether samples are erased where possible."""
         return self.filter in ("auto", "erasure", "both")
 
     @property
     def requires_eraser(self) -> bool:
-        """Whether an eraser was asked for, for whatever is forgotten."""
+        """Whether an eraser is made for every kind of request."""
         return self.filter in ("erasure", "both")
 
     @property
     def wants_bottleneck(self) -> bool:
-        """Whether a filter at the cut is fitted to centroids, where an eraser alone does not do."""
+        """Whether a bottleneck may be fitted to centroids."""
         return self.filter != "erasure"
 
     def rank_for(self, width: int) -> int:
-        """The width of a bottleneck for so many features; one that was chosen and does not fit is refused.
+        """The width of a bottleneck for this many features; a chosen rank that is wider is refused.
 
         >>> FilterConfig().rank_for(512), FilterConfig().rank_for(8), FilterConfig(rank=4).rank_for(8)
         (32, 8, 4)
@@ -112,7 +112,7 @@ class FilterConfig:
         return self.rank
 
     def steps_for(self, centroids: int) -> int:
-        """The steps that a fit to so many centroids takes; an epoch leaves out what fills no batch.
+        """The steps of a fit to this many centroids; an epoch leaves out the incomplete batch.
 
         >>> FilterConfig().steps_for(1005), FilterConfig(epochs=50, batch_size=10).steps_for(1005)
         (300, 5000)
@@ -128,7 +128,7 @@ def _check_rank(rank: int, width: int) -> None:
 
 
 class Filter(nn.Module):
-    """What sits at a cut: features in, features of the same shape out."""
+    """A module at a cut: features in, features of the same shape out."""
 
     @property
     def size_bytes(self) -> int:
@@ -139,8 +139,8 @@ class Filter(nn.Module):
 class Bottleneck(Filter):
     """The paper's filter: d → rank → d, no bias, ReLU between; a final ReLU where features cannot be negative.
 
-    It acts on a row's features as one vector. A guard may add a constant to what it writes (`constant`), so that a
-    forgotten class does not come back by its bias.
+    It acts on a row's features as one vector. A guard may add a `constant` to its output, so that a forgotten class
+    does not come back by its bias.
 
     >>> Bottleneck(512, 32, nonnegative=True).size_bytes
     131072
@@ -160,12 +160,12 @@ class Bottleneck(Filter):
 
     @property
     def rank(self) -> int:
-        """Number of features that it lets through at once."""
+        """Width of the bottleneck."""
         return self.encoder.shape[0]
 
     @property
     def width(self) -> int:
-        """Number of features it acts on at once."""
+        """Number of features of a row."""
         return self.encoder.shape[1]
 
     def forward(self, features: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Phase 2, centroids: the server's store of what each (client, class) cell sent, once."""
+"""Phase 2: the server's store of the centroids of each (client, class) cell."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -22,7 +22,7 @@ _PLAIN = ("num_classes", "cut", "base", "nonnegative")  # fields that are stored
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A slot of the store: rows start … start + size hold the centroids of one client's one class."""
+    """A slot of the store: rows start … start + size hold the centroids of one class of one client."""
 
     client: int
     label: int
@@ -40,12 +40,12 @@ class Cell:
 
 @dataclass(eq=False)
 class Centroids:
-    """All centroids at the server, or under DP the noisy statistics in their place.
+    """All centroids at the server; under DP, noisy statistics in their place.
 
-    A row whose count is 0 is empty: its centroid was replaced by none, or purged.
+    A row with count 0 is empty: purged, or its cell has fewer centroids now.
 
-    The store changes in one way only: `put` replaces the content of a slot. A replaced cell is not kept beside the new
-    one (their difference would reveal what was forgotten), unless it is put into `sealed`.
+    Only `put` changes the content of a slot. The old content is not kept (the difference would reveal what was
+    forgotten), unless it goes into `sealed`.
     """
 
     vectors: Tensor  # (M, D); under DP (M, numbers of a class's statistics)
@@ -59,15 +59,15 @@ class Centroids:
     nonnegative: bool
     shape: tuple[int, ...]  # of one row's features at the cut, D in all
     collected_for: frozenset[Forget] = frozenset()  # requests already left out when the clients were asked
-    open: set[Forget] = field(default_factory=set)  # withdrawn samples that no filter answers: left out all the same
+    open: set[Forget] = field(default_factory=set)  # withdrawn samples without a filter: left out all the same
     excluded: dict[CellName, frozenset[int]] = field(default_factory=dict)  # sample ids left out of a cell
-    sample_labels: dict[int, dict[int, int]] = field(default_factory=dict)  # by client: classes of samples asked about
+    sample_labels: dict[int, dict[int, int]] = field(default_factory=dict)  # by client: known classes of samples
     purged: set[CellName] = field(default_factory=set)
     sealed: dict[CellName, tuple[Tensor, Tensor]] = field(default_factory=dict)  # originals kept for restoration
-    bytes_up: dict[int, int] = field(default_factory=dict)  # by client: all that came from it, as serialised
-    paper_epsilons: dict[CellName, float] = field(default_factory=dict)  # where counted; not a DP guarantee
+    bytes_up: dict[int, int] = field(default_factory=dict)  # by client: all that it sent, as serialised
+    paper_epsilons: dict[CellName, float] = field(default_factory=dict)  # if counted; not a DP guarantee
     ledger: Ledger = field(default_factory=Ledger)  # what the clients have spent under DP
-    traffic: Traffic = field(default_factory=Traffic)  # of the collection; files do not keep it
+    traffic: Traffic = field(default_factory=Traffic)  # of the collection; not saved to files
 
     def __post_init__(self) -> None:
         self._by_name = {cell.name: cell for cell in self.cells}
@@ -77,7 +77,7 @@ class Centroids:
 
     @property
     def dp(self) -> DP | None:
-        """The guarantee that clients released this under; None for centroids."""
+        """The guarantee of the clients' releases; None for centroids."""
         return self.how if isinstance(self.how, DP) else None
 
     @property
@@ -86,15 +86,15 @@ class Centroids:
         return sum(self.bytes_up.values())
 
     def to(self, device: torch.device | str) -> Self:
-        """A store of its own with the same content, its arrays on a device: copied even where they are there already.
+        """An independent copy with its arrays on a device.
 
-        What is done to one never shows in the other. That goes for the ledger, too: each knows its own charges alone,
-        so work with one of the two. Only a ledger that is kept elsewhere (a run folder's) stays one for both.
+        Changes to one never show in the other. Each ledger knows its own charges alone, so work with one of the two.
+        Only a ledger that is kept elsewhere (a run folder's) is shared by both.
         """
         return replace(self, **{part.name: _copied(getattr(self, part.name), device) for part in fields(self)})
 
     def cell(self, name: CellName) -> Cell | None:
-        """The slot of a cell, or None where that client holds nothing of that class."""
+        """The slot of a cell, or None if that client has no row of that class."""
         return self._by_name.get(name)
 
     def cells_of(self, client: int) -> Sequence[Cell]:
@@ -121,7 +121,7 @@ class Centroids:
         return self.vectors[cell.slot].clone(), self.counts[cell.slot].clone()
 
     def put(self, cell: Cell, vectors: Tensor, counts: Tensor) -> None:
-        """Replace a slot's content; what is left of the slot becomes empty."""
+        """Replace a slot's content; the rest of the slot becomes empty."""
         if len(vectors) > cell.size or len(counts) != len(vectors) or vectors.shape[1:] != self.vectors.shape[1:]:
             raise DataError(
                 f"Cell {cell.name} sent {tuple(vectors.shape)} vectors and {len(counts)} counts; its slot holds "
@@ -135,7 +135,7 @@ class Centroids:
 
 
 def _copied(value: Any, device: torch.device | str) -> Any:
-    """The same with nothing in it that could change in both; tensors on the device."""
+    """A deep copy of whatever can change, tensors on the device."""
     if isinstance(value, Tensor):
         return value.to(device, copy=True)
     if isinstance(value, Ledger):
@@ -165,7 +165,7 @@ def insert(store: Centroids, summary: Summary) -> None:
 
 
 def save_centroids(store: Centroids, path: str | Path) -> None:
-    """Write the store to a file; sealed originals go with it."""
+    """Write the store to a file, sealed originals included."""
     sealed = sorted(store.sealed)
     tensors = {"vectors": store.vectors, "counts": store.counts}
     for i, name in enumerate(sealed):
@@ -224,7 +224,7 @@ def load_centroids(path: str | Path) -> Centroids:
 
 
 def how_from(plain: dict[str, Any]) -> CentroidConfig | DP:
-    """How clients summarized, from plain data."""
+    """How clients made their statistics, from plain data."""
     return DP(**plain) if "epsilon" in plain else CentroidConfig(**plain)
 
 

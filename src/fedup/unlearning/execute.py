@@ -1,5 +1,4 @@
-"""A plan carried out, from centroids to a filter that is served: built, checked for harm, measured, and only then in
-force."""
+"""A plan carried out: a filter is built, checked for harm and measured, and only then served."""
 
 import statistics
 from dataclasses import dataclass, replace
@@ -21,8 +20,8 @@ from fedup.unlearning.refresh import Refresh
 from fedup.unlearning.report import Report
 from fedup.unlearning.verdict import Verdict
 
-_BROKEN = 0.5  # of the usual recall
-_CLOSE = 0.7  # of what a class may lose: beyond, wider bottlenecks are tried
+_BROKEN = 0.5  # share of the median recall: a class below it is broken
+_CLOSE = 0.7  # share of the allowed loss: beyond it, wider bottlenecks are tried
 FARTHER = (
     "The filter that can be made would make the model know these samples better than before, so it is withheld: the "
     "request stays open, and its rows are left out of all centroids and of later rounds. What helps is more "
@@ -32,7 +31,7 @@ FARTHER = (
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A filter that may be served, and what is known of it."""
+    """A filter that may be served, and what it costs."""
 
     loss: float  # points that the worst class loses
     served: Served
@@ -47,17 +46,17 @@ class Execution:
     def __init__(self, plan: RequestPlan, report: Report) -> None:
         self._plan, self._report = plan, report
         self._measurement = Measurement(plan, report)
-        self._classes_lost = False  # and known to be, by force
+        self._classes_lost = False  # a loss that force has allowed
 
     def answer(self) -> None:
-        """Serve a filter for the plan's requests; what may not be served is refused, or stays open."""
+        """Serve a filter for the plan's requests; a request that cannot be served is refused, or stays open."""
         plan, report, new = self._plan, self._report, self._plan.new
         active, before = plan.requests - new, plan.plugged.served
         store, several = plan.centroids, len(new) > 1 and self._measurement.applies(new)
         original = store.to(store.vectors.device) if several else None
         refresh = Refresh(plan.centroids, plan.contact, report, keep_sealed=plan.terms.keep_sealed)
         device = store.vectors.device.type
-        # Gradients as a fit needs them; autocast's cached casts would hide its steps.
+        # A fit needs gradients; autocast's cached casts would hide its steps.
         with refresh.undone_on_error(), torch.inference_mode(False), torch.autocast(device, enabled=False):
             candidate = self._build(active | new, refresh, checked_against=active)
             while True:
@@ -70,7 +69,7 @@ class Execution:
                 report.withheld |= farther
                 new -= farther
                 if not new:
-                    report.class_recall = {}  # that of a filter that is not served
+                    report.class_recall = {}  # it was that of a filter not served
                     break
                 refresh.leave_open(farther)
                 candidate = self._build(active | new, None)
@@ -92,16 +91,16 @@ class Execution:
     def _build(
         self, requests: frozenset[Forget], refresh: Refresh | None, checked_against: frozenset[Forget] | None = None
     ) -> Served:
-        """A filter for these requests that harms no class, from cells that leave out what they name."""
+        """A filter for these requests that harms no class, fitted to cells without the forgotten rows."""
         plan, report, store = self._plan, self._report, self._plan.centroids
         forget_set, left_out = union(requests), union([*requests, *store.open])
         if refresh is not None:
             used = used_cells(store, forget_set, plan.config)
             with report.stage("contact"):
-                refresh.touched(used, left_out)  # of which classes the samples are
+                refresh.touched(used, left_out)  # asks for the classes of the samples
                 self._check_classes_left(left_out, checked_against)
                 refresh.bring_up_to_date(used, left_out)
-                self._check_classes_left(left_out, checked_against)  # cells that were purged are known now
+                self._check_classes_left(left_out, checked_against)  # purged cells are known now
         eraser = EraserBuilder(plan.plugged.base, plan.plugged.cut, plan.config, plan.contact, report, dp=store.dp)
         candidates = self._candidates(requests, forget_set, eraser, left_out)
         chosen = min(candidates, key=lambda candidate: candidate.loss)
@@ -116,40 +115,39 @@ class Execution:
     def _candidates(
         self, requests: frozenset[Forget], forget_set: Forget, eraser: EraserBuilder, left_out: Forget
     ) -> list[_Candidate]:
-        """Filters of every kind that may answer, until one costs no class much; where all come close to what is
-        allowed, the last kind again with a wider bottleneck: rows held out may show a loss that centroids of rows
-        learned by heart do not."""
+        """Filters of each kind in turn, until one costs no class much. If all come close to the allowed loss, the last
+        kind again with wider bottlenecks: held-out rows may show a loss that centroids of memorised rows do not."""
         plan, served = self._plan, self._plan.plugged.served
         erasure = eraser.erasure_for(
             requests, left_out, served.question if served else None, served.erasure if served else None
         )
         base, cut = plan.plugged.base_fingerprint, plan.plugged.cut
-        without = Served(None, requests, plan.config, base, cut, erasure, eraser.question)
-        kinds = self._kinds(forget_set, without, complete=eraser.complete)
+        unfitted = Served(None, requests, plan.config, base, cut, erasure, eraser.question)
+        kinds = self._kinds(forget_set, unfitted, complete=eraser.complete)
         new, allowed = requests - plan.plugged.requests, plan.terms.max_class_loss
         wider = widenings(plan) if kinds[-1][1] and self._measurement.applies(new) else []
         candidates: list[_Candidate] = []
         for with_eraser, widening in [*kinds, *((kinds[-1][0], times) for times in wider)]:
             if widening > 1 and min(candidate.loss for candidate in candidates) <= _CLOSE * allowed:
                 break
-            made, self._report.centroids_used = without if with_eraser else replace(without, erasure=None), 0
+            trial, self._report.centroids_used = unfitted if with_eraser else replace(unfitted, erasure=None), 0
             with self._report.stage("fit"):
                 if widening:
-                    made = fit_gently(plan, self._report, made, forget_set, widening=widening)
+                    trial = fit_gently(plan, self._report, trial, forget_set, widening=widening)
             with self._report.stage("check"):
-                recalls = self._measurement.recall(made, forget_set, new)
+                recalls = self._measurement.recall(trial, forget_set, new)
             losses = [recall.loss for label, recall in recalls.items() if label not in forget_set.class_ids]
             loss, counted = max(losses, default=0.0), self._measurement.counted
-            candidates.append(_Candidate(loss, made, recalls, self._report.centroids_used, counted))
+            candidates.append(_Candidate(loss, trial, recalls, self._report.centroids_used, counted))
             if loss <= allowed / 2:
                 break
         return candidates
 
-    def _kinds(self, forget_set: Forget, without: Served, *, complete: bool) -> list[tuple[bool, int]]:
-        """(eraser or not, widening of the bottleneck, 0: none) in the order in which they are tried: by default an
-        eraser for samples, with a bottleneck where the request names more, or where the eraser alone harms a class;
-        without the eraser where it harms and the samples are merely withdrawn (docs/cuts_and_erasure.md)."""
-        config, erased = self._plan.config, without.erasure is not None
+    def _kinds(self, forget_set: Forget, unfitted: Served, *, complete: bool) -> list[tuple[bool, int]]:
+        """(with eraser, widening of the bottleneck or 0 for none), in the order of trial. By default samples get an
+        eraser, with a bottleneck if the requests name more or the eraser alone harms a class, and the bottleneck
+        alone if the eraser harms and the samples are merely withdrawn (docs/cuts_and_erasure.md)."""
+        config, erased = self._plan.config, unfitted.erasure is not None
         if config.requires_eraser or not erased:
             return [(erased, int(config.wants_bottleneck))]
         both = [(True, 1)]
@@ -159,7 +157,7 @@ class Execution:
     # --- harm
 
     def _check_classes_left(self, left_out: Forget, active: frozenset[Forget] | None) -> None:
-        """Refuse what would lose a class that is still there under the active requests."""
+        """Refuse to lose a class that the active requests leave in place."""
         if active is not None and not self._classes_lost:
             store, forced = self._plan.centroids, len(self._report.forced)
             before = union([*active, *store.open])
@@ -177,12 +175,12 @@ class Execution:
         if not self._measurement.applies(new):
             return self._measurement.no_verdict()
         before = self._plan.plugged.served
-        if original is not None and len(new) > 1:  # all the others, without this one
+        if original is not None and len(new) > 1:  # compare with all requests but this one
             before = self._without(request, active | new, original)
         return self._measurement.verdict(request, candidate, before, alone=len(new) == 1)
 
     def _without(self, request: Forget, requests: frozenset[Forget], original: Centroids) -> Served:
-        """A filter for the other requests from a copy of the store as it was; its report is nobody's."""
+        """A filter for the other requests from a copy of the original store; its report is thrown away."""
         terms = replace(self._plan.terms, trace=None)
         plan = replace(self._plan, centroids=original.to(original.vectors.device), force=True, terms=terms)
         aside = Execution(plan, Report(frozenset()))
@@ -201,7 +199,7 @@ class Execution:
     # --- notes
 
     def _note_choice(self, first: Served, chosen: Served, forget_set: Forget) -> None:
-        """Why another filter than the usual one was taken, and what the usual one does not mend."""
+        """Note why the filter is not the first choice, and what an eraser alone does not mend."""
         if chosen is not first and first.filter is not None:
             self._report.note("The usual filter would cost a class more of its recall: another one answers.")
         elif chosen is not first:
@@ -212,8 +210,8 @@ class Execution:
 
     @torch.no_grad()
     def _note_broken_classes(self, forget_set: Forget) -> None:
-        """Classes of forgotten samples whose retained centroids the original model gets right far less often than
-        others': wrong labels among the samples may have done that, and an eraser does not mend it."""
+        """Note classes of forgotten samples whose retained centroids the original model rarely gets right: wrong labels
+        of the samples may have done that, and an eraser does not mend it."""
         plan, store = self._plan, self._plan.centroids
         if plan.config.requires_eraser or store.dp is not None:
             return

@@ -1,4 +1,4 @@
-"""What answering requests takes: found and checked before anybody is asked and anything is changed."""
+"""The plan for a set of requests: made and checked before any client is asked and anything changes."""
 
 import math
 from collections import Counter
@@ -25,11 +25,11 @@ from fedup.unlearning.report import Report
 
 @dataclass(frozen=True)
 class Terms:
-    """On which terms a filter is made and may be served.
+    """The terms on which a filter is made and served.
 
-    A class that nobody asked to forget may lose `max_class_loss` points of its recall on retained rows. `measure` says
-    whether clients count answers for a verdict; None: where they are in this process, and for samples. Cells that
-    clients cluster again are replaced; with `keep_sealed` the old ones are kept aside: restoring then asks nobody,
+    A class that nobody asked to forget may lose `max_class_loss` points of recall on retained rows. `measure` says
+    whether clients count answers for a verdict; None: if they are in this process, and for samples. Cells that
+    clients cluster again are replaced. With `keep_sealed` the old ones are kept aside, so that a restore asks nobody
     unless other samples stay erased. A `trace` records the steps of fits.
     """
 
@@ -45,10 +45,9 @@ class Terms:
 
 @dataclass(frozen=True, eq=False)
 class RequestPlan:
-    """What serving a set of requests takes, with all that can be refused beforehand refused: nobody was asked, and
-    nothing has changed.
+    """What serving a set of requests takes. Its checks ask no client and change nothing.
 
-    `unlearn`, `restore`, dry runs, run folders and Flower make the same plan and execute it.
+    `unlearn`, `restore`, dry runs, run folders and Flower all make this plan, then execute it.
     """
 
     plugged: PluggedModel
@@ -58,16 +57,16 @@ class RequestPlan:
     contact: Contact | None
     config: FilterConfig
     terms: Terms
-    force: bool  # what harms is served all the same
+    force: bool  # serve a filter that harms a class
 
     @property
     def forget_set(self) -> Forget:
-        """All that the requests name."""
+        """The union of the requests."""
         return union(self.requests)
 
     @property
     def left_out(self) -> Forget:
-        """What centroids leave out: what the requests name, and those that stay open without a filter."""
+        """What centroids leave out: the requests, and those that stay open without a filter."""
         return union([*self.requests, *self.centroids.open])
 
     # --- statistics
@@ -79,26 +78,26 @@ class RequestPlan:
 
     @cached_property
     def centroids_kept(self) -> int:
-        """Rows that the filter is fitted to, before clients replace any."""
+        """Centroids that the filter is fitted to, before clients replace any."""
         return len(self.centroids.rows_of(self.cells_used))
 
     @cached_property
     def cells_sealed(self) -> int:
-        """Cells that the requests leave out, used for nothing but restoration."""
+        """Cells that the requests leave out: only a restore uses them."""
         return sum(names_cell(self.forget_set, cell) for cell in self.centroids.cells)
 
     # --- questions
 
     @cached_property
     def cells_asked(self) -> list[CellName]:
-        """Cells that their clients cluster again, as far as it is known."""
+        """Cells that clients must cluster again, as far as the server knows."""
         outlook = Refresh(self.centroids, None, Report(frozenset()), keep_sealed=False)
         touched = outlook.touched(self.cells_used, self.left_out, ask=False)
         return [cell.name for _, cells, _ in touched for cell in cells]
 
     @cached_property
     def samples_asked(self) -> dict[int, frozenset[int]]:
-        """By client: samples of which the server does not know the class, and so the cell; under DP it never asks."""
+        """By client, samples whose class (and so cell) the server does not know; under DP it never asks."""
         if self.centroids.dp is not None:
             return {}
         known = self.centroids.sample_labels
@@ -107,7 +106,7 @@ class RequestPlan:
 
     @property
     def samples_unknown(self) -> int:
-        """How many these are."""
+        """The number of these samples."""
         return sum(len(ids) for ids in self.samples_asked.values())
 
     @property
@@ -126,24 +125,24 @@ class RequestPlan:
 
     @property
     def clients_contacted(self) -> list[int]:
-        """All clients that are asked something, but for counts of answers."""
+        """All clients that are asked something, other than to count answers."""
         return sorted({*self.samples_asked, *(client for client, _ in self.cells_asked), *self.clients_of_eraser})
 
     @property
     def charges(self) -> Counter[int]:
-        """How many answers each client gives that count against its privacy budget."""
+        """By client, the number of answers that count against its privacy budget."""
         cells = dict.fromkeys([*(client for client, _ in self.cells_asked), *self.samples_asked])
         return Counter([*cells, *self.clients_of_eraser])
 
     @property
     def notes(self) -> list[str]:
-        """For people."""
+        """Notes for people."""
         return self._eraser[1]
 
     # --- checks
 
     def allow(self, check: Callable[[], None], report: Report) -> None:
-        """A check that force overrides, and the report tells."""
+        """Run a check; with force its failure goes into the report."""
         try:
             check()
         except HarmError as error:
@@ -152,13 +151,13 @@ class RequestPlan:
             report.forced.append(str(error).partition(" Nothing was changed")[0])
 
     def check(self) -> None:
-        """Refuse all that can be refused before anybody is asked."""
+        """Refuse all that can be refused before a client is asked."""
         plugged, store = self.plugged, self.centroids
         check_belongs(plugged, store, self.requests)
         check_known(self.forget_set, clients=store.clients, num_classes=store.num_classes)
         self._check_bottleneck()
         if self.config.eraser_cut != "auto":
-            find_cut(plugged.base, self.config.eraser_cut)  # a wrong name is not kept for a later request
+            find_cut(plugged.base, self.config.eraser_cut)  # or a later request would meet the wrong name
         self._check_ledger()
         if not self.cells_used:
             raise RequestError(
@@ -170,7 +169,7 @@ class RequestPlan:
             check_classes_left(store, self.left_out, union([*plugged.requests, *store.open]))
 
     def _check_bottleneck(self) -> None:
-        """One that does not fit is refused before any client is asked, and charged."""
+        """Refuse a bottleneck that cannot be fitted before any client is asked and charged."""
         config, dp = self.config, self.centroids.dp
         if not config.wants_bottleneck:
             return
@@ -187,7 +186,7 @@ class RequestPlan:
             )
 
     def _check_charges(self, contact: Contact) -> None:
-        """Refuse an eraser that cannot be made or checked, and what the clients' budgets do not allow."""
+        """Refuse an eraser that cannot be made or checked, and answers beyond the clients' budgets."""
         dp, of_eraser = self.centroids.dp, self.clients_of_eraser  # raises where there can be no eraser
         if dp is not None and of_eraser and not self.force:
             raise HarmError(

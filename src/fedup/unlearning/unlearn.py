@@ -1,4 +1,4 @@
-"""Requests answered at the server: unlearn, restore, purge, and what they would take."""
+"""Requests at the server: unlearn, restore, purge, and the plan of an answer."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -34,18 +34,17 @@ def unlearn(
 ) -> Report:
     """Fit a filter for the active requests and this one (or these), and serve through it.
 
-    Client and class requests are answered from the centroids alone. A sample request asks the touched clients, reached
-    through `clients`, to cluster the touched cells again without the samples. All clients are asked for what an eraser
-    needs (`fedup.unlearning.eraser_builder`), unless `config` wants none. On an error nothing has changed.
+    Client and class requests need the centroids alone. A sample request asks the touched clients, reached through
+    `clients`, to cluster the touched cells again without the samples. All clients are asked for the statistics of an
+    eraser (`fedup.unlearning.eraser_builder`), unless `config` wants none. An error changes nothing.
 
-    Before a filter is served every class's recall on retained rows is compared with the original's: a class that
-    nobody asked to forget may lose what `terms` allow; beyond, or where fewer than 20 of its rows would stay, the
-    answer is refused (`HarmError`), and `force` serves it all the same. Where clients can be reached each new request
-    gets a verdict (`report.verdicts`), measured with it and without it; withdrawn samples that would be known better
-    than before stay open without a filter (`report.withheld`), unless `force` is given.
+    Before a filter is served, the recall of each class on retained rows is compared with the original's. If a class
+    that nobody asked to forget would lose more than `terms` allow, or keep fewer than 20 rows, the answer is refused
+    (`HarmError`); `force` serves it all the same. If clients can be reached, each new request gets a verdict
+    (`report.verdicts`), measured with it and without it. Withdrawn samples that the model would know better than
+    before stay open without a filter (`report.withheld`), unless `force` is given.
 
-    Settings are those of `config`, which may be the name of a preset, else those of the filter that is served, else the
-    default ones.
+    `config` may be the name of a preset; by default it is that of the served filter, or else `FilterConfig()`.
     """
     new = _several(request)
     _check_arguments(plugged, centroids, new)
@@ -68,21 +67,21 @@ def plan(
     config: FilterConfig | None = None,
     force: bool = False,
 ) -> RequestPlan:
-    """What serving exactly this set of requests would take: nothing is fitted, replaced or sent, and nobody is asked.
+    """What serving exactly this set of requests would take. Nothing is fitted, replaced or sent, and nobody is asked.
 
-    Raises what the answer itself would raise before it asks anybody.
+    Raises what the answer itself would raise before it asks a client.
     """
     with REQUEST_LOCK:
         config = config or FilterConfig()
-        made = make_plan(plugged, centroids, _several(requests), clients, config, _USUAL_TERMS, force=force)
-        made.clients_contacted, made.centroids_kept, made.cells_sealed  # noqa: B018 (as it is now, or an error)
-        return made
+        checked = make_plan(plugged, centroids, _several(requests), clients, config, _USUAL_TERMS, force=force)
+        checked.clients_contacted, checked.centroids_kept, checked.cells_sealed  # noqa: B018 (computed now, or raised now)
+        return checked
 
 
 def rehearse(
     plugged: PluggedModel, centroids: Centroids, requests: Collection[Forget], config: FilterConfig
 ) -> Bottleneck:
-    """A filter fitted for these requests to the centroids as they are: to measure with, never to serve."""
+    """A filter fitted for these requests to the centroids as they are, to measure and never to serve."""
     with torch.inference_mode(False), torch.autocast(centroids.vectors.device.type, enabled=False):
         return fit_bottleneck(plugged, centroids, union(_several(requests)), config).filter
 
@@ -96,41 +95,41 @@ def restore(
     force: bool = False,
     terms: Terms = _USUAL_TERMS,
 ) -> Report:
-    """Take a request (or several) back: a filter for the remaining ones; after the last none, and the original model.
+    """Take requests back: the remaining ones get a new filter.
 
-    After the last one `plugged` has no filter: serve through `plugged.unplug()`, which is the base, bit for bit. One
-    that stayed open without a filter can be taken back, too: its rows are used again from the next answer on.
+    After the last one `plugged` has no filter: serve through `plugged.unplug()`, which is the base, bit for bit. A
+    request that stayed open without a filter can be taken back, too: the next answer uses its rows again.
     """
-    back = _several(request)
-    _check_arguments(plugged, centroids, back)
+    withdrawn = _several(request)
+    _check_arguments(plugged, centroids, withdrawn)
     with REQUEST_LOCK:
         waiting = set(centroids.open) if centroids is not None else set()
-        unknown = back - plugged.requests - waiting
-        if unknown or not back:
+        unknown = withdrawn - plugged.requests - waiting
+        if unknown or not withdrawn:
             which = ", ".join(map(str, unknown)) or "nothing at all"
             raise RequestError(f"The request to {which} is not active, so it cannot be taken back.")
-        remaining = plugged.requests - back
+        remaining = plugged.requests - withdrawn
         if remaining and plugged.served is not None:
             if centroids is None:
                 raise RequestError("Other requests stay active: pass the centroids to fit a filter for them.")
-            kept, centroids.open = centroids.open, centroids.open - back
+            open_before, centroids.open = centroids.open, centroids.open - withdrawn
             try:
                 return _answer(plugged, centroids, remaining, clients, plugged.served.config, terms, force=force)
             except BaseException:
-                centroids.open = kept
+                centroids.open = open_before
                 raise
         report = Report(remaining)
         with report.stage("swap"):
             plugged.serve(None)
         if centroids is not None:
-            centroids.open -= back
+            centroids.open -= withdrawn
         return report
 
 
 def purge(plugged: PluggedModel, centroids: Centroids) -> list[CellName]:
-    """Destroy the cells that requests seal: from then on they are at the server no more.
+    """Delete the cells that requests seal from the server.
 
-    Restoring one of several requests then needs the clients again; taking the last one back always works.
+    To restore one of several requests then needs the clients again; to restore the last one always works.
     """
     with REQUEST_LOCK:
         if not plugged.requests and not centroids.open:
@@ -147,7 +146,7 @@ def purge(plugged: PluggedModel, centroids: Centroids) -> list[CellName]:
 
 
 def classes_left_without_holder(centroids: Centroids, requests: Collection[Forget]) -> list[int]:
-    """Classes that nobody asked to forget and that no retained client holds: the filter will not let them pass."""
+    """Classes that nobody asked to forget and no retained client holds: the filter will block them."""
     forget_set = union(requests)
     held = {cell.label for cell in centroids.cells}
     kept = {cell.label for cell in centroids.cells if cell.client not in forget_set.client_ids}
@@ -155,7 +154,7 @@ def classes_left_without_holder(centroids: Centroids, requests: Collection[Forge
 
 
 def sealed_cells(centroids: Centroids, requests: Collection[Forget]) -> list[CellName]:
-    """Cells that the server still has and uses for nothing but restoration: left out by requests, or kept originals."""
+    """Cells at the server that only a restore uses: left out by requests, or originals kept aside."""
     forget_set = union(requests)
     left_out = {
         cell.name for cell in centroids.cells if names_cell(forget_set, cell) and cell.name not in centroids.purged
@@ -179,24 +178,24 @@ def _answer(
     *,
     force: bool,
 ) -> Report:
-    """The one way to a filter: a function of the set of requests, whatever the order they came in."""
+    """The one way to a filter, which depends on the set of requests and not on their order."""
     report = Report(requests)
     with report.stage("check"):
-        made = make_plan(plugged, centroids, requests, clients, config, terms, force=force)
-    before = made.contact.traffic if made.contact else Traffic()
+        checked = make_plan(plugged, centroids, requests, clients, config, terms, force=force)
+    before = checked.contact.traffic if checked.contact else Traffic()
     try:
-        Execution(made, report).answer()
+        Execution(checked, report).answer()
     except HarmError as error:
-        error.report = report  # what clients told is told
+        error.report = report  # it lists what clients sent
         raise
     finally:
-        report.traffic = (made.contact.traffic if made.contact else Traffic()) - before
+        report.traffic = (checked.contact.traffic if checked.contact else Traffic()) - before
     centroids.bytes_up = dict(Counter(centroids.bytes_up) + Counter(report.traffic.by_client))
     return report
 
 
 def _check_new(plugged: PluggedModel, centroids: Centroids, new: frozenset[Forget]) -> None:
-    """Each of the new requests must be known, change something and not be active already."""
+    """Refuse new requests that are unknown, change nothing or are active already."""
     if not new:
         raise RequestError("There is no request to answer: the list is empty.")
     for request in new:
