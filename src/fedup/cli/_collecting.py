@@ -21,7 +21,7 @@ from fedup.run.ledger import RunLedger
 from fedup.run.record import keep_centroids
 from fedup.run.serving import load_base
 from fedup.statistics.centroids import CentroidConfig
-from fedup.statistics.store import how_from
+from fedup.statistics.store_file import how_from
 from fedup.tasks.progress import ClientsShown
 
 

@@ -52,7 +52,6 @@ class MomentsQuestion(ExactQuestion[ClientMoments]):
     labels: frozenset[int] | None = None
     without: frozenset[int] = frozenset()  # classes
     excluded: frozenset[int] = frozenset()  # samples
-    by_class: bool = False
 
     @property
     def protection(self) -> MomentConfig:
@@ -67,13 +66,14 @@ class MomentsQuestion(ExactQuestion[ClientMoments]):
         kept = retained_mask(labels, out, _at_least(self.config, data))
         asked = _among(labels, self.labels) & ~_among(labels, self.without or frozenset())
         chosen = kept & asked
-        return _moments(data, self.cut, self.config, chosen, self.by_class, int((asked & ~out & ~kept).sum()))
+        unreported = int((asked & ~out & ~kept).sum())
+        return _moments(data, self.cut, self.config, chosen, always=self.labels is not None, unreported=unreported)
 
     def answer_message(self, answer: ClientMoments) -> Message:
         return _message(answer)
 
     def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> ClientMoments:
-        read = _read(details, arrays, facts, self.cut, self.config, by_class=self.by_class)
+        read = _read(details, arrays, facts, self.cut, self.config, always=self.labels is not None)
         held = set(read.moments.counts.nonzero().flatten().tolist())
         require(self.labels is None or held <= self.labels, "it reports classes that nobody asked for")
         require(not held & self.without, "it reports classes that were to be left out")
@@ -119,7 +119,7 @@ class MomentChangeQuestion(ExactQuestion[tuple[ClientMoments, ClientMoments]]):
                     f"{', '.join(map(str, sorted(few)))}, which would show the rows. Join this request with others "
                     "of the same client and class, or collect with MomentConfig(least_rows=1) where that is allowed."
                 )
-        leaving, returning = (_moments(data, self.cut, self.config, rows, True, 0) for rows in changes)
+        leaving, returning = (_moments(data, self.cut, self.config, rows, always=True) for rows in changes)
         return leaving, returning
 
     def answer_message(self, answer: tuple[ClientMoments, ClientMoments]) -> Message:
@@ -139,7 +139,7 @@ class MomentChangeQuestion(ExactQuestion[tuple[ClientMoments, ClientMoments]]):
             if not isinstance(own, dict):
                 raise DataError(f"{name} is missing")
             mine = {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
-            part = _read({**own, "client": details.get("client")}, mine, facts, self.cut, self.config, by_class=True)
+            part = _read({**own, "client": details.get("client")}, mine, facts, self.cut, self.config, always=True)
             held = set(part.moments.counts.nonzero().flatten().tolist())
             require(held <= self.labels, "it reports classes that nobody asked for")
             parts.append(part)
@@ -165,16 +165,17 @@ def _among(labels: Tensor, wanted: frozenset[int] | None) -> Tensor:
 
 
 def _moments(
-    data: ClientData, cut: str, config: MomentConfig, chosen: Tensor, by_class: bool, unreported: int
+    data: ClientData, cut: str, config: MomentConfig, chosen: Tensor, *, always: bool, unreported: int = 0
 ) -> ClientMoments:
-    """The moments of the chosen rows (a mask over the client's), which alone are read."""
+    """The moments of the chosen rows (a mask over the client's), which alone are read; by class `always`, or where that
+    is not too much to send."""
     rows = data.client.train
     reader = data.shared_reader(cut) or FeatureReader(data.model, cut)
     features = reader.read(data.x, rows, wanted=chosen)
     labels, classes = data.y[rows][chosen], data.num_classes
     integers, shortened = config.integers(features.values)
     counts, sums = class_sums(integers, labels, classes)
-    if by_class:
+    if always or _sends_classes(classes, integers.shape[1]):
         seconds = {c: second_moment(integers[labels == c], config) for c in counts.nonzero().flatten().tolist()}
         second = sum(seconds.values(), start=IntegerMoments.zeros(classes, integers.shape[1]).second)
     else:
@@ -203,7 +204,7 @@ def _message(answer: ClientMoments) -> Message:
 
 
 def _read(
-    details: Details, arrays: Arrays, facts: ModelFacts, cut: str, config: MomentConfig, *, by_class: bool
+    details: Details, arrays: Arrays, facts: ModelFacts, cut: str, config: MomentConfig, *, always: bool
 ) -> ClientMoments:
     """The opposite of `_message`, with all its parts checked."""
     features, classes = facts.features(cut), facts.num_classes
@@ -221,7 +222,7 @@ def _read(
     held = list(rows)
     moments.counts[held] = torch.tensor(list(rows.values()), dtype=torch.int64)
     moments.sums[held] = _from_bytes(arrays, "sums", (len(held), width))
-    if by_class and held:
+    if (always or _sends_classes(classes, width)) and held:
         seconds = _from_bytes(arrays, "by_class", (len(held), triangle))
         moments = IntegerMoments(moments.counts, moments.sums, seconds.sum(0))
         of_classes = dict(zip(held, seconds, strict=True))
@@ -232,6 +233,11 @@ def _read(
     require(not features.nonnegative or bool((moments.sums >= 0).all()), "sums of features below 0 where none can be")
     client = checks.client_number(details)
     return ClientMoments(client, moments, of_classes, shortened, unreported, features.shape, features.nonnegative)
+
+
+def _sends_classes(num_classes: int, width: int) -> bool:
+    """Whether second moments are sent by class: the same for all clients of a federation."""
+    return num_classes * width * (width + 1) * 4 <= MOST_CLASS_BYTES
 
 
 def _count(details: Details, name: str) -> int:

@@ -137,11 +137,7 @@ def purge(plugged: PluggedModel, centroids: Centroids) -> list[CellName]:
         check_belongs(plugged, centroids, plugged.requests)
         sealed = sealed_cells(centroids, plugged.requests)
         forget_set = union(plugged.requests)
-        for cell in centroids.cells:
-            if names_cell(forget_set, cell):
-                centroids.put(cell, centroids.vectors[:0], centroids.counts[:0])
-                centroids.purged.add(cell.name)
-        centroids.sealed.clear()
+        centroids.purge(forget_set, [cell for cell in centroids.cells if names_cell(forget_set, cell)])
         return sealed
 
 
