@@ -1,6 +1,5 @@
 """The closed-form filter: scores by ridge regression from counts, sums and second moments of what is retained."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +11,7 @@ from fedup.filters.bottleneck import Filter
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
 
 RIDGE = 0.01  # of the mean variance of a feature
-_DROPPED = -1.0  # score of a class that is not to be answered; retained scores sum to 1
+MARGIN = 10.0  # by which an absent class stays below the mean of the others
 _WORST_CONDITION = 1e4  # of the last layer, beyond which features for given scores would need single precision's all
 
 
@@ -51,33 +50,24 @@ class Scores:
         return linear(features.double(), self.weight, self.bias)
 
 
-def ridge_scores(retained: RetainedStatistics, dropped: Collection[int] = (), *, ridge: float = RIDGE) -> Scores:
-    """Scores fitted to one-hot targets by ridge regression: A = G (Σ + λI)⁻¹, a = n/N − A m.
+def ridge_scores(retained: RetainedStatistics) -> Scores:
+    """Scores fitted to one-hot targets by ridge regression: A = G (Σ + λI)⁻¹, a = n/N − A m."""
+    shares = retained.counts / retained.counts.sum()  # (K,)
+    weight = _solved(retained.covariance, shares[:, None] * (retained.means - retained.mean))
+    return Scores(weight, shares - weight @ retained.mean)
 
-    The scores of retained classes sum to 1 for every input: the targets do, and so do the rows of G (to 0) and of n/N
-    (to 1). So the largest is at least 1/r with r retained classes. A dropped class, and one without rows, has the score
-    −1 whatever the input: it is never the largest.
 
-    >>> from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
-    >>> rows, labels = torch.randn(300, 5), torch.arange(300) % 3
-    >>> moments = IntegerMoments.of(rows[labels < 2], labels[labels < 2], 3, MomentConfig())
-    >>> scores = ridge_scores(RetainedStatistics.of(moments, MomentConfig()), [2]).of(1e3 * torch.randn(99, 5))
-    >>> bool((scores[:, :2].sum(1) - 1).abs().max() < 1e-9), 2 in scores.argmax(1)
-    (True, False)
-    """
-    total = retained.counts.sum()
-    shares = retained.counts / total  # (K,)
-    absent = retained.counts == 0
-    absent[list(dropped)] = True
-    if bool(absent.all()):
-        raise DataError("No class is left to answer.")
-    targets = shares[:, None] * (retained.means - retained.mean)  # (K, D): G
-    damped = retained.covariance.clone()
-    damped.diagonal().add_(ridge * damped.diagonal().mean().clamp(min=1e-12))
-    weight = torch.linalg.solve(damped, targets.T).T
-    bias = shares - weight @ retained.mean
-    weight[absent], bias[absent] = 0.0, _DROPPED
-    return Scores(weight, bias)
+def discriminant_scores(retained: RetainedStatistics) -> Scores:
+    """Linear discriminants, all classes weighing the same: kinder to small classes than ridge scores."""
+    weight = _solved(retained.within, retained.means)
+    return Scores(weight, -0.5 * (weight * retained.means).sum(1))
+
+
+def _solved(covariance: Tensor, targets: Tensor) -> Tensor:
+    """targets (Σ + λI)⁻¹ (K, D)"""
+    damped = covariance.clone()
+    damped.diagonal().add_(RIDGE * damped.diagonal().mean().clamp(min=1e-12))
+    return torch.linalg.solve(damped, targets.T).T
 
 
 def spread_matched(scores: Scores, head: Scores, retained: RetainedStatistics) -> Scores:
@@ -85,11 +75,10 @@ def spread_matched(scores: Scores, head: Scores, retained: RetainedStatistics) -
 
     Ridge scores lie between 0 and 1: their softmax would be nearly flat. The order of classes stays.
     """
-    held = (retained.counts > 0) & (scores.weight.abs().sum(1) > 0)
+    held = retained.counts > 0
     shares = retained.counts[held] / retained.counts[held].sum()
-    wanted, found = (_spread(each.of(retained.means[held])[:, held], shares) for each in (head, scores))
-    factor = float(wanted / found.clamp(min=1e-12)) if int(held.sum()) > 1 else 1.0
-    factor = factor if 0 < factor < float("inf") else 1.0
+    wanted, own = (_spread(each.of(retained.means[held])[:, held], shares) for each in (head, scores))
+    factor = float(wanted / own) if int(held.sum()) > 1 and float(own) > 0 and float(wanted) > 0 else 1.0
     return Scores(scores.weight * factor, scores.bias * factor)
 
 
@@ -97,6 +86,23 @@ def _spread(scores: Tensor, shares: Tensor) -> Tensor:
     """Root mean square of scores around the mean score of each row. (R, R)"""
     centred = scores - scores.mean(1, keepdim=True)
     return (shares @ centred.square().mean(1)).sqrt()
+
+
+def without_classes(scores: Scores, absent: Tensor) -> Scores:
+    """The same, and classes that are absent (a mask) are never answered.
+
+    Their score is the mean of all the others' less a margin, whatever the input. The largest of the others is at least
+    their mean. So an absent class is never the largest, and its probability is below exp(−margin).
+
+    >>> scores = without_classes(Scores(torch.randn(4, 5).double(), torch.randn(4).double()), torch.arange(4) == 2)
+    >>> 2 in scores.of(1e6 * torch.randn(999, 5)).argmax(1)
+    False
+    """
+    if bool(absent.all()):
+        raise DataError("No class is left to answer.")
+    weight, bias = scores.weight.clone(), scores.bias.clone()
+    weight[absent], bias[absent] = weight[~absent].mean(0), bias[~absent].mean() - MARGIN
+    return Scores(weight, bias)
 
 
 class ClosedForm(Filter):

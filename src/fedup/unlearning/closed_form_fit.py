@@ -10,9 +10,11 @@ from fedup.filters.closed_form import (
     RetainedStatistics,
     Scores,
     closed_form_filter,
+    discriminant_scores,
     last_layer,
     ridge_scores,
     spread_matched,
+    without_classes,
 )
 from fedup.request import Forget
 from fedup.rng import generator
@@ -35,11 +37,17 @@ def check_closed_form(plugged: PluggedModel, config: FilterConfig) -> None:
     last_layer(plugged.base, plugged.cut)
 
 
-def fit_closed_form(plugged: PluggedModel, store: Moments, forget_set: Forget) -> ClosedForm:
-    """A filter that gives the ridge scores of what is retained: the same for a set of requests in any order."""
+def fit_closed_form(
+    plugged: PluggedModel, store: Moments, forget_set: Forget, *, discriminant: bool = False
+) -> ClosedForm:
+    """A filter that gives scores fitted to what is retained: the same for a set of requests in any order.
+
+    Ridge scores, or discriminants where those would cost a class too much.
+    """
     retained = RetainedStatistics.of(store.retained(forget_set), store.config)
     head = last_layer(plugged.base, plugged.cut)
-    scores = spread_matched(ridge_scores(retained, forget_set.class_ids), head, retained)
+    scores = discriminant_scores(retained) if discriminant else ridge_scores(retained)
+    scores = without_classes(spread_matched(scores, head, retained), retained.counts == 0)
     made = closed_form_filter(scores, head, store.config.bound)
     return made.to(next(plugged.base.parameters()).device)
 

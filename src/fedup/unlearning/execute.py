@@ -128,8 +128,7 @@ class Execution:
         unfitted = Served(None, requests, plan.config, base, cut, erasure, eraser.question)
         kinds = self._kinds(forget_set, unfitted, complete=eraser.complete)
         new, allowed = requests - plan.plugged.requests, plan.terms.max_class_loss
-        bottleneck = kinds[-1][1] and not isinstance(plan.centroids, Moments)
-        wider = widenings(plan) if bottleneck and self._measurement.applies(new) else []
+        wider = widenings(plan) if kinds[-1][1] and self._measurement.applies(new) else []
         candidates: list[_Candidate] = []
         for with_eraser, widening in [*kinds, *((kinds[-1][0], times) for times in wider)]:
             if widening > 1 and min(candidate.loss for candidate in candidates) <= _CLOSE * allowed:
@@ -150,7 +149,8 @@ class Execution:
     def _fit(self, trial: Served, forget_set: Forget, widening: int) -> Served:
         plan = self._plan
         if isinstance(plan.centroids, Moments):
-            return replace(trial, filter=fit_closed_form(plan.plugged, plan.centroids, forget_set))
+            fitted = fit_closed_form(plan.plugged, plan.centroids, forget_set, discriminant=widening > 1)
+            return replace(trial, filter=fitted)
         return fit_gently(plan, self._report, trial, forget_set, widening=widening)
 
     def _kinds(self, forget_set: Forget, unfitted: Served, *, complete: bool) -> list[tuple[bool, int]]:
@@ -158,14 +158,25 @@ class Execution:
         eraser, with a bottleneck if the requests name more or the eraser alone harms a class, and the bottleneck
         alone if the eraser harms and the samples are merely withdrawn (docs/cuts_and_erasure.md)."""
         config, erased = self._plan.config, unfitted.erasure is not None
-        moments = isinstance(self._plan.centroids, Moments)
+        if isinstance(self._plan.centroids, Moments):
+            return self._kinds_from_moments(forget_set, erased=erased)
         if config.requires_eraser or not erased:
             return [(erased, int(config.wants_bottleneck))]
         both = [(True, 1)]
-        if moments:  # from moments at hand: tried before the eraser alone
-            return [*both, (True, 0), *([] if forget_set.reason == "poison" or self._plan.force else [(False, 1)])]
         kinds = both if not complete or forget_set.client_ids or forget_set.class_ids else [(True, 0), *both]
         return kinds if forget_set.reason == "poison" or self._plan.force else [*kinds, (False, 1)]
+
+    def _kinds_from_moments(self, forget_set: Forget, *, erased: bool) -> list[tuple[bool, int]]:
+        """The same with closed forms, 1 for ridge scores and 2 for discriminants: they cost nothing, so they are tried
+        before an eraser alone."""
+        if not self._plan.config.wants_bottleneck:
+            return [(erased, 0)]
+        kinds = [(erased, 1), (erased, 2)]
+        if erased and not self._plan.config.requires_eraser:
+            kinds.append((True, 0))
+            if forget_set.reason != "poison" and not self._plan.force:
+                kinds += [(False, 1), (False, 2)]
+        return kinds
 
     # --- harm
 
