@@ -1,17 +1,21 @@
 """A federation in which some rows of two clients carry marks: sample requests that an eraser is made for."""
 
 import copy
+from contextlib import contextmanager
 from dataclasses import fields
+from functools import cache
 
+import pytest
 import torch
 from tests._forced import unlearn
 from torch import nn
 
-from fedup import Federation, FilterConfig, Forget, collect, iid, plug
+from fedup import Federation, FilterConfig, Forget, collect, fingerprint, iid, plug
 from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.clients.in_process import InProcess
 from fedup.privacy import Ledger
 from fedup.statistics.centroids import CentroidConfig
+from fedup.statistics.traffic import Traffic
 
 EARLY, LATE = "2", "4"  # cuts of the model; the bottleneck sits at the late one
 FAST = {"rank": 4, "steps": 10, "batch_size": 32}
@@ -35,7 +39,7 @@ class Marked:
         for channel, rows in zip((5, 6, 7), self.rows.values(), strict=True):
             self.x[rows, channel] += 4
         self.federation = Federation(self.x, self.y, clients, 4)
-        self.base = _trained(self.x, self.y)
+        self.base = trained(self.x, self.y)
         self.collected = collect(self.base, self.federation, statistics=CentroidConfig(ratio=0.5))
         self.requests = {
             "first": Forget.samples({1: self.rows["first"]}),
@@ -65,7 +69,13 @@ class Marked:
         return Federation(x, self.y, self.federation.clients, 4)
 
 
-def _trained(x, y):
+@cache
+def marked():
+    """One of these for all tests of a process; read only."""
+    return Marked()
+
+
+def trained(x, y):
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 4))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for _ in range(60):
@@ -77,27 +87,32 @@ def _trained(x, y):
     return model.eval()
 
 
-class Watched(InProcess):
-    """Notes which clients are asked for statistics, and can change or refuse what they send, or make it of other data
-    than centroids."""
+class Unreachable:
+    """Clients that must not be asked."""
 
-    def __init__(self, marked, change=lambda found: found, statistics_of=None):
+    traffic = Traffic()
+    measures_by_default = False
+
+    def __getattr__(self, name):
+        raise AssertionError(f"a client was asked: {name}")
+
+
+class Watched(InProcess):
+    """Notes which clients are asked for statistics; can change or refuse these, or make them of other rows."""
+
+    def __init__(self, marked, change=lambda answer: answer, statistics_of=None):
         super().__init__(marked.federation, marked.base)
         self.sketched, self.measured, self.gathered, self._change = [], [], [], change
         self._statistics = InProcess(statistics_of or marked.federation, marked.base)
         self._statistics._meter = self._meter
 
     def _answer(self, client, question):
-        if isinstance(question, SketchesQuestion):
-            self.sketched.append(client)
-            return self._statistics._answer(client, question)
-        if isinstance(question, SpreadsQuestion):
-            self.measured.append(client)
-            return self._statistics._answer(client, question)
-        if isinstance(question, SecondMomentsQuestion):
-            self.gathered.append(client)
-            return self._change(self._statistics._answer(client, question))
-        return super()._answer(client, question)
+        asked = {SketchesQuestion: self.sketched, SpreadsQuestion: self.measured, SecondMomentsQuestion: self.gathered}
+        if type(question) not in asked:
+            return super()._answer(client, question)
+        asked[type(question)].append(client)
+        answer = self._statistics._answer(client, question)
+        return self._change(answer) if isinstance(question, SecondMomentsQuestion) else answer
 
     @property
     def statistics_asked(self):
@@ -133,3 +148,18 @@ def _plain(value):
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     return tuple(map(_plain, value)) if isinstance(value, tuple) else copy.copy(value)
+
+
+def everything_of(plugged, store):
+    """All that a refusal must leave alone, comparable with ==."""
+    bits = {name: weight.numpy().tobytes() for name, weight in weights_of(plugged).items()} if plugged.served else {}
+    return id(plugged.served), bits, state_of(store), plugged.requests, fingerprint(plugged.base)
+
+
+@contextmanager
+def refused(plugged, store, error, match=None):
+    """What is done inside raises, and changes nothing."""
+    before = everything_of(plugged, store)
+    with pytest.raises(error, match=match) as raised:
+        yield raised
+    assert everything_of(plugged, store) == before

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests._marked import KINDS, Marked
+from tests._marked import KINDS, marked
 from tests.cli._in_process import contents, copy_of, filter_file, ok
 from torch import nn
 
@@ -17,6 +17,7 @@ from fedup.errors import CutError, NotFittedError, StorageError
 from fedup.run.folder import Run
 from fedup.serving.export import NOTE, export_program
 
+MARKED = marked()
 WITHOUT_FEDUP = """
 import sys, torch
 class Blocked:
@@ -46,10 +47,13 @@ def run_alone(program, x, tmp_path):
     return torch.load(tmp_path / "y.pt"), json.loads(ran.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["answered", "collected"])
 def test_a_program_answers_as_the_folder_does_where_there_is_no_fedup(stage, tmp_path):
     run = copy_of(stage, tmp_path / "run")
+    before = contents(run)
     told = ok("export", tmp_path / "model.pt2", "--run", run, "--json").json
+    assert contents(run) == before
     state, plugged = Session(run).served()
     model = plugged if state.active else plugged.base
     x = torch.randn(7, 1, 28, 28, generator=torch.Generator().manual_seed(1))
@@ -65,26 +69,6 @@ def test_a_program_answers_as_the_folder_does_where_there_is_no_fedup(stage, tmp
     assert [one["id"] for one in note["requests"]] == [request.id for request in state.active]
     path = filter_file(run)
     assert note["filter"] == (path.stem.removeprefix("filter-") if path else None)
-
-
-def test_exporting_changes_nothing_and_replaces_a_file_whole(tmp_path):
-    run, out = copy_of("answered", tmp_path / "run"), tmp_path / "model.pt2"
-    before = contents(run)
-    out.write_bytes(b"older")
-    ok("export", out, "--run", run)
-    assert contents(run) == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt2", "run"]
-    torch.export.load(out)
-
-
-def test_a_snapshot_does_not_follow_later_requests(tmp_path):
-    run = copy_of("answered", tmp_path / "run")
-    ok("export", tmp_path / "before.pt2", "--run", run)
-    ok("restore", "--all", "--run", run)
-    ok("export", tmp_path / "after.pt2", "--run", run)
-    x = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(2))
-    before, after = (torch.export.load(tmp_path / f"{name}.pt2").module()(x) for name in ("before", "after"))
-    assert not torch.allclose(before, after)
 
 
 def test_models_that_return_more_than_logits_give_logits(tmp_path):
@@ -104,7 +88,7 @@ def test_models_that_return_more_than_logits_give_logits(tmp_path):
     assert json.loads(extra[NOTE]) == {"a": "ä"}
 
 
-def test_a_model_that_torch_cannot_follow_is_refused_and_nothing_is_written(tmp_path):
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path, small_model):
     class Moody(nn.Module):
         def __init__(self):
             super().__init__()
@@ -115,28 +99,20 @@ def test_a_model_that_torch_cannot_follow_is_refused_and_nothing_is_written(tmp_
 
     with pytest.raises(CutError, match=r"torch\.export"):
         export_program(Moody().eval(), torch.randn(5, 4), tmp_path / "m.pt2", about={})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_path_that_cannot_be_written_is_an_error(tmp_path):
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(StorageError, match="folder"):
-        export_program(nn.Linear(4, 3).eval(), torch.randn(5, 4), tmp_path / "folder", about={})
-
-
-def test_a_plugged_model_without_a_filter_is_not_exported_as_if_it_had_one(tmp_path, small_model):
-    plugged = plug(small_model)
     with pytest.raises(NotFittedError):
-        export_program(plugged.view(), torch.randn(5, 1, 28, 28), tmp_path / "m.pt2", about={})
+        export_program(plug(small_model).view(), torch.randn(5, 1, 28, 28), tmp_path / "m.pt2", about={})
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(StorageError, match=tmp_path.name):
+        export_program(nn.Linear(4, 3).eval(), torch.randn(5, 4), tmp_path, about={})
 
 
-@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
-def test_a_program_has_the_eraser_in_it(tmp_path, config):
-    marked = Marked()
-    plugged, _ = marked.serving("first", config=config)
-    export_program(plugged.view(), marked.x[:5], tmp_path / "m.pt2", about={})
+def test_a_program_is_a_snapshot_with_the_eraser_in_it_and_replaces_a_file_whole(tmp_path):
+    plugged, _ = MARKED.serving("first", config=KINDS["both at two cuts"])
+    (tmp_path / "m.pt2").write_bytes(b"older")
+    export_program(plugged.view(), MARKED.x[:5], tmp_path / "m.pt2", about={})
+    expected = plugged(MARKED.x[:7])
+    plugged.serve(None)
     program = torch.export.load(tmp_path / "m.pt2").module()
-    with torch.no_grad():
-        torch.testing.assert_close(program(marked.x[:7]), plugged(marked.x[:7]))
-        assert not torch.allclose(program(marked.x[:7]), marked.base(marked.x[:7]))
+    torch.testing.assert_close(program(MARKED.x[:7]), expected)
+    assert not torch.allclose(expected, MARKED.base(MARKED.x[:7]))
+    assert [path.name for path in tmp_path.iterdir()] == ["m.pt2"]

@@ -5,12 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedup import FilterConfig, Trace
 from fedup.errors import DataError, SettingError
-from fedup.filters.fit import _SGD, Examples, _Adam, fit_filter
+from fedup.filters.bottleneck import Bottleneck
+from fedup.filters.fit import _OPTIMIZERS, Examples, fit_filter
 
 WIDTH, CLASSES = 12, 3
 CONFIG = FilterConfig(rank=6, steps=120, batch_size=16, lr=1e-2)
@@ -53,79 +56,6 @@ def test_both_losses_fall():
     assert late[1] < early[1] / 2
 
 
-def test_alpha_zero_only_rebuilds_and_alpha_one_only_classifies():
-    tail, examples = _tail(), _examples()
-    rebuilt, classified = (
-        _losses(fit_filter(tail, examples, replace(CONFIG, alpha=alpha)), examples, tail) for alpha in (0.0, 1.0)
-    )
-    assert classified[0] < rebuilt[0]
-    assert rebuilt[1] < classified[1] / 2
-    relabelled = replace(examples, labels=examples.labels.roll(1))
-    fits = [fit_filter(tail, each, replace(CONFIG, alpha=0.0)) for each in (examples, relabelled)]
-    assert torch.equal(*map(_bits, fits))
-
-
-def test_the_total_is_the_weighted_sum_of_the_parts():
-    trace = Trace(every=1)
-    fit_filter(_tail(), _examples(), replace(CONFIG, alpha=0.3, steps=5), trace=trace)
-    for step in trace.steps:
-        parts = 0.3 * step["cross_entropy"] + 0.7 * step["reconstruction"]
-        assert step["total"] == pytest.approx(parts, rel=1e-5)
-
-
-def test_a_trace_records_every_so_many_steps_and_what_is_measured():
-    trace = Trace(every=4, measure=lambda fitted: {"norm": float(fitted.encoder.norm())})
-    fitted = fit_filter(_tail(), _examples(), replace(CONFIG, steps=12), trace=trace)
-    assert [step["step"] for step in trace.steps] == [4, 8, 12]
-    assert trace.steps[-1]["norm"] == float(fitted.encoder.norm()) != trace.steps[0]["norm"]
-
-
-def test_recording_a_trace_warns_of_nothing():
-    always = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            fit_filter(_tail(), _examples(), replace(CONFIG, steps=1), trace=Trace(every=1))
-    finally:
-        torch.set_warn_always(always)
-
-
-def test_a_trace_changes_no_bit():
-    traced = fit_filter(_tail(), _examples([1]), CONFIG, trace=Trace(every=1, measure=lambda fitted: {}))
-    assert torch.equal(_bits(traced), _bits(fit_filter(_tail(), _examples([1]), CONFIG)))
-
-
-def test_a_trace_every_zero_steps_is_refused():
-    with pytest.raises(SettingError):
-        Trace(every=0)
-
-
-@pytest.mark.parametrize("shares", [None, torch.rand(60)], ids=["once", "weighted"])
-def test_same_seed_same_bits_whatever_ran_before(shares):
-    examples, config = replace(_examples([1]), shares=shares), CONFIG
-    torch.manual_seed(5)
-    first = fit_filter(_tail(), examples, config)
-    torch.rand(100)
-    second = fit_filter(_tail(), examples, config)
-    assert torch.equal(_bits(first), _bits(second))
-    assert not torch.equal(_bits(first), _bits(fit_filter(_tail(), examples, replace(config, seed=1))))
-
-
-def test_the_global_random_state_is_left_alone():
-    tail, examples = _tail(), _examples([1])
-    before = torch.get_rng_state()
-    fit_filter(tail, examples, CONFIG)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_rows_out_of_use_change_no_bit():
-    examples = _examples([1])
-    before = _bits(fit_filter(_tail(), examples, CONFIG))
-    examples.vectors[1::2] = 7.0
-    assert torch.equal(_bits(fit_filter(_tail(), examples, CONFIG)), before)
-
-
 def test_the_tail_gets_no_gradient_and_the_filter_needs_none_afterwards():
     tail = _tail()
     tail.weight.grad = torch.ones_like(tail.weight)
@@ -136,76 +66,6 @@ def test_the_tail_gets_no_gradient_and_the_filter_needs_none_afterwards():
     assert not any(weight.requires_grad for weight in fitted.parameters())
 
 
-def test_fitting_works_inside_no_grad():
-    expected = _bits(fit_filter(_tail(), _examples([1]), CONFIG))
-    tail = _tail()
-    with torch.no_grad():
-        assert torch.equal(_bits(fit_filter(tail, _examples([1]), CONFIG)), expected)
-
-
-@pytest.mark.parametrize("batch_size", [1, 1000])
-def test_any_batch_size_will_do(batch_size):
-    trace = Trace(every=1)
-    fit_filter(_tail(), _examples([1]), replace(CONFIG, batch_size=batch_size, steps=5), trace=trace)
-    assert all(torch.tensor(list(step.values())).isfinite().all() for step in trace.steps), trace.steps[-1]
-
-
-def test_a_rank_wider_than_the_features_is_refused():
-    with pytest.raises(SettingError):
-        fit_filter(_tail(), _examples(), replace(CONFIG, rank=WIDTH + 1))
-
-
-def test_nothing_to_fit_to_is_refused():
-    empty = torch.arange(0)
-    with pytest.raises(DataError, match="No centroid"):
-        fit_filter(_tail(), replace(_examples(), rows=empty, labels=empty), CONFIG)
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_centroids_that_are_not_finite_are_refused(bad):
-    examples = _examples()
-    examples.vectors[4, 3] = bad
-    with pytest.raises(DataError, match="collect them again"):
-        fit_filter(_tail(), examples, CONFIG)
-
-
-def test_a_fit_that_diverges_raises():
-    with pytest.raises(DataError, match="diverged"):
-        fit_filter(_tail(), _examples(), replace(CONFIG, lr=1e20))
-
-
-def test_adam_is_torchs_adam():
-    torch.manual_seed(0)
-    mine, theirs = (nn.Parameter(torch.linspace(-1, 1, 9)) for _ in range(2))
-    adam, reference = _Adam([mine], lr=0.03), torch.optim.Adam([theirs], lr=0.03)
-    for _ in range(20):
-        gradient = torch.randn(9) * 10 ** torch.randn(9)
-        adam.step([gradient])
-        theirs.grad = gradient
-        reference.step()
-    torch.testing.assert_close(mine, theirs)
-
-
-def test_sgd_is_that_of_torch_without_momentum():
-    mine, theirs = (nn.Parameter(torch.arange(4.0)) for _ in range(2))
-    sgd, reference = _SGD([mine], lr=0.03), torch.optim.SGD([theirs], lr=0.03)
-    for step in range(5):
-        gradient = torch.sin(torch.arange(4.0) + step)
-        sgd.step([gradient])
-        theirs.grad = gradient.clone()
-        reference.step()
-    assert torch.equal(mine, theirs)
-
-
-def test_the_optimizer_is_the_one_that_was_chosen():
-    tail, examples = _tail(), _examples()
-    adam, sgd = (fit_filter(tail, examples, replace(CONFIG, optimizer=name)) for name in ("adam", "sgd"))
-    assert not torch.equal(_bits(adam), _bits(sgd))
-    before = _losses(fit_filter(tail, examples, replace(CONFIG, optimizer="sgd", lr=1e-9)), examples, tail)
-    after = _losses(sgd, examples, tail)
-    assert after[0] < before[0] and after[1] < before[1]
-
-
 @pytest.mark.parametrize(("epochs", "size", "steps"), [(3, 16, 9), (2, 60, 2), (2, 100, 2), (5, 7, 40)])
 def test_epochs_are_so_many_passes_over_all_centroids(epochs, size, steps):
     trace = Trace(every=1)
@@ -213,7 +73,113 @@ def test_epochs_are_so_many_passes_over_all_centroids(epochs, size, steps):
     assert len(trace.steps) == steps
 
 
-@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"epochs": 1.5}, {"optimizer": "lbfgs"}], ids=str)
-def test_a_fit_that_cannot_be_made_is_refused(wrong):
-    with pytest.raises(SettingError, match=next(iter(wrong))):
-        FilterConfig(**wrong)
+def test_a_trace_records_every_so_many_steps_and_changes_no_bit():
+    trace = Trace(every=4, measure=lambda fitted: {"norm": float(fitted.encoder.norm())})
+    config, always = replace(CONFIG, alpha=0.3, steps=12), torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            fitted = fit_filter(_tail(), _examples([1]), config, trace=trace)
+    finally:
+        torch.set_warn_always(always)
+    assert torch.equal(_bits(fitted), _bits(fit_filter(_tail(), _examples([1]), config)))
+    assert [step["step"] for step in trace.steps] == [4, 8, 12]
+    assert trace.steps[-1]["norm"] == float(fitted.encoder.norm()) != trace.steps[0]["norm"]
+    for step in trace.steps:
+        assert step["total"] == pytest.approx(0.3 * step["cross_entropy"] + 0.7 * step["reconstruction"], rel=1e-5)
+    with pytest.raises(SettingError):
+        Trace(every=0)
+
+
+@pytest.mark.parametrize("shares", [None, torch.rand(60)], ids=["once", "weighted"])
+def test_same_seed_same_bits_whatever_ran_before_and_whatever_rows_are_out_of_use(shares):
+    examples = replace(_examples([1]), shares=shares)
+    torch.manual_seed(5)
+    state, expected = torch.get_rng_state(), _bits(fit_filter(_tail(), examples, CONFIG))
+    torch.set_rng_state(state)
+    tail = _tail()
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        assert torch.equal(_bits(fit_filter(tail, examples, CONFIG)), expected)
+    assert torch.equal(torch.get_rng_state(), state)  # the global one is left alone
+    examples.vectors[1::2] = 7.0
+    assert torch.equal(_bits(fit_filter(_tail(), examples, CONFIG)), expected)
+    assert not torch.equal(_bits(fit_filter(_tail(), examples, replace(CONFIG, seed=1))), expected)
+
+
+def test_what_cannot_be_fitted_to_is_refused():
+    examples, empty = _examples(), torch.arange(0)
+    with pytest.raises(DataError, match="No centroid"):
+        fit_filter(_tail(), replace(examples, rows=empty, labels=empty), CONFIG)
+    with pytest.raises(DataError, match="diverged"):
+        fit_filter(_tail(), examples, replace(CONFIG, lr=1e20))
+    for value in (torch.nan, torch.inf):
+        examples.vectors[4, 3] = value
+        with pytest.raises(DataError, match="collect them again"):
+            fit_filter(_tail(), examples, CONFIG)
+
+
+@pytest.mark.parametrize(("name", "reference"), [("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)])
+def test_the_optimizer_is_that_of_torch_and_the_one_that_was_chosen(name, reference):
+    mine, theirs = (nn.Parameter(torch.linspace(-1, 1, 9)) for _ in range(2))
+    own, other = _OPTIMIZERS[name]([mine], lr=0.03), reference([theirs], lr=0.03)
+    for _ in range(20):
+        gradient = torch.randn(9) * 10 ** torch.randn(9)
+        own.step([gradient])
+        theirs.grad = gradient.clone()
+        other.step()
+    torch.testing.assert_close(mine, theirs)
+    adam, sgd = (fit_filter(_tail(), _examples(), replace(CONFIG, optimizer=name)) for name in ("adam", "sgd"))
+    assert not torch.equal(_bits(adam), _bits(sgd))
+
+
+# --- the bottleneck and its settings
+
+RANGES = {
+    "alpha": lambda value: 0 <= value <= 1,
+    "rank": lambda value: value >= 1,
+    "steps": lambda value: value >= 1,
+    "batch_size": lambda value: value >= 1,
+    "epochs": lambda value: value >= 1,
+    "lr": lambda value: 0 < value < float("inf"),
+    "max_variance_loss": lambda value: 0 < value <= 1,
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(RANGES)), st.integers(-2, 3) | st.floats())
+@example("epochs", 0)
+@example("epochs", 1.5)
+def test_numbers_are_in_their_range_or_refused_by_name(name, value):
+    whole = name in ("rank", "steps", "batch_size", "epochs")
+    if RANGES[name](value) and (isinstance(value, int) or not whole):
+        assert getattr(FilterConfig(**{name: value}), name) == value
+    else:
+        with pytest.raises(SettingError, match=name):
+            FilterConfig(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["class_policy", "filter", "optimizer", "eraser_cut"])
+def test_names_are_known_or_refused(name):
+    for value in ("", None, 2, *(() if name == "eraser_cut" else ("other",))):
+        with pytest.raises(SettingError, match=name):
+            FilterConfig(**{name: value})
+
+
+def test_a_filter_is_linear_relu_linear_without_bias_and_ends_in_a_relu_where_features_do():
+    signed, rectified = Bottleneck(60, 3, nonnegative=False), Bottleneck(60, 3, nonnegative=True)
+    rectified.load_state_dict(signed.state_dict())
+    maps = torch.randn(5, 3, 4, 5, dtype=torch.float64)
+    flat = maps.flatten(1).float()
+    with torch.no_grad():
+        expected = (flat @ signed.encoder.T).clamp(min=0) @ signed.decoder.T
+        torch.testing.assert_close(signed(flat), expected)
+        torch.testing.assert_close(rectified(flat), expected.relu())
+        assert rectified(maps).shape == maps.shape
+        assert rectified(maps).dtype == torch.float64
+    assert float(expected.min()) < 0
+    assert [Bottleneck(width, 32, nonnegative=True).size_bytes for width in (512, 128)] == [
+        131072,
+        32768,
+    ]  # the paper's

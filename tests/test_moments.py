@@ -1,5 +1,7 @@
 """What clients tell of their rows: it adds up, is about enough rows, and about nothing else."""
 
+from operator import mul
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedup import Forget
-from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.federation import Client
 from fedup.models.features import FeatureReader
 from fedup.statistics.client_data import ClientData
@@ -21,12 +22,11 @@ from fedup.statistics.eraser_statistics import (
     second_moments,
     shortened,
     sketch_groups,
-    sum_by_cut,
 )
 from fedup.statistics.mixture import mixture
-from fedup.statistics.moments import LEAST_ROWS, Moments, Shift, Sums
+from fedup.statistics.moments import LEAST_ROWS, Moments, Sums
 
-few = settings(max_examples=25, deadline=None, derandomize=True)
+few = settings(max_examples=15, deadline=None)
 seeds = st.integers(0, 10**6)
 CLASSES, CUTS = 3, {"2": "each", "4": "each"}
 NONE = torch.empty(0, dtype=torch.long)
@@ -142,21 +142,7 @@ def test_a_variance_is_never_negative_and_nothing_has_no_moments():
     nothing = Moments(0, torch.zeros(2, 3), torch.zeros(2, 3, 3))
     assert nothing.mean.abs().max() == nothing.variance.abs().max() == nothing.covariance.abs().max() == 0
     assert Sums(0, torch.zeros(2, 3)).mean.abs().max() == 0
-
-
-def test_sums_are_kept_in_double_precision():
     assert Moments.of(torch.randn(3, 2, 4)).squares.dtype == torch.float64
-    assert Moments.of(torch.randn(3, 2, 4)).sums.dtype == torch.float64
-
-
-@few
-@given(seeds, st.integers(1, 5), st.integers(1, 5))
-def test_shifts_add_up_field_by_field(seed, one, other):
-    parts = [torch.rand(4, 6, generator=_source(seed + i)) for i in range(2)]
-    added = Shift(one, *parts[0]) + Shift(other, *parts[1])
-    assert added.rows == one + other
-    for i, name in enumerate(("distance", "noise", "fisher", "variance")):
-        assert torch.equal(getattr(added, name), parts[0][i] + parts[1][i])
 
 
 # --- mixtures
@@ -164,70 +150,29 @@ def test_shifts_add_up_field_by_field(seed, one, other):
 
 @few
 @given(seeds, st.integers(1, 8), st.floats(1e-3, 1e3))
-def test_weights_of_a_mixture_are_shares(seed, many, scale):
-    references = list(scale * torch.randn(many, 2, 6, generator=_source(seed)).double())
-    weights = mixture(scale * torch.randn(2, 6, generator=_source(seed + 1)).double(), references)
-    assert weights.shape == (many,)
-    assert weights.min() >= 0
-    assert float(weights.sum()) == pytest.approx(1)
-
-
-@few
-@given(seeds, st.integers(1, 8))
-def test_a_known_mixture_is_found_again(seed, many):
-    references = torch.randn(many, 3, 10, generator=_source(seed)).double()
+def test_a_known_mixture_is_found_again_and_none_comes_closer_to_a_mean(seed, many, scale):
+    references = scale * torch.randn(many, 3, 10, generator=_source(seed)).double()
     weights = torch.rand(many, generator=_source(seed + 1)).double()
     weights[: many // 2] = 0
     weights /= weights.sum()
-    found = mixture(torch.einsum("k,k...->...", weights, references), list(references))
+    torch.testing.assert_close(_mixed(references, weights[None])[0], sum(map(mul, weights, references)))
+    found = mixture(_mixed(references, weights[None])[0], list(references))
     torch.testing.assert_close(found, weights, atol=1e-3, rtol=0)
-
-
-@few
-@given(seeds, st.integers(1, 8), st.integers(0, 7))
-def test_a_mean_that_is_one_of_the_references_is_that_one_alone(seed, many, which):
-    references = torch.randn(many, 3, 10, generator=_source(seed)).double()
-    expected = torch.zeros(many).double()
-    expected[which % many] = 1
-    found = mixture(references[which % many], list(references))
-    torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
-
-
-@few
-@given(seeds, st.integers(2, 6))
-def test_no_other_mixture_comes_closer(seed, many):
-    references = torch.randn(many, 2, 4, generator=_source(seed)).double()
-    mean = 2 * torch.randn(2, 4, generator=_source(seed + 1)).double()
+    mean = 2 * scale * torch.randn(3, 10, generator=_source(seed + 1)).double()
     others = torch.distributions.Dirichlet(torch.full((many,), 0.3).double()).sample((500,))
+    found = mixture(mean, list(references))
+    distance = [(_mixed(references, some) - mean).square().sum((1, 2)).min() for some in (found[None], others)]
+    assert distance[0] <= distance[1] + 1e-4 * scale**2
+    for shares in (found, mixture(mean, [references[0]] * 3)):
+        assert shares.min() >= 0
+        assert float(shares.sum()) == pytest.approx(1)
 
-    def far(weights):
-        return (torch.einsum("nk,kpc->npc", weights, references) - mean).square().sum((1, 2))
 
-    assert far(mixture(mean, list(references))[None])[0] <= far(others).min() + 1e-4
-
-
-def test_references_that_are_all_the_same_are_no_obstacle():
-    same = torch.ones(2, 3).double()
-    assert mixture(same, [same] * 3).sum() == pytest.approx(1)
-    assert mixture(same + 1, [same] * 3).sum() == pytest.approx(1)
+def _mixed(references, weights):
+    return torch.einsum("nk,kpc->npc", weights, references)
 
 
 # --- questions
-
-
-def test_a_client_is_told_nothing_of_other_clients_samples():
-    first, second = (
-        Forget.samples({0: [1, 2], 1: [101, 102]}),
-        Forget.samples({1: [103], 2: [201]}) | Forget.classes([2]),
-    )
-    question = _ask(first, second, gone=Forget.samples({2: [999], 0: [3]}))
-    told = question.to(0)
-    assert list(told.requests) == list(question.requests)
-    assert told.requests["r0"] == Forget.samples({0: [1, 2]})
-    assert told.requests["r1"] == Forget.classes([2])
-    assert told.forget_set == Forget.samples({0: [1, 2, 3]}) | Forget.classes([2])
-    assert told.to_json()["gone"]["samples"] == {"0": [1, 2, 3]}
-    assert not any(number in str(told.to_json()) for number in ("101", "102", "103", "201", "999"))
 
 
 @few
@@ -240,38 +185,18 @@ def test_a_client_answers_its_part_of_a_question_like_the_whole(seed):
     assert _same(_all(x, y, client, question), _all(x, y, client, question.to(0)))
 
 
-def test_forgotten_and_retained_rows_are_those_that_the_requests_say():
-    _, y = _data()
-    question = _ask(_samples(range(30)), gone=Forget.classes([1]) | _samples(range(30, 40)))
-    assert {name: rows.tolist() for name, rows in question.forgotten(_client(range(100)), y).items()} == {
-        "r0": list(range(30))
-    }
-    kept = question.retained(_client(range(100)), y)
-    assert {label: rows.tolist() for label, rows in kept.items()} == {
-        label: [row for row in range(40, 100) if row % CLASSES == label] for label in (0, 2)
-    }
-
-
 @few
 @given(st.integers(1, 2 * LEAST_ROWS))
-def test_nothing_is_told_of_fewer_than_the_least_number_of_forgotten_rows(count):
+def test_a_group_of_fewer_than_the_least_number_of_rows_is_not_told_of_nor_read(count):
     x, y = _data()
-    client, question = _client(range(200)), _ask(_samples(range(count)))
-    x[:count] = x[:count] if count >= LEAST_ROWS else torch.nan  # so they are not even read
-    sketches, spreads, _ = _all(x, y, client, question)
-    assert bool(sketches.forgotten) == bool(spreads.forgotten) == (count >= LEAST_ROWS)
-
-
-def test_a_group_of_few_rows_is_left_out_and_its_rows_are_in_no_sum():
-    x, y = _data()
-    large, small = range(30), range(30, 30 + LEAST_ROWS - 1)
-    x[list(small)] = torch.nan
+    large, small = range(100, 130), range(count)
+    x[:count] = x[:count] if count >= LEAST_ROWS else torch.nan
     question = _ask(_samples(large), _samples(small))
     sketches, spreads, moments = _all(x, y, _client(range(200)), question)
-    assert list(sketches.forgotten) == list(spreads.forgotten) == ["r0"]
+    assert list(sketches.forgotten) == list(spreads.forgotten) == (["r0", "r1"] if count >= LEAST_ROWS else ["r0"])
     assert sketches.forgotten["r0"].count == spreads.forgotten["r0"]["2"].weight == 30
-    assert sum(one.count for one in sketches.retained.values()) == 200 - len(large) - len(small)
-    assert moments.count == 200 - len(small)
+    assert sum(cell.count for cell in sketches.retained.values()) == 170 - count
+    assert moments.count == 200 - (count if count < LEAST_ROWS else 0)
 
 
 @few
@@ -314,15 +239,6 @@ def test_rows_of_others_and_rows_that_are_gone_are_never_read():
     assert found[2].count == 80 + int((~hidden[80:200]).sum())
 
 
-def test_premise_rows_that_are_read_do_fail_when_they_are_nan():
-    x, y = _data()
-    x[150] = torch.nan
-    question = _ask(_samples(range(80)))
-    for ask in (_sketch, _second, lambda *told: _measure(*told, {"r0": {0: 1.0}})):
-        with pytest.raises(ValueError, match="NaN"):
-            ask(x, y, _client(range(200)), question)
-
-
 @few
 @given(seeds, st.integers(LEAST_ROWS, 60), st.integers(1, 3))
 def test_means_variances_and_second_moments_are_those_of_the_rows(seed, count, batches):
@@ -357,109 +273,48 @@ def test_means_variances_and_second_moments_are_those_of_the_rows(seed, count, b
     torch.testing.assert_close(moments.squares[0], features.T @ features, atol=1e-2, rtol=1e-4)
 
 
-@few
-@given(seeds, st.integers(1, 4))
-def test_what_clients_tell_adds_up_to_what_one_with_all_rows_would_tell(seed, many):
-    x, y = _data()
-    order = torch.randperm(300, generator=_source(seed))
-    rows = torch.cat([part[: LEAST_ROWS + 5] for part in order.tensor_split(many)])
-    clients = [_client(part.sort().values, i) for i, part in enumerate(order.tensor_split(many))]
-    whole = _measure(x, y, _client(range(300)), _ask(_samples(rows))).forgotten["r0"]
-    question = _ask(
-        Forget.samples({client.id: client.train[torch.isin(client.train, rows)].tolist() for client in clients})
-    )
-    added = sum_by_cut([_measure(x, y, client, question.to(client.id)).forgotten["r0"] for client in clients])
-    for cut in CUTS:
-        assert added[cut].weight == whole[cut].weight
-        torch.testing.assert_close(added[cut].average.mean.float(), whole[cut].average.mean, atol=1e-4, rtol=1e-4)
-
-
-def test_only_the_positions_that_are_asked_for_are_told():
-    model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(8, 3))
-    x, y = torch.randn(60, 1, 4, 4, generator=_source(0)), torch.zeros(60, dtype=torch.long)
-    data, question = _held(x, y, _client(range(60)), model), _ask(_samples(range(25)))
-    some = second_moments(data, "2", question, granularity="each", positions=(2, 7))
-    whole = second_moments(data, "2", question, granularity="each", positions=range(16))
-    assert some.squares.shape == (2, 3, 3)
-    torch.testing.assert_close(some.sums, whole.sums[[2, 7]], atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("over", ["each", "tokens"])
-def test_statistics_have_the_shape_of_what_the_filter_acts_on(over):
+def test_statistics_have_the_shape_of_what_the_filter_acts_on_and_of_the_positions_asked_for(over):
     model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(8, 3))
     x, y = torch.randn(60, 1, 4, 4, generator=_source(0)), torch.zeros(60, dtype=torch.long)
     question, positions = _ask(_samples(range(25))), {"each": 16, "tokens": 1}[over]
     data = _held(x, y, _client(range(60)), model)
-    found = second_moments(data, "2", question, granularity=over, positions=range(positions))
-    width = 3
-    assert found.squares.shape == (positions, width, width)
-    assert found.count == (35 * 16 if over == "tokens" else 60)  # for tokens what they are compared with alone
+    whole = second_moments(data, "2", question, granularity=over, positions=range(positions))
+    assert whole.squares.shape == (positions, 3, 3)
+    assert whole.count == (35 * 16 if over == "tokens" else 60)  # for tokens what they are compared with alone
+    if over == "each":
+        some = second_moments(data, "2", question, granularity=over, positions=(2, 7))
+        torch.testing.assert_close(some.squares, whole.squares[[2, 7]], atol=1e-4, rtol=1e-4)
     spreads = measure_groups(data, {"2": over}, question, {"r0": {0: 1.0}})
-    assert spreads.forgotten["r0"]["2"].mean.shape == spreads.reference["r0"]["2"].mean.shape == (positions, width)
+    assert spreads.forgotten["r0"]["2"].mean.shape == spreads.reference["r0"]["2"].mean.shape == (positions, 3)
     sketches = sketch_groups(data, "2", question, over)
-    assert sketches.forgotten["r0"].sums.shape == shortened(torch.zeros(positions, width)).shape
+    assert sketches.forgotten["r0"].sums.shape == shortened(torch.zeros(positions, 3)).shape
 
 
-def test_messages_hold_what_they_say_and_no_more():
-    x, y = _data()
-    groups = _ask(_samples(range(80)))
-    sketches, spreads, moments = _all(x, y, _client(range(200)), groups)
-    numbers = sum(one.sums.numel() for one in (*sketches.forgotten.values(), *sketches.retained.values()))
-    sent = [
-        sum(a.nbytes for a in answer[1].values())
-        for answer in (
-            SketchesQuestion("2", "each", groups).answer_message(sketches),
-            SpreadsQuestion(CUTS, groups, {}).answer_message(spreads),
-            SecondMomentsQuestion("2", "each", (0,), groups).answer_message(moments),
-        )
-    ]
-    # mean and variance of two groups at both cuts; one half of a matrix, in double precision
-    assert sent == [4 * numbers, 4 * 2 * 2 * (8 + 5), 8 * (8 + 36)]
-
-
-# --- clients that hold only one side
-
-
-def test_clients_that_hold_one_side_only_tell_that_side():
+def test_clients_tell_of_the_side_that_they_hold_alone():
     x, y = _data()
     question = _ask(Forget.clients([0]))
-    forgetting, others = (_all(x, y, _client(range(i * 100, i * 100 + 100), i), question.to(i)) for i in (0, 1))
+    forgetting, others, empty = (
+        _all(x, y, client, question.to(client.id))
+        for client in (_client(range(100)), _client(range(100, 200), 1), _client([]))
+    )
     assert (list(forgetting[0].forgotten), list(forgetting[0].retained)) == (["r0"], [])
     assert (list(others[0].forgotten), list(others[0].retained)) == ([], [0, 1, 2])
     assert not forgetting[1].reference
     assert not others[1].forgotten
     assert others[1].reference["r0"]["2"].weight == pytest.approx(0.9)
+    assert not (empty[0].forgotten or empty[0].retained or empty[1].forgotten or empty[1].reference or empty[2])
 
 
-def test_a_client_without_rows_tells_nothing():
+def test_second_moments_count_each_row_once_and_no_fewer_than_the_least_number_of_retained_ones():
     x, y = _data()
-    sketches, spreads, moments = _all(x, y, _client([]), _ask(Forget.clients([0])))
-    assert not sketches.forgotten
-    assert not sketches.retained
-    assert not spreads.forgotten
-    assert not spreads.reference
-    assert moments is None
-
-
-@pytest.mark.parametrize("case", ["a whole client goes", "samples of two clients go"])
-def test_no_row_is_counted_twice_in_second_moments(case):
-    x, y = _data()
-    first = Forget.clients([1]) if case == "a whole client goes" else _samples(range(30))
-    question = _ask(first) if case == "a whole client goes" else _ask(first, _samples(range(100, 130), 1))
-    found = _second(x, y, _client(range(100)), question.to(0))
-    assert found.count == 100
-    torch.testing.assert_close(found.sums[0], _at(x, range(100)).sum(0), atol=1e-3, rtol=1e-4)
-
-
-def test_rows_that_two_requests_name_are_counted_once_in_second_moments():
-    x, y = _data()
-    found = _second(x, y, _client(range(100)), _ask(_samples(range(30)), _samples(range(5, 40))))
-    assert found.count == 100
-
-
-def test_second_moments_of_fewer_than_the_least_number_of_retained_rows_are_not_told():
-    x, y = _data()
+    for question, held, expected in (
+        (_ask(Forget.clients([1])), 100, 100),
+        (_ask(_samples(range(30)), _samples(range(100, 130), 1)), 100, 100),
+        (_ask(_samples(range(30)), _samples(range(5, 40))), 100, 100),
+        (_ask(_samples(range(30))), 31, 30),  # the one retained row is not told
+    ):
+        found = _second(x, y, _client(range(held)), question.to(0))
+        assert found.count == expected
+        torch.testing.assert_close(found.sums[0], _at(x, range(expected)).sum(0), atol=1e-3, rtol=1e-4)
     assert _second(x, y, _client(range(3)), _ask(Forget.clients([1]))) is None
-    found = _second(x, y, _client(range(31)), _ask(_samples(range(30))))
-    assert found.count == 30
-    torch.testing.assert_close(found.sums[0], _at(x, range(30)).sum(0), atol=1e-3, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""Files: safetensors with a JSON header, written whole or not at all. No pickle, so files of others can be read."""
+"""Files: safetensors with a JSON header, written whole or not at all. No pickle: foreign files are safe to read."""
 
 import hashlib
 import json
@@ -29,18 +29,18 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], *, kind: str, 
 
 
 def write_plain(path: Path, tensors: dict[str, Tensor], *, metadata: dict[str, str] | None = None) -> None:
-    """A safetensors file and nothing more; what the disk says is an OSError."""
+    """Write a plain safetensors file; errors of the disk are OSErrors."""
     try:
         save_file(tensors, path, metadata=metadata)
-    except SafetensorError as error:  # it wraps it
-        said = re.search(r"os error (\d+)", str(error))
-        if said is None:
+    except SafetensorError as error:  # it wraps an OSError
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
             raise
-        raise OSError(int(said[1]), os.strerror(int(said[1]))) from error
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
 def load_tensors(path: str | Path, *, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and header of a file of this kind; raises on anything truncated, foreign or of another version."""
+    """Tensors and header of a file of this kind; raises if it is damaged, foreign or of another version."""
     path = Path(path)
     if not path.is_file():
         raise ArtifactError(f"There is no {kind} file at {path}.")
@@ -48,7 +48,7 @@ def load_tensors(path: str | Path, *, kind: str) -> tuple[dict[str, Tensor], dic
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:  # torch has its own for a file that is gone
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:  # torch has its own for a deleted file
         raise ArtifactError(f"{path} is damaged or no safetensors file ({error}). Take a good copy of it.") from error
     header = _header(path, metadata)
     if header.get("kind") != kind:
@@ -63,12 +63,11 @@ def load_tensors(path: str | Path, *, kind: str) -> tuple[dict[str, Tensor], dic
 
 
 def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """sha256 of the header and of the tensors' names, types, shapes and bytes."""
     return digest_of(json.dumps(dict(header), sort_keys=True), tensors.items())
 
 
 def digest_of(text: str, tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """sha256 of a text, and of tensors' names, types, shapes and bytes, sorted by name."""
+    """sha256 of a text and of the names, types, shapes and bytes of tensors, sorted by name."""
     digest = hashlib.sha256(text.encode())
     for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
@@ -87,8 +86,6 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 def serialized_size(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> int:
-    """Bytes that these tensors and header take as one safetensors message."""
-    plain = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
-    }
+    """Bytes of these tensors and header as one safetensors message."""
+    plain = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     return len(save(plain, metadata={"fedup": json.dumps(dict(header), sort_keys=True)}))

@@ -1,4 +1,4 @@
-"""The erasure filter: an oblique projection that takes a concept out of features, in closed form."""
+"""The eraser: an oblique projection that takes a concept out of features, in closed form."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,18 +12,17 @@ from fedup.filters.bottleneck import Filter
 from fedup.models.layout import Granularity, from_positions, known_granularity, to_positions
 from fedup.statistics.moments import LEAST_ROWS, GroupStatistics
 
-SHRINKAGE = 1e-3  # of the mean variance, at least; more where rows are few beside channels
-STANDS_OUT = 3.5  # deviations beyond which a token carries what is to be erased
+SHRINKAGE = 1e-3  # least share of the mean variance; more if rows are few per channel
+STANDS_OUT = 3.5  # deviations beyond which a token carries the concept
 
 
 class Eraser(Filter):
     """x − C·Wᵀ(x − μ) at some positions of a cut, x as it is elsewhere.
 
-    After least-squares concept erasure (LEACE, Belrose et al. 2023): C holds one column for each thing to erase, the
-    difference between the mean of forgotten rows and the best mixture of class means of rows that stay,
-    W = Σ⁺C(CᵀΣ⁺C)⁺. No linear function of the output is correlated with being forgotten, on the statistics it was made
-    of, and of all ways to reach that this one moves features least. The mean μ of those mixtures stays where it is
-    (LEACE itself keeps the mean of all rows).
+    After least-squares concept erasure (LEACE, Belrose et al. 2023): each column of C is the difference between the
+    mean of forgotten rows and the best mixture of class means of retained rows, W = Σ⁺C(CᵀΣ⁺C)⁺. On the statistics it
+    was made of, no linear function of the output is correlated with being forgotten, and no other way to reach that
+    moves features less. The mean μ of those mixtures stays (LEACE itself keeps the mean of all rows).
     """
 
     def __init__(
@@ -43,21 +42,21 @@ class Eraser(Filter):
 
     @property
     def readout(self) -> Tensor:
-        """W: what is read off features, position by position. (K, C, r)"""
+        """W: reads the concept off features, position by position. (K, C, r)"""
         return self.reader
 
     @property
     def rank(self) -> int:
-        """How many directions go at each position, at most."""
+        """The number of directions erased at each position."""
         return self.concept.shape[2]
 
     def forward(self, features: Tensor) -> Tensor:
         kind = torch.promote_types(features.dtype, self.concept.dtype)
         spread = to_positions(features, self.granularity).to(kind)  # (N, P, C)
-        met = spread.index_select(1, self.positions)
-        amount = torch.einsum("nkc,kcr->nkr", met, self.readout.to(kind)) - self.offset
+        chosen = spread.index_select(1, self.positions)
+        amount = torch.einsum("nkc,kcr->nkr", chosen, self.readout.to(kind)) - self.offset
         change = torch.einsum("nkr,kcr->nkc", amount.to(kind), self.concept.to(kind))
-        erased = spread.index_add(1, self.positions, -change.to(kind))  # autocast may have made less of it
+        erased = spread.index_add(1, self.positions, -change.to(kind))  # autocast may have lowered the precision
         return from_positions(erased, tuple(features.shape[1:])).to(features.dtype)
 
 
@@ -71,17 +70,17 @@ class PlacedEraser:
 
 
 class TokenEraser(Eraser):
-    """Takes tokens out that carry a concept, wherever they stand: each becomes the mean token.
+    """Replaces tokens that carry a concept by the mean token, at any position.
 
-    In a text the concept sits in few tokens at no fixed place, and the mean over all tokens tells little of it: moving
-    those tokens along C as far as they stand out would magnify every error of C by the length of a text. What Wᵀ reads
-    off a token is clear all the same. So a token is let pass as it is up to `limit`, and replaced beyond.
+    In a text the concept sits in few tokens at no fixed position, so the mean over all tokens tells little of it:
+    moving those tokens along C would magnify every error of C by the length of a text. But what Wᵀ reads off a token is
+    clear. So a token passes unchanged up to `limit`, and is replaced beyond.
     """
 
     def __init__(self, concept: Tensor, readout: Tensor, offset: Tensor, mean: Tensor, limit: Tensor) -> None:
         first = torch.zeros(1, dtype=torch.long, device=mean.device)
         super().__init__(concept, readout, offset, first, granularity="tokens")
-        self.register_buffer("mean", mean)  # of tokens that it is compared with (C,)
+        self.register_buffer("mean", mean)  # of the tokens compared with (C,)
         self.register_buffer("limit", limit)  # of each column (r,)
 
     mean: Tensor
@@ -100,8 +99,8 @@ def make_eraser(
 ) -> Eraser:
     """The eraser of all groups together, in closed form.
 
-    The covariance is drawn towards a multiple of the identity, the more the fewer rows there are for each channel:
-    that changes which way features are moved, never that the concept is gone.
+    The covariance is shrunk towards a multiple of the identity, more with fewer rows per channel. That changes the
+    direction in which features move, never that the concept is erased.
     """
     pairs = [
         (sums.mean - groups.reference[name].mean, groups.reference[name])
@@ -111,7 +110,7 @@ def make_eraser(
     if not pairs:
         raise DataError("There are too few forgotten or retained rows to make an eraser of.")
     concept = torch.stack([difference for difference, _ in pairs], dim=2)  # (K, C, r)
-    kept = sum((sums.sums for _, sums in pairs[1:]), pairs[0][1].sums) / sum(sums.count for _, sums in pairs)  # (K, C)
+    mean = sum((sums.sums for _, sums in pairs[1:]), pairs[0][1].sums) / sum(sums.count for _, sums in pairs)  # (K, C)
     channels = concept.shape[1]
     covariance = groups.pooled.covariance  # (K, C, C)
     ridge = covariance.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-12)  # (K,)
@@ -122,12 +121,12 @@ def make_eraser(
         readout = solved @ torch.linalg.pinv(concept.mT @ solved, hermitian=True)
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise DataError("The second moments that clients sent are those of no rows: there is no eraser.") from error
-    offset = (readout * kept[:, :, None]).sum(1)
+    offset = (readout * mean[:, :, None]).sum(1)
     if not all(bool(weight.isfinite().all()) for weight in (concept, readout, offset)):
         raise DataError("The eraser is not finite: check the features' scale.")
     if granularity == "tokens":
-        spread = (readout * (shrunk @ readout)).sum(1).clamp(min=0).sqrt()[0]  # deviation of what is read off (r,)
-        weights = (concept, readout, offset, kept[0], STANDS_OUT * spread)
+        spread = (readout * (shrunk @ readout)).sum(1).clamp(min=0).sqrt()[0]  # deviation of the readout (r,)
+        weights = (concept, readout, offset, mean[0], STANDS_OUT * spread)
         return TokenEraser(*(weight.float() for weight in weights)).eval()
     places = torch.tensor(positions, device=concept.device)
     return Eraser(concept.float(), readout.float(), offset.float(), places, granularity=granularity).eval()

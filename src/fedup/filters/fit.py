@@ -1,4 +1,4 @@
-"""Phase 3, the one-shot fit of a filter at the server: frozen tail, centroids in, a filter out."""
+"""Phase 3: the one-shot fit of a filter to centroids, through the frozen tail of the model."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -17,23 +17,20 @@ from fedup.threads import threads_for, using_threads
 
 @dataclass(frozen=True)
 class Examples:
-    """What a filter is fitted to: rows of the centroid store and the class each one should keep."""
+    """What a filter is fitted to: rows of the centroid store and the class that each should keep."""
 
     vectors: Tensor  # (M, D) the whole store, not copied
     rows: Tensor  # (N,) rows in use
     labels: Tensor  # (N,)
     nonnegative: bool
     guarded: Sequence[int] = ()  # forgotten classes to guard against
-    basis: Tensor | None = None  # (D, d) orthonormal: what is known of features lies in it, and no more passes
-    shares: Tensor | None = None  # (N,) how often each is drawn in proportion to others; None: as often
+    basis: Tensor | None = None  # (D, d) orthonormal: features are known within it only, and no more passes
+    shares: Tensor | None = None  # (N,) relative frequency of each row; None: all the same
 
 
 @dataclass
 class Trace:
-    """Losses, and whatever `measure` returns, every so many steps of a fit.
-
-    `measure` gets the filter as it is then, for accuracies and other metrics.
-    """
+    """Losses every so many steps of a fit, and whatever `measure` returns for the filter at that step."""
 
     every: int = 10
     measure: Callable[[nn.Module], dict[str, float]] | None = None
@@ -44,7 +41,7 @@ class Trace:
             raise SettingError(f"A trace records every so many steps, at least 1; found {self.every}.")
 
     def record(self, step: int, losses: dict[str, Tensor], fitted: nn.Module) -> None:
-        """Note this step if it is one to note."""
+        """Record this step if it is due."""
         if step % self.every == 0:
             with torch.no_grad():
                 measured = self.measure(fitted) if self.measure else {}
@@ -57,11 +54,10 @@ def fit_filter(
 ) -> Bottleneck:
     """A filter for which tail(filter(centroid)) keeps the centroid's class: α·CE + (1−α)·MSE, within the guard.
 
-    The tail's weights get no gradient; the number of steps is fixed, whatever the number of centroids, unless the
-    config counts epochs.
+    The tail's weights get no gradient.
     """
     _check(tail, examples)
-    # Encoder and decoder for each element of a batch of centroids: the rest is less.
+    # The work of encoder and decoder on a batch dominates.
     work = 2 * config.rank_for(examples.vectors.shape[1]) * examples.vectors.shape[1] * config.batch_size
     with using_threads(threads_for(work)):
         return _fit(tail, examples, config, trace)
@@ -100,7 +96,7 @@ def _fit(tail: Callable[[Tensor], Tensor], examples: Examples, config: FilterCon
 
 
 def _within(fitted: Bottleneck, basis: Tensor | None) -> Bottleneck:
-    """The filter that sees of its input only what lies in the basis: the rest was never part of an example."""
+    """The filter restricted to inputs within the basis: the rest was never part of an example."""
     if basis is None:
         return fitted
     narrowed = copy.deepcopy(fitted)
@@ -118,16 +114,14 @@ def _check(tail: Callable[[Tensor], Tensor], examples: Examples) -> None:
         raise DataError(
             f"The model has {outputs} outputs and the data a class {highest}: use a head with one per class."
         )
-    for rows in examples.rows.split(1024):  # no second array of the store's size
+    for rows in examples.rows.split(1024):  # in parts: no second array of the store's size
         if not bool(examples.vectors.index_select(0, rows).sum().isfinite()):
             raise DataError("Some retained centroids are NaN or infinite: collect them again.")
 
 
 def _batches(examples: Examples, config: FilterConfig, source: torch.Generator) -> Iterator[Tensor]:
-    """As many batches of positions in `examples.rows` as the fit takes steps.
-
-    Drawn without replacement, so that each centroid counts once an epoch, or in proportion to its share.
-    """
+    """One batch of positions in `examples.rows` for each step: drawn without replacement, so that each centroid counts
+    once an epoch, or in proportion to its share."""
     n, device = len(examples.rows), examples.rows.device
     size = min(n, config.batch_size)
     pool = torch.empty(0, dtype=torch.long)
@@ -142,8 +136,7 @@ def _batches(examples: Examples, config: FilterConfig, source: torch.Generator) 
 
 
 class _SGD:
-    """Gradient descent without momentum. torch.optim loads the compiler on first use: a second, longer than a request
-    takes."""
+    """Gradient descent without momentum. torch.optim takes a second on first use to load the compiler."""
 
     def __init__(self, weights: list[nn.Parameter], lr: float) -> None:
         self.weights, self._lr = weights, lr

@@ -1,4 +1,4 @@
-"""The guard of dropped classes: a bound on what a filter can say of them, for every input, made without their data."""
+"""The guard against dropped classes: a bound on a filter that holds for every input, made without their data."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from fedup.rng import generator
 
 _CENTROIDS = 512  # retained centroids at which the tail's slope is taken
 _SWEEPS = 100  # at the end of a fit; within it one sweep a step is enough
-_MARGIN = 1e-3  # of logits, by which a forgotten class stays below
+_MARGIN = 1e-3  # of logits: a forgotten class stays below by this
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,17 +23,16 @@ class Guard:
 
         Σ_{u_i>0} u_i·max(D_ik, 0) + Σ_{u_i<0} u_i·D_ik ≤ 0        (not rectified: u·D_k ≤ 0)
 
-    can only lower the forgotten logit against the mean retained one. What is left is the lead that the forgotten class
-    has when nothing passes, by its bias. Where it has one, the filter adds a constant c to its output, with u·c at
-    least so far below 0 (c ≥ 0 where the output is rectified, which keeps the bound). So with a linear tail *no input
-    at all* lifts the forgotten logit above that mean. Training longer cannot undo this, as it undoes losses on sample
-    points, because the columns are projected back after every step.
+    can only lower the forgotten logit against the mean retained one. What remains is the lead by bias that a forgotten
+    class has when nothing passes. Against it the filter adds a constant c to its output, with u·c far enough below 0
+    (and c ≥ 0 if the output is rectified, which keeps the bound). So with a linear tail *no input at all* lifts the
+    forgotten logit above that mean. Longer training cannot undo this: columns are projected back after every step.
     """
 
     directions: Tensor  # (F, D) unit vectors
     nonnegative: bool
-    slopes: Tensor  # (F, D) what a constant output adds to each lead
-    leads: Tensor  # (F,) of the forgotten logits over the mean retained one, when nothing passes
+    slopes: Tensor  # (F, D) change of each lead per unit of a constant output
+    leads: Tensor  # (F,) of forgotten logits over the mean retained one, when nothing passes
 
     @classmethod
     def against(
@@ -51,21 +50,16 @@ class Guard:
         with torch.enable_grad():
             inputs = vectors.index_select(0, rows[order]).detach().requires_grad_()  # (C, D)
             leads = _leads(tail(inputs), forgotten)  # (C, F)
-            slopes = torch.stack(
-                [torch.autograd.grad(lead.sum(), inputs, retain_graph=True)[0].mean(0) for lead in leads.T]
-            )  # (F, D)
+            gradients = (torch.autograd.grad(lead.sum(), inputs, retain_graph=True)[0] for lead in leads.T)
+            slopes = torch.stack([gradient.mean(0) for gradient in gradients])  # (F, D)
         with torch.no_grad():
             at_zero = _leads(tail(torch.zeros_like(inputs[:1])), forgotten)[0]
-        return cls(
-            slopes / slopes.norm(dim=1, keepdim=True).clamp(min=1e-12),
-            nonnegative=nonnegative,
-            slopes=slopes,
-            leads=at_zero,
-        )
+        directions = slopes / slopes.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        return cls(directions, nonnegative, slopes, at_zero)
 
     @torch.no_grad()
     def constant(self) -> Tensor | None:
-        """What the filter adds to its output, so that no forgotten class leads by its bias; None where none does."""
+        """The constant output that keeps forgotten classes from leading by their bias; None if none leads."""
         beyond = self.leads + _MARGIN * (1 + self.leads.abs())
         if not bool((beyond > 0).any()):
             return None
@@ -83,24 +77,24 @@ class Guard:
         return best if self._lead(best) < self._lead(torch.zeros_like(best)) else None
 
     def _lead(self, added: Tensor) -> float:
-        """The largest lead of a forgotten class when nothing but a constant passes."""
+        """The largest lead of a forgotten class when only this constant passes."""
         return float((self.slopes @ added + self.leads).max())
 
     @torch.no_grad()
     def excess(self, decoder: Tensor) -> Tensor:
-        """How far each column is beyond each bound: nowhere above 0 when the guard holds. (F, rank)"""
+        """How far each column exceeds each bound: never above 0 when the guard holds. (F, rank)"""
         return torch.stack([(self._slope(u, decoder) * decoder).sum(0) for u in self.directions])
 
     @torch.no_grad()
     def enforce(self, decoder: Tensor) -> None:
-        """Move the columns towards the bounds, in place, by the shortest way for each forgotten class in turn."""
+        """Move columns in place to each bound in turn, by the shortest way."""
         for u in self.directions:
             slope = self._slope(u, decoder)
             beyond = (slope * decoder).sum(0).clamp(min=0)
             decoder.sub_(slope * (beyond / slope.square().sum(0).clamp(min=1e-12)))
 
     def finish(self, decoder: Tensor) -> None:
-        """Enforce until every column holds to rounding."""
+        """Enforce until every column is within the bounds, up to rounding."""
         for _ in range(_SWEEPS):
             self.enforce(decoder)
             if float(self.excess(decoder).max()) <= 1e-6 * float(decoder.norm(dim=0).max()):

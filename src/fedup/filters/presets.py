@@ -1,4 +1,4 @@
-"""Settings that belong together: those that won our measurements, those of the paper, those of its authors' code."""
+"""Presets: our default settings, those of the paper, and those of its authors' code."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ _AUTHORS = replace(  # lr is 0.01 on CIFAR-100
 
 @dataclass(frozen=True)
 class Preset:
-    """How centroids are made and filters fitted, and whether centroids are collected ahead of requests."""
+    """Settings of centroids and filters, and whether centroids are collected ahead of requests."""
 
     ratio: float
     sigma: float
@@ -28,13 +28,13 @@ class Preset:
 
 
 def preset(name: PresetName = "default", forget: Forget | Iterable[Forget] = ()) -> Preset:
-    """The settings of that name; those of the paper and of its authors depend on what is forgotten.
+    """The settings of that name; `paper` and `authors` depend on what is forgotten.
 
-    `default`: centroids of everything once, ρ = 0.8, no noise; the bottleneck with a guard for clients and classes, an
-    eraser for samples (docs/cuts_and_erasure.md has the figures that chose it). `paper`: one bottleneck
-    before the last layer for all kinds, centroids collected after each request with ρ = 0.8, 0.1 and 0.5, σ = 0.001,
-    forgotten classes relabelled. `authors`: the same as the public code of the paper's authors runs it (SGD in batches
-    of 10 for 50 epochs, one new label per client for a forgotten class, no noise); docs/fidelity.md lists it.
+    `default`: centroids collected once, ρ = 0.8, no noise; the bottleneck with a guard for clients and classes, an
+    eraser for samples (docs/cuts_and_erasure.md has the figures behind it). `paper`: one bottleneck before the last
+    layer for all kinds, centroids collected after each request with ρ = 0.8, 0.1 and 0.5, σ = 0.001, forgotten classes
+    relabelled. `authors`: the same as their public code runs it (SGD in batches of 10 for 50 epochs, one new label per
+    client for a forgotten class, no noise); docs/fidelity.md lists it.
 
     >>> preset("paper", Forget.classes([7])).ratio, preset("authors").config.epochs
     (0.1, 50)

@@ -1,4 +1,4 @@
-"""A model with its filter as one program that runs on torch alone."""
+"""A model with its filter as one program that needs only torch."""
 
 import io
 import json
@@ -17,7 +17,7 @@ NOTE = "fedup.json"  # the extra file that says what the program is
 
 
 class _Logits(nn.Module):
-    """Logits alone, whatever else the model returns."""
+    """The model with logits as its only output."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -30,14 +30,13 @@ class _Logits(nn.Module):
 def export_program(model: nn.Module, inputs: Tensor, path: str | Path, *, about: Mapping[str, Any]) -> None:
     """Write a `torch.export` program of the model for batches of any size, checked against the model itself.
 
-    `about` goes with it as the extra file fedup.json. To run it: `torch.export.load(path).module()(x)`.
+    `about` is stored in it as the extra file fedup.json. To run it: `torch.export.load(path).module()(x)`.
     """
-    batch = torch.export.Dim("batch")
     wrapped = _Logits(model).eval()
     with torch.no_grad():
         expected = wrapped(inputs)
         try:
-            program = torch.export.export(wrapped, (inputs,), dynamic_shapes=({0: batch},))
+            program = torch.export.export(wrapped, (inputs,), dynamic_shapes=({0: torch.export.Dim("batch")},))
         except Exception as error:  # torch.export raises many kinds
             raise CutError(
                 f"torch.export cannot follow this model ({str(error).splitlines()[0]}). Serve it with fedup itself."

@@ -1,4 +1,4 @@
-"""Filters on disk, each bound to the base model it was fitted for."""
+"""Files of filters, each bound to the base model that it was fitted for."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -15,11 +15,11 @@ from fedup.filters.eraser import Eraser, PlacedEraser, load_eraser
 from fedup.request import Forget
 from fedup.serving.plugged import REQUEST_LOCK, PluggedModel, Served
 
-_ERASER = "eraser."  # before the names of an eraser's weights
+_ERASER = "eraser."  # prefix of the names of an eraser's weights
 
 
 def save_filter(plugged: PluggedModel, path: str | Path) -> None:
-    """Write the active filter with its base's fingerprint, its cut, its settings and its requests."""
+    """Write the active filter with the fingerprint of its base, its cut, settings and requests."""
     if plugged.served is None:
         raise NotFittedError("There is no filter to save: call fedup.unlearn(plugged, …) first.")
     plugged.check_base()
@@ -28,7 +28,7 @@ def save_filter(plugged: PluggedModel, path: str | Path) -> None:
 
 
 def parts_of(served: Served) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A fitted filter as tensors and plain data: what is stored, or sent."""
+    """A fitted filter as tensors and plain data, to store or send."""
     header = {
         "base": served.base,
         "cut": served.cut,
@@ -37,17 +37,20 @@ def parts_of(served: Served) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "bound": served.filter.bound if isinstance(served.filter, ClosedForm) else None,
         "requests": sorted((request.to_json() for request in served.requests), key=str),
         "derived_from_forgotten": served.derived_from_forgotten,
-        "erasure": None if served.erasure is None else _described(served.erasure),
+        "erasure": None,
         "question": served.question,
     }
     tensors = dict(served.filter.state_dict()) if served.filter is not None else {}
     if served.erasure is not None:
-        tensors |= {f"{_ERASER}{name}": tensor for name, tensor in served.erasure.filter.state_dict().items()}
+        eraser, channels = served.erasure.filter, served.erasure.filter.concept.shape[1]
+        described = {"cut": served.erasure.cut, "over": eraser.granularity, "channels": channels}
+        header["erasure"] = described | {"about": dict(served.erasure.about)}
+        tensors |= {f"{_ERASER}{name}": tensor for name, tensor in eraser.state_dict().items()}
     return tensors, header
 
 
 def load_filter(plugged: PluggedModel, path: str | Path) -> None:
-    """Serve through a filter from a file; a file of another base, or a damaged one, changes nothing."""
+    """Serve the filter of a file; a damaged file, or one of another base, changes nothing."""
     tensors, header = load_tensors(path, kind="filter")
     if (header.get("base"), header.get("cut")) != (plugged.base_fingerprint, plugged.cut):
         raise FingerprintError(
@@ -69,7 +72,7 @@ def load_filter(plugged: PluggedModel, path: str | Path) -> None:
 
 
 def served_from(tensors: dict[str, Tensor], header: dict[str, Any]) -> Served:
-    """The opposite of `parts_of`; raises where parts are missing or do not fit each other."""
+    """The opposite of `parts_of`; raises if parts are missing or do not fit each other."""
     try:
         config = FilterConfig(**header["config"])
         erasure = _erasure(tensors, header["erasure"])
@@ -110,12 +113,6 @@ def _closed_form(tensors: dict[str, Tensor], bound: float) -> ClosedForm:
     return fitted.eval()
 
 
-def _described(erasure: PlacedEraser) -> dict[str, Any]:
-    """What is stored of an eraser besides its weights."""
-    over, channels = erasure.filter.granularity, erasure.filter.concept.shape[1]
-    return {"cut": erasure.cut, "over": over, "channels": channels, "about": dict(erasure.about)}
-
-
 def _erasure(tensors: dict[str, Tensor], described: dict[str, Any] | None) -> PlacedEraser | None:
     if described is None:
         if any(name.startswith(_ERASER) for name in tensors):
@@ -128,7 +125,7 @@ def _erasure(tensors: dict[str, Tensor], described: dict[str, Any] | None) -> Pl
 
 
 def _check_fits(eraser: Eraser, described: dict[str, Any]) -> None:
-    """Raise unless the weights fit each other and the cut that they were made for."""
+    """Raise unless the weights fit each other and their cut."""
     places, channels, rank = eraser.concept.shape
     shapes = {
         "concept": (places, described["channels"], rank),
@@ -139,6 +136,6 @@ def _check_fits(eraser: Eraser, described: dict[str, Any]) -> None:
     }
     if any(tuple(getattr(eraser, name).shape) != shape for name, shape in shapes.items()):
         raise ValueError("the weights of its eraser do not fit each other")
-    positions, many = eraser.positions, described["about"]["place"]["of"]
-    if positions.dtype != torch.long or int(positions.min()) < 0 or int(positions.max()) >= many:
+    positions, available = eraser.positions, described["about"]["place"]["of"]
+    if positions.dtype != torch.long or int(positions.min()) < 0 or int(positions.max()) >= available:
         raise ValueError("its eraser acts on positions that the cut does not have")

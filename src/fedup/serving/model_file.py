@@ -1,4 +1,4 @@
-"""Model weights on disk: parameters and buffers with their fingerprint, loaded into an architecture at hand."""
+"""Files of model weights: parameters and buffers with their fingerprint, without the model's code."""
 
 from itertools import chain
 from pathlib import Path
@@ -12,12 +12,12 @@ from fedup.models.views import fingerprint
 
 
 def save_model(model: nn.Module, path: str | Path) -> None:
-    """Write all parameters and buffers; what a model's code does is not in the file."""
+    """Write all parameters and buffers of a model."""
     save_tensors(path, _weights(model), kind="model", header={"fingerprint": fingerprint(model)})
 
 
 def load_model(model: nn.Module, path: str | Path) -> nn.Module:
-    """The same model with the file's weights, in eval mode; a file of another architecture changes nothing.
+    """The model with the weights of a file, in eval mode; a file of another architecture changes nothing.
 
     >>> from tempfile import mkdtemp
     >>> path = Path(mkdtemp(), "model.safetensors")

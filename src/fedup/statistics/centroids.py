@@ -1,4 +1,4 @@
-"""What a client answers after training, as pure functions: the same code in process and on a real node."""
+"""A client's centroids, as pure functions: the same code in process and on a real node."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,19 +26,19 @@ class Summary:
 
     client: int
     labels: tuple[int, ...]  # one per cell
-    sizes: tuple[int, ...]  # centroids per cell; 0 when nothing of the cell is retained
+    sizes: tuple[int, ...]  # centroids per cell; 0 if no row of it is retained
     excluded: tuple[frozenset[int], ...]  # sample ids left out of each cell
     vectors: Tensor  # (sum of sizes, D)
     counts: Tensor  # (sum of sizes,) points behind each centroid
     nonnegative: bool
     shape: tuple[int, ...]  # of one row's features at the cut, D in all
-    paper_epsilons: tuple[float, ...] = ()  # one per cell, where they are counted: noise only, not a DP guarantee
-    rows: Mapping[int, int] = field(default_factory=dict)  # by class, with those left out; nothing of it under DP
+    paper_epsilons: tuple[float, ...] = ()  # one per cell, if counted: noise only, not a DP guarantee
+    rows: Mapping[int, int] = field(default_factory=dict)  # by class, excluded ones too; empty under DP
 
 
 @dataclass(frozen=True)
 class CentroidConfig:
-    """How features become centroids: ratio ρ, noise σ, the run's seed; whether the paper's ε is counted."""
+    """How features become centroids: ratio ρ, noise σ, the seed, and whether the paper's ε is counted."""
 
     ratio: float = field(default=0.8, metadata={"help": "Centroids per row of a cell, ρ in (0, 1]."})
     sigma: float = field(
@@ -66,14 +66,14 @@ class CentroidConfig:
 
 @dataclass(frozen=True)
 class _Cell:
-    """A client's rows of one class, with what is left out of them."""
+    """A client's rows of one class, without excluded samples."""
 
     label: int
     retained: Tensor  # (n,) a mask over the client's rows
     excluded: frozenset[int]  # sample ids
     rows: int  # retained
     size: int  # centroids
-    stream: tuple[object, ...]  # names its random numbers
+    stream: tuple[object, ...]  # the name of its random stream
 
 
 def summarize(
@@ -89,13 +89,13 @@ def summarize(
     Excluded rows are never read. A cell's centroids depend on (seed, client, class, excluded ids of that cell) only.
     """
     rows = data.client.train
-    rows = rows[data.y[rows].argsort(stable=True)]  # cells lie one after another
+    rows = rows[data.y[rows].argsort(stable=True)]  # cell after cell
     cells = _cells(data, rows, config, labels, excluded)
     sizes = [cell.size for cell in cells]
     vectors, counts = torch.empty(0), torch.empty(sum(sizes), dtype=torch.int32, device=rows.device)
     epsilons: list[float] = []
     done = 0
-    with torch.autocast(data.x.device.type, enabled=False):  # a cell has the same bits whatever the caller is doing
+    with torch.autocast(data.x.device.type, enabled=False):  # the same bits in any mode of the caller
         reader = data.shared_reader(cut) or FeatureReader(data.model, cut)
         for group in _groups(cells):
             wanted = sum((cell.retained for cell in group), start=torch.zeros_like(rows, dtype=torch.bool))
@@ -105,9 +105,8 @@ def summarize(
             slot = slice(done, done + sum(cell.size for cell in group))
             members = [cell.retained[wanted].nonzero().flatten() for cell in group]
             seeds = [seed_for(config.seed, "kmeans", *cell.stream) for cell in group]
-            cluster_cells(
-                features.values, members, ratio=config.ratio, seeds=seeds, out=vectors[slot], counts=counts[slot]
-            )
+            written = {"out": vectors[slot], "counts": counts[slot]}
+            cluster_cells(features.values, members, ratio=config.ratio, seeds=seeds, **written)
             done = slot.stop
             if config.paper_accounting:
                 epsilons += [paper_epsilon(features.values[own], config.sigma) for own in members]
@@ -134,7 +133,7 @@ def _cells(
     left_out = torch.isin(samples, torch.tensor(sorted(excluded), dtype=samples.dtype, device=rows.device))
     held = [label for label in classes.unique().tolist() if labels is None or label in labels]
     retained = [~left_out & (classes == label) for label in held]
-    counts = torch.stack([mask.sum() for mask in retained]).tolist() if held else []  # asked of the device once
+    counts = torch.stack([mask.sum() for mask in retained]).tolist() if held else []  # one transfer from the device
     cells = []
     for label, mask, count in zip(held, retained, counts, strict=True):
         ids = frozenset(samples[left_out & (classes == label)].tolist())
@@ -144,8 +143,8 @@ def _cells(
 
 
 def _groups(cells: list[_Cell]) -> Iterator[list[_Cell]]:
-    """Cells to read and cluster together: many small ones, or a large one alone, so that memory stays bounded. One
-    group at least, if an empty one."""
+    """Cells to read and cluster together, so that memory stays bounded: many small ones, or one large one. At least one
+    group, perhaps empty."""
     group: list[_Cell] = []
     for cell in cells:
         if group and sum(each.rows for each in group) + cell.rows > _GROUP_ROWS:

@@ -1,4 +1,4 @@
-"""What a client answers from: the same in process and on a real node."""
+"""The data that a client answers from, in process and on a real node."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ from fedup.models.features import FeatureReader
 
 @dataclass(frozen=True)
 class ClientData:
-    """The model that is asked about, a client's own rows, and its own rules."""
+    """The model in question, a client's own rows, and its own rules."""
 
     model: nn.Module
     x: Tensor
     y: Tensor
-    client: Client  # its number, and which rows are its own
+    client: Client  # its id and its rows
     num_classes: int
-    ids: Tensor | None = None  # (N,) what rows are called in requests, where that is not their number
+    ids: Tensor | None = None  # (N,) the sample ids of rows, if not their numbers
     subjects: Tensor | None = None  # (N,)
-    least_rows: int = 1  # of a class that anything is told of
-    readers: Mapping[str, FeatureReader] | None = None  # by cut, where they are shared
+    least_rows: int = 1  # fewest rows of a class to answer for
+    readers: Mapping[str, FeatureReader] | None = None  # by cut, if shared
 
     @property
     def sample_ids(self) -> Tensor:
-        """What the rows trained on are called in requests. (n,)"""
+        """The sample ids of the training rows. (n,)"""
         rows = self.client.train
         return rows if self.ids is None else self.ids[rows]
 
     def shared_reader(self, cut: str) -> FeatureReader | None:
-        """One of features at a cut that others use as well, if there is one."""
+        """The shared reader of features at a cut, if there is one."""
         return None if self.readers is None else self.readers[cut]

@@ -1,9 +1,9 @@
-"""What clients tell so that an eraser can be made, as pure functions of their own rows.
+"""The clients' statistics for an eraser, as pure functions of their own rows.
 
-Forgotten rows are compared with rows that look like them anywhere in the federation. Three questions: a *sketch* of the
-class means at the earliest cut, from which the server finds the mixture of retained cells (client × class) nearest to
-the forgotten rows; means and variances at every cut, of the forgotten rows and of that mixture; second moments at the
-cut that was chosen.
+Forgotten rows are compared with rows that look like them anywhere in the federation, in three questions: a *sketch* of
+the class means at the earliest cut, from which the server finds the mixture of retained cells (client × class) nearest
+to the forgotten rows; means and variances at every cut, of the forgotten rows and of that mixture; second moments at
+the chosen cut.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,10 +24,10 @@ from fedup.statistics.client_data import ClientData
 from fedup.statistics.moments import LEAST_ROWS, AddsUp, Moments, Sums
 
 SKETCH_GROUPS = 64  # of neighbouring positions
-SKETCH_SIZE = 512  # numbers that a mean is told in, or a few more
-LEAST_REFERENCE_ROWS = 5  # retained rows of one class at one client that a mean is told of
-MOST_REFERENCE_ROWS = 256  # of one class at one client: more would not make a mean any surer
-EVERY_CLASS = -1  # the label of a cell that holds all retained rows, where no class has enough by itself
+SKETCH_SIZE = 512  # numbers of a sketch, or a few more
+LEAST_REFERENCE_ROWS = 5  # fewest retained rows of one class at one client whose mean is sent
+MOST_REFERENCE_ROWS = 256  # of one class at one client: more would hardly improve a mean
+EVERY_CLASS = -1  # the label of a cell with all retained rows, if no class has enough alone
 Weights = Mapping[str, Mapping[int, float]]  # of a client's cells in each request's mixture: {request: {label: weight}}
 
 
@@ -43,13 +43,13 @@ def read_weights(plain: Mapping[str, Any]) -> dict[str, dict[int, float]]:
 
 @dataclass(frozen=True)
 class RowGroups:
-    """Whose rows an eraser is made of: requests to erase one by one, and all that is forgotten besides."""
+    """The rows of an eraser: requests to erase one by one, and all that is forgotten."""
 
     requests: Mapping[str, Forget]  # by name
     forget_set: Forget  # all active requests together
 
     def to(self, client: int) -> Self:
-        """The part of it that a client needs to know."""
+        """The part that a client needs to know."""
         return self.with_places(lambda request: request.at(client))
 
     def to_json(self) -> dict[str, Any]:
@@ -64,17 +64,17 @@ class RowGroups:
         return cls(requests, Forget.from_json(plain["gone"]))
 
     def with_places(self, places: Callable[[Forget], Forget]) -> Self:
-        """The same with samples by their place among a node's rows."""
+        """The same with the places of samples among a node's rows."""
         requests = {name: places(request) for name, request in self.requests.items()}
         return replace(self, requests=requests, forget_set=places(self.forget_set))
 
     def forgotten(self, client: Client, y: Tensor) -> dict[str, Tensor]:
-        """By request its training rows at the client; too few to tell of are none."""
+        """By request, its training rows at the client, if there are enough."""
         named = ((name, named_rows(client, request, client.train, y)[0]) for name, request in self.requests.items())
         return {name: rows.unique() for name, rows in named if len(rows.unique()) >= LEAST_ROWS}
 
     def retained(self, client: Client, y: Tensor) -> dict[int, Tensor]:
-        """By class the client's retained training rows, at most so many; classes with too few rows are left out."""
+        """By class, some of the client's retained training rows; classes with too few rows are left out."""
         kept = named_rows(client, self.forget_set, client.train, y)[1]
         cells = {label: kept[y[kept] == label] for label in y[kept].unique().tolist()}
         enough = {label: rows for label, rows in cells.items() if len(rows) >= LEAST_REFERENCE_ROWS}
@@ -88,7 +88,7 @@ class RowGroups:
 
 @dataclass(frozen=True)
 class Sketches:
-    """A client's means at the earliest cut, shortened to a few hundred numbers that keep distances."""
+    """A client's means at the earliest cut, as sketches that keep distances."""
 
     forgotten: Mapping[str, Sums]  # by request (G, S)
     retained: Mapping[int, Sums]  # by class (G, S)
@@ -96,9 +96,9 @@ class Sketches:
 
 @dataclass(frozen=True)
 class Spread(AddsUp):
-    """Mean and variance at each position and channel of a cut, each times a weight that adds up over clients."""
+    """Mean and variance at each position and channel of a cut, times a weight, so that they add up."""
 
-    weight: float  # rows, or the share of a mixture
+    weight: float  # rows, or share of a mixture
     mean: Tensor  # (P, C)
     variance: Tensor  # (P, C)
 
@@ -111,35 +111,33 @@ class Spread(AddsUp):
 
 @dataclass(frozen=True)
 class GroupSpreads:
-    """A client's forgotten rows, and its part of the mixture they are compared with, by request and cut."""
+    """Spreads of a client's forgotten rows and of its part of the mixture, by request and cut."""
 
     forgotten: Mapping[str, Mapping[str, Spread]]
     reference: Mapping[str, Mapping[str, Spread]]
 
 
 def sketch_groups(data: ClientData, cut: str, groups: RowGroups, granularity: Granularity) -> Sketches:
-    """Sketches of a client's forgotten rows, request by request, and of its retained ones, class by class."""
+    """Sketches of a client's forgotten rows by request, and of its retained rows by class."""
     reader = FeatureReader(data.model, cut)
 
     def sketch(rows: Tensor) -> Sums:
         means = _diagonals(reader, {cut: granularity}, data.x, rows)[cut].mean
         return Sums(len(rows), (len(rows) * shortened(means)).float().cpu())
 
-    return Sketches(
-        {name: sketch(rows) for name, rows in groups.forgotten(data.client, data.y).items()},
-        {label: sketch(rows) for label, rows in groups.retained(data.client, data.y).items()},
-    )
+    forgotten = {name: sketch(rows) for name, rows in groups.forgotten(data.client, data.y).items()}
+    return Sketches(forgotten, {label: sketch(rows) for label, rows in groups.retained(data.client, data.y).items()})
 
 
 def shortened(mean: Tensor) -> Tensor:
-    """A mean (P, C) in some hundred numbers: those of neighbouring positions go into a few buckets with random signs,
-    which keeps distances on average (count sketch, Charikar et al. 2002), and keeps apart what lies apart. (G, S)"""
+    """A sketch of a mean (P, C): neighbouring positions share a few buckets with random signs, which keeps distances on
+    average (count sketch, Charikar et al. 2002) and distant positions apart. (G, S)"""
     positions, channels = mean.shape
     groups = min(positions, SKETCH_GROUPS)
     group = torch.arange(positions) * groups // positions
     size = min(SKETCH_SIZE // groups, -(-positions // groups) * channels)
     if positions == groups and channels <= size:
-        return mean  # it is short enough as it is
+        return mean  # short enough
     source = generator(0, "sketch", positions, channels)
     bucket = torch.randint(size, (positions, channels), generator=source) + size * group[:, None]
     sign = 2.0 * torch.randint(2, (positions, channels), generator=source) - 1
@@ -151,7 +149,7 @@ def shortened(mean: Tensor) -> Tensor:
 def measure_groups(
     data: ClientData, cuts: Mapping[str, Granularity], groups: RowGroups, weights: Weights
 ) -> GroupSpreads:
-    """Means and variances of a client's forgotten rows, and of its share of the mixture, at each cut."""
+    """Means and variances at each cut, of a client's forgotten rows and of its share of the mixture."""
     reader = FeatureReader(data.model, *cuts)
     retained = groups.retained(data.client, data.y)
     wanted = {label for shares in weights.values() for label, share in shares.items() if share and label in retained}
@@ -172,9 +170,9 @@ def measure_groups(
 def second_moments(
     data: ClientData, cut: str, groups: RowGroups, *, granularity: Granularity, positions: Sequence[int]
 ) -> Moments | None:
-    """Second moments of a client's forgotten and retained rows at some positions of a cut; None where it has too few.
+    """Second moments of a client's forgotten and retained rows at some positions of a cut; None if it has too few.
 
-    For tokens of retained rows alone, where there are any: there an eraser asks which tokens are unusual among them.
+    For tokens, of retained rows alone if there are any: an eraser finds the tokens that are unusual among them.
     """
     chosen = torch.tensor(positions, device=data.x.device)
     kept = named_rows(data.client, groups.forget_set, data.client.train, data.y)[1]
@@ -193,7 +191,7 @@ def _diagonals(reader: FeatureReader, cuts: Mapping[str, Granularity], x: Tensor
     for batch in reader.batches(x, rows):
         for cut, features in batch.items():
             spread = to_positions(features, cuts[cut])
-            if cuts[cut] == "tokens":  # those of one text are alike: a text counts once
+            if cuts[cut] == "tokens":  # tokens of one text are alike: a text counts once
                 spread = spread.unflatten(0, (len(features), -1)).mean(1)
             part = Moments.of(spread, diagonal=True)
             added[cut] = added[cut] + part if cut in added else part
@@ -205,7 +203,7 @@ def _spread(moments: Moments, weight: float) -> Spread:
 
 
 def sum_by_cut(parts: Iterable[Mapping[str, Spread]]) -> dict[str, Spread]:
-    """What several clients tell together, in double precision."""
+    """The sum over clients, in double precision."""
     total: dict[str, Spread] = {}
     for part in parts:
         for cut, spread in part.items():

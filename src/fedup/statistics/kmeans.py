@@ -11,8 +11,8 @@ from torch import Tensor
 from fedup.rng import generator
 
 BLOCK_POINTS = 512  # cells above this are split, so that time is linear in the cell
-MAX_ITERATIONS = 20  # a handful is enough at the ratios in use; this only bounds the worst case
-_BATCH_ELEMENTS = 1_000_000  # 4 MB of points at a time keep the peak memory near the result's size
+MAX_ITERATIONS = 20  # a bound on the worst case: a handful is enough at the usual ratios
+_BATCH_ELEMENTS = 1_000_000  # 4 MB of points at a time keep the peak memory near the size of the result
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class _Block:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Padded size (points, centroids): a function of this block alone, whatever it is batched with."""
+        """Padded size (points, centroids), which depends on this block alone."""
         return _padded(len(self.rows)), _padded(self.k)
 
 
@@ -37,10 +37,10 @@ def centroid_count(points: int, ratio: float) -> int:
 def cluster_cells(
     features: Tensor, cells: Sequence[Tensor], *, ratio: float, seeds: Sequence[int], out: Tensor, counts: Tensor
 ) -> None:
-    """Write the centroids of every cell, one cell after the other, into `out` and the points behind each into `counts`.
+    """Write the centroids of every cell, cell after cell, into `out`, and the number of points of each into `counts`.
 
-    `cells` are row numbers of `features`; a cell of n rows yields exactly ⌈ratio · n⌉ centroids, none of them empty.
-    The result of a cell depends on its own rows and seed, never on the other cells of the call.
+    `cells` are row numbers of `features`. A cell of n rows gets exactly ⌈ratio · n⌉ centroids, none of them empty, and
+    they depend on its own rows and seed alone.
     """
     blocks, start = [], 0
     for rows, seed in zip(cells, seeds, strict=True):
@@ -59,8 +59,8 @@ def _blocks(rows: Tensor, k: int, seed: int, start: int) -> Iterator[_Block]:
     n = len(rows)
     parts = min(math.ceil(n / BLOCK_POINTS), k)  # every part needs a centroid of its own
     shuffled = rows[torch.randperm(n, generator=generator(seed)).to(rows.device)]
-    bounds = [(part * k // parts, part * (n - k) // parts) for part in range(parts + 1)]  # centroids, points beyond
-    for (k_first, beyond_first), (k_last, beyond_last) in pairwise(bounds):  # so a part has a point for each centroid
+    bounds = [(part * k // parts, part * (n - k) // parts) for part in range(parts + 1)]  # centroids, other points
+    for (k_first, beyond_first), (k_last, beyond_last) in pairwise(bounds):  # each part has a point per centroid
         rows_of_part = shuffled[k_first + beyond_first : k_last + beyond_last]
         yield _Block(rows_of_part, k_last - k_first, start + k_first)
 
@@ -70,7 +70,7 @@ def _padded(size: int) -> int:
 
 
 def _batches(blocks: list[_Block], width: int) -> Iterator[list[_Block]]:
-    """Blocks of equal padded shape, as many at a time as the memory allows."""
+    """Blocks of equal padded shape, as many at a time as memory allows."""
     batch: list[_Block] = []
     for block in sorted(blocks, key=lambda block: block.shape):
         points, k = block.shape
@@ -84,15 +84,14 @@ def _batches(blocks: list[_Block], width: int) -> Iterator[list[_Block]]:
 
 
 def _cluster_batch(features: Tensor, batch: list[_Block], out: Tensor, counts: Tensor) -> None:
-    points_padded, _ = batch[0].shape
-    device = features.device
+    (points_padded, k_padded), device = batch[0].shape, features.device
     n = torch.tensor([len(block.rows) for block in batch], device=device)
     k = torch.tensor([block.k for block in batch], device=device)
     rows = torch.zeros(len(batch), points_padded, dtype=torch.long, device=device)
     for i, block in enumerate(batch):
         rows[i, : len(block.rows)] = block.rows
     points = features.index_select(0, rows.flatten()).view(*rows.shape, -1)  # (B, P, D)
-    centers, members = _lloyd(points, n, k, batch[0].shape[1])
+    centers, members = _lloyd(points, n, k, k_padded)
     for i, block in enumerate(batch):
         out[block.start : block.start + block.k] = centers[i, : block.k]
         counts[block.start : block.start + block.k] = members[i, : block.k]
@@ -101,11 +100,10 @@ def _cluster_batch(features: Tensor, batch: list[_Block], out: Tensor, counts: T
 def _lloyd(points: Tensor, n: Tensor, k: Tensor, k_padded: int) -> tuple[Tensor, Tensor]:
     """Centroids (B, K, D) and their number of points (B, K); the first k points of a block are its seeds.
 
-    A point alone in its cluster lies on its centroid and cannot move, so only points in company are looked at again:
-    at ratio 0.8 that is less than half of them.
+    A point alone in its cluster lies on its centroid and cannot move, so only the others are assigned again: at ratio
+    0.8 that is less than half of them.
     """
-    batch, size, width = points.shape
-    device = points.device
+    (batch, size, width), device = points.shape, points.device
     position = torch.arange(size, device=device)
     valid = position < n[:, None]  # (B, P)
     slot = torch.arange(k_padded, device=device)
@@ -122,7 +120,7 @@ def _lloyd(points: Tensor, n: Tensor, k: Tensor, k_padded: int) -> tuple[Tensor,
         if iteration and torch.equal(after, before):
             break
         assigned.scatter_(1, order, after)
-        crowded = members > 1  # before: what they lose counts as well
+        crowded = members > 1  # before: clusters that lose a point change, too
         members = torch.zeros_like(members).scatter_add_(1, assigned, valid.long())
         _refill_empty(points, centers, assigned, members, valid, k)
         _move_centers(points, centers, assigned, members, valid, crowded | (members > 1))
@@ -133,12 +131,12 @@ def _lloyd(points: Tensor, n: Tensor, k: Tensor, k_padded: int) -> tuple[Tensor,
 
 
 def _nearest(points: Tensor, centers: Tensor, unused: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Nearest centroid of the active points, packed to the front; their positions, and which of them are active."""
+    """Nearest centroids of the active points, packed to the front; their positions, and which are active."""
     most = min(active.shape[1], _padded(int(active.sum(1).max())))
     order = active.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]  # (B, A)
     packed = active.gather(1, order)
     chosen = _pick(points, order)  # (B, A, D)
-    bias = centers.square().sum(2) + unused  # ‖c‖²; ‖x‖² is the same for every centroid
+    bias = centers.square().sum(2) + unused  # ‖c‖²: ‖x‖² is the same for every centroid
     distance = torch.baddbmm(bias[:, None], chosen, centers.transpose(1, 2), alpha=-2)  # (B, A, K)
     return distance.argmin(2), order, packed
 
@@ -151,7 +149,7 @@ def _pick(points: Tensor, order: Tensor) -> Tensor:
 
 
 def _refill_empty(points: Tensor, centers: Tensor, assigned: Tensor, members: Tensor, valid: Tensor, k: Tensor) -> None:
-    """Give each empty cluster the point farthest from its own centroid among clusters that can spare one (rare)."""
+    """Give each empty cluster the point farthest from its centroid in clusters with several points (rare)."""
     slot = torch.arange(members.shape[1], device=members.device)
     empty = (members == 0) & (slot < k[:, None])
     for b, c in empty.nonzero().tolist():
@@ -166,7 +164,7 @@ def _refill_empty(points: Tensor, centers: Tensor, assigned: Tensor, members: Te
 def _move_centers(
     points: Tensor, centers: Tensor, assigned: Tensor, members: Tensor, valid: Tensor, changed: Tensor
 ) -> None:
-    """The changed centroids become the mean of their points; the others lie on their only point already."""
+    """Move changed centroids to the mean of their points; the others lie on their only point already."""
     batch, k_padded = members.shape
     changed = changed & (members > 0)
     compact = changed.flatten().cumsum(0) - 1  # (B·K,) index among the changed ones

@@ -1,4 +1,4 @@
-"""The mixture of groups that comes closest to a mean: what forgotten rows are compared with."""
+"""The mixture of groups that comes closest to the mean of forgotten rows."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ _FAR = 1.5  # times the median distance
 
 
 def mixture(mean: Tensor, references: Sequence[Tensor]) -> Tensor:
-    """Weights of a mixture of references that comes closest to a mean: none negative, 1 together.
+    """Weights of the mixture of references that comes closest to a mean: none negative, 1 together.
 
-    Forgotten rows rarely have the classes of retained ones in the same proportions (the label of a poisoned row says
-    nothing of its content). Compared with the mixture, what is left is what only forgotten rows have.
+    Forgotten and retained rows rarely have the same proportions of classes (the label of a poisoned row says nothing of
+    its content). The difference from the mixture is what only forgotten rows have.
 
     >>> corners = [torch.tensor([0.0, 0.0]), torch.tensor([4.0, 0.0])]
     >>> torch.allclose(mixture(torch.tensor([1.0, 3.0]), corners), torch.tensor([0.75, 0.25]).double())
@@ -37,15 +37,13 @@ def mixture(mean: Tensor, references: Sequence[Tensor]) -> Tensor:
 
 def robust_mixture(mean: Tensor, references: Sequence[Tensor]) -> Tensor:
     """The same for means (G, S) that lie far apart in a few of their G groups: what only forgotten rows have (a patch
-    in a corner) must not choose what they are compared with.
-
-    Groups whose distance is far above the usual one count in proportion less (Huber 1964, by reweighting).
-    """
+    in a corner) must not choose the mixture. Groups far above the median distance count less (Huber 1964, by
+    reweighting)."""
     weights = mixture(mean, references)
     for _ in range(_REWEIGHTINGS):
         distances = (mean - mixed(references, weights)).norm(dim=1)
-        usual = distances.median().clamp(min=1e-12)
-        scale = (_FAR * usual / distances.clamp(min=1e-12)).clamp(max=1).sqrt()[:, None]
+        median = distances.median().clamp(min=1e-12)
+        scale = (_FAR * median / distances.clamp(min=1e-12)).clamp(max=1).sqrt()[:, None]
         weights = mixture(scale * mean, [scale * reference for reference in references])
     return weights
 
@@ -58,5 +56,5 @@ def _onto_simplex(values: np.ndarray) -> np.ndarray:
 
 
 def mixed(means: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """The mean of such a mixture."""
+    """The mean of a mixture."""
     return torch.einsum("k,k...->...", weights.to(means[0]), torch.stack(list(means)))

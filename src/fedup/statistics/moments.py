@@ -1,4 +1,4 @@
-"""Statistics that an eraser is made of: counts, sums and second moments, which add up over clients."""
+"""Statistics for an eraser: counts, sums and second moments, which add up over clients."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -6,7 +6,7 @@ from typing import Self
 
 from torch import Tensor
 
-LEAST_ROWS = 20  # forgotten rows behind every sum that leaves a client: fewer would come close to the rows themselves
+LEAST_ROWS = 20  # fewest forgotten rows in a sum that leaves a client: fewer would nearly show the rows
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class AddsUp:
 
 @dataclass(frozen=True)
 class Sums(AddsUp):
-    """Count and sum of some rows' features."""
+    """Count and sum of the features of some rows."""
 
     count: int
     sums: Tensor  # (P, C)
@@ -32,7 +32,7 @@ class Sums(AddsUp):
 
 @dataclass(frozen=True)
 class Moments(Sums):
-    """Second moments of features besides.
+    """Sums and second moments of features.
 
     >>> import torch
     >>> rows = torch.randn(10, 3, 4).double()
@@ -41,11 +41,11 @@ class Moments(Sums):
     True
     """
 
-    squares: Tensor  # (P, C, C), or (P, C) where only the diagonals are taken
+    squares: Tensor  # (P, C, C), or (P, C) for the diagonals alone
 
     @classmethod
     def of(cls, spread: Tensor, *, diagonal: bool = False) -> Self:
-        """Of a batch of rows (N, P, C); added up in double precision from then on."""
+        """Of a batch of rows (N, P, C), in double precision."""
         if diagonal:
             return cls(len(spread), spread.sum(0).double(), spread.square().sum(0).double())
         by_position = spread.transpose(0, 1)  # (P, N, C)
@@ -65,20 +65,20 @@ class Moments(Sums):
 
 @dataclass(frozen=True)
 class Shift(AddsUp):
-    """How far forgotten rows lie from rows that look like them at a cut, position by position: what a cut is chosen
-    by. Numbers are multiplied by the forgotten rows, so that they add up over requests."""
+    """The distance at a cut between forgotten rows and rows that look like them, position by position. All numbers are
+    times the number of forgotten rows, so that they add up over requests."""
 
     rows: int  # forgotten
     distance: Tensor  # (P,) squared distance between the means
-    noise: Tensor  # (P,) what that would be on average if there were no difference
+    noise: Tensor  # (P,) its expected value if there were no difference
     fisher: Tensor  # (P,) the same distance, each channel in units of its variance within the two sets
     variance: Tensor  # (P,) within the two sets, summed over channels
 
 
 @dataclass(frozen=True)
 class GroupStatistics:
-    """What an eraser is made of: for each thing to erase the sums of its forgotten rows and of what they are compared
-    with (counts are weights there), and second moments of rows of both kinds together."""
+    """What an eraser is made of: for each group the sums of its forgotten rows and of the rows compared with (whose
+    counts are weights), and second moments of both kinds together."""
 
     forgotten: Mapping[str, Sums]
     reference: Mapping[str, Sums]

@@ -1,8 +1,8 @@
-"""An eraser from statistics under differential privacy: one noisy release of each client that holds the samples.
+"""Statistics of an eraser under differential privacy: one noisy release of each client that holds the samples.
 
-Exact statistics choose among all cuts and positions at the clients. Here a client releases, at one cut that is fixed
-beforehand, sums of its forgotten rows, of its retained rows class by class, and squares of all, at every position; what
-to compare with, and where the two stand apart by more than noise, is found at the server.
+At one cut that is fixed beforehand, a client releases sums of its forgotten rows, of its retained rows by class, and
+squares of all, at every position. The server finds the mixture to compare with, and the positions where the two differ
+by more than noise.
 """
 
 import math
@@ -29,8 +29,8 @@ from fedup.statistics.private_features import read_privately
 
 _NOISE_INPUTS = 128
 _LARGEST_MESSAGE = 250_000  # numbers, 1 MB
-_FLOOR = 2.0  # deviations of a variance's own noise: no channel counts as quieter than that
-_CLEAR = 6.0  # deviations by which a position's distance must exceed that of noise alone
+_FLOOR = 2.0  # deviations of the noise of a variance: the least variance of a channel
+_CLEAR = 6.0  # deviations by which the distance at a position must exceed noise
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,15 @@ class NoisyStatistics:
 
     sums: Tensor  # (2 + G, P, C) of forgotten rows, of retained ones in G groups, and of squares of all
     counts: Tensor  # (1 + G,) of forgotten and of retained rows, in units of the guarantee's weight
-    clip: float  # the norm of a row, which sums are measured in
+    clip: float  # the norm of a row, the unit of the sums
 
 
 class PlannedStatistics:
-    """A question for noisy statistics at every position of a cut, checked against all that is public: no row is read
-    for it.
+    """A question for noisy statistics at every position of a cut, checked with public data alone: no row is read.
 
-    A row's features there, all together, are clipped to one norm. One record more or less is in one of the sums and in
-    the squares, and so moves the whole by at most `dp.sensitivity`. Retained rows are told class by class, held or not,
-    where that stays below the largest message, and all together otherwise.
+    All features of a row together are clipped to one norm. A record is in one of the sums and in the squares, and so
+    moves the whole by at most `dp.sensitivity`. Retained rows are sent by class, held or not, if that stays below the
+    largest message, else all together.
     """
 
     def __init__(self, model: nn.Module, blank: Tensor, *, cut: str, dp: DP, num_classes: int) -> None:
@@ -60,15 +59,15 @@ class PlannedStatistics:
         self.clip = dp.erase_clip or _public_norm(self._reader, blank)
 
     def answer(self, data: ClientData, groups: RowGroups) -> NoisyStatistics:
-        """The release, of a client's rows."""
+        """The release of a client's rows."""
         x, y, client, rows = data.x, data.y, data.client, data.client.train
         labels = y[rows].long()
         forgotten = torch.isin(rows, named_rows(client, union(groups.requests.values()), rows, y)[0])
-        named = union([groups.forget_set, *groups.requests.values()])  # whatever is asked, no row is in two sums
+        named = union([groups.forget_set, *groups.requests.values()])  # no row is in two sums
         kept = torch.isin(rows, named_rows(client, named, rows, y)[1]) & (labels >= 0) & (labels < self.num_classes)
         group = 1 + labels if self.groups > 1 else torch.ones_like(labels)
         wanted = forgotten | kept
-        places = torch.where(forgotten, 0, group)[wanted].cpu()  # the sum that each belongs to
+        places = torch.where(forgotten, 0, group)[wanted].cpu()  # the sum that each row belongs to
         exact = torch.zeros((2 + self.groups) * self.numbers + 1 + self.groups, dtype=torch.float64)
         sums, counts = exact[: -(1 + self.groups)].view(2 + self.groups, -1), exact[-(1 + self.groups) :]  # views of it
         counts += self.dp.count_weight * places.bincount(minlength=len(counts))
@@ -86,8 +85,7 @@ class PlannedStatistics:
 
 
 def _public_norm(reader: FeatureReader, blank: Tensor) -> float:
-    """The median norm of the model's features of standard normal inputs: about that of normalised data at an early cut,
-    and made without any."""
+    """The median norm of features of standard normal inputs: about that of normalised data at an early cut."""
     if not blank.is_floating_point():
         raise DataError("Inputs are no numbers: there is no public norm for their features. Pass erase_clip.")
     inputs = torch.randn(_NOISE_INPUTS, *blank.shape[1:], generator=generator(0, "public norm")).to(blank)
@@ -97,16 +95,16 @@ def _public_norm(reader: FeatureReader, blank: Tensor) -> float:
 
 @dataclass(frozen=True)
 class NoisyGroupStatistics:
-    """What the releases of some clients say together."""
+    """The statistics of several releases together."""
 
     forgotten: Sums  # (P, C)
     reference: Sums
     variance: Tensor  # (P, C) within the two
-    noise: float  # variance of each number of the difference of means that is the mechanism's alone
+    noise: float  # variance of each number of the difference of means, from the mechanism alone
 
     @classmethod
     def of(cls, dp: DP, releases: Sequence[NoisyStatistics]) -> "NoisyGroupStatistics | None":
-        """None where there are too few rows for an eraser, by their noisy counts."""
+        """None if there are too few rows for an eraser, by their noisy counts."""
         added = torch.stack([message.clip * message.sums.double().cpu() for message in releases]).sum(0)
         spread = sum((each.clip**2 * each.sums[-1].double().cpu() for each in releases), torch.zeros_like(added[-1]))
         counts = torch.stack([message.counts.double().cpu() for message in releases]).sum(0) / dp.count_weight
@@ -131,37 +129,32 @@ class NoisyGroupStatistics:
         )
 
     def shift(self) -> Shift:
-        """For the choice of positions: nothing where the two stand apart by no more than noise."""
+        """The shift that chooses positions: 0 where the two differ by no more than noise."""
         difference = self.forgotten.mean - self.reference.mean
         chance = self.variance * (1 / self.forgotten.count + 1 / self.reference.count) + self.noise
         expected, deviation = chance.sum(1), (2 * chance.square().sum(1)).sqrt()
         distance = difference.square().sum(1)
         clear = distance > expected + _CLEAR * deviation
-        parts = (
-            torch.where(clear, distance, 0),
-            torch.where(clear, expected, 0),
-            torch.where(clear, (difference.square() / self.variance).sum(1), 0),
-            self.variance.sum(1),
-        )
+        fisher = (difference.square() / self.variance).sum(1)
+        parts = *(torch.where(clear, part, 0) for part in (distance, expected, fisher)), self.variance.sum(1)
         return Shift(self.forgotten.count, *((self.forgotten.count * part).float() for part in parts))
 
     def at(self, positions: Sequence[int]) -> GroupStatistics:
-        """At some positions, with the channels' variances for a covariance."""
+        """At some positions, with the variances of channels as covariance."""
         chosen = torch.tensor(positions)
         forgotten, reference = (Sums(side.count, side.sums[chosen]) for side in (self.forgotten, self.reference))
         count, mean = forgotten.count + reference.count, (forgotten + reference).mean
         second = torch.diag_embed(self.variance[chosen]) + mean[:, :, None] * mean[:, None, :]
-        return GroupStatistics(
-            {"samples": forgotten}, {"samples": reference}, Moments(count, count * mean, count * second)
-        )
+        pooled = Moments(count, count * mean, count * second)
+        return GroupStatistics({"samples": forgotten}, {"samples": reference}, pooled)
 
 
 def least_rows(dp: DP, clients: int) -> float:
-    """Forgotten rows that stand out of the noise of so many clients' counts."""
+    """The number of forgotten rows that stands out of the noise of the clients' counts."""
     return max(LEAST_ROWS, _CLEAR * clients**0.5 * dp.sigma / dp.count_weight)
 
 
 def fixed_site(offered: dict[str, Granularity], named: str) -> tuple[str, Granularity]:
-    """The cut of an eraser under DP: the one named, or the earliest; no look at data chooses it."""
+    """The cut of an eraser under DP: the one named, or the earliest, chosen without data."""
     cut = next(iter(offered)) if named == "auto" else named
     return cut, offered[cut]

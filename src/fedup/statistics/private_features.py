@@ -1,10 +1,9 @@
-"""Features of rows for a release under differential privacy: reading them never fails, and no row touches another's.
+"""Features of rows for a release under differential privacy: reading never fails, and no row affects another.
 
-Whoever sends the weights can make features overflow, or the model fail, for exactly those rows that it is curious
-about. So nothing is raised because of what a row holds: what is NaN or infinite counts as 0, and so does a row that the
-model fails on. Batches always have the same size, with blanks where there are no rows, and a row's place in them
-depends on its place among all rows alone: the last bits of a feature differ between batch sizes, and weights can be
-chosen that make last bits large.
+The sender of the weights can make features overflow, or the model fail, for the very rows it is curious about. So no
+content of a row raises an error: NaN and infinite values count as 0, and so does a row on which the model fails.
+Batches always have the same size, filled up with blanks, and a row's place in them depends on its place among all rows
+alone: the last bits of a feature differ between batch sizes, and weights can make last bits large.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,16 +19,16 @@ FeaturesOf = Callable[[Tensor], Tensor]  # of a batch (B, …): (B, D)
 
 
 def blank_row(x: Tensor) -> Tensor:
-    """A row of zeros like those of `x`, which may have none. (1, …)"""
+    """A row of zeros like those of `x`, which may be empty. (1, …)"""
     return x.new_zeros(1, *x.shape[1:])
 
 
 def read_privately(
     features_of: FeaturesOf, x: Tensor, rows: Tensor, *, wanted: Tensor, width: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The wanted ones of the rows (a mask over them) and their features in double precision, batch by batch.
+    """The rows that the mask `wanted` selects and their features in double precision, batch by batch.
 
-    Rows that are not wanted are never read: a blank stands in for each.
+    Other rows are never read: a blank stands in for each.
     """
     blank = blank_row(x)
     for part, mask in zip(rows.split(PRIVATE_BATCH), wanted.split(PRIVATE_BATCH), strict=True):
@@ -39,7 +38,7 @@ def read_privately(
 
 
 def _read(features_of: FeaturesOf, batch: Tensor, blank: Tensor, width: int) -> Tensor:
-    """Features of a batch; where the model fails on it, of each row at its place among blanks, or 0 where it fails."""
+    """Features of a batch; if the model fails on it, of each row alone among blanks, or 0 if it fails there, too."""
     together = _features(features_of, batch, width)
     if together is not None:
         return together
@@ -54,13 +53,13 @@ def _read(features_of: FeaturesOf, batch: Tensor, blank: Tensor, width: int) -> 
 
 
 def _features(features_of: FeaturesOf, batch: Tensor, width: int) -> Tensor | None:
-    """None where the model does not take the batch, or makes something of it that has another shape than of blanks."""
+    """None if the model fails on the batch, or returns another shape than for blanks."""
     try:
         features = features_of(batch.clone())  # a model may write to its input
         return features.detach().double().cpu() if features.shape == (len(batch), width) else None
-    except (MemoryError, torch.OutOfMemoryError):  # all batches are of one size: that is the machine, not a row
+    except (MemoryError, torch.OutOfMemoryError):  # the machine's fault, not a row's: all batches have one size
         raise
-    except Exception:  # whatever the user's own model raises
+    except Exception:  # the model may raise anything
         return None
 
 

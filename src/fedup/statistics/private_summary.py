@@ -1,4 +1,4 @@
-"""A client's noisy statistics under differential privacy: planned without data, charged, and only then made of rows."""
+"""A client's noisy statistics under differential privacy: planned without data, charged, and only then computed."""
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,9 @@ from fedup.statistics.private_features import read_privately
 
 
 class PlannedSummary:
-    """A question for noisy statistics of some classes, checked against all that is public: no row is read for it.
+    """A question for noisy statistics of some classes, checked with public data alone: no row is read.
 
-    `blank` is one row of zeros. Raises where the model, the cut or the settings do not allow an answer.
+    `blank` is one row of zeros. Raises if the model, the cut or the settings do not allow an answer.
     """
 
     def __init__(
@@ -39,12 +39,11 @@ class PlannedSummary:
         self.basis = basis.double().cpu()  # (D, d)
 
     def answer(self, data: ClientData, excluded: frozenset[int]) -> Summary:
-        """The release, of a client's rows without the excluded samples; those that it does not hold change nothing."""
+        """The release of a client's rows without the excluded samples; ids that it does not hold change nothing."""
         rows, samples = data.client.train, data.sample_ids
         wanted = ~torch.isin(samples, torch.tensor(sorted(excluded), dtype=samples.dtype, device=samples.device))
-        batches = read_privately(
-            self._projected, data.x, rows, wanted=wanted.to(rows.device), width=self.basis.shape[1]
-        )
+        wanted, width = wanted.to(rows.device), self.basis.shape[1]
+        batches = read_privately(self._projected, data.x, rows, wanted=wanted, width=width)
         kept, points = map(torch.cat, zip(*batches, strict=True))  # (n,), (n, d)
         subjects = None if data.subjects is None else data.subjects[kept]
         exact = joint_vector(self.dp, points, data.y[kept], subjects, self.num_classes)

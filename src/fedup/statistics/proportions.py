@@ -1,4 +1,4 @@
-"""Intervals for shares and their differences that stay wide when all answers agree (Newcombe 1998)."""
+"""Intervals for shares and differences of shares, wide even if all answers agree (Newcombe 1998)."""
 
 import math
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ _Z = 1.959963984540054  # 95 %
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure and its 95 % interval."""
+    """A value and its 95 % interval."""
 
     value: float
     low: float
@@ -18,24 +18,20 @@ class Estimate:
 
     @property
     def width(self) -> float:
-        """From one end of the interval to the other."""
+        """The length of the interval."""
         return self.high - self.low
 
     def __sub__(self, other: "Estimate") -> "Estimate":
-        """The difference of two independent figures, each end by those of theirs (Newcombe's hybrid score)."""
-        value = self.value - other.value
-        return Estimate(
-            value,
-            value - math.hypot(self.value - self.low, other.high - other.value),
-            value + math.hypot(self.high - self.value, other.value - other.low),
-        )
+        """The difference of two independent estimates (Newcombe's hybrid score)."""
+        value, below = self.value - other.value, math.hypot(self.value - self.low, other.high - other.value)
+        return Estimate(value, value - below, value + math.hypot(self.high - self.value, other.value - other.low))
 
 
 @dataclass(frozen=True)
 class Paired:
-    """Answers of two models to the same rows: how many rows, how many hits before and after, and how many in both.
+    """Answers of two models to the same rows: the number of rows, of hits before and after, and of hits both times.
 
-    Counts add up over clients; where a hit has a weight in [0, 1] they are sums of weights.
+    Counts add up over clients. If a hit has a weight in [0, 1], they are sums of weights.
     """
 
     rows: float = 0.0
@@ -48,31 +44,28 @@ class Paired:
 
     @property
     def share_before(self) -> Estimate:
-        """Of hits before, by Wilson's score interval."""
+        """The share of hits before, with Wilson's score interval."""
         return wilson(self.before, self.rows)
 
     @property
     def share_after(self) -> Estimate:
-        """Of hits after."""
+        """The share of hits after."""
         return wilson(self.after, self.rows)
 
     @property
     def change(self) -> Estimate:
         """Share after less share before, on the same rows (Newcombe's method 10 for paired shares).
 
-        >>> Paired(100, 100, 100, 100).change.width > 0.07  # all agree, and yet it is not certain
+        >>> Paired(100, 100, 100, 100).change.width > 0.07  # not certain though all agree
         True
         """
         before, after, link = self.share_before, self.share_after, self._correlation()
-        value = after.value - before.value
-        return Estimate(
-            value,
-            value - _linked(after.value - after.low, before.high - before.value, link),
-            value + _linked(after.high - after.value, before.value - before.low, link),
-        )
+        value, below = after.value - before.value, _linked(after.value - after.low, before.high - before.value, link)
+        above = _linked(after.high - after.value, before.value - before.low, link)
+        return Estimate(value, value - below, value + above)
 
     def _correlation(self) -> float:
-        """Of hits before and after, drawn towards 0 as by Newcombe's continuity correction."""
+        """Of hits before and after, with Newcombe's continuity correction."""
         only_after, only_before = self.after - self.both, self.before - self.both
         neither = self.rows - self.both - only_after - only_before
         scale = self.before * (self.rows - self.before) * self.after * (self.rows - self.after)
@@ -87,7 +80,7 @@ def _linked(one: float, other: float, correlation: float) -> float:
 
 
 def wilson(hits: float, rows: float) -> Estimate:
-    """A share and Wilson's interval for it.
+    """A share and its Wilson interval.
 
     >>> wilson(10, 10).low < 0.75
     True
@@ -101,8 +94,7 @@ def wilson(hits: float, rows: float) -> Estimate:
 
 
 def weighted(strata: Iterable[tuple[float, Paired]]) -> Paired:
-    """Strata in given proportions as one group of as many rows as it is worth: Σ weight = 1 wanted, 1/Σ(weight²/rows)
-    rows got."""
+    """Strata in given proportions as one group, with its effective number of rows: 1/Σ(weight²/rows), Σ weight = 1."""
     used = [(weight, stratum) for weight, stratum in strata if weight > 0 and stratum.rows > 0]
     if not used:
         return Paired()

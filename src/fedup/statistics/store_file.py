@@ -52,6 +52,7 @@ def load_centroids(path: str | Path) -> Centroids:
     tensors, header = load_tensors(path, kind="centroids")
     try:
         cells = tuple(Cell(*cell) for cell in header["cells"])
+        rows = sum(cell.size for cell in cells)
         how = how_from(header["how"])
         store = (Moments if isinstance(how, MomentConfig) else Centroids)(
             vectors=tensors["vectors"],
@@ -77,7 +78,6 @@ def load_centroids(path: str | Path) -> Centroids:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"{path} lacks a part of a centroid store ({error!r}). Take a good copy of it.") from error
-    rows = sum(cell.size for cell in cells)
     if store.vectors.ndim != 2 or len(store.vectors) != rows or store.counts.shape != (rows,):
         raise ArtifactError(f"{path} has {tuple(store.vectors.shape)} vectors for {rows} rows of cells: it is damaged.")
     return store

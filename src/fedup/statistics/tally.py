@@ -1,4 +1,4 @@
-"""How models answer a client's own rows, in counts: what verdicts and the check of every class are made of."""
+"""Counts of right answers to a client's own rows, for verdicts and for the check of every class."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,17 +16,17 @@ from fedup.statistics.client_data import ClientData
 from fedup.statistics.eraser_statistics import RowGroups, Weights, read_weights, write_weights
 from fedup.statistics.proportions import Paired
 
-MOST_ROWS = 2000  # of one kind at one client: more would not make a verdict any surer
+MOST_ROWS = 2000  # of one kind at one client: more would hardly improve a verdict
 MOST_CLASS_ROWS = 200  # retained rows of one class at one client
 Counts = Mapping[int, Paired]  # by label
 
 
 @dataclass(frozen=True)
 class RowsToCount(RowGroups):
-    """Which rows a client counts answers to: those of requests, and retained ones class by class.
+    """The rows that a client counts answers to: those of requests, and retained ones by class.
 
-    With `carried` a request's rows are said to be poisoned, and what matters is the label they carry: clients tell
-    how often those labels are answered to their held-out rows, each with the share given here.
+    `carried` has the labels of poisoned requests and their shares: clients count how often these labels are answered to
+    their held-out rows.
     """
 
     carried: Weights = field(default_factory=dict)
@@ -45,26 +45,23 @@ class RowsToCount(RowGroups):
 
 @dataclass(frozen=True)
 class Tally:
-    """One client's counts; a hit is an answer with the label that the row carries."""
+    """One client's counts; a hit is an answer with the label of the row."""
 
-    retained: Counts  # training rows that stay: original against the new filter
-    held_out: Counts  # rows that stay and were never trained on, likewise
-    forgotten: Mapping[str, Counts]  # rows of each request: what was served before against the new filter
-    unseen: Mapping[str, Counts]  # what these are compared with; under label 0 alone where rows are poisoned
+    retained: Counts  # retained training rows: the original and the new filter
+    held_out: Counts  # retained rows that were never trained on, likewise
+    forgotten: Mapping[str, Counts]  # rows of each request: the filter before and the new one
+    unseen: Mapping[str, Counts]  # rows to compare these with; all under label 0 for poisoned ones
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "retained": _rows_of(self.retained),
-            "held_out": _rows_of(self.held_out),
-            "forgotten": {name: _rows_of(counts) for name, counts in self.forgotten.items()},
-            "unseen": {name: _rows_of(counts) for name, counts in self.unseen.items()},
-        }
+        groups = {"forgotten": self.forgotten, "unseen": self.unseen}
+        by_request = {key: {name: _rows_of(own) for name, own in of.items()} for key, of in groups.items()}
+        return {"retained": _rows_of(self.retained), "held_out": _rows_of(self.held_out), **by_request}
 
 
 @torch.no_grad()
 def tally(data: ClientData, counted: RowsToCount, *, original: nn.Module, before: nn.Module, after: nn.Module) -> Tally:
-    """A client's counts of hits under the model before and after a request was answered."""
+    """A client's counts of hits before and after a request."""
     x, y, client = data.x, data.y, data.client
     held_out = torch.cat([client.validation, client.heldout])
     classes: list[dict[int, Paired]] = []
@@ -103,7 +100,7 @@ def _count(before: nn.Module, after: nn.Module, x: Tensor, y: Tensor, rows: Tens
 
 
 def _carried(before: nn.Module, after: nn.Module, x: Tensor, rows: Tensor, shares: Mapping[int, float]) -> Paired:
-    """How often labels are answered, each as much as it is carried by the rows in question."""
+    """How often the carried labels are answered, weighted by their shares."""
     first, second = (
         sum((share * (given == label).double() for label, share in shares.items()), torch.zeros(len(rows)).double())
         for given in (answers(model, x, rows).cpu() for model in (before, after))
@@ -112,7 +109,7 @@ def _carried(before: nn.Module, after: nn.Module, x: Tensor, rows: Tensor, share
 
 
 def answers(model: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
-    """The classes that a model answers to rows. (N,)"""
+    """The classes that a model answers. (N,)"""
     given = [logits_of(model(x.index_select(0, batch))).argmax(1) for batch in rows.split(FEATURE_BATCH) if len(batch)]
     return torch.cat(given) if given else rows[:0]
 

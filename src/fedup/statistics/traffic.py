@@ -1,4 +1,4 @@
-"""What travels between server and clients, counted as it is serialised."""
+"""Messages between server and clients, counted as serialised."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,34 +9,34 @@ from fedup.privacy.guarantee import DP
 
 @dataclass(frozen=True)
 class Release:
-    """One answer of a client that tells something of its rows."""
+    """One answer of a client that reveals something of its rows."""
 
     client: int
-    cells: int  # whose centroids, or noisy statistics, it holds
+    cells: int  # in the answer, with centroids or noisy statistics
     size_bytes: int  # as serialised
     what: str = "centroids"
-    mechanism: str = "none"  # what protects it, in words
-    guarantee: DP | None = None  # none for exact answers, for noise of the paper, and for noise that can be replayed
+    mechanism: str = "none"  # its protection, in words
+    guarantee: DP | None = None  # None for exact answers, the paper's noise, and noise that can be replayed
     sigma: float = 0.0
-    name: str = ""  # under DP: what it was charged by
+    name: str = ""  # under DP: the name of its charge
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Messages so far, or those of one call: the difference of two.
+    """Messages so far; the difference of two is the traffic in between.
 
     >>> Traffic(700, 90, 2, {0: 700}) - Traffic(200, 40, 1, {0: 200})
     Traffic(bytes_up=500, bytes_down=50, messages=1, by_client={0: 500}, releases=())
     """
 
-    bytes_up: int = 0  # from clients: all that came
-    bytes_down: int = 0  # to clients: questions, however often, and weights
+    bytes_up: int = 0  # all that clients sent
+    bytes_down: int = 0  # questions to clients, repeated ones too, and weights
     messages: int = 0  # to clients
     by_client: Mapping[int, int] = field(default_factory=dict)  # bytes up
     releases: tuple[Release, ...] = ()
 
     def __sub__(self, before: "Traffic") -> "Traffic":
-        """What came after that."""
+        """The traffic since then."""
         return Traffic(
             self.bytes_up - before.bytes_up,
             self.bytes_down - before.bytes_down,
@@ -55,12 +55,12 @@ class Meter:
         self.releases: list[Release] = []
 
     def sent(self, size_bytes: int) -> None:
-        """A message to a client."""
+        """Count a message to a client."""
         self.messages += 1
         self.bytes_down += size_bytes
 
     def came(self, client: int | None, size_bytes: int, release: Release | None = None) -> None:
-        """A message from a client, if it is known from which."""
+        """Count a message from a client, if it is known which."""
         self.bytes_up += size_bytes
         if client is not None:
             self.by_client[client] += size_bytes
@@ -69,5 +69,5 @@ class Meter:
 
     @property
     def traffic(self) -> Traffic:
-        """So far."""
+        """All messages so far."""
         return Traffic(self.bytes_up, self.bytes_down, self.messages, dict(self.by_client), tuple(self.releases))

@@ -1,4 +1,4 @@
-"""The bottleneck of a set of requests, fitted to what they leave of the centroids."""
+"""The bottleneck for a set of requests, fitted to the retained centroids."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,13 +21,13 @@ from fedup.statistics.store import Cell, Centroids
 
 
 def names_cell(request: Forget, cell: Cell) -> bool:
-    """Whether a client or class request leaves this cell out."""
+    """Whether a request names the client or the class of this cell."""
     return cell.client in request.client_ids or cell.label in request.class_ids
 
 
 @dataclass(frozen=True)
 class FittedBottleneck:
-    """A filter, and what there is to say of its fit."""
+    """A filter, and notes on its fit."""
 
     filter: Bottleneck
     centroids_used: int
@@ -44,10 +44,10 @@ def fit_bottleneck(
     emphasis: Mapping[int, float] | None = None,
     trace: Trace | None = None,
 ) -> FittedBottleneck:
-    """A filter fitted to what is left of the centroids; classes in `emphasis` are drawn so many times as often.
+    """A filter fitted to the retained centroids; `emphasis` says how many times as often a class is drawn.
 
-    Behind an eraser at the same cut it is fitted to what that leaves of the centroids; with one at an earlier cut, to
-    the centroids as they are: retained rows pass it nearly unchanged.
+    With an eraser at the same cut it is fitted to the erased centroids. An eraser at an earlier cut leaves retained
+    rows nearly unchanged, so the centroids are used as they are.
     """
     tail = flat_tail(shared_view(plugged.base, frozen=True), plugged.cut, centroids.shape)
     used = used_cells(centroids, forget_set, config)
@@ -57,27 +57,23 @@ def fit_bottleneck(
         examples, dropped = _examples(centroids, used, forget_set, config), ()
     if erasure is not None and erasure.cut == plugged.cut:
         rows = torch.arange(len(examples.rows), device=examples.rows.device)
-        kept = examples.vectors[examples.rows].reshape(-1, *centroids.shape)
-        examples = replace(examples, vectors=erasure.filter.to(kept.device)(kept).flatten(1), rows=rows)
+        features = examples.vectors[examples.rows].reshape(-1, *centroids.shape)
+        examples = replace(examples, vectors=erasure.filter.to(features.device)(features).flatten(1), rows=rows)
     if emphasis:
         shares = torch.ones(len(examples.rows), device=examples.rows.device)
         for label, times in emphasis.items():
             shares[examples.labels == label] = times
         examples = replace(examples, shares=shares)
     notes = [f"Class {', '.join(map(str, dropped))} does not stand out of the noise: the filter will not let it pass."]
-    return FittedBottleneck(
-        fit_filter(tail, examples, config, trace=trace), len(centroids.rows_of(used)), notes if dropped else ()
-    )
+    fitted = fit_filter(tail, examples, config, trace=trace)
+    return FittedBottleneck(fitted, len(centroids.rows_of(used)), notes if dropped else ())
 
 
 def used_cells(centroids: Centroids, forget_set: Forget, config: FilterConfig) -> list[Cell]:
     """The cells that a filter for these requests is fitted to."""
-    remapped = config.class_policy != "drop"
-    return [
-        cell
-        for cell in centroids.cells
-        if cell.client not in forget_set.client_ids and (remapped or cell.label not in forget_set.class_ids)
-    ]
+    classes = forget_set.class_ids if config.class_policy == "drop" else frozenset()
+    dropped = Forget(forget_set.client_ids, classes)
+    return [cell for cell in centroids.cells if not names_cell(dropped, cell)]
 
 
 def _examples(centroids: Centroids, used: list[Cell], forget_set: Forget, config: FilterConfig) -> Examples:
@@ -85,13 +81,8 @@ def _examples(centroids: Centroids, used: list[Cell], forget_set: Forget, config
     for cell in used:
         if cell.label in forget_set.class_ids:
             labels[cell.slot] = _remapped(cell, retained, config).to(labels)
-    return Examples(
-        vectors=centroids.vectors,
-        rows=rows,
-        labels=labels[rows],
-        nonnegative=centroids.nonnegative,
-        guarded=sorted(forget_set.class_ids) if config.class_policy == "drop" else (),
-    )
+    guarded = sorted(forget_set.class_ids) if config.class_policy == "drop" else ()
+    return Examples(centroids.vectors, rows, labels[rows], centroids.nonnegative, guarded)
 
 
 def _resampled(
@@ -102,8 +93,7 @@ def _resampled(
     config: FilterConfig,
     tail: Callable[[Tensor], Tensor],
 ) -> tuple[Examples, Sequence[int]]:
-    """Under DP: features drawn from what clients released, as many whatever the number of clients; and the classes that
-    do not stand out of the noise."""
+    """Under DP: features drawn from the clients' releases, and the classes that do not stand out of the noise."""
     dp, classes, rows = centroids.dp, centroids.num_classes, centroids.rows_of(used)
     assert dp is not None
     width, projection = math.prod(centroids.shape), dp.projection
@@ -115,24 +105,19 @@ def _resampled(
     for label in sorted(forget_set.class_ids & set(labels.unique().tolist())):
         relabelled = torch.randint(len(retained), labels.shape, generator=generator(config.seed, "remap", label))
         labels = torch.where(labels == label, retained[relabelled].to(labels), labels)
-    examples = Examples(
-        vectors=drawn.vectors,
-        rows=torch.arange(len(labels), device=labels.device),
-        labels=labels,
-        nonnegative=False,
-        guarded=sorted(forget_set.class_ids) if config.class_policy == "drop" else (),
-        basis=None if basis.shape[0] == basis.shape[1] else basis,
-    )
-    return examples, drawn.dropped
+    guarded = sorted(forget_set.class_ids) if config.class_policy == "drop" else ()
+    within = None if basis.shape[0] == basis.shape[1] else basis
+    everything = torch.arange(len(labels), device=labels.device)
+    return Examples(drawn.vectors, everything, labels, False, guarded, basis=within), drawn.dropped
 
 
 def _retained(centroids: Centroids, forget_set: Forget) -> Tensor:
-    """The classes that stay."""
+    """The retained classes."""
     return torch.tensor([label for label in range(centroids.num_classes) if label not in forget_set.class_ids])
 
 
 def _remapped(cell: Cell, retained: Tensor, config: FilterConfig) -> Tensor:
-    """Random retained classes in place of a forgotten one: one per centroid, or one for all of the client's."""
-    many = cell.size if config.class_policy == "remap" else 1
+    """Random retained classes in place of a forgotten one: one per centroid, or one for the whole cell."""
+    draws = cell.size if config.class_policy == "remap" else 1
     source = generator(config.seed, "remap", cell.client, cell.label)
-    return retained[torch.randint(len(retained), (many,), generator=source)].expand(cell.size)
+    return retained[torch.randint(len(retained), (draws,), generator=source)].expand(cell.size)

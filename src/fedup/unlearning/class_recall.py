@@ -1,4 +1,4 @@
-"""What a filter does to each class: a request must not cost those who did not ask."""
+"""The recall of each class under a filter: a request must not harm those who did not ask."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -17,13 +17,13 @@ from fedup.statistics.store import Centroids
 from fedup.statistics.tally import Counts, Tally
 from fedup.unlearning.bottleneck_fit import names_cell
 
-LEAST_CLASS_ROWS = 20  # retained rows of a class below which it counts as lost
-_ENOUGH_HELD_OUT = 30  # rows of a class that clients hold out, for its recall on them to say more than on training rows
+LEAST_CLASS_ROWS = 20  # a class with fewer retained rows counts as lost
+_ENOUGH_HELD_OUT = 30  # held-out rows of a class from which its recall is taken on these
 
 
 @dataclass(frozen=True)
 class Recall:
-    """The share of a class's retained rows that are answered right, by the original and under the filter."""
+    """The recall of a class on retained rows, of the original model and under the filter."""
 
     before: float
     after: float
@@ -37,7 +37,7 @@ class Recall:
 
 @torch.no_grad()
 def recall_at_cut(plugged: PluggedModel, centroids: Centroids, served: Served, forget_set: Forget) -> dict[int, Recall]:
-    """By class, on retained centroids, each as often as it has points: what acts at their cut."""
+    """By class, on retained centroids weighted by their points; sees only filters at the centroids' cut."""
     rows = centroids.rows_of([cell for cell in centroids.cells if not names_cell(forget_set, cell)])
     vectors, labels, weights = centroids.vectors[rows], centroids.row_labels()[rows], centroids.counts[rows].double()
     tail = flat_tail(shared_view(plugged.base, frozen=True), plugged.cut, centroids.shape)
@@ -60,8 +60,7 @@ def recall_at_cut(plugged: PluggedModel, centroids: Centroids, served: Served, f
 
 
 def recall_from_tallies(tallies: Collection[Tally]) -> dict[int, Recall]:
-    """By class, from what clients counted on rows that stay: those they hold out, which are as unseen as what is asked
-    in service, and training rows where there are too few of them."""
+    """By class, from the clients' counts on retained rows: held-out rows, or training rows if these are too few."""
     training, held_out = (_added(getattr(tally, part) for tally in tallies) for part in ("retained", "held_out"))
     chosen = training | {label: counts for label, counts in held_out.items() if counts.rows >= _ENOUGH_HELD_OUT}
     return {
@@ -78,12 +77,9 @@ def _added(tallied: Iterable[Counts]) -> dict[int, Paired]:
 
 
 def check_recall(recalls: Mapping[int, Recall], forget_set: Forget, *, max_class_loss: float) -> None:
-    """Raise if a class that nobody asked to forget would lose more than so many points."""
-    harmed = {
-        label: recall
-        for label, recall in recalls.items()
-        if label not in forget_set.class_ids and recall.loss > max_class_loss + 1e-9
-    }
+    """Raise if a class that nobody asked to forget would lose more than `max_class_loss` points."""
+    beyond = {label: recall for label, recall in recalls.items() if recall.loss > max_class_loss + 1e-9}
+    harmed = {label: recall for label, recall in beyond.items() if label not in forget_set.class_ids}
     if harmed:
         losses = "; ".join(
             f"class {label} would lose {recall.loss:.1f} points of recall on retained rows "
@@ -99,10 +95,9 @@ def check_recall(recalls: Mapping[int, Recall], forget_set: Forget, *, max_class
 
 
 def lost_classes(centroids: Centroids, forget_set: Forget) -> dict[int, int]:
-    """Classes that nobody asked to forget and of which requests take rows and leave too few, as far as the centroids
-    tell: `{class: rows left}`.
+    """`{class: rows left}` of classes that nobody asked to forget and that requests leave with too few rows.
 
-    Under differential privacy nobody knows how many rows there are; what does not stand out of the noise is noted.
+    Under differential privacy row counts are unknown; a class that does not stand out of the noise gets a note.
     """
     if centroids.dp is not None:
         return {}
@@ -123,13 +118,9 @@ def lost_classes(centroids: Centroids, forget_set: Forget) -> dict[int, int]:
 
 
 def check_classes_left(centroids: Centroids, forget_set: Forget, before: Forget) -> None:
-    """Raise where requests would lose a class that nobody asked to forget (those lost before are known), or leave one
-    class alone."""
-    lost = {
-        label: rows
-        for label, rows in lost_classes(centroids, forget_set).items()
-        if label not in lost_classes(centroids, before)
-    }
+    """Raise if requests would newly lose a class that nobody asked to forget, or leave only one class."""
+    known = lost_classes(centroids, before)
+    lost = {label: rows for label, rows in lost_classes(centroids, forget_set).items() if label not in known}
     if lost:
         losses = "; ".join(f"class {label} ({rows} rows stay)" for label, rows in lost.items())
         raise HarmError(

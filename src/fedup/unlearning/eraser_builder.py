@@ -1,4 +1,4 @@
-"""Where and what to erase: what forgotten rows have beyond rows that look like them anywhere in the federation."""
+"""Where and what to erase: the difference between forgotten rows and retained rows that look like them."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ from fedup.clients.protocol import Contact
 from fedup.clients.question import Question
 from fedup.errors import ContactError, RequestError
 from fedup.filters.bottleneck import FilterConfig
-from fedup.filters.eraser import PlacedEraser, make_eraser
+from fedup.filters.eraser import Eraser, PlacedEraser, make_eraser
 from fedup.filters.eraser_site import EraserSite, choose_site, judge_site
 from fedup.models.cut import find_cut, offered_cuts
 from fedup.models.layout import Granularity
@@ -35,11 +35,11 @@ from fedup.unlearning.lookalikes import Mixture, retained_cells, shift_between, 
 from fedup.unlearning.report import Report
 
 A = TypeVar("A")
-LEAST_SIGNAL = 2.5  # shift over sampling noise below which there is nothing to erase
+LEAST_SIGNAL = 2.5  # times the sampling noise: a smaller shift is not erased
 
 
 class EraserBuilder:
-    """Makes the eraser for a set of requests, and says of which of them nothing could be erased."""
+    """Makes the eraser for a set of requests, and notes the requests without one."""
 
     def __init__(
         self,
@@ -54,14 +54,13 @@ class EraserBuilder:
         self._dp = dp
         self._model, self._cut, self._config = model, cut, config
         self._contact, self._report, self._price = contact, report, config.max_variance_loss
-        self.question: str | None = None  # digest of all that decides what the clients answer
-        self.complete = False  # whether all is erased that is to be
+        self.question: str | None = None  # digest of all that the clients' answers depend on
+        self.complete = False  # whether every request is erased
 
     def erasure_for(
         self, requests: Collection[Forget], left_out: Forget, question: str | None, before: PlacedEraser | None
     ) -> PlacedEraser | None:
-        """The eraser of the requests, asked of the clients; what there was `before` where the question is the same as
-        then."""
+        """The eraser of the requests, from the clients' statistics; `before` if the question is the same as then."""
         asking = question_for(requests, left_out, self._config)
         if asking is None or (self._dp is not None and not self._possible_under_dp(asking)):
             return None
@@ -70,14 +69,13 @@ class EraserBuilder:
             erasure = before
         else:
             with self._report.stage("erase"):
-                private = self._dp is not None
-                erasure = self._private_erasure(asking, requests) if private else self._erasure(asking, requests)
+                erasure = (self._private_erasure if self._dp else self._erasure)(asking, requests)
         self._report.erasure = erasure.about if erasure else None
         self.complete = erasure is not None and set(asking.requests) <= set(erasure.about["parts"])
         return erasure
 
     def clients_to_ask(self, requests: Collection[Forget], left_out: Forget, question: str | None) -> list[int]:
-        """Those that would be asked; nobody is. Refuses what the answer itself would refuse before asking."""
+        """The clients that would be asked. Asks nobody, and refuses what the answer would refuse."""
         self._candidates()
         asking = question_for(requests, left_out, self._config)
         if asking is None or (self._dp is not None and not self._possible_under_dp(asking)):
@@ -117,9 +115,8 @@ class EraserBuilder:
         sites = self._sites(added)
         site = choose_site(sites, max_variance_loss=self._price)
         if site.price > self._price:
-            self._report.note(
-                f"The eraser takes {site.price:.1%} of the variance at {site.cut} with it: nowhere is it less."
-            )
+            cost = f"{site.price:.1%} of the variance at {site.cut}"
+            self._report.note(f"The eraser takes {cost} with it: nowhere is it less.")
         senders = sorted({client for name in distinct for client in holders[name]})
         pooled = self._second_moments(question, senders, site)
         if pooled is None:
@@ -132,30 +129,25 @@ class EraserBuilder:
         )
         groups = GroupStatistics(forgotten_sums, reference_sums, pooled)
         fitted = make_eraser(groups, site.positions, granularity=site.granularity)
+        erased = [r for r in requests if _part(r, question.forget_set, self._config).digest in distinct]
         about = {
-            "place": site.to_json(),
             "cuts": [each.to_json() for each in sites],
-            "rank": fitted.rank,
             "rows": sum(round(forgotten[name][site.cut].weight) for name in distinct),
             "clients": senders,
             "compared_with": sorted({client for name in distinct for client in weights[name].clients}),
-            "size_bytes": fitted.size_bytes,
             "parts": distinct,
-            "requests": sorted(
-                r.digest for r in requests if _part(r, question.forget_set, self._config).digest in distinct
-            ),
         }
-        return PlacedEraser(site.cut, fitted, about)
+        return _placed(site, fitted, erased, about)
 
     def _sites(self, shifts: Mapping[str, Shift]) -> list[EraserSite]:
-        """The positions that would be erased at each cut that may be taken."""
+        """The positions to erase at each possible cut."""
         cuts = self._candidates()
         return [judge_site(cut, over, shifts[cut], max_variance_loss=self._price) for cut, over in cuts.items()]
 
     # --- what clients are asked
 
     def _mixtures(self, question: RowGroups, holders: set[int]) -> dict[str, Mixture]:
-        """The first message, of all: by request the mixture of retained cells that looks most like its rows."""
+        """First question, to all: the mixture of retained cells that looks most like the rows of each request."""
         contact, clients = self._reach(), self._clients(question)
         cut, over = next(iter(offered_cuts(self._model, self._cut).items()))
         questions = {client: SketchesQuestion(cut, over, question.to(client)) for client in clients}
@@ -168,9 +160,8 @@ class EraserBuilder:
         for name in question.requests:
             parts = [sketch.forgotten[name] for sketch in sketches.values() if name in sketch.forgotten]
             rows = sum(part.count for part in parts)
-            cells = retained_cells(
-                sketches, {client for client, sketch in sketches.items() if name in sketch.forgotten}
-            )
+            touched = {client for client, sketch in sketches.items() if name in sketch.forgotten}
+            cells = retained_cells(sketches, touched)
             if not rows or not cells:
                 few = f"no client has {LEAST_ROWS} or more of the forgotten rows, which an eraser needs"
                 alone = "there are no retained rows to compare the forgotten ones with"
@@ -183,33 +174,28 @@ class EraserBuilder:
     def _spreads(
         self, question: RowGroups, mixtures: Mapping[str, Mixture], holders: set[int]
     ) -> dict[int, GroupSpreads]:
-        """The second message, of those whose rows are forgotten or compared with: means and variances at each cut."""
+        """Second question, to clients with forgotten or compared rows: means and variances at each cut."""
         cuts = self._candidates()
-        weights: dict[int, Weights] = {
-            client: {name: mixture.of(client) for name, mixture in mixtures.items()}
-            for client in self._clients(question)
-        }
+        clients = self._clients(question)
+        weights: dict[int, Weights] = {c: {name: own.of(c) for name, own in mixtures.items()} for c in clients}
         senders = [client for client, of in weights.items() if client in holders or any(of.values())]
         return self._ask({client: SpreadsQuestion(cuts, question.to(client), weights[client]) for client in senders})
 
     def _second_moments(self, question: RowGroups, senders: Sequence[int], site: EraserSite) -> Moments | None:
-        """The third message, of those whose rows are forgotten: second moments, at the chosen place alone."""
+        """Third question, to clients with forgotten rows: second moments at the chosen site."""
         at = site.cut, site.granularity, tuple(site.positions)
         answers = self._ask({client: SecondMomentsQuestion(*at, question.to(client)) for client in senders})
         parts = [moments for moments in answers.values() if moments is not None]
         return reduce(operator.add, parts) if parts else None
 
     def _clients(self, question: RowGroups) -> list[int]:
-        """All that may hold rows to forget or to compare with."""
+        """The clients that may hold rows to erase or to compare with."""
         erased = union(question.requests.values()).client_ids
-        return [
-            client
-            for client in self._reach().clients
-            if client in erased or client not in question.forget_set.client_ids
-        ]
+        absent = question.forget_set.client_ids - erased
+        return [client for client in self._reach().clients if client not in absent]
 
     def _possible_under_dp(self, question: RowGroups) -> bool:
-        """Whether an eraser can be had from releases under DP; says why where it cannot."""
+        """Whether releases under DP allow an eraser; notes why not."""
         assert self._dp is not None
         offered, samples = offered_cuts(self._model, self._cut), _samples(question)
         least = least_rows(self._dp, len(samples))
@@ -240,17 +226,13 @@ class EraserBuilder:
             return None
         fitted = make_eraser(noisy.at(site.positions), site.positions, granularity=over)
         about = {
-            "place": site.to_json(),
             "cuts": [site.to_json()],
-            "rank": fitted.rank,
             "rows": sum(len(ids) for request in question.requests.values() for ids in request.sample_ids.values()),
             "clients": senders,
-            "size_bytes": fitted.size_bytes,
             "parts": sorted(question.requests),
-            "requests": sorted(r.digest for r in requests if r.sample_ids),
             "mechanism": str(dp),
         }
-        return PlacedEraser(cut, fitted, about)
+        return _placed(site, fitted, [r for r in requests if r.sample_ids], about)
 
     def _ask(self, questions: Mapping[int, Question[A]]) -> dict[int, A]:
         answers = dict(self._reach().ask(questions))
@@ -268,28 +250,24 @@ class EraserBuilder:
         return self._contact
 
     def _holders(self, question: RowGroups) -> dict[str, list[int]]:
-        """By request the clients that hold enough of its rows."""
+        """By request, the clients that hold enough of its rows."""
         holders = {}
         for name, request in question.requests.items():
             enough = {client for client, ids in request.sample_ids.items() if len(ids) >= LEAST_ROWS}
             whole = set(self._reach().clients) if request.class_ids else set(request.client_ids)
             clients = sorted(enough | whole)
-            few = sum(len(ids) for client, ids in request.sample_ids.items() if client not in clients)
             if not clients:
-                self._leave(
-                    f"no client has {LEAST_ROWS} or more of the forgotten samples, which an eraser needs", request
-                )
+                few = f"no client has {LEAST_ROWS} or more of the forgotten samples, which an eraser needs"
+                self._leave(few, request)
                 continue
-            if few:
-                self._report.note(
-                    f"The eraser is made without {few} samples of clients that have fewer than {LEAST_ROWS} each.",
-                    [request],
-                )
             holders[name] = clients
+            if left := sum(len(ids) for client, ids in request.sample_ids.items() if client not in clients):
+                left_out = f"without {left} samples of clients that have fewer than {LEAST_ROWS} each"
+                self._report.note(f"The eraser is made {left_out}.", [request])
         return holders
 
     def _digest(self, question: RowGroups) -> str:
-        """Of all that decides what clients answer: which rows are erased, and which are there to compare them with."""
+        """Of all that the answers depend on: the rows to erase, and the rows to compare them with."""
         deciding = {
             "requests": sorted(question.requests),
             "gone": question.forget_set.to_json() if self._dp is None else _held(question),  # a new release would cost
@@ -300,21 +278,17 @@ class EraserBuilder:
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
     def _stands_out(self, shifts: Mapping[str, Shift], request: Forget) -> bool:
-        """Whether a request's rows differ from those that look like them by more than chance; not asked where an eraser
-        is."""
+        """Whether a request's rows differ from their lookalikes by more than chance; yes if an eraser is required."""
         if self._config.requires_eraser:
             return True
         signal = choose_site(self._sites(shifts), max_variance_loss=self._price).signal
         if signal < LEAST_SIGNAL:
-            self._leave(
-                "these samples differ from retained ones that look like them no more than by chance "
-                f"({signal:.1f} times)",
-                request,
-            )
+            same = "these samples differ from retained ones that look like them no more than by chance"
+            self._leave(f"{same} ({signal:.1f} times)", request)
         return signal >= LEAST_SIGNAL
 
     def _candidates(self) -> dict[str, Granularity]:
-        """The cuts that may be taken: the one named, or all that the model offers up to that of the bottleneck."""
+        """The possible cuts: the one named, or all that the model offers up to that of the bottleneck."""
         offered, named = offered_cuts(self._model, self._cut), self._config.eraser_cut
         if named != "auto":
             return {find_cut(self._model, named): offered.get(named, "each")}
@@ -322,7 +296,7 @@ class EraserBuilder:
         return {cut: offered.get(cut, "each") for cut in dict.fromkeys([*early, self._cut])}
 
     def _leave(self, why: str, request: Forget | None = None) -> None:
-        """Nothing is erased of a request: a note where that was left to us, an error where an eraser was asked for."""
+        """Note that nothing is erased of a request; an error if an eraser is required."""
         if self._config.requires_eraser:
             raise RequestError(
                 f"There can be no eraser: {why}. Use filter='bottleneck', which reads nothing of forgotten rows."
@@ -334,21 +308,26 @@ class EraserBuilder:
         )
 
 
+def _placed(site: EraserSite, fitted: Eraser, requests: Sequence[Forget], about: dict[str, Any]) -> PlacedEraser:
+    own = {"place": site.to_json(), "rank": fitted.rank, "size_bytes": fitted.size_bytes}
+    return PlacedEraser(site.cut, fitted, own | about | {"requests": sorted(r.digest for r in requests)})
+
+
 def _samples(question: RowGroups) -> Mapping[int, frozenset[int]]:
-    """All samples in question, by client; of clients with few of them, which tell nothing, none."""
+    """The samples to erase, by client; without clients that have too few to answer."""
     named = union(question.requests.values()).sample_ids
     return {client: ids for client, ids in named.items() if len(ids) >= LEAST_ROWS}
 
 
 def _held(question: RowGroups) -> dict[str, Any]:
-    """What is forgotten of the clients whose samples are erased."""
+    """What is forgotten at the clients whose samples are erased."""
     held = sorted({client for request in question.requests.values() for client in request.sample_ids})
     samples = {str(client): sorted(ids) for client, ids in question.forget_set.sample_ids.items() if client in held}
     return {"clients": sorted(question.forget_set.client_ids & set(held)), "samples": samples}
 
 
 def question_for(requests: Collection[Forget], left_out: Forget, config: FilterConfig) -> RowGroups | None:
-    """What clients are asked about for an eraser; None where nothing is to be erased."""
+    """The rows that clients are asked about for an eraser; None if nothing is erased."""
     if not config.wants_eraser:
         return None
     parts = [_part(request, left_out, config) for request in requests]
@@ -357,8 +336,8 @@ def question_for(requests: Collection[Forget], left_out: Forget, config: FilterC
 
 
 def _part(request: Forget, left_out: Forget, config: FilterConfig) -> Forget:
-    """What is to be erased of a request: samples by default, all of it where an eraser was asked for; not what a
-    request for the whole client covers."""
+    """The part of a request to erase: its samples, or all of it if an eraser is required; no samples of forgotten
+    clients."""
     samples = {client: ids for client, ids in request.sample_ids.items() if client not in left_out.client_ids}
     whole = config.requires_eraser
     return Forget(request.client_ids if whole else frozenset(), request.class_ids if whole else frozenset(), samples)

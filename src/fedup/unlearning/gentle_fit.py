@@ -1,4 +1,4 @@
-"""A bottleneck that costs no class much: fitted again, more gently or wider, where one would lose."""
+"""A bottleneck that costs no class much: fitted again, more gently or wider, if a class would lose."""
 
 import math
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from fedup.unlearning.class_recall import recall_at_cut
 from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.report import Report
 
-_ALPHAS = (1.0, 1.0, 1.0, 0.3, 0.1)  # of the weight of labels, in each try of a fit
-_GENTLEST = (0.1, 0.03)  # where samples are withdrawn and nothing sets them apart: all is to stay as it is
-_MORE_STEPS = 3  # times as many, for features to stay as they are
-_WIDER = (2, 4)  # times the usual rank, where a bottleneck costs a class too much on rows held out
+_ALPHAS = (1.0, 1.0, 1.0, 0.3, 0.1)  # factor of alpha in each try of a fit
+_GENTLEST = (0.1, 0.03)  # for withdrawn samples that nothing sets apart: all should stay as it is
+_MORE_STEPS = 3  # times as many steps, so that features stay as they are
+_WIDER = (2, 4)  # times the default rank, if a bottleneck costs a class too much on held-out rows
 
 
 def fit_gently(plan: RequestPlan, report: Report, without: Served, forget_set: Forget, *, widening: int = 1) -> Served:
-    """What is to be served, with a bottleneck of so many times the usual rank.
+    """The served filter with a bottleneck of `widening` times the default rank.
 
-    Where a class would lose by it, it is fitted again with that class drawn more often, then with less weight on labels
-    and more on the features as they are; the fit is taken that costs the worst class least.
+    If a class would lose, the bottleneck is fitted again with that class drawn more often, then with less weight on
+    labels and more on reconstruction. The fit that costs the worst class least is taken.
     """
     plugged, store = plan.plugged, plan.centroids
     emphasis: dict[int, float] = {}
@@ -56,7 +56,7 @@ def fit_gently(plan: RequestPlan, report: Report, without: Served, forget_set: F
 
 
 def widenings(plan: RequestPlan) -> list[int]:
-    """How many times the usual rank gives a wider bottleneck each time; none where somebody chose the rank."""
+    """The factors of the default rank that give wider bottlenecks; none if the rank was chosen."""
     if plan.config.rank is not None or not plan.config.gentle or isinstance(plan.centroids, Moments):
         return []
     ranks = {_rank(plan, times): times for times in reversed(_WIDER)}
@@ -68,7 +68,7 @@ def _rank(plan: RequestPlan, times: int) -> int:
 
 
 def _alphas(plan: RequestPlan, without: Served, forget_set: Forget) -> Sequence[float]:
-    """How much labels count in each try."""
+    """The factor of alpha in each try."""
     if not plan.config.gentle:
         return (1.0,)
     withdrawn = forget_set.kind == "sample" and forget_set.reason == "withdrawal" and plan.config.filter == "auto"

@@ -1,4 +1,4 @@
-"""Retained rows anywhere in the federation that look like some forgotten ones: a mixture of cells."""
+"""Retained rows anywhere in the federation that look like forgotten ones: a mixture of cells."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from fedup.statistics.eraser_statistics import Sketches, Spread
 from fedup.statistics.mixture import robust_mixture
 from fedup.statistics.moments import Shift, Sums
 
-MOST_CELLS = 512  # that a mixture is made of one by one; beyond, cells of clients without forgotten rows are joined
+MOST_CELLS = 512  # of a mixture; beyond, cells of clients without forgotten rows are joined by class
 
 
 @dataclass(frozen=True)
 class _Cell:
-    """Retained rows of one class at one client, or at several that are joined: {client: share of it}."""
+    """Retained rows of one class at one client, or joined over several: {client: share of the rows}."""
 
     holders: Mapping[int, float]
     label: int
@@ -33,7 +33,7 @@ class Mixture:
     """Weights of cells that together look most like some forgotten rows."""
 
     weights: Mapping[tuple[int, int], float]  # by client and class
-    chance: float  # Σ weight² / rows: the variance of its mean, in units of that of a row
+    chance: float  # Σ weight² / rows: the variance of its mean over that of a row
 
     @classmethod
     def nearest(cls, mean: Tensor, cells: Sequence[_Cell]) -> "Mixture":
@@ -49,16 +49,16 @@ class Mixture:
 
     @property
     def clients(self) -> set[int]:
-        """Those whose rows are in it."""
+        """The clients whose rows are in it."""
         return {client for client, _ in self.weights}
 
     def of(self, client: int) -> dict[int, float]:
-        """Its weights of one client's classes."""
+        """The weights of one client's classes."""
         return {label: weight for (holder, label), weight in self.weights.items() if holder == client}
 
 
 def retained_cells(sketches: Mapping[int, Sketches], touched: Collection[int]) -> list[_Cell]:
-    """All retained cells; where they are very many, those of clients without forgotten rows are joined by class."""
+    """All retained cells; beyond `MOST_CELLS`, those of clients without forgotten rows are joined by class."""
     cells = [
         _Cell({client: 1.0}, label, sums)
         for client, sketch in sketches.items()
@@ -77,7 +77,7 @@ def retained_cells(sketches: Mapping[int, Sketches], touched: Collection[int]) -
 
 
 def shift_between(forgotten: Spread, reference: Spread, chance: float) -> Shift:
-    """How far the means lie apart; `chance` is the variance of the reference's mean in units of that of a row."""
+    """The distance of the two means; `chance` is the variance of the reference's mean over that of a row."""
     rows, there, like = round(forgotten.weight), forgotten.average, reference.average
     distance = (there.mean - like.mean).square()  # (P, C)
     both = rows + 1 / max(chance, 1e-12)
@@ -89,5 +89,5 @@ def shift_between(forgotten: Spread, reference: Spread, chance: float) -> Shift:
 
 
 def sums_at(spread: Spread, positions: Tensor, rows: float, device: torch.device) -> Sums:
-    """A group's mean at some positions, as sums of so many rows."""
+    """A group's mean at some positions, as the sums of `rows` rows."""
     return Sums(round(rows), (rows * spread.average.mean[positions]).to(device))

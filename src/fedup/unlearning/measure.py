@@ -1,4 +1,4 @@
-"""What a filter does, as clients count it: recall of every class, and a verdict on each request."""
+"""Filters measured by the clients: the recall of every class, and a verdict on each request."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -16,7 +16,7 @@ from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.report import Report
 from fedup.unlearning.verdict import Verdict, class_part, judge, not_measured
 
-Counted = tuple[Served, Mapping[int, Tally]]  # what clients counted, of one candidate
+Counted = tuple[Served, Mapping[int, Tally]]  # a candidate, and the clients' counts
 
 
 class Measurement:
@@ -24,7 +24,7 @@ class Measurement:
 
     def __init__(self, plan: RequestPlan, report: Report) -> None:
         self._plan, self._report = plan, report
-        self.counted: Counted | None = None  # of the candidate looked at last
+        self.counted: Counted | None = None  # of the last candidate
 
     def applies(self, new: Collection[Forget]) -> bool:
         """Whether clients count answers for these new requests."""
@@ -36,10 +36,9 @@ class Measurement:
         return plan.contact.measures_by_default or any(request.sample_ids for request in new)
 
     def recall(self, candidate: Served, forget_set: Forget, new: frozenset[Forget]) -> dict[int, Recall]:
-        """By class, on retained rows: counted by clients where they are asked or an eraser sits at another cut, else on
-        centroids."""
+        """By class, on retained rows: by clients if they count or an eraser sits at another cut, else on centroids."""
         plan = self._plan
-        behind = any(cut != plan.plugged.cut for cut, _ in candidate.placed)  # an eraser: centroids do not see it
+        behind = any(cut != plan.plugged.cut for cut, _ in candidate.placed)  # an eraser that centroids do not see
         behind |= candidate.erasure is not None and isinstance(plan.centroids, Moments)
         if plan.centroids.dp is not None or (behind and plan.contact is None):
             if candidate.erasure is not None:
@@ -65,8 +64,8 @@ class Measurement:
         return expected_recall(plugged, store, candidate.filter, forget_set)
 
     def verdict(self, request: Forget, candidate: Served, before: Served | None, *, alone: bool) -> Verdict:
-        """How well the request is answered by the candidate, compared with what there was `before`; where it is the
-        only new one (`alone`) clients may have counted that already."""
+        """The verdict on a request under the candidate, compared with the filter `before`; if it is the only new one
+        (`alone`), clients may have counted already."""
         if request.reason == "poison" and request.kind != "class" and not self._labels_carried(request):
             return not_measured("the labels of the rows are not known any more: their cells were purged")
         with self._report.stage("measure"):
@@ -90,9 +89,9 @@ class Measurement:
     def _tallies(
         self, candidate: Served, requests: frozenset[Forget], *, before: Served | None = None, classes: bool = True
     ) -> Mapping[int, Tally]:
-        """What clients count under the candidate, and without these requests."""
+        """The clients' counts under the candidate and without these requests."""
         contact, forget_set = self._plan.contact, union(candidate.requests)
-        assert contact is not None  # nothing is measured without
+        assert contact is not None  # applies() said so
         parts = {name: part for request in requests for name, part in _parts(request).items()}
         poisoned = [request for request in requests if request.reason == "poison"]
         carried = {request.digest: self._labels_carried(request) for request in poisoned}
@@ -117,7 +116,7 @@ class Measurement:
         return [c for c in clients if c in holders or (everyone and c not in forget_set.client_ids)]
 
     def _labels_carried(self, request: Forget) -> dict[int, float]:
-        """The share of each label among the rows of a request, as the store knows them."""
+        """The share of each label among the rows of a request, as far as the store knows."""
         store, counts = self._plan.centroids, Counter[int]()
         for cell in store.cells:
             if cell.client in request.client_ids:
@@ -144,7 +143,7 @@ class Measurement:
 
 
 def _parts(request: Forget) -> dict[str, Forget]:
-    """A request's rows, and its classes, which are measured in another way."""
+    """A request's rows, and apart from them its classes, which are measured differently."""
     parts = {request.digest: Forget(request.client_ids, frozenset(), request.sample_ids, request.reason)}
     parts[class_part(request)] = Forget(class_ids=request.class_ids)
     return {name: part for name, part in parts.items() if part.kind}

@@ -1,7 +1,8 @@
-"""Cells brought to the state that requests ask for, by their clients where needed, and back if something fails."""
+"""Cells brought up to date with the requests, by their clients where needed; undone on an error."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from fedup.clients.centroids import CentroidsQuestion
@@ -19,36 +20,36 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+@dataclass
 class Refresh:
-    """Brings the cells in use to the state that the requests ask for, and back if something fails."""
+    """Brings the cells in use up to date with the requests; undoes all changes on an error."""
 
-    def __init__(self, centroids: Centroids, contact: Contact | None, report: Report, *, keep_sealed: bool) -> None:
-        self.centroids = centroids
-        self.contact = contact
-        self.report = report
-        self.keep_sealed = keep_sealed
-        self._undo = ExitStack()
+    centroids: Centroids
+    contact: Contact | None
+    report: Report
+    keep_sealed: bool = field(kw_only=True)
+    _undo: ExitStack = field(default_factory=ExitStack, init=False)
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
-        """Whatever was changed is put back if the block fails."""
+        """Undo all changes if the block fails."""
         with self._undo:
             yield
             self._undo.pop_all()
 
     def leave_open(self, requests: frozenset[Forget]) -> None:
-        """Samples of these requests are left out whether or not a filter answers them."""
+        """Leave out the samples of these requests without a filter."""
         store, before = self.centroids, self.centroids.open
         self._undo.callback(setattr, store, "open", before)
         store.open = before | requests
 
     def bring_up_to_date(self, used: list[Cell], left_out: Forget) -> None:
-        """Put sealed originals back where nothing is left out any more; ask the clients for the other touched cells."""
+        """Put back sealed originals that leave nothing out any more; ask clients for the other touched cells."""
         touched = self.touched(used, left_out)
         cells = {client: stale for client, stale, _ in touched if stale}
         excluded = {client: left_out.sample_ids.get(client, frozenset()) for client in cells}
         questions = {client: self._question(client, cells[client], excluded[client]) for client in cells}
-        answers = self._reach().ask(questions) if questions else ()  # whoever does not answer: nothing has changed
+        answers = self._reach().ask(questions) if questions else ()  # if one fails, nothing has changed yet
         for _, _, unsealed in touched:
             for cell in unsealed:
                 self._unseal(cell)
@@ -59,11 +60,11 @@ class Refresh:
     def touched(
         self, used: list[Cell], left_out: Forget, *, ask: bool = True
     ) -> list[tuple[int, list[Cell], list[Cell]]]:
-        """By client: the cells that it must be asked for, and those whose sealed original will do. Clients tell of
-        which class samples are; without `ask` nobody is asked, and samples of unknown classes touch no cell.
+        """By client: the cells to ask it for, and those whose sealed original will do. Clients are asked for unknown
+        classes of samples; without `ask` nobody is, and such samples touch no cell.
 
-        Touched are cells in use that were purged or leave out other samples than they should, and sealed ones that
-        still hold samples to be left out.
+        A cell in use is touched if it was purged or leaves out the wrong samples; another cell, if it holds samples to
+        leave out.
         """
         if ask:
             self._ask_for_labels(left_out.sample_ids)
@@ -110,7 +111,7 @@ class Refresh:
         return self.centroids.excluded.get(cell.name, frozenset())
 
     def _ask_for_labels(self, samples: Mapping[int, frozenset[int]]) -> None:
-        """Of which classes samples are: asked once, then known. Under DP nobody is asked that."""
+        """Ask for the classes of samples, once; never under DP."""
         labels = self.centroids.sample_labels
         unknown = {client: ids - labels.get(client, {}).keys() for client, ids in samples.items()}
         questions = {client: LabelsQuestion(ids) for client, ids in unknown.items() if ids}
@@ -146,11 +147,11 @@ class Refresh:
             if self.keep_sealed and untouched:
                 store.sealed[cell.name] = store.take(cell)
             elif not self.keep_sealed and self._leaves_out(cell, excluded) - self._left_out(cell):
-                store.sealed.pop(cell.name, None)  # it holds samples that are left out from now on
+                store.sealed.pop(cell.name, None)  # it holds samples that are left out now
         insert(store, summary)
 
     def _leaves_out(self, cell: Cell, excluded: frozenset[int]) -> frozenset[int]:
-        """Which of these samples may be in the cell."""
+        """The samples among these that may be in the cell."""
         if self.centroids.dp:
             return excluded
         labels = self.centroids.sample_labels.get(cell.client, {})
@@ -165,7 +166,7 @@ class Refresh:
         self._keep(store.sealed, name)
 
     def _keep(self, content: dict[K, V], name: K) -> None:
-        """What is there under a name is put back if something fails."""
+        """Remember an entry, to put it back on an error."""
         if name in content:
             self._undo.callback(content.__setitem__, name, content[name])
         else:

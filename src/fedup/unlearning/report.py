@@ -1,4 +1,4 @@
-"""What answering a request took."""
+"""The report of an answered request."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,50 +16,50 @@ if TYPE_CHECKING:
 
 @dataclass
 class Report:
-    """What answering a request took."""
+    """What the answer to a request took, and what it did."""
 
     requests: frozenset[Forget]  # active afterwards
     time_s: dict[str, float] = field(default_factory=dict)  # by stage
-    clients_contacted: list[int] = field(default_factory=list)  # to answer
-    clients_counting: list[int] = field(default_factory=list)  # answers, for a verdict or to check every class
-    traffic: Traffic = field(default_factory=Traffic)  # messages of both directions, as serialised
+    clients_contacted: list[int] = field(default_factory=list)  # for the answer
+    clients_counting: list[int] = field(default_factory=list)  # for a verdict, or to check every class
+    traffic: Traffic = field(default_factory=Traffic)  # both directions, as serialised
     centroids_used: int = 0
-    cells_replaced: int = 0  # by what clients sent, or by sealed originals
-    erasure: Mapping[str, Any] | None = None  # what is erased, where and why there
+    cells_replaced: int = 0  # by answers of clients or by sealed originals
+    erasure: Mapping[str, Any] | None = None  # the eraser: what, where and why there
     notes: list[str] = field(default_factory=list)  # for people
-    notes_about: dict[str, list[str]] = field(default_factory=dict)  # those on one request, by its digest
-    verdicts: "dict[str, Verdict]" = field(default_factory=dict)  # by digest of each request that is new
+    notes_about: dict[str, list[str]] = field(default_factory=dict)  # on one request, by its digest
+    verdicts: "dict[str, Verdict]" = field(default_factory=dict)  # by digest of each new request
     class_recall: "dict[int, Recall]" = field(default_factory=dict)  # on retained rows, original and with the filter
-    forced: list[str] = field(default_factory=list)  # what would have been refused without force
-    withheld: frozenset[Forget] = frozenset()  # requests that stay open: no filter was served for them
+    forced: list[str] = field(default_factory=list)  # refusals that force overrode
+    withheld: frozenset[Forget] = frozenset()  # requests that stay open without a filter
 
     @property
     def worst_class(self) -> "tuple[int, Recall] | None":
-        """The class that loses most of its recall; None where it was not measured."""
+        """The class that loses most recall; None if recall was not measured."""
         return max(self.class_recall.items(), key=lambda pair: pair[1].loss, default=None)
 
     @property
     def releases(self) -> list[Release]:
-        """What clients told, message by message."""
+        """The clients' answers that tell something of their rows."""
         return list(self.traffic.releases)
 
     @property
     def bytes_up(self) -> int:
-        """Clients to server, as serialised: answers, refusals and whatever else came."""
+        """Bytes from clients, as serialised: answers, refusals and all else."""
         return self.traffic.bytes_up
 
     @property
     def bytes_down(self) -> int:
-        """Server to clients, as serialised: questions, asked again or not, and weights."""
+        """Bytes to clients, as serialised: questions, repeated ones too, and weights."""
         return self.traffic.bytes_down
 
     @property
     def total_time_s(self) -> float:
-        """Seconds from request to effect."""
+        """Seconds from the request to the served filter."""
         return sum(self.time_s.values())
 
     def note(self, text: str, about: Iterable[Forget] = ()) -> None:
-        """Something that people should know, of some requests or of all together; once."""
+        """Add a note for people, once; on some requests or on all together."""
         if text not in self.notes:
             self.notes.append(text)
         for request in about:
@@ -68,13 +68,13 @@ class Report:
                 own.append(text)
 
     def note_contact(self, client: int) -> None:
-        """A client is asked something."""
+        """Record that a client is asked something."""
         if client not in self.clients_contacted:
             self.clients_contacted.append(client)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Adds the time of a block to a stage."""
+        """Add the time of a block to a stage."""
         started = time.perf_counter()
         try:
             yield

@@ -1,4 +1,4 @@
-"""What a request did, measured alone: with it and without it, everything else equal."""
+"""The verdict on a request: measured with it and without it, everything else equal."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,11 +11,11 @@ from fedup.statistics.tally import Tally
 Finding = Literal[
     "not measured", "too few rows", "already like unseen", "forgotten", "farther than before", "partly", "unchanged"
 ]
-CLOSE = 0.02  # an excess that counts as none
+CLOSE = 0.02  # an excess up to this counts as none
 CLOSE_CLASS = 0.01  # the same for a class, whose reference is 0
-WIDEST = 0.10  # of an interval that still says something
+WIDEST = 0.10  # a wider interval says too little
 
-# From what is wanted to what is not: of several parts of one request the worst counts.
+# From best to worst: of several parts of one request the worst counts.
 _WORDS: Mapping[Finding, str] = {
     "forgotten": "Forgotten",
     "already like unseen": "They looked unseen before, and they still do",
@@ -29,26 +29,26 @@ _WORDS: Mapping[Finding, str] = {
 
 @dataclass(frozen=True)
 class Side:
-    """Rows of one kind under the model without the request and with it."""
+    """Shares of right answers to some rows, without the request and with it."""
 
-    rows: float  # counted, or what weighted ones are worth
+    rows: float  # counted, or the effective number of weighted ones
     before: float
     after: float
-    both: float  # right under the one and the other
+    both: float  # right both times
 
     def __str__(self) -> str:
         return f"{self.before:.3f} → {self.after:.3f}"
 
     @property
     def counts(self) -> Paired:
-        """The counts that the shares were made of."""
+        """The counts behind the shares."""
         return Paired(self.rows, *(self.rows * share for share in (self.before, self.after, self.both)))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One request's effect: `statistic` on its rows, `reference` on rows that were never trained on, both on the same
-    model; `excess` is their difference, and `change` what the request made of it, in shares of 1."""
+    """One request's effect: `statistic` on its rows, `reference` on rows that were never trained on. `excess` is their
+    difference, `change` what the request changed in it; all are shares of 1."""
 
     finding: Finding
     measure: str  # what is counted, in words
@@ -57,11 +57,11 @@ class Verdict:
     excess_before: Estimate | None = None
     excess_after: Estimate | None = None
     change: Estimate | None = None
-    why: str = ""  # where it could not be measured
+    why: str = ""  # it was not measured
 
     @property
     def is_good(self) -> bool:
-        """Whether what was asked for is the case."""
+        """Whether the rows are forgotten."""
         return self.finding in ("forgotten", "already like unseen")
 
     @property
@@ -81,12 +81,12 @@ class Verdict:
 
 
 def class_part(request: Forget) -> str:
-    """The name under which a request's classes are counted; its clients and samples are under its digest."""
+    """The name for counts of a request's classes; its clients and samples are under its digest."""
     return f"{request.digest}:class"
 
 
 def judge(request: Forget, tallies: Mapping[int, Tally]) -> Verdict:
-    """The verdict on a request, from what clients counted with it and without it."""
+    """The verdict on a request, from the clients' counts with it and without it."""
     verdicts = []
     if request.client_ids or request.sample_ids:
         of_rows = _judge_poison if request.reason == "poison" else _judge_withdrawal
@@ -97,7 +97,7 @@ def judge(request: Forget, tallies: Mapping[int, Tally]) -> Verdict:
 
 
 def not_measured(why: str) -> Verdict:
-    """Where nobody could count, and why."""
+    """A verdict that nothing was measured, and why."""
     return Verdict("not measured", "", why=why)
 
 
@@ -112,7 +112,7 @@ def _judge_class(name: str, tallies: Mapping[int, Tally]) -> Verdict:
 
 
 def _judge_withdrawal(name: str, tallies: Mapping[int, Tally]) -> Verdict:
-    """Against held-out rows of the same clients and labels, in the same proportions."""
+    """Compared with held-out rows of the same clients and labels, in the same proportions."""
     strata = []
     for tally in tallies.values():
         alike = tally.unseen.get(name, {})
@@ -127,7 +127,7 @@ def _judge_withdrawal(name: str, tallies: Mapping[int, Tally]) -> Verdict:
 
 
 def _judge_poison(name: str, tallies: Mapping[int, Tally]) -> Verdict:
-    """Against how often the labels are answered to others' held-out rows."""
+    """Compared with how often these labels are answered to others' held-out rows."""
     own = _added(tally.forgotten.get(name, {}) for tally in tallies.values())
     if not own.rows:
         return not_measured("no client that holds the rows could be asked")
@@ -140,14 +140,14 @@ def _judge_poison(name: str, tallies: Mapping[int, Tally]) -> Verdict:
 
 
 def against(own: Paired, unseen: Paired, measure: str) -> Verdict:
-    """The verdict on rows beside others, or beside the same rows under a model that never saw them."""
+    """The verdict on rows, compared with unseen rows or with a model that never saw them."""
     before, after = own.share_before - unseen.share_before, own.share_after - unseen.share_after
     change = own.change - unseen.change
     return Verdict(find(before, after, change), measure, _side(own), _side(unseen), before, after, change)
 
 
 def find(before: Estimate, after: Estimate, change: Estimate, *, close: float = CLOSE) -> Finding:
-    """The first finding that holds, by the excess without the request, with it, and the change."""
+    """The first finding that holds, given the excess before and after, and its change."""
     if after.width > WIDEST:
         return "too few rows"
     if before.value <= CLOSE and change.low <= 0 <= change.high:
