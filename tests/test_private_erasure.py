@@ -122,14 +122,6 @@ def test_the_bound_is_reached_by_a_record_with_all_its_length_in_one_channel():
     assert moved == pytest.approx(TEST_NOISE.sensitivity, rel=1e-3)
 
 
-def test_every_class_is_told_of_whether_the_client_holds_it_or_not():
-    x, y = make_data(40)
-    only = (y == 1).nonzero().flatten()
-    message = statistics_of(Net(), x, y, only, [int(only[0])], TEST_NOISE)
-    assert message.sums.shape == (2 + 4, 36, 3)
-    assert message.counts.shape == (1 + 4,)
-
-
 def test_messages_add_up_over_clients(poisoned):
     federation, model, request = poisoned
     client = federation.clients[1]
@@ -160,13 +152,6 @@ def test_a_trigger_is_erased_at_its_place_and_the_rest_is_kept(poisoned, epsilon
     assert [release.what for release in report.releases] == ["centroids", "statistics under DP"]
     restore(plugged, centroids, request, clients=federation)
     assert torch.equal(plugged.unplug()(x), model(x))
-
-
-def test_a_request_costs_its_client_two_releases_and_nobody_else_one(poisoned):
-    federation, model, request = poisoned
-    centroids = collect(model, federation, privacy=DP(8.0, clip="unit", replay_seed=3))
-    unlearn(plug(model), centroids, request, clients=federation, config=FilterConfig(filter="erasure"))
-    assert [sum(c.client == i for c in centroids.ledger.charges) for i in range(3)] == [1, 3, 1]
 
 
 def test_an_eraser_that_nobody_can_check_is_refused_before_anybody_pays(poisoned):

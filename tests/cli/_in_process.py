@@ -20,6 +20,7 @@ from fedup.cli import main
 
 TRAIN = ("--rows", "400", "--clients", "4", "--rounds", "10")
 FAST = ("--steps", "40")
+QUICK = (*FAST, "--force", "--max-class-loss", "100")  # whatever a filter costs: the first fit is taken
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -73,16 +74,16 @@ def ok(*arguments: object, **how: Any) -> Ran:
 
 @cache
 def _original(stage: str) -> Path:
-    """A run folder that nobody changes: `trained`, `collected`, or `answered` with three requests and evidence."""
+    """A run folder that nobody changes: `trained`, `collected`, `private` (ε = 8) or `answered` (three requests)."""
     root = Path(tempfile.mkdtemp(prefix="fedup-tests-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     run = root / "run"
     if stage == "trained":
         ok("train", "--run", run, *TRAIN)
         return run
-    shutil.copytree(_original({"collected": "trained", "answered": "collected"}[stage]), run)
-    if stage == "collected":
-        ok("collect", "--run", run)
+    shutil.copytree(_original("collected" if stage == "answered" else "trained"), run)
+    if stage != "answered":
+        ok("collect", *(("--epsilon", 8, "--clip", "unit") if stage == "private" else ()), "--run", run)
         return run
     ok("unlearn", "--run", run, "--class", 7, "--reference", "T-1", "--force", *FAST)
     ok("unlearn", "--run", run, "--client", 2, "--force")

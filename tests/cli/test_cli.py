@@ -1,39 +1,25 @@
-"""The command line as a person meets it: real processes, real files."""
+"""The demo as a person meets it."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-from tests.cli._in_process import fedup as in_process
-
-
-def run(*arguments, **environment):
-    """`fedup …` in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "fedup", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100", **environment},
-    )
+from tests.cli._in_process import ok
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
+    """One round: all that the demo does, on a model that has learned little."""
     folder = tmp_path_factory.mktemp("demo")
-    return run("demo", "--rounds", "8", "--out", str(folder)), folder
+    return ok("demo", "--rounds", 1, "--out", folder), folder
 
 
 def test_the_demo_answers_three_requests_and_takes_them_back(demo):
-    process, folder = demo
-    assert process.returncode == 0, process.stderr
+    _, folder = demo
     report = json.loads((folder / "report.json").read_text())
     assert [request["kind"] for request in report["requests"]] == ["client", "class", "sample"]
     for request in report["requests"]:
         assert request["restored_bit_identical"] is True
         assert request["restored"] == request["original"]
-        assert request["forgotten"] != request["original"]
         assert request["time_s"]["total"] == pytest.approx(
             sum(seconds for stage, seconds in request["time_s"].items() if stage != "total")
         )
@@ -46,32 +32,19 @@ def test_the_demo_answers_three_requests_and_takes_them_back(demo):
     assert all(request["clients_counting"] and request["bytes"]["up"] > 0 for request in report["requests"])
     assert sample["clients_contacted"] == list(range(10))  # an eraser compares with the rows of all
     assert set(sample["told"]) > {"centroids", "sketches of means", "means and variances", "second moments"}
-
-
-def test_the_demos_backdoor_works_before_and_not_after(demo):
-    process, folder = demo
-    sample = json.loads((folder / "report.json").read_text())["requests"][2]
-    attack = sample["attack"]
-    assert attack["success"]["original"] > 0.9
-    assert attack["success"]["forgotten"] < 0.05
-    assert attack["accuracy"]["forgotten"] > attack["accuracy"]["original"] + 0.5
     assert sample["erasure"]["clients"] == sorted(map(int, sample["request"]["samples"]))  # who holds them
     assert len(sample["erasure"]["clients"]) == 3
     assert sample["request"]["reason"] == "poison"
-    verdict = sample["verdict"]
-    assert verdict["finding"] in ("forgotten", "too few rows")  # its interval is about as wide as one may be
-    assert verdict["change"]["high"] < -0.9
-    assert verdict["excess_after"]["high"] < 0
-    assert "images" not in attack  # no pixels in a report for programs
-    assert "Backdoor: " in process.stdout
+    assert "images" not in sample["attack"]  # no pixels in a report for programs
 
 
 def test_the_demos_table_fits_a_hundred_columns_and_names_the_report(demo):
-    process, folder = demo
-    lines = process.stdout.splitlines()
+    ran, folder = demo
+    lines = ran.out.splitlines()
     assert max(len(line) for line in lines if str(folder) not in line) <= 100
-    assert str(folder / "report.html") in process.stdout
-    assert "bit-identical" in process.stdout
+    assert str(folder / "report.html") in ran.out
+    assert "bit-identical" in ran.out
+    assert "Backdoor: " in ran.out
 
 
 def test_the_demos_page_is_self_contained(demo):
@@ -83,50 +56,14 @@ def test_the_demos_page_is_self_contained(demo):
     assert "still hold what they learned" in page
 
 
-def test_json_goes_to_standard_output_alone(tmp_path):
-    process = run("demo", "--rounds", "1", "--out", str(tmp_path), "--json")
-    assert process.returncode == 0, process.stderr
-    assert len(json.loads(process.stdout)["requests"]) == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (("demo", "--data", "digitz"), "Did you mean 'digits'?"),
-        (("demo", "--data", "mnist"), "FEDUP_DATA"),
-        (("demo", "--rounds", "0"), "at least 1 round"),
-        (("demo", "--clients", "1000"), "cannot give 1000 clients"),
-        (("bench", "report", "--folder", "nowhere"), "No result was found"),
-    ],
-)
-def test_failures_exit_1_with_one_clear_line_and_no_traceback(arguments, told, tmp_path):
-    ran = in_process(*arguments, FEDUP_DATA=str(tmp_path))
-    assert ran.code == 1
-    assert told in ran.told
-    assert "Traceback" not in ran.err
-
-
-def test_wrong_usage_exits_2():
-    assert run("demo", "--no-such-option").returncode == 2
-    assert run("nothing").returncode == 2
-
-
-@pytest.mark.parametrize("verb", [("demo",), ("bench", "speed"), ("bench", "report")])
-def test_help_has_an_example(verb):
-    process = run(*verb, "--help")
-    assert process.returncode == 0
-    assert "Example: fedup " + " ".join(verb) in " ".join(process.stdout.split())
-
-
-def test_speed_prints_a_row_for_every_goal_and_writes_its_result(tmp_path):
-    out = tmp_path / "speed" / "small.json"
-    parts = ("--only", "clustering")
-    process = run("bench", "speed", "--rows", "3000", "--width", "32", *parts, "--device", "cpu", "--out", str(out))
-    assert process.returncode == 0, process.stderr
-    rows = json.loads(out.read_text())["table"]
-    assert [row["name"].split()[0] for row in rows] == ["reading", "class", "client", "sample", "peak"]
-    assert all(row["value"] > 0 for row in rows)
-    report = run("bench", "report", "--folder", str(tmp_path))
-    assert report.returncode == 0
-    table = (tmp_path / "tables" / "speed.md").read_text()
-    assert all(row["name"] in table for row in rows)
+@pytest.mark.slow
+def test_the_demos_backdoor_works_before_and_not_after_and_json_is_all_of_standard_output(tmp_path):
+    requests = ok("demo", "--rounds", 8, "--out", tmp_path, "--json").json["requests"]
+    assert all(request["forgotten"] != request["original"] for request in requests)
+    attack, verdict = requests[2]["attack"], requests[2]["verdict"]
+    assert attack["success"]["original"] > 0.9
+    assert attack["success"]["forgotten"] < 0.05
+    assert attack["accuracy"]["forgotten"] > attack["accuracy"]["original"] + 0.5
+    assert verdict["finding"] in ("forgotten", "too few rows")  # its interval is about as wide as one may be
+    assert verdict["change"]["high"] < -0.9
+    assert verdict["excess_after"]["high"] < 0

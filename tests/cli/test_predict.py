@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_digits
 from tests.cli._in_process import contents, copy_of, fedup, filter_file, ok
@@ -88,33 +90,27 @@ def assert_right(run, ran, names) -> None:
     assert {one["filter"] for one in found} == {path.stem.removeprefix("filter-") if path else None}
 
 
-def test_files_in_the_order_given(run, pictures):
-    paths = sorted(pictures.glob("*.png"), reverse=True)
-    ran = ok("predict", *paths, "--run", run, "--json")
-    reversed_back = type(ran)(ran.code, "\n".join(ran.out.splitlines()[::-1]), ran.err)
-    assert_right(run, reversed_back, [str(path) for path in paths[::-1]])
-
-
-def test_a_folder_gives_its_images_by_name(run, pictures):
-    ran = ok("predict", pictures, "--run", run, "--json")
-    assert_right(run, ran, [str(path) for path in sorted(pictures.glob("*.png"))])
-
-
-def test_parquet_in_the_hubs_layout_and_any_column(run, parquet):
-    names = [f"{parquet}:{row}" for row in range(COUNT)]
-    assert_right(run, ok("predict", parquet, "--run", run, "--json"), names)
-    assert_right(run, ok("predict", parquet, "--run", run, "--column", "raw", "--json"), names)
-
-
-def test_an_image_on_standard_input(run, pictures):
-    ran = ok("predict", "-", "--run", run, "--json", stdin=(pictures / "00.png").read_bytes())
-    (one,) = answers(ran)
-    assert (one["input"], one["class"]) == ("-", expected(run)[0][0])
-
-
-def test_parquet_on_standard_input(run, parquet):
-    ran = ok("predict", "-", "--run", run, "--json", stdin=parquet.read_bytes())
-    assert_right(run, ran, [f"-:{row}" for row in range(COUNT)])
+def test_files_folders_parquet_and_standard_input_give_the_models_own_answers(run, pictures, parquet):
+    before = contents(run)
+    paths = sorted(pictures.glob("*.png"))
+    names, rows = [str(path) for path in paths], [f"{parquet}:{row}" for row in range(COUNT)]
+    piped = {"stdin": parquet.read_bytes()}
+    for arguments, how, expected_names in (
+        ((pictures,), {}, names),  # its images by name, and nothing else
+        (paths, {}, names),
+        ((parquet,), {}, rows),
+        ((parquet, "--column", "raw"), {}, rows),
+        (("-",), piped, [f"-:{row}" for row in range(COUNT)]),
+    ):
+        assert_right(run, ok("predict", *arguments, "--run", run, "--json", **how), expected_names)
+    backwards = answers(ok("predict", *paths[::-1], "--run", run, "--json"))
+    assert [one["input"] for one in backwards] == names[::-1]  # in the order given
+    ran = ok("predict", pictures / "00.png", "--run", run)
+    name, label, _ = ran.out.strip().split("\t")
+    assert (name, label) == (names[0], str(expected(run)[0][0]))
+    assert filter_file(run).stem.removeprefix("filter-") in ran.err
+    assert "R1, R2, R3" in ran.err
+    assert contents(run) == before
 
 
 def test_more_inputs_than_a_batch_holds(run, tmp_path):
@@ -123,21 +119,6 @@ def test_more_inputs_than_a_batch_holds(run, tmp_path):
     found, wanted = answers(ok("predict", path, "--run", run, "--json")), expected(run)
     assert len(found) == 600
     assert [one["class"] for one in found] == [wanted[i % COUNT][0] for i in range(600)]
-
-
-def test_without_a_request_in_force_the_original_answers_and_the_filter_is_null(plain, pictures):
-    assert_right(
-        plain, ok("predict", pictures, "--run", plain, "--json"), [str(p) for p in sorted(pictures.glob("*.png"))]
-    )
-    assert "no filter" in ok("predict", pictures, "--run", plain).err
-
-
-def test_lines_for_people_name_input_class_and_the_filter(run, pictures):
-    ran = ok("predict", pictures / "00.png", "--run", run)
-    name, label, _ = ran.out.strip().split("\t")
-    assert (name, label) == (str(pictures / "00.png"), str(expected(run)[0][0]))
-    assert filter_file(run).stem.removeprefix("filter-") in ran.err
-    assert "R1, R2, R3" in ran.err
 
 
 def test_the_filter_can_be_demanded(run, plain, pictures):
@@ -149,23 +130,16 @@ def test_the_filter_can_be_demanded(run, plain, pictures):
         assert (ran.code, ran.out) == (1, "")
         assert right in ran.err
     ok("predict", picture, "--run", plain, "--filter", "none")
+    names = [str(path) for path in sorted(pictures.glob("*.png"))]
+    assert_right(plain, ok("predict", pictures, "--run", plain, "--json"), names)  # the original answers
+    assert "no filter" in ok("predict", picture, "--run", plain).err
     assert fedup("predict", picture, "--run", plain, "--filter", right).code == 1
 
 
-def test_predicting_changes_nothing(run, pictures):
-    before = contents(run)
-    ok("predict", pictures, "--run", run)
-    assert contents(run) == before
-
-
-def test_colour_images_are_taken_as_grey_ones(run, tmp_path):
-    grey = pixels()[0]
-    (tmp_path / "colour.png").write_bytes(png(np.stack([grey] * 3, axis=-1)))
-    (one,) = answers(ok("predict", tmp_path / "colour.png", "--run", run, "--json"))
-    assert one["class"] == expected(run)[0][0]
-
-
 def test_another_size_is_refused_unless_resizing_is_asked_for(run, tmp_path):
+    (tmp_path / "colour.png").write_bytes(png(np.stack([pixels()[0]] * 3, axis=-1)))
+    (one,) = answers(ok("predict", tmp_path / "colour.png", "--run", run, "--json"))
+    assert one["class"] == expected(run)[0][0]  # taken as a grey one
     path = tmp_path / "large.png"
     Image.fromarray(pixels()[0]).resize((16, 24)).save(path)
     ran = fedup("predict", path, "--run", run, "--json")
@@ -177,50 +151,40 @@ def test_another_size_is_refused_unless_resizing_is_asked_for(run, tmp_path):
     ok("predict", path, "--run", run, "--resize")
 
 
-@pytest.mark.parametrize("keep", [0, 20, 60])
-def test_a_damaged_image_is_named(run, tmp_path, keep):
-    path = tmp_path / "damaged.png"
-    path.write_bytes(png(pixels()[0])[:keep])
-    ran = fedup("predict", path, "--run", run, "--json")
+WAYS = ["no image", "cut short", "empty", "a bad row", "no bytes", "parquet cut short", "another column", "no file"]
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(WAYS), st.floats(0, 0.9), st.booleans())
+def test_what_cannot_be_read_is_named_and_nothing_is_answered_for_it(run, parquet, tmp_path, way, part, piped):
+    path, options, image = tmp_path / "input", (), png(pixels()[0])
+    whole = parquet.read_bytes()
+    bad = {"a bad row": b"no image", "no bytes": None}
+    data = {
+        "no image": b"no image",
+        "cut short": image[: 1 + int(part * 60)],
+        "empty": b"",
+        "parquet cut short": whole[: 4 + int(part * (len(whole) - 4))],
+    }.get(way, whole)
+    if way in bad:
+        pq.write_table(pa.table({"image": [image, bad[way]]}), path)
+    elif way != "no file":
+        path.write_bytes(data)
+    else:
+        path, piped = tmp_path / "nowhere.png", False
+    if way == "another column":
+        options = ("--column", "label")
+    stdin = {"stdin": path.read_bytes()} if piped else {}
+    ran = fedup("predict", "-" if piped else path, "--run", run, *options, **stdin)
     assert (ran.code, ran.out) == (1, "")
-    assert str(path) in ran.err
+    assert ran.err.startswith("Error: ")
+    assert piped or str(path) in ran.err
+    assert way not in bad or ":1" in ran.err
 
 
-@pytest.mark.parametrize("bad", [b"no image", None])
-def test_a_damaged_row_is_named(run, tmp_path, bad):
-    path = tmp_path / "rows.parquet"
-    pq.write_table(pa.table({"image": [png(pixels()[0]), png(pixels()[1]), bad]}), path)
-    ran = fedup("predict", path, "--run", run, "--json")
-    assert ran.code == 1
-    assert f"{path}:2" in ran.err
-
-
-def test_a_column_that_is_not_there_names_those_that_are(run, parquet):
-    ran = fedup("predict", parquet, "--run", run, "--column", "picture")
-    assert ran.code == 1
-    assert "image, raw, label" in ran.err
-    ran = fedup("predict", parquet, "--run", run, "--column", "label")
-    assert ran.code == 1
-    assert "label" in ran.err
-
-
-@pytest.mark.parametrize("keep", [4, 100, -10])
-def test_a_damaged_parquet_file_is_named(run, parquet, tmp_path, keep):
-    path = tmp_path / "damaged.parquet"
-    path.write_bytes(parquet.read_bytes()[:keep])
-    ran = fedup("predict", path, "--run", run)
-    assert (ran.code, ran.out) == (1, "")
-    assert str(path) in ran.err
-    ran = fedup("predict", "-", "--run", run, stdin=path.read_bytes())
-    assert (ran.code, ran.out) == (1, "")
-
-
-def test_nothing_to_read_is_an_error(run, tmp_path):
-    (tmp_path / "empty").mkdir()
-    for arguments, told in ((tmp_path / "nope.png", "nope.png"), (tmp_path / "empty", "no image"), ("-", "empty")):
-        ran = fedup("predict", arguments, "--run", run)
-        assert (ran.code, ran.out) == (1, "")
-        assert told in ran.err
+def test_a_column_or_folder_without_images_names_what_there_is(run, parquet, tmp_path):
+    assert "image, raw, label" in fedup("predict", parquet, "--run", run, "--column", "picture").err
+    assert "no image" in fedup("predict", tmp_path, "--run", run).err
 
 
 # Texts
@@ -275,23 +239,17 @@ class TestTexts:
         pq.write_table(pa.table({"text": TEXTS, "title": TEXTS[::-1]}), table)
         rows = answers(ok("predict", table, "--run", news, "--json"))
         assert [(one["input"], one["class"]) for one in rows] == [(f"{table}:{i}", c) for i, c in enumerate(wanted)]
+        (tmp_path / "texts").mkdir()
+        for number, text in enumerate(TEXTS):
+            (tmp_path / "texts" / f"{number}.txt").write_text(text)
+        folder = answers(ok("predict", tmp_path / "texts", "--run", news, "--json"))
+        assert [one["class"] for one in folder] == wanted
+        (tmp_path / "latin.txt").write_bytes("Fußball".encode("latin-1"))
+        ran = fedup("predict", tmp_path / "latin.txt", "--run", news)
+        assert (ran.code, ran.out) == (1, "")
+        assert "latin.txt" in ran.err
         titles = answers(ok("predict", table, "--run", news, "--column", "title", "--json"))
         assert [one["class"] for one in titles] == wanted[::-1]
-
-    def test_several_files_and_folders_of_texts(self, news, tmp_path):
-        for number, text in enumerate(TEXTS):
-            (tmp_path / f"{number}.txt").write_text(text)
-        wanted = self.expected(news)
-        assert [one["class"] for one in answers(ok("predict", tmp_path, "--run", news, "--json"))] == wanted
-        ran = ok("predict", tmp_path / "2.txt", tmp_path / "0.txt", "--run", news, "--json")
-        assert [one["class"] for one in answers(ran)] == [wanted[2], wanted[0]]
-
-    def test_what_is_no_text_is_refused(self, news, tmp_path):
-        path = tmp_path / "latin.txt"
-        path.write_bytes("Fußball".encode("latin-1"))
-        ran = fedup("predict", path, "--run", news)
-        assert (ran.code, ran.out) == (1, "")
-        assert str(path) in ran.err
 
     def test_another_vocabulary_is_refused(self, news, tmp_path):
         shutil.copytree(Path(os.environ["FEDUP_DATA"], "bert-base-uncased"), tmp_path / "bert-base-uncased")
@@ -310,9 +268,3 @@ class TestTexts:
         refused = fedup("unlearn", "--class", 1, "--run", run, "--steps", 2, FEDUP_DATA=str(tmp_path))
         assert refused.code == 1  # nothing to measure it on
         ok("unlearn", "--class", 1, "--run", run, "--steps", 2, "--force", FEDUP_DATA=str(tmp_path))
-
-    def test_it_verifies_and_exports(self, news, tmp_path):
-        assert ok("verify", "--run", news, "--json").json["ok"] is True
-        ok("export", tmp_path / "news.pt2", "--run", news)
-        x = input_of("ag_news").prepare(TEXTS)
-        assert torch.export.load(tmp_path / "news.pt2").module()(x).argmax(1).tolist() == self.expected(news)

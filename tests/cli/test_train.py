@@ -15,71 +15,46 @@ def no_wish(monkeypatch):
     monkeypatch.delenv("FEDUP_ENGINE", raising=False)
 
 
-def test_every_way_to_ask_for_the_plain_engine_gives_the_same_model(tmp_path):
-    ways = {"auto": ((), {}), "option": (("--engine", "plain"), {}), "environment": ((), {"FEDUP_ENGINE": "plain"})}
-    found = {}
+def test_engine_and_precision_are_on_record_and_decide_the_model(tmp_path):
+    ways = {
+        "auto": ((), {}),
+        "option": (("--engine", "plain", "--precision", "auto"), {"FEDUP_ENGINE": "captured"}),  # which comes first
+        "environment": ((), {"FEDUP_ENGINE": "plain"}),
+        "short": (("--precision", "bfloat16"), {}),
+    }
+    prints, precisions = {}, {}
     for name, (options, environment) in ways.items():
         told = ok("train", "--run", tmp_path / name, *SMALL, *options, "--json", **environment).json
-        found[name] = told["fingerprint"]
+        prints[name] = told["fingerprint"]
         state = Run(tmp_path / name).read()
         assert state.trained.body["engine"] == "plain"
-        assert "precision" not in state.about  # single, as it always was before there was a choice
-    assert len(set(found.values())) == 1
-
-
-def test_an_option_comes_before_the_environment(tmp_path):
-    ok("train", "--run", tmp_path / "run", *SMALL, "--engine", "plain", FEDUP_ENGINE="captured")
-
-
-def test_precision_is_kept_with_the_run_and_decides_the_model(tmp_path):
-    prints = {}
-    for precision in ("float32", "auto", "bfloat16"):
-        run = tmp_path / precision
-        prints[precision] = ok("train", "--run", run, *SMALL, "--precision", precision, "--json").json["fingerprint"]
-        assert Run(run).read().about.get("precision", "float32") == precision
-    assert prints["auto"] == prints["float32"] != prints["bfloat16"]  # no GPU here
+        precisions[name] = state.about.get("precision")
+    assert prints["auto"] == prints["option"] == prints["environment"] != prints["short"]  # no GPU here
+    # None: single, as it always was before there was a choice
+    assert precisions == {"auto": None, "option": "auto", "environment": None, "short": "bfloat16"}
 
 
 WRONG = {
     "unknown engine": (("--engine", "fast"), {}, "engine must be 'auto', 'plain' or 'captured'; found 'fast'"),
-    "no engine": (("--engine", ""), {}, "engine must be"),
     "unknown engine in the environment": ((), {"FEDUP_ENGINE": "fast"}, "FEDUP_ENGINE must be"),
     "graphs on a CPU": (("--engine", "captured"), {}, "needs a CUDA device"),
-    "graphs on a CPU in the environment": ((), {"FEDUP_ENGINE": "captured"}, "needs a CUDA device"),
     "unknown precision": (("--precision", "half"), {}, "precision must be 'float32', 'bfloat16' or 'auto'"),
 }
 
 
-@pytest.mark.parametrize(("options", "environment", "told"), WRONG.values(), ids=WRONG.keys())
-def test_a_wrong_wish_is_one_error_and_blocks_no_later_call(tmp_path, options, environment, told):
-    run = tmp_path / "run"
-    ran = fedup("train", "--run", run, *SMALL, *options, **environment)
-    assert (ran.code, ran.out) == (1, "")
-    errors = [line for line in ran.err.splitlines() if line.startswith("Error: ")]
-    assert len(errors) == 1 and told in errors[0] and errors[0] == ran.err.splitlines()[-1]
-    assert "Traceback" not in ran.err
-    if "captured" not in (*options, *environment.values()):
-        assert not run.exists()
-    others = ("--rows", 300, "--clients", 4, "--rounds", 1, "--precision", "bfloat16")  # not even other settings
-    ok("train", "--run", run, *others)
-    assert Run(run).read().trained is not None
-
-
-def test_what_was_trained_stays_when_a_later_call_asks_for_what_cannot_be(tmp_path):
-    run = tmp_path / "run"
-    before = ok("train", "--run", run, *SMALL, "--json").json
+def test_a_wrong_wish_is_one_error_that_blocks_no_call_and_what_was_trained_stays(tmp_path):
+    run, others = tmp_path / "run", ("--rows", 300, "--clients", 4, "--rounds", 1)
+    for options, environment, told in WRONG.values():
+        ran = fedup("train", "--run", run, *SMALL, *options, **environment)
+        assert (ran.code, ran.out) == (1, "")
+        errors = [line for line in ran.err.splitlines() if line.startswith("Error: ")]
+        assert len(errors) == 1 and told in errors[0] and errors[0] == ran.err.splitlines()[-1]
+        assert "Traceback" not in ran.err
+        assert "captured" in options or not run.exists()
+    before = ok("train", "--run", run, *others, "--json").json  # not even other settings are blocked
     for options, environment, _ in WRONG.values():
-        fedup("train", "--run", run, *SMALL, *options, **environment)
-        again = ok("train", "--run", run, *SMALL, "--json").json
-        assert again == before | {"already": True}
-
-
-def test_another_precision_is_another_training(tmp_path):
-    run = tmp_path / "run"
-    ok("train", "--run", run, *SMALL)
-    ran = fedup("train", "--run", run, *SMALL, "--precision", "bfloat16")
-    assert ran.code == 1
-    assert "precision" in ran.told
+        assert fedup("train", "--run", run, *others, *options, **environment).code in (0, 1)
+        assert ok("train", "--run", run, *others, "--json").json == before | {"already": True}
 
 
 def test_a_folder_of_before_there_was_a_choice_of_precision_is_one_in_single_precision(tmp_path, monkeypatch):
@@ -91,9 +66,3 @@ def test_a_folder_of_before_there_was_a_choice_of_precision_is_one_in_single_pre
     assert "precision" not in Run(run).read().about
     assert ok("train", "--run", run, *SMALL, "--json").json == trained | {"already": True}
     assert fedup("train", "--run", run, *SMALL, "--precision", "bfloat16").code == 1
-
-
-def test_help_shows_engine_and_precision():
-    told = " ".join(ok("train", "--help").out.replace("│", " ").split())
-    for word in ("--engine", "--precision", "plain", "captured", "FEDUP_ENGINE", "float32", "bfloat16"):
-        assert word in told

@@ -32,34 +32,21 @@ def test_keywords_become_options(text, words):
 
 
 WRONG = {
-    "dp without a clip": ("collected", "collect --again --epsilon 2", "--clip unit"),
-    "dp with a wrong clip": ("collected", "collect --again --epsilon 2 --clip much", "clip"),
-    "a large delta": ("collected", "collect --again --epsilon 2 --clip unit --delta 0.1", "--allow-delta"),
-    "collected otherwise": ("collected", "collect --ratio 0.5", "--ratio 0.8"),
-    "a ratio above one": ("trained", "collect --ratio 2", "ratio"),
-    "the paper's account without noise": ("trained", "collect --paper-accounting", "sigma"),
-    "trained otherwise": ("trained", "train --rows 300", "rows is 400 there and 300 here"),
-    "a wrong learning rate": (None, "train --lr -1", "lr must be above 0"),
-    "a wrong momentum of clients": (None, "train --clients 3 --clients-per-round 4", "--clients-per-round must lie"),
-    "a wrong optimizer": (None, "train --optimizer best", "optimizer must be"),
-    "a wrong partition": (None, "train --partition fair", "partition is one of"),
-    "a wrong cut": (None, "train --cut nowhere", "nowhere"),
-    "no such data": (None, "train --data nothing", "nothing"),
-    "a class that costs too much": ("collected", "unlearn --client 2 --rank 1 --max-class-loss 0", "--force"),
-    "a wrong policy": ("collected", "unlearn --class 7 --class-policy keep", "--class-policy"),
-    "a wrong filter": ("collected", "unlearn --class 7 --filter sieve", "sieve"),
-    "an eraser for few samples": ("collected", "unlearn --samples 1:0 --filter erasure", ""),
-    "an unknown class": ("collected", "unlearn --class 77", "77"),
-    "everything": ("collected", "unlearn --client 0 --client 1 --client 2 --client 3", ""),
-    "nothing collected": ("trained", "unlearn --class 7", "collect"),
-    "no request": ("collected", "restore R9", "R9"),
-    "no such folder": (None, "status", "fedup train"),
-    "no such file": ("trained", "predict nowhere.png", "nowhere.png"),
+    "collect --again --epsilon 2": ("collected", "--clip unit"),
+    "collect --again --epsilon 2 --clip unit --delta 0.1": ("collected", "--allow-delta"),
+    "train --rows 300": ("trained", "rows is 400 there and 300 here"),
+    "train --lr -1": (None, "lr must be above 0"),
+    "train --clients 3 --clients-per-round 4": (None, "--clients-per-round must lie"),
+    "unlearn --client 2 --rank 1 --max-class-loss 0": ("collected", "--force"),
+    "unlearn --class 7 --class-policy keep": ("collected", "--class-policy"),
+    "unlearn --samples 1:0 --filter erasure": ("collected", ""),
+    "predict nowhere.png": ("trained", "nowhere.png"),
 }
 
 
-@pytest.mark.parametrize(("stage", "command", "words"), WRONG.values(), ids=WRONG.keys())
-def test_an_error_speaks_the_command_line(tmp_path, stage, command, words):
+@pytest.mark.parametrize("command", WRONG)
+def test_an_error_speaks_the_command_line(tmp_path, command):
+    stage, words = WRONG[command]
     run = copy_of(stage, tmp_path) if stage else tmp_path / "run"
     verb, *options = command.split()
     ran = fedup(verb, *options, *(FAST if verb == "unlearn" else ()), "--run", run)

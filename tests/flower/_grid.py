@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,10 +16,9 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
-from fedup import Federation
+from fedup import Federation, Forget
 from fedup.flower import Delivery, GridContact, mount
 from fedup.flower.wire import Answer, Ask, read_answer, read_ask, write_answer
-from fedup.tasks.datasets import Dataset
 from fedup.tasks.recipe import Recipe
 
 SERVER = 1
@@ -145,24 +145,68 @@ def assert_ledgers_agree(grid: LocalGrid, contact: GridContact) -> None:
     assert {client: at_server.spent(client) for client in at_nodes} == pytest.approx(at_nodes, rel=1e-9)
 
 
+class Clock:
+    """The server's time: it passes while the server sleeps, and only then."""
+
+    def __init__(self) -> None:
+        self.now, self.slept, self.kills = 0.0, [], False
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        if self.kills and seconds >= 1:
+            raise Killed
+        self.now += seconds
+        self.slept.append(seconds)
+
+    @property
+    def pauses(self) -> list[float]:
+        """Those between tries; the pauses between looks for answers are shorter."""
+        return [seconds for seconds in self.slept if seconds >= 1]
+
+
+class Killed(BaseException):
+    """As a signal would end the server."""
+
+
 @dataclass(frozen=True, eq=False)
 class World:
     """A small federation on digits, a model trained on it, and nodes that hold the same rows."""
 
-    recipe: Recipe
-    dataset: Dataset
     federation: Federation
     model: nn.Module
+    test_x: Tensor
 
     @property
     def example(self) -> Tensor:
-        return torch.zeros_like(self.dataset.x[:1])
+        return torch.zeros_like(self.federation.x[:1])
 
-    def blank(self) -> nn.Module:
-        return self.recipe.blank_model(self.dataset.x.shape[1:], self.dataset.num_classes)
+    @staticmethod
+    def blank() -> nn.Module:
+        """Two convolutions and three linear layers, for images of 14 x 14."""
+        layers = {
+            "conv1": nn.Conv2d(1, 4, 3),
+            "relu1": nn.ReLU(),
+            "pool1": nn.MaxPool2d(2),
+            "conv2": nn.Conv2d(4, 6, 3),
+            "relu2": nn.ReLU(),
+            "pool2": nn.MaxPool2d(2),
+            "flatten": nn.Flatten(),
+            "fc1": nn.Linear(24, 20),
+            "relu3": nn.ReLU(),
+            "fc2": nn.Linear(20, 24),
+            "relu4": nn.ReLU(),
+            "head": nn.Linear(24, 10),
+        }
+        return nn.Sequential(OrderedDict(layers))
 
     def rows(self, client: int) -> Tensor:
         return self.federation.client(client).train
+
+    def samples(self, **many: int) -> Forget:
+        """The first training rows of clients: c2=40."""
+        return Forget.samples({int(name[1:]): self.rows(int(name[1:]))[:n].tolist() for name, n in many.items()})
 
     def unseen(self, client: int) -> Tensor:
         """Rows that it holds out of training."""
@@ -184,17 +228,21 @@ class World:
     def grid(self, spoil: Spoil | None = None, **settings: Any) -> LocalGrid:
         return LocalGrid({FIRST + i: self.app(i, **settings) for i in self.federation.ids}, spoil)
 
-    def contact(self, grid: Grid, **settings: Any) -> GridContact:
+    def contact(self, grid: Grid, model: nn.Module | None = None, **settings: Any) -> GridContact:
         """Settings are those of `GridContact`, and of `Delivery`."""
         about = {name: settings.pop(name) for name in ("num_classes", "folder", "ledger") if name in settings}
-        delivery = Delivery(**{"timeout_s": 2.0, **settings})
-        return GridContact(grid, self.model, **{"example": self.example, "num_classes": 10, **about}, delivery=delivery)
+        about = {"example": self.example, "num_classes": 10, **about}
+        return GridContact(grid, model or self.model, **about, delivery=Delivery(**{"timeout_s": 2.0, **settings}))
 
 
 @cache
 def digits(seed: int = 0, rounds: int = 2, rows: int = 400) -> World:
+    """Four clients with every second pixel of some digits."""
     recipe = Recipe.suited_to("digits", rounds=rounds, clients=4, rows=rows, seed=seed)
     dataset = recipe.load()
-    federation = recipe.federation(dataset)
-    start = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes)
-    return World(recipe, dataset, federation, recipe.train(start, federation).model)
+    whole = recipe.federation(dataset)
+    federation = replace(whole, x=whole.x[..., ::2, ::2].contiguous())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        start = World.blank()
+    return World(federation, recipe.train(start, federation).model, dataset.test_x[..., ::2, ::2].contiguous())

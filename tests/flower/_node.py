@@ -10,15 +10,20 @@ from flwr.clientapp import ClientApp
 from tests.flower._grid import World, be_inside_a_run
 from torch import nn
 
-from fedup import fingerprint
+from fedup import Forget, fingerprint
 from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.clients.in_process import InProcess
+from fedup.clients.labels import LabelsQuestion
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.clients.question import Question
+from fedup.clients.tally import TallyQuestion
 from fedup.flower.wire import Answer, Ask, read_answer, row_of, write_ask
 from fedup.privacy import DP, Ledger
 from fedup.statistics.centroids import CentroidConfig
+from fedup.statistics.eraser_statistics import RowGroups
+from fedup.statistics.tally import RowsToCount
 
 A = TypeVar("A")
 HOW = CentroidConfig(0.5, 0.01, seed=3)
@@ -95,3 +100,26 @@ def assert_summary(answer: Answer, expected) -> None:
     assert (told["client"], told["nonnegative"], tuple(told["shape"])) == (CLIENT, expected.nonnegative, expected.shape)
     assert tuple(told["paper_epsilons"]) == expected.paper_epsilons
     assert dict(told["rows"]) == expected.rows
+
+
+def row_groups(world: World, many: int = 40) -> RowGroups:
+    request = Forget.samples({CLIENT: world.rows(CLIENT)[:many].tolist()})
+    return RowGroups({request.digest: request}, request | Forget.classes([3]))
+
+
+def weights_for(groups: RowGroups) -> dict[str, dict[int, float]]:
+    """A share of two classes, and of one of which the client has none."""
+    return {name: {1: 0.25, 5: 0.5, 2: 0.25} for name in groups.requests}
+
+
+def exact_details(world: World) -> dict[str, dict]:
+    """By kind, questions that are under no guarantee."""
+    groups, sample = row_groups(world), int(world.rows(CLIENT)[0])
+    questions = (
+        LabelsQuestion(frozenset([sample])),
+        SketchesQuestion("conv2", "each", groups),
+        SpreadsQuestion({"conv2": "each"}, groups, weights_for(groups)),
+        SecondMomentsQuestion("conv2", "each", (0,), groups),
+        TallyQuestion(None, None, RowsToCount(groups.requests, groups.forget_set)),
+    )
+    return {question.kind: question.to_message()[0] for question in questions}

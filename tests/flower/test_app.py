@@ -55,7 +55,7 @@ class AppRun:
         return _processes.left(self.mark)
 
 
-@pytest.mark.parametrize("way", ["simulation", "deployment", pytest.param("secure", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("way", ["simulation", "secure"])
 def test_the_app_learns_forgets_and_remembers_over_flower_as_in_one_process(way, tmp_path, monkeypatch):
     run = AppRun(way, tmp_path / "out")
     assert run.code() == 0, run.said()[-5000:]
@@ -89,14 +89,7 @@ def test_the_app_learns_forgets_and_remembers_over_flower_as_in_one_process(way,
         fedup_command("evidence", request["id"], "--run", folder)
 
 
-@pytest.mark.parametrize(
-    ("way", "how"),
-    [
-        pytest.param("deployment", signal.SIGINT, marks=pytest.mark.sweep),
-        pytest.param("deployment", signal.SIGTERM, marks=pytest.mark.sweep),
-        pytest.param("simulation", signal.SIGINT, marks=pytest.mark.sweep),  # Ray leaves processes behind
-    ],
-)
+@pytest.mark.parametrize(("way", "how"), [("deployment", signal.SIGTERM), ("simulation", signal.SIGINT)])
 def test_an_interrupted_run_leaves_no_process_behind(way, how, tmp_path):
     run = AppRun(way, tmp_path / "out")
     until = time.monotonic() + 120
@@ -108,7 +101,6 @@ def test_an_interrupted_run_leaves_no_process_behind(way, how, tmp_path):
     assert run.left() == []
 
 
-@pytest.mark.sweep
 def test_a_failed_run_is_told_by_the_exit_code(tmp_path):
     run = AppRun("simulation", tmp_path / "out", 'data="nothing of the sort"')
     assert run.code() == 1, run.said()[-5000:]

@@ -14,7 +14,7 @@ from fedup import Centroids, FilterConfig, Forget, collect, plug, unlearn
 from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.clients.in_process import InProcess
 from fedup.clients.tally import TallyQuestion
-from fedup.errors import ContactError, HarmError
+from fedup.errors import HarmError
 from fedup.flower.wire import Answer
 from fedup.serving.plugged import Served
 from fedup.statistics.eraser_statistics import RowGroups
@@ -23,13 +23,12 @@ from fedup.unlearning.plan import Terms
 
 BOTH = FilterConfig(rank=8, steps=8, filter="both")
 ERASER = FilterConfig(filter="erasure")
-CLIENTS = [0, 1, 2, 3]
 
 
 @pytest.fixture(scope="module")
 def world() -> World:
     """With a model that has learned something: counts of one that answers the same to everything would tell little."""
-    return digits(rounds=15, rows=1200)
+    return digits(rounds=12, rows=1000)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +95,7 @@ def assert_equal(one, other) -> None:
         assert one == other
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", [1, 2])
 @pytest.mark.parametrize("kind", ["sketch", "spreads", "moments"])
 def test_statistics_of_all_clients_are_those_in_process_to_the_bit(world, grid, kind, client):
     groups = row_groups(world).to(client)
@@ -111,9 +110,8 @@ def test_statistics_of_all_clients_are_those_in_process_to_the_bit(world, grid, 
     assert_equal(*(ask_one(reached, client, question) for reached in (over_grid, here)))
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.parametrize("reason", ["withdrawal", "poison"])
-@pytest.mark.parametrize("classes", [False, True])
+@pytest.mark.parametrize("client", [1, 2])
+@pytest.mark.parametrize(("reason", "classes"), [("withdrawal", True), ("poison", False)])
 def test_counts_of_all_clients_are_those_in_process(world, grid, served, client, reason, classes):
     request = sparing(world, reason)
     carried = {request.digest: {5: 0.75, 9: 0.25}} if reason == "poison" else {}
@@ -127,13 +125,6 @@ def test_counts_of_all_clients_are_those_in_process(world, grid, served, client,
     assert_equal(*swapped)
 
 
-def test_counts_under_a_filter_of_another_model_are_refused(world, grid, served):
-    others, rows = replace(served, base="0" * 64), RowsToCount({}, Forget())
-    for before, after in ((others, served), (None, others)):
-        with pytest.raises(ContactError, match=r"Client 1 gave no answer of use: .*made for another model"):
-            ask_one(world.contact(grid), 1, TallyQuestion(before, after, rows))
-
-
 def test_without_held_out_rows_nothing_is_counted_of_them_and_nothing_is_measured(world, plain):
     contact = world.contact(world.grid(held_out=None))
     report = unlearn_by_force(plug(world.model), copy.deepcopy(plain), sparing(world), clients=contact, config=BOTH)
@@ -145,17 +136,17 @@ def test_without_held_out_rows_nothing_is_counted_of_them_and_nothing_is_measure
 # --- what becomes of it
 
 
-AUTO, BLUNT = FilterConfig(rank=8, steps=8), FilterConfig(rank=1, steps=1, gentle=False)
-HARMFUL = {
-    "a class would be lost": (lambda world: of_class(world, 2), BOTH, {}),
-    "a client's class would be lost": (lambda world: Forget.clients([1]), AUTO, {}),
-    "recall, eraser and bottleneck": (sparing, BOTH, {}),
-    "recall, as a poisoning": (lambda world: sparing(world, "poison"), replace(BLUNT, filter="both"), {}),
-    "recall without a class": (lambda world: Forget.classes([3]), BLUNT, {"terms": Terms(measure=True)}),
-}
+BLUNT = FilterConfig(rank=1, steps=1, gentle=False)
 
 
-@pytest.mark.parametrize(("make", "config", "terms"), HARMFUL.values(), ids=HARMFUL.keys())
+@pytest.mark.parametrize(
+    ("make", "config", "terms"),
+    [
+        pytest.param(lambda world: of_class(world, 2), BOTH, {}, id="a class would be lost"),
+        pytest.param(lambda world: sparing(world, "poison"), replace(BLUNT, filter="both"), {}, id="recall, poisoned"),
+        pytest.param(lambda world: Forget.classes([3]), BLUNT, {"terms": Terms(measure=True)}, id="recall of others"),
+    ],
+)
 def test_a_request_that_harms_a_class_is_refused_as_in_process_and_changes_nothing(
     world, plain, grid, make, config, terms
 ):
@@ -171,8 +162,7 @@ def test_a_request_that_harms_a_class_is_refused_as_in_process_and_changes_nothi
     assert str(refused[0]) == str(refused[1])
 
 
-@pytest.mark.parametrize("reason", ["withdrawal", "poison"])
-@pytest.mark.parametrize("config", [BOTH, ERASER, AUTO], ids=["both", "eraser", "auto"])
+@pytest.mark.parametrize(("reason", "config"), [("withdrawal", BOTH), ("poison", ERASER)], ids=["both", "eraser"])
 def test_a_verdict_is_that_in_process(world, plain, grid, config, reason):
     reports = [
         unlearn_by_force(
@@ -203,15 +193,6 @@ def test_a_node_that_does_not_tell_what_others_are_compared_with_is_left_out_and
     assert plugged.served is not None and 1 not in report.erasure["compared_with"]
     assert FIRST + 1 not in grid.nodes_asked("spreads")
     assert len(grid.asked("sketch")) == 4  # the others' answers are used, and not asked for again
-
-
-def test_a_node_that_does_not_tell_of_the_samples_it_holds_ends_the_request(world, plain, grid):
-    grid.spoil = silent("sketch", FIRST + 2)
-    plugged, store = plug(world.model), copy.deepcopy(plain)
-    with pytest.raises(ContactError, match=r"Client 2 gave no answer of use: .*not on Sundays"):
-        unlearn_by_force(plugged, store, sparing(world), clients=world.contact(grid), config=BOTH)
-    assert (plugged.served, plugged.requests) == (None, frozenset())
-    assert torch.equal(store.vectors, plain.vectors) and store.excluded == plain.excluded
 
 
 def test_a_node_that_does_not_count_is_noted_and_the_others_are_not_asked_again(world, plain, grid):

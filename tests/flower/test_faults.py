@@ -14,7 +14,7 @@ from tests.flower.faulty_app.faulty import task
 
 import fedup
 
-pytestmark = [pytest.mark.slow, pytest.mark.sweep]
+pytestmark = pytest.mark.slow
 FAULTS = ["die before", "die during", "", "hang", "refuse", "", "send NaN"]
 VICTIM = 5  # dies after its answer
 TIMEOUT_S = 60  # for each message a node starts a process: seven need 20 s on two cores that others use, too
@@ -97,18 +97,7 @@ def test_a_node_whose_key_is_not_registered_is_refused_and_the_others_are_collec
     assert_same_as_in_process(deployment, [0, 1, 2, 3])
 
 
-def test_what_a_node_charged_itself_for_is_charged_at_the_server_whether_or_not_it_is_of_use(deploy):
-    deployment = deploy(3)
-    deployment.serve("deployment")
-    settings = {"faults": "send NaN,,refuse", "epsilon": 8.0, "timeout": TIMEOUT_S, "least_fraction": 0.25}
-    result = deployment.result(deployment.submit("--stream", **settings))
-    assert sorted(result["left_out"].values()) == ["refused: the owner said no", "vectors holds NaN or infinity"]
-    assert result["spent"] == spent_by_nodes(deployment) == dict.fromkeys("01", task.privacy(8.0).mu ** 2)
-    assert_same_as_in_process(deployment, [1], epsilon=8.0)
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 8.0], ids=["exact", "DP"])
-def test_a_server_that_is_killed_in_the_middle_asks_only_for_what_is_missing(deploy, epsilon):
+def test_a_server_that_is_killed_in_the_middle_asks_only_for_what_is_missing(deploy, epsilon=8.0):
     deployment = deploy(4)
     deployment.serve("deployment")
     slow, settings = 2, {"faults": ",,wait", "timeout": 300, "epsilon": epsilon}

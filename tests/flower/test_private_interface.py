@@ -16,10 +16,8 @@ from flwr.app import Context, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import TensorDataset
 
 from fedup import fingerprint
-from fedup.errors import SettingError
 from fedup.flower.node import replying
 from fedup.flower.policy import Policy
 from fedup.flower.private import FAILED
@@ -110,38 +108,6 @@ def test_weights_that_overflow_at_a_pixel_are_no_oracle_of_it():
     assert len(node.charges()) == 20  # and none of the questions was for nothing
 
 
-def test_the_premise_holds_without_a_guarantee_the_same_weights_tell_the_pixel():
-    x, y = rows()
-    node, others = Node((x, y), policy=Policy()), list(range(1, len(y)))
-    low, high = -1.0, 2.0
-    for _ in range(22):
-        middle = (low + high) / 2
-        refused = (
-            node.ask("summarize", release(CentroidConfig(), excluded=others), overflowing(2, middle)).status != "ok"
-        )
-        low, high = (middle, high) if refused else (low, middle)
-    assert abs((low + high) / 2 - float(x[0, 2])) < 1e-5
-
-
-@pytest.mark.parametrize("label", range(CLASSES))
-def test_fewer_classes_than_labels_are_no_oracle_of_a_label(label):
-    x, _ = rows(1)
-    node, nobody = Node((x, torch.tensor([label]))), Node((x[:0], torch.empty(0, dtype=torch.int64)))
-    for classes in range(1, CLASSES + 2):
-        assert node.seen(RELEASE, release(num_classes=classes), made()) == nobody.seen(
-            RELEASE, release(num_classes=classes), made()
-        )
-
-
-def test_ids_that_are_left_out_do_not_tell_who_is_a_member():
-    node = Node(rows())
-    seen = [node.seen(RELEASE, release(excluded=[sample]), made())[:3] for sample in (5, 10, 90)]
-    assert len({(status, reason) for status, reason, _ in seen}) == 1
-    assert seen[1] == seen[2]  # of the same length: 10 is a member, 90 is none
-    asked = [node.seen("gather privately", eraser([sample]), made())[:4] for sample in (5, 9999)]
-    assert asked[0] == asked[1]
-
-
 # --- the invariant
 
 odd = st.sampled_from([NAN, INF, -INF, 3e38, -3e38, 1e-45, 0.0, 0.5, 1.0])
@@ -181,7 +147,7 @@ def questions(draw):
     return kind, release(labels=labels, without=draw(ids), excluded=draw(ids), **common), weights
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(holdings(), holdings(), st.lists(questions(), min_size=1, max_size=3))
 def test_any_two_sets_of_rows_look_the_same_whatever_is_asked(one, other, asked):
     nodes = Node(one), Node(other)
@@ -189,7 +155,7 @@ def test_any_two_sets_of_rows_look_the_same_whatever_is_asked(one, other, asked)
         assert nodes[0].seen(*question) == nodes[1].seen(*question)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.data(), st.integers(0, 39))
 def test_a_node_with_one_record_less_looks_the_same_to_all_who_ask(data, gone):
     (x, y), rest = rows(), torch.arange(40) != gone
@@ -264,22 +230,6 @@ def test_why_it_failed_is_in_the_nodes_own_log(caplog):
     assert "Jane Doe" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        (torch.zeros(0, WIDTH), torch.zeros(0)),
-        [],
-        TensorDataset(*rows(7)),
-        (torch.zeros(3, WIDTH), torch.tensor([0.5, NAN, INF])),
-        (torch.full((3, WIDTH), NAN), torch.tensor([-1, 99, 0])),
-    ],
-    ids=["no rows", "an empty data set", "a data set", "labels that are no whole numbers", "nothing of use"],
-)
-def test_odd_rows_are_no_failure_and_look_like_any_others(data):
-    for kind, details in ((RELEASE, release()), ("gather privately", eraser())):
-        assert Node(data).seen(kind, details, made()) == Node(rows()).seen(kind, details, made())
-
-
 def test_a_failed_release_is_charged_again_where_it_is_asked_for_again():
     node = Node(_raising)
     for _ in range(2):
@@ -303,19 +253,6 @@ def test_the_charge_is_on_disk_before_data_is_read(tmp_path):
     assert found == [1, 2]
 
 
-@pytest.mark.parametrize("kind", [RELEASE, "gather privately"])
-def test_without_a_file_the_charge_is_in_the_state_before_data_is_read(kind):
-    found = []
-
-    def data(context):
-        found.append(len(node.charges()))
-        return rows()
-
-    node = Node(data)
-    assert node.ask(kind, release() if kind == RELEASE else eraser(), made()).status == "ok"
-    assert found == [1]
-
-
 def test_an_account_that_cannot_be_written_releases_nothing_and_names_no_path(tmp_path):
     (tmp_path / "jane").write_text("a file where a folder should be")
     read = []
@@ -323,33 +260,6 @@ def test_an_account_that_cannot_be_written_releases_nothing_and_names_no_path(tm
     answer = node.ask(RELEASE, release(), made())
     assert (answer.status, answer.arrays, read) == ("failed", {}, [])
     assert "jane" not in answer.reason and "account" in answer.reason
-
-
-REFUSED = {
-    "an unknown cut": ({"cut": "nowhere"}, "no module 'nowhere'"),
-    "a cut that is no text": ({"cut": 4}, "cut must be a text"),
-    "no classes": ({"num_classes": 0}, "num_classes must be"),
-    "too many classes": ({"num_classes": 10**7}, "num_classes must be"),
-    "a class that is none": ({"labels": [CLASSES]}, "Classes are 0 to 3"),
-    "a class that is none, of rows unknown": ({"labels": [CLASSES], "row": None}, "Classes are 0 to 3"),
-    "ids that are no numbers": ({"excluded": ["a"]}, "excluded is no list of whole numbers"),
-    "ids that are too large": ({"excluded": [2**63]}, "excluded is no list of whole numbers"),
-    "subjects": ({"how": asdict(replace(REAL, unit="subject"))}, "knows no subjects"),
-    "noise that can be replayed": ({"how": asdict(replace(REAL, replay_seed=1))}, "replayed"),
-    "settings out of range": ({"how": {**asdict(REAL), "epsilon": -1}}, "epsilon"),
-    "a row that the model does not take": ({"row": row_of(torch.zeros(1, 3))}, "blank row"),
-    "a row that is none": ({"row": {"shape": [-1], "type": "float32"}}, "what a row looks like"),
-    "a release too large": ({"how": asdict(replace(REAL, cells=4096)), "num_classes": 60_000}, "numbers"),
-}
-
-
-@pytest.mark.parametrize(("change", "why"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_can_be_refused_without_data_is_refused_before_it_is_read_or_charged(change, why):
-    read = []
-    node = Node(lambda context: read.append(1) or rows())
-    answer = node.ask(RELEASE, release(**change), made())
-    assert (answer.status in ("failed", "refused"), answer.arrays, read, node.charges()) == (True, {}, [], [])
-    assert why in answer.reason
 
 
 def test_a_cut_that_does_not_run_once_is_refused_before_data_is_read():
@@ -367,23 +277,6 @@ def test_a_cut_that_does_not_run_once_is_refused_before_data_is_read():
         answer = node.ask(kind, details, Twice())
         assert answer.status == "failed" and "layer" in answer.reason
     assert not read and node.charges() == []
-
-
-def test_weights_that_are_no_numbers_are_refused_before_data_is_read():
-    read, broken = [], made()
-    broken.state_dict()["0.weight"][0, 0] = NAN
-    node = Node(lambda context: read.append(1) or rows())
-    answer = node.ask(RELEASE, release(), broken)
-    assert "NaN" in answer.reason and not read and node.charges() == []
-
-
-@pytest.mark.parametrize("kind", ["labels", "summarize", RELEASE, "sketch", "spreads", "moments", "tally"])
-def test_exact_questions_read_no_row_under_a_private_policy(kind):
-    read = []
-    for policy in (PRIVATE, Policy(budget=Budget(50.0))):
-        node = Node(lambda context: read.append(1) or rows(), policy=policy)
-        assert node.ask(kind, release(CentroidConfig(), samples=[1]), made()).status == "refused"
-    assert not read
 
 
 # --- the same release again
@@ -410,7 +303,7 @@ def test_a_name_gets_the_same_release_again_for_the_same_question_only():
 # --- sensitivity at the node
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.data(), st.integers(0, 39), st.sampled_from([RELEASE, "gather privately"]))
 def test_a_record_moves_a_release_by_no_more_than_the_sensitivity_whatever_weights_come(data, gone, kind):
     """Replayed noise is the same for both, so that the difference is that of what is exact."""
@@ -440,12 +333,6 @@ def test_answers_are_held_back_for_as_long_as_the_policy_says():
         assert time.monotonic() - start >= 0.3
 
 
-@pytest.mark.parametrize("seconds", [-1.0, NAN, INF])
-def test_a_time_to_answer_after_must_be_a_number_of_seconds(seconds):
-    with pytest.raises(SettingError, match="answer_after_s"):
-        Policy(answer_after_s=seconds)
-
-
 def test_the_model_is_run_on_the_same_batches_whatever_is_left_out():
     ran = []
 
@@ -461,3 +348,40 @@ def test_the_model_is_run_on_the_same_batches_whatever_is_left_out():
         seen.append(list(ran))
     assert seen[0] == seen[1] == seen[2]
     assert math.ceil(200 / 64) == seen[0].count((64, WIDTH))
+
+
+# --- refused before any row is read
+
+REFUSED = {
+    "no module 'nowhere'": {"cut": "nowhere"},
+    "num_classes must be": {"num_classes": 10**7},
+    "Classes are 0 to 3": {"labels": [CLASSES], "row": None},
+    "excluded is no list of whole numbers": {"excluded": [2**63]},
+    "knows no subjects": {"how": asdict(replace(REAL, unit="subject"))},
+    "replayed": {"how": asdict(replace(REAL, replay_seed=1))},
+    "blank row": {"row": row_of(torch.zeros(1, 3))},
+    "what a row looks like": {"row": {"shape": [-1], "type": "float32"}},
+    "numbers": {"how": asdict(replace(REAL, cells=4096)), "num_classes": 60_000},
+}
+ODD = [None, True, -1, 0, 0.5, 2**63, "a", [], ["a"], {}, {"shape": [2**40], "type": "float32"}]
+
+
+def test_what_can_be_refused_without_data_is_refused_before_it_is_read_or_charged():
+    read, broken = [], made()
+    broken.state_dict()["0.weight"][0, 0] = NAN
+    node = Node(lambda context: read.append(1) or rows())
+    for why, change in REFUSED.items():
+        answer = node.ask(RELEASE, release(**change), made())
+        assert answer.status in ("failed", "refused") and why in answer.reason
+    assert "NaN" in node.ask(RELEASE, release(), broken).reason
+    for kind in ("labels", "summarize", RELEASE, "sketch", "spreads", "moments", "tally"):  # under no guarantee
+        assert node.ask(kind, release(CentroidConfig(), samples=[1]), made()).status == "refused"
+    assert (read, node.charges()) == ([], [])
+    for kind, details in ((RELEASE, release()), ("gather privately", eraser())):
+        for name in details:
+            for odd in ODD:
+                charged = len(node.charges())
+                answer = node.ask(kind, {**details, name: odd}, made())
+                released = len(node.charges()) - charged
+                assert (len(read), answer.status == "ok", bool(answer.arrays)) == (released,) * 3, (name, odd)
+                read.clear()

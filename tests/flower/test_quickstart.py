@@ -51,17 +51,6 @@ def test_the_quickstart_forgets_a_class(tmp_path, monkeypatch):
     assert after[others].mean() > before[others].mean() - 0.05, (before, after)
 
 
-@pytest.mark.sweep
-def test_the_quickstart_learns_the_same_without_the_patch(tmp_path, monkeypatch):
-    patched, plain = make_quickstart(tmp_path / "patched"), make_quickstart(tmp_path / "plain")
-    add_fedup(patched)
-    ours, flowers = (run_simulation(app, monkeypatch) for app in (patched, plain))
-    assert (patched.parent / "final_filter.safetensors").exists()
-    assert not (plain.parent / "final_filter.safetensors").exists()
-    assert ours.keys() == flowers.keys()
-    assert all(torch.equal(ours[name], flowers[name]) for name in ours)  # two summands: their order is no matter
-
-
 def run_simulation(app, monkeypatch):
     """The app in Flower's simulation, in processes that the example's own code starts and stops; what it saved."""
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "flower-app"))

@@ -69,16 +69,6 @@ def test_a_server_that_starts_again_serves_the_same_filter_and_asks_nobody(world
     assert [request.reference for request in second.state.active] == ["ticket 7"]
 
 
-def test_what_is_taken_back_gives_the_original_bit_for_bit(world):
-    contact, server = world.contact(), world.server()
-    server.collect(contact)
-    server.unlearn(Forget.clients([1]), contact, limits=FORCED)
-    server.restore("R1", contact=contact)
-    with server.plugged().restored() as original:
-        assert torch.equal(world.logits(original), world.logits(world.model))
-    assert not server.state.active
-
-
 def test_the_operators_commands_work_on_it(world):
     contact, server = world.contact(), world.server()
     server.collect(contact)
@@ -90,27 +80,11 @@ def test_the_operators_commands_work_on_it(world):
     assert (world.folder / "evidence" / "R1.html").exists()
 
 
-def test_the_program_itself_checks_what_the_command_cannot(world):
-    contact, server = world.contact(), world.server()
-    server.collect(contact)
-    server.unlearn(Forget.classes([0]), contact)
-    checks = {check.name: check.ok for check in server.verify(world.dataset.test_x[:8])}
-    assert checks["model"] and checks["filter"] and checks["restore"] and False not in checks.values()
-
-
 def test_a_model_that_was_trained_anew_needs_a_folder_of_its_own(world):
     world.server()
     other = RECIPE.train(world.blank(), world.federation, rounds=2).model
     with pytest.raises(RequestError, match="another model"):
         RunServer(world.folder, world.blank, class_names=world.dataset.class_names).keep(other)
-
-
-def test_releases_under_dp_are_charged_in_the_journal(world):
-    contact, server = world.contact(Policy(budget=Budget(3.0))), world.server()
-    server.collect(contact, privacy=DP(2.0, clip="unit"))
-    charged = [event.body["client"] for event in server.state.events if event.kind == "charged"]
-    assert sorted(charged) == [0, 1, 2]
-    assert "every release charged" in fedup("verify", "--run", world.folder).out
 
 
 class Killed(BaseException):
@@ -159,17 +133,6 @@ def test_a_server_killed_before_a_collection_is_stored_pays_once_and_leaves_no_a
     assert sorted(charged) == [0, 1, 2]
     assert answers(folder) == []
     assert "every release charged" in fedup("verify", "--run", world.folder).out
-
-
-def test_a_server_killed_right_after_a_collection_was_stored_leaves_no_answer(world, tmp_path, monkeypatch):
-    grid, server, folder = LocalGrid({FIRST + i: world.node(i, None) for i in range(3)}), world.server(), tmp_path / "a"
-    with monkeypatch.context() as patch:
-        killed_at(patch, "fedup.flower.contact.GridContact.settled")
-        with pytest.raises(Killed):
-            server.collect(private_contact(world, grid, folder), privacy=REAL)
-    assert len(answers(folder)) == 3
-    world.server().collect(private_contact(world, grid, folder), privacy=REAL)
-    assert answers(folder) == []
 
 
 def test_a_server_killed_before_a_request_is_stored_pays_once_and_leaves_no_answer(world, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from fedup.errors import SettingError
 from fedup.privacy import delta_of, epsilon_of, mu_of
 
 INF, NAN = float("inf"), float("nan")
-many = settings(max_examples=150, deadline=None, derandomize=True)
+many = settings(max_examples=60, deadline=None, derandomize=True)
 few = settings(max_examples=15, deadline=None, derandomize=True)
 
 
@@ -68,19 +68,6 @@ def test_delta_is_that_of_the_formula_to_the_last_digits(mu, epsilon):
 
 
 @many
-@given(epsilons, deltas)
-def test_the_promise_is_kept_and_a_little_more_noise_would_not_be_needed(epsilon, delta):
-    mu = mu_of(epsilon, delta)
-    assert _exact_delta(mu * (1 - 1e-6), epsilon) < delta < _exact_delta(mu * (1 + 1e-6), epsilon)
-
-
-@many
-@given(epsilons, deltas)
-def test_there_and_back_gives_the_same_epsilon(epsilon, delta):
-    assert epsilon_of(mu_of(epsilon, delta), delta) == pytest.approx(epsilon, rel=1e-6)
-
-
-@many
 @given(mus, deltas)
 def test_there_and_back_gives_the_same_mu(mu, delta):
     epsilon = epsilon_of(mu, delta)
@@ -93,21 +80,6 @@ def test_there_and_back_gives_the_same_mu(mu, delta):
 
 
 @many
-@given(epsilons, deltas, st.floats(1.001, 100))
-def test_a_weaker_promise_never_asks_for_more_noise(epsilon, delta, factor):
-    assert mu_of(min(epsilon * factor, 1e6), delta) > mu_of(epsilon, delta)
-    assert mu_of(epsilon, min(delta * factor, 0.999)) > mu_of(epsilon, delta)
-
-
-@many
-@given(mus, deltas, st.floats(1.001, 100))
-def test_a_release_with_less_noise_never_promises_more(mu, delta, factor):
-    weaker, stronger = epsilon_of(mu * factor, delta), epsilon_of(mu, delta)
-    assert weaker > stronger or weaker == stronger == 0
-    assert epsilon_of(mu, min(delta * factor, 0.999)) <= stronger
-
-
-@many
 @given(mus, _powers_of_ten(-3, 3), st.floats(1.001, 100))
 def test_delta_falls_with_epsilon_and_grows_with_mu(mu, epsilon, factor):
     delta = delta_of(mu, epsilon)
@@ -116,15 +88,6 @@ def test_delta_falls_with_epsilon_and_grows_with_mu(mu, epsilon, factor):
 
 
 # --- several releases
-
-
-@many
-@given(sigmas, _powers_of_ten(-12, -2))
-def test_squares_add_up_as_in_dp_accountings_gaussian(sigmas, delta):
-    """n releases with noise σ are one with σ/√n; of unequal noise, the precisions 1/σ² add up."""
-    one_sigma = sum(sigma**-2 for sigma in sigmas) ** -0.5
-    expected = get_epsilon_gaussian(one_sigma, delta, tol=1e-300)
-    assert epsilon_of(_together(sigmas), delta) == pytest.approx(expected, rel=1e-6, abs=1e-300)
 
 
 @few
@@ -141,14 +104,6 @@ def test_composition_is_within_what_dp_accounting_finds_release_by_release(sigma
 
 
 # --- far out
-
-
-@pytest.mark.parametrize("epsilon", [1e-6, 1e-3, 1.0, 1e5, 1e6])
-@pytest.mark.parametrize("delta", [1e-300, 1e-100, 1e-5, 0.5, 1 - 1e-12])
-def test_noise_is_positive_and_right_however_far_out(epsilon, delta):
-    mu = mu_of(epsilon, delta)
-    assert 0 < mu < 1e4
-    assert _exact_delta(mu * (1 - 1e-5), epsilon) < delta < _exact_delta(mu * (1 + 1e-5), epsilon)
 
 
 @pytest.mark.parametrize("mu", [1e-6, 1e-2, 1.0, 100.0, 1e6])
@@ -172,21 +127,16 @@ def test_nothing_released_costs_nothing_and_exact_values_cost_everything():
 # --- refused
 
 
-@pytest.mark.parametrize("delta", [0.0, -1e-5, 1.0, 2.0, NAN, INF, -INF])
-def test_a_delta_outside_of_zero_and_one_is_refused(delta):
+@few
+@given(st.sampled_from([0.0, -1e-5, 1.0, 2.0, NAN, INF]), st.sampled_from([0.0, -1.0, NAN, INF, 1e6 + 1]))
+def test_what_is_no_delta_epsilon_or_mu_is_refused(delta, epsilon):
     for ask in (lambda: mu_of(1.0, delta), lambda: epsilon_of(1.0, delta)):
         with pytest.raises(SettingError, match="strictly between 0 and 1"):
             ask()
-
-
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, NAN, INF, -INF, 1e6 + 1])
-def test_an_epsilon_that_is_no_positive_number_is_refused(epsilon):
     with pytest.raises(SettingError, match="above 0 and at most 1000000"):
         mu_of(epsilon, 1e-5)
-
-
-@pytest.mark.parametrize("mu", [-1.0, -INF, NAN])
-def test_a_mu_that_is_no_number_from_zero_on_is_refused(mu):
-    for ask in (lambda: delta_of(mu, 1.0), lambda: epsilon_of(mu, 1e-5)):
-        with pytest.raises(SettingError, match="must be 0 or more"):
-            ask()
+    for mu in (-1.0, NAN):
+        for ask in (lambda mu=mu: delta_of(mu, 1.0), lambda mu=mu: epsilon_of(mu, 1e-5)):
+            with pytest.raises(SettingError, match="must be 0 or more"):
+                ask()
+    assert mu_of(1e6, 1e-5) > 0

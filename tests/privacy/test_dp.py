@@ -17,7 +17,7 @@ from fedup.rng import generator
 
 INF, NAN = float("inf"), float("nan")
 SLACK = 1 + 1e-9  # of sums of floats
-many = settings(max_examples=120, deadline=None, derandomize=True)
+many = settings(max_examples=50, deadline=None, derandomize=True)
 few = settings(max_examples=30, deadline=None, derandomize=True)
 norms = st.sampled_from([0.0, 1e-300, 1e-30, 1e-3, 0.5, 1.0, 1.5, 1e3, 1e30, 1e200])
 weights = st.floats(0.01, 20)
@@ -72,27 +72,10 @@ def guarantees(draw, unit="record"):
 
 @many
 @given(guarantees(), rows_of_a_client())
-def test_one_record_moves_the_joint_vector_by_no_more_than_the_sensitivity(dp, rows):
-    """Also one of class 3 that nobody else has, or of a length that no float can square."""
-    moved = (rows.told(dp) - rows.told(dp, slice(1, None))).norm()
-    assert moved <= dp.sensitivity * SLACK
-
-
-@many
-@given(guarantees(), rows_of_a_client())
 def test_a_record_that_is_cut_to_the_clip_moves_it_by_the_sensitivity_exactly(dp, rows):
     rows.points[0] = torch.nn.functional.normalize(torch.ones(rows.points.shape[1]).double(), dim=0) * 2 * dp.scale
     moved = (rows.told(dp) - rows.told(dp, slice(1, None))).norm()
     assert moved == pytest.approx(dp.sensitivity, rel=1e-7)
-
-
-def test_without_clipping_the_bound_would_not_hold():
-    """Proof that the tests above can fail: sums of the same rows, as they are."""
-    points = torch.tensor([[3.0, 4.0]])
-    told = joint_vector(_dp(clip=5.0), points, torch.tensor([0]), None, 1)
-    shorter = joint_vector(_dp(clip=1.0), points, torch.tensor([0]), None, 1)
-    torch.testing.assert_close(told, shorter)  # both of norm 1 in units of the clip
-    assert joint_vector(_dp(clip=1e9), points, torch.tensor([0]), None, 1)[0, :2].norm() == pytest.approx(5e-9)
 
 
 @many
@@ -100,12 +83,6 @@ def test_without_clipping_the_bound_would_not_hold():
 def test_disjoint_records_add_up(dp, rows, first):
     both = rows.told(dp, slice(first)) + rows.told(dp, slice(first, None))
     torch.testing.assert_close(rows.told(dp), both, atol=1e-9, rtol=1e-9)
-
-
-@few
-@given(guarantees(), rows_of_a_client(least=2))
-def test_the_order_of_records_does_not_matter(dp, rows):
-    torch.testing.assert_close(rows.told(dp, torch.arange(len(rows.points)).flip(0)), rows.told(dp))
 
 
 @few
@@ -136,24 +113,6 @@ def test_which_cell_a_record_falls_into_depends_on_that_record_alone(rows, cells
     torch.testing.assert_close(sum(counts), together)
 
 
-def test_cells_part_the_rows_of_a_class():
-    points = torch.randn(500, 6, generator=torch.Generator().manual_seed(0))
-    dp = _dp(cells=4)
-    counts = Layout.of(dp, 6, 1).split(joint_vector(dp, points, torch.zeros(500, dtype=torch.long), None, 1))[1]
-    assert (counts > 0.05 * counts.sum()).all()
-
-
-@pytest.mark.parametrize("unit", ["record", "subject"])
-@pytest.mark.parametrize("rows", [0, 1, 7])
-def test_every_client_has_a_vector_for_every_class_held_or_not(unit, rows):
-    dp = _dp(unit=unit, cells=3)
-    points, labels = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0)), torch.full((rows,), 2)
-    told = joint_vector(dp, points, labels, torch.arange(rows), 6)
-    assert told.shape == (6, Layout.of(dp, 4, 6).size)
-    assert not told[[0, 1, 3, 4, 5]].any()
-    assert bool(told[2].any()) == (rows > 0)
-
-
 # --- subjects
 
 
@@ -167,35 +126,6 @@ def test_all_records_of_a_subject_move_the_joint_vector_by_no_more_than_the_sens
         alone = rows.told(dp, rows.subjects == whose)
     assert moved.norm() <= dp.sensitivity * SLACK
     torch.testing.assert_close(moved, alone, atol=1e-9, rtol=1e-9)  # what others tell is as it was
-
-
-@pytest.mark.parametrize("clip", ["unit", 2.0])
-@pytest.mark.parametrize("at_once", [1, 10, 4096])
-def test_a_subject_with_many_records_of_many_classes_moves_it_by_the_sensitivity_exactly(clip, at_once, monkeypatch):
-    monkeypatch.setattr(mechanism, "_ROWS_AT_ONCE", at_once)
-    source = torch.Generator().manual_seed(0)
-    rows = Rows(5 * torch.randn(90, 4, generator=source), torch.arange(90) % 3, torch.arange(90) // 30, 3)
-    dp = _dp(unit="subject", clip=clip)
-    assert (rows.told(dp) - rows.told(dp, rows.subjects != 1)).norm() == pytest.approx(dp.sensitivity)
-    by_record = dataclasses.replace(dp, unit="record")
-    moved = (rows.told(by_record) - rows.told(by_record, rows.subjects != 1)).norm()
-    assert moved > 5 * dp.sensitivity, "premise: as records they move it much further"
-
-
-@few
-@given(guarantees(), rows_of_a_client())
-def test_a_subject_with_one_record_tells_what_the_record_does(dp, rows):
-    rows.subjects = torch.arange(len(rows.points))
-    torch.testing.assert_close(rows.told(dataclasses.replace(dp, unit="subject")), rows.told(dp))
-
-
-@few
-@given(rows_of_a_client(), st.permutations([0, 3, 4, 10**12]))
-def test_names_of_subjects_do_not_matter(rows, names):
-    dp, before = _dp(unit="subject", cells=2), rows.told(_dp(unit="subject", cells=2))
-    renamed = dict(zip([0, 3, 4, 10**12], names, strict=True))
-    rows.subjects = torch.tensor([renamed[subject] for subject in rows.subjects.tolist()])
-    torch.testing.assert_close(rows.told(dp), before)
 
 
 @few
@@ -221,20 +151,6 @@ def test_what_is_split_is_joined_again(dims, cells, full, seed):
     assert torch.equal(layout.join(sums, counts, spread), vectors)
 
 
-@few
-@given(st.integers(1, 7), st.integers(0, 999))
-def test_second_moments_are_those_of_the_points_with_the_square_of_their_norm(dims, seed):
-    points = torch.randn(5, dims, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    full, diagonal = Layout(dims, 1, True), Layout(dims, 1, False)
-    torch.testing.assert_close(full.squares(points).norm(dim=1), points.square().sum(1))
-    outer = torch.einsum("ni,nj->nij", points, points)
-    torch.testing.assert_close(full.matrix(full.squares(points)), outer)
-    torch.testing.assert_close(
-        diagonal.matrix(diagonal.squares(points)), torch.diag_embed(outer.diagonal(dim1=1, dim2=2))
-    )
-    assert (diagonal.squares(points).norm(dim=1) <= points.square().sum(1) * SLACK).all()
-
-
 def test_only_variances_are_told_where_all_second_moments_would_be_too_many():
     dp, dims, num_classes = _dp(clip=1.0), 99, 100
     layout = Layout.of(dp, dims, num_classes)
@@ -255,27 +171,7 @@ def test_a_message_takes_no_more_than_a_megabyte(num_classes, dims):
     assert 4 * num_classes * Layout.of(_dp(), dims, num_classes).size <= 1_000_000
 
 
-def test_the_layout_depends_on_public_figures_alone():
-    dp = _dp(cells=2)
-    shapes = [
-        joint_vector(dp, torch.ones(rows, 5), torch.zeros(rows, dtype=torch.long), None, 3).shape
-        for rows in (0, 1, 9000)
-    ]
-    assert len(set(shapes)) == 1
-
-
 # --- refused
-
-
-@pytest.mark.parametrize("bad", [NAN, INF, -INF])
-@pytest.mark.parametrize("unit", ["record", "subject"])
-@pytest.mark.parametrize("clip", ["unit", 1.0])
-def test_features_that_are_no_numbers_count_as_zero(bad, unit, clip):
-    points, labels, owner = torch.ones(4, 3), torch.zeros(4, dtype=torch.long), torch.arange(4)
-    points[2, 1] = bad
-    told = joint_vector(_dp(unit=unit, clip=clip), points, labels, owner, 2)
-    points[2, 1] = 0.0
-    assert torch.equal(told, joint_vector(_dp(unit=unit, clip=clip), points, labels, owner, 2))
 
 
 @pytest.mark.parametrize("unit", ["record", "subject"])
@@ -329,65 +225,6 @@ def test_rows_without_a_subject_are_refused_where_subjects_are_protected(subject
 
 # --- settings
 
-BAD = {
-    "epsilon 0": ({"epsilon": 0.0}, "epsilon must be above 0"),
-    "negative epsilon": ({"epsilon": -1.0}, "epsilon must be above 0"),
-    "epsilon NaN": ({"epsilon": NAN}, "epsilon must be above 0"),
-    "infinite epsilon": ({"epsilon": INF}, "at most 1000000"),
-    "epsilon of text": ({"epsilon": "1"}, "epsilon must be a number"),
-    "no epsilon": ({"epsilon": None}, "epsilon must be a number"),
-    "epsilon true": ({"epsilon": True}, "epsilon must be a number"),
-    "delta 0": ({"delta": 0.0}, "delta must lie strictly between 0 and 1"),
-    "negative delta": ({"delta": -1e-5}, "delta must lie strictly between 0 and 1"),
-    "delta 1": ({"delta": 1.0}, "delta must lie strictly between 0 and 1"),
-    "delta 1, meant": ({"delta": 1.0, "allow_delta": True}, "delta must lie strictly between 0 and 1"),
-    "delta above 1": ({"delta": 7}, "delta must lie strictly between 0 and 1"),
-    "delta NaN": ({"delta": NAN}, "delta must lie strictly between 0 and 1"),
-    "delta of text": ({"delta": "1e-5"}, "delta must be a number"),
-    "a large delta": ({"delta": 1.1e-5}, r"Use a smaller one, or say that you mean it \(allow_delta=True"),
-    "no clip": ({"clip": None}, "pass the l2 norm .* or clip='unit'"),
-    "clip 0": ({"clip": 0.0}, "'unit' or a number above 0"),
-    "negative clip": ({"clip": -1.0}, "'unit' or a number above 0"),
-    "clip NaN": ({"clip": NAN}, "'unit' or a number above 0"),
-    "infinite clip": ({"clip": INF}, "'unit' or a number above 0"),
-    "clip of text": ({"clip": "1"}, "'unit' or a number above 0"),
-    "erase_clip 0": ({"erase_clip": 0.0}, "erase_clip must be a number above 0"),
-    "negative erase_clip": ({"erase_clip": -1.0}, "erase_clip must be a number above 0"),
-    "erase_clip NaN": ({"erase_clip": NAN}, "erase_clip must be a number above 0"),
-    "erase_clip of subjects": ({"erase_clip": 1.0, "unit": "subject"}, "leave erase_clip out"),
-    "a clip that no float holds": ({"clip": 10**400}, "clip must be"),
-    "unknown unit": ({"unit": "client"}, "one of record, subject"),
-    "no unit": ({"unit": None}, "one of record, subject"),
-    "unknown projection": ({"projection": "pca"}, "one of auto, tail, random, none"),
-    "cells 0": ({"cells": 0}, "cells must be a whole number from 1"),
-    "half a cell": ({"cells": 0.5}, "cells must be a whole number from 1"),
-    "cells true": ({"cells": True}, "cells must be a whole number from 1"),
-    "too many cells": ({"cells": 5000}, "cells must be a whole number from 1 to 4096"),
-    "dims 0": ({"dims": 0}, "dims must be a whole number from 1"),
-    "negative dims": ({"dims": -3}, "dims must be a whole number from 1"),
-    "dims of text": ({"dims": "8"}, "dims must be a whole number from 1"),
-    "count_weight 0": ({"count_weight": 0.0}, "must be a number from"),
-    "count_weight NaN": ({"count_weight": NAN}, "must be a number from"),
-    "infinite spread_weight": ({"spread_weight": INF}, "must be a number from"),
-    "negative spread_weight": ({"spread_weight": -1.0}, "must be a number from"),
-}
-
-
-@pytest.mark.parametrize(("settings", "says"), BAD.values(), ids=BAD.keys())
-def test_a_bad_setting_is_refused_with_what_to_do(settings, says):
-    DP(**{"epsilon": 1.0, "clip": 1.0})
-    with pytest.raises(SettingError, match=says):
-        DP(**{"epsilon": 1.0, "clip": 1.0, **settings})
-
-
-def test_clip_has_no_default():
-    with pytest.raises(SettingError, match="clip is missing"):
-        DP(1.0)
-
-
-def test_a_large_delta_is_taken_from_those_who_mean_it():
-    assert DP(1.0, 1e-3, clip=1.0, allow_delta=True).delta == 1e-3
-
 
 @many
 @given(st.floats(0.01, 1e4), st.floats(1e-12, 1e-5), weights, weights)
@@ -407,3 +244,35 @@ def test_replayable_noise_says_that_it_protects_nothing():
     assert "TEST" not in str(real)
     assert str(real) == "(ε = 1, δ = 1e-05)-DP for one record"
     assert "one subject" in str(DP(1.0, clip="unit", unit="subject"))
+
+
+NUMBERS = st.sampled_from([NAN, INF, -INF, 0, 0.0, -1, -1.0, True, None, "1", [1]])
+WRONG = {
+    "epsilon": NUMBERS | st.just(1e6 + 1),
+    "delta": NUMBERS | st.sampled_from([1.0, 7, 1.1e-5]),
+    "clip": NUMBERS | st.just(10**400),
+    "erase_clip": NUMBERS.filter(lambda value: value is not None) | st.just(10**400),
+    "unit": st.sampled_from(["client", None]),
+    "projection": st.just("pca"),
+    "cells": NUMBERS | st.sampled_from([0.5, 4097]),
+    "dims": NUMBERS | st.sampled_from([0.5, 4097]),
+    "count_weight": NUMBERS | st.sampled_from([9e-7, 1.1e6]),
+    "spread_weight": NUMBERS | st.sampled_from([9e-7, 1.1e6]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_setting_out_of_range_is_refused_by_its_name(name, data):
+    value = data.draw(WRONG[name])
+    with pytest.raises(SettingError, match=name):
+        DP(**{"epsilon": 1.0, "clip": 1.0, name: value})
+
+
+def test_settings_at_the_ends_of_their_ranges_are_taken_and_a_large_delta_from_those_who_mean_it():
+    DP(1e6, 1e-5, clip=5e-324, cells=4096, dims=1, count_weight=1e-6, spread_weight=1e6, erase_clip=1e308)
+    assert DP(1.0, 1e-3, clip=1.0, allow_delta=True).delta == 1e-3
+    for more in ({"delta": 1.0, "allow_delta": True}, {"erase_clip": 1.0, "unit": "subject"}, {"clip": None}):
+        with pytest.raises(SettingError):
+            DP(**{"epsilon": 1.0, "clip": 1.0, **more})

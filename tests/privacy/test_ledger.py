@@ -5,15 +5,15 @@ import math
 
 import pytest
 from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from fedup.errors import ArtifactError, BudgetError, SettingError
-from fedup.privacy import DP, Budget, Charge, Ledger, mu_of
+from fedup.errors import ArtifactError, BudgetError
+from fedup.privacy import DP, Budget, Charge, Ledger
 
 INF, NAN = float("inf"), float("nan")
 DELTA = 1e-5
-many = settings(max_examples=60, deadline=None, derandomize=True)
+many = settings(max_examples=40, deadline=None, derandomize=True)
 epsilons = st.floats(-2, 2).map(lambda exponent: 10.0**exponent)
 deltas = st.sampled_from([1e-5, 1e-6, 1e-9])
 guarantees = st.builds(lambda epsilon, delta: DP(epsilon, delta, clip="unit"), epsilons, deltas)
@@ -46,43 +46,6 @@ def test_what_is_spent_is_what_dp_accounting_makes_of_the_releases(spent, delta)
         assert ledger.mu(client) == pytest.approx(math.sqrt(precision), rel=1e-6)
 
 
-def test_a_single_release_costs_what_it_says_and_four_cost_twice_the_mu():
-    ledger = Ledger()
-    assert ledger.epsilon(0, DELTA) == ledger.mu(0) == 0
-    ledger.spend(0, _dp(2.0), "centroids")
-    assert ledger.epsilon(0, DELTA) == pytest.approx(2.0)
-    for _ in range(3):
-        ledger.spend(0, _dp(2.0), "centroids")
-    assert ledger.mu(0) == pytest.approx(2 * _dp(2.0).mu)
-    assert 2 * 2.0 < ledger.epsilon(0, DELTA) < 4 * 2.0  # far less than the sum
-
-
-@many
-@given(spends, st.randoms(use_true_random=False))
-def test_neither_the_order_nor_other_clients_matter(spent, shuffling):
-    one, other = Ledger(), Ledger()
-    for client, dp in spent:
-        one.spend(client, dp, "centroids")
-    for client, dp in shuffling.sample(spent, len(spent)):
-        if client == 0:
-            other.spend(client, dp, "centroids")
-    assert one.mu(0) == pytest.approx(other.mu(0), rel=1e-12)
-
-
-def test_a_charge_says_who_released_what_under_what():
-    ledger = Ledger()
-    ledger.spend(3, _dp(), "centroids")
-    ledger.spend(3, DP(1.0, clip="unit", replay_seed=0), "centroids")
-    first, second = ledger.charges
-    assert first == Charge(3, _dp().mu, "centroids", "(ε = 1, δ = 1e-05)-DP for one record")
-    assert "TEST MODE" in second.mechanism
-
-
-def test_charges_of_an_earlier_ledger_count():
-    ledger = Ledger([Charge(0, 0.3, "centroids", ""), Charge(0, 0.4, "centroids", "")])
-    assert ledger.mu(0) == pytest.approx(0.5)
-
-
 # --- budgets
 
 
@@ -108,41 +71,6 @@ def test_a_release_is_refused_exactly_where_it_would_pass_the_budget(releases, e
             assert ledger.mu(0) ** 2 == pytest.approx(spent, rel=1e-6)
 
 
-@many
-@given(epsilons, deltas, st.integers(1, 7))
-def test_a_budget_is_enough_for_what_it_was_divided_into_and_no_more(epsilon, delta, parts):
-    """Sums of floats are not exact; who plans five releases gets five."""
-    ledger, share = Ledger(budgets={None: Budget(epsilon, delta)}), mu_of(epsilon, delta) / math.sqrt(parts)
-    dp = _dp(_epsilon_with(share, delta), delta)
-    for _ in range(parts):
-        ledger.spend(0, dp, "centroids")
-    with pytest.raises(BudgetError):
-        ledger.spend(0, dp, "centroids")
-
-
-def _epsilon_with(mu, delta):
-    ledger = Ledger([Charge(0, mu, "", "")])
-    epsilon = ledger.epsilon(0, delta)
-    assume(epsilon > 1e-6)
-    return epsilon
-
-
-@many
-@given(epsilons, deltas, st.lists(guarantees, max_size=3))
-def test_what_is_left_can_be_spent_and_one_percent_more_cannot(epsilon, delta, before):
-    ledger = Ledger(budgets={None: Budget(epsilon, delta)})
-    for dp in before:
-        if dp.mu**2 + ledger.mu(0) ** 2 <= Budget(epsilon, delta).mu ** 2:
-            ledger.spend(0, dp, "centroids")
-    left = ledger.left(0)
-    assume(left > 1e-3)
-    with pytest.raises(BudgetError):
-        ledger.check([0], _dp(1.01 * left, delta))
-    ledger.spend(0, _dp(left, delta), "centroids")
-    assert ledger.epsilon(0, delta) == pytest.approx(epsilon, rel=1e-6)
-    assert ledger.left(0) < 0.01 * epsilon + 1e-3
-
-
 def test_a_budget_of_its_own_goes_before_that_of_all():
     ledger = Ledger(budgets={None: Budget(1.0), 1: Budget(4.0), 2: Budget(0.5)})
     assert [ledger.budget(client).epsilon for client in (0, 1, 2)] == [1.0, 4.0, 0.5]
@@ -152,23 +80,6 @@ def test_a_budget_of_its_own_goes_before_that_of_all():
         with pytest.raises(BudgetError, match=f"Client {client}"):
             ledger.spend(client, _dp(epsilon), "centroids")
     assert ledger.clients == [0, 1, 2]
-
-
-def test_a_client_without_a_budget_is_never_refused():
-    ledger = Ledger(budgets={1: Budget(1.0)})
-    for _ in range(5):
-        ledger.spend(0, _dp(100.0), "centroids")
-    assert ledger.budget(0) is None
-    assert ledger.left(0) == INF
-    assert ledger.epsilon(0, DELTA) > 100
-
-
-def test_several_clients_are_refused_where_one_of_them_is():
-    ledger = Ledger(budgets={2: Budget(0.5)})
-    ledger.check([0, 1], _dp())
-    with pytest.raises(BudgetError, match="Client 2"):
-        ledger.check([0, 1, 2], _dp())
-    assert ledger.charges == []
 
 
 @many
@@ -195,12 +106,6 @@ def test_a_refusal_says_what_was_spent_and_what_is_left():
     assert "spent ε = 1.5 of its ε = 2 at δ = 1e-05" in told
     assert f"ε = {ledger.left(0):.4g} at that δ is left" in told
     assert "Nothing was released" in told
-
-
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, DELTA), (-1.0, DELTA), (NAN, DELTA), (INF, DELTA), (1.0, 0.0)])
-def test_a_budget_that_is_none_is_refused(epsilon, delta):
-    with pytest.raises(SettingError):
-        Budget(epsilon, delta)
 
 
 def test_a_charge_that_cannot_be_written_is_not_made():
@@ -236,60 +141,6 @@ def _told():
     return json.loads(json.dumps(ledger.to_json()))
 
 
-EDITS = {
-    "no charges": lambda told: told.pop("charges"),
-    "no budgets": lambda told: told.pop("budgets"),
-    "charges as a number": lambda told: told.update(charges=3),
-    "no charges at all": lambda told: told.update(charges=None),
-    "a charge of text": lambda told: told["charges"].append("0.5"),
-    "a charge without a client": lambda told: told["charges"][0].pop("client"),
-    "a charge without mu": lambda told: told["charges"][0].pop("mu"),
-    "a charge with another part": lambda told: told["charges"][0].update(more=1),
-    "a negative charge": lambda told: told["charges"][0].update(mu=-1.0),
-    "a charge of NaN": lambda told: told["charges"][0].update(mu=NAN),
-    "a mu of text": lambda told: told["charges"][0].update(mu="0.1"),
-    "a mu of nothing": lambda told: told["charges"][0].update(mu=None),
-    "budgets as a number": lambda told: told.update(budgets=3),
-    "a budget without a client": lambda told: told["budgets"][0].pop(0),
-    "a budget without epsilon": lambda told: told["budgets"][0][1].pop("epsilon"),
-    "a negative budget": lambda told: told["budgets"][0][1].update(epsilon=-1.0),
-    "a budget of text": lambda told: told["budgets"][0][1].update(epsilon="3"),
-    "a budget with delta 1": lambda told: told["budgets"][0][1].update(delta=1.0),
-    "a budget with another part": lambda told: told["budgets"][0][1].update(more=1),
-}
-
-
-@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
-def test_an_edited_ledger_is_refused(edit):
-    told = _told()
-    Ledger.from_json(told)
-    edit(told)
-    with pytest.raises(ArtifactError):
-        Ledger.from_json(told)
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda told: told["charges"][0].update(client="0"),
-        lambda told: told["charges"][0].update(client=None),
-        lambda told: told["budgets"][1].__setitem__(0, "1"),
-        lambda told: told["budgets"].append([1, {"epsilon": 1000.0, "delta": 1e-5}]),
-    ],
-    ids=["a charge to a text", "a charge to nobody", "a budget of a text", "two budgets of one client"],
-)
-def test_a_ledger_whose_clients_were_edited_is_refused(edit):
-    told = _told()
-    edit(told)
-    with pytest.raises(ArtifactError):
-        Ledger.from_json(told)
-
-
-def test_ledgers_with_the_same_charges_and_budgets_are_equal():
-    assert Ledger.from_json(_told()) == Ledger.from_json(_told())
-    assert Ledger.from_json(_told()) != Ledger()
-
-
 def test_a_release_with_a_name_is_charged_once_also_by_a_ledger_that_was_read_back():
     dp = DP(1.0, clip=1.0)
     ledger = Ledger(budgets={None: Budget(1.0)})
@@ -313,13 +164,6 @@ def test_a_release_is_charged_once_whatever_it_is_called_and_two_are_charged_twi
         ledger.came(0, _dp(), "centroids", release)
     ledger.came(1, _dp(), "centroids", "one")  # of another client
     assert [(charge.client, charge.release) for charge in ledger.charges] == [(0, "one"), (0, "other"), (1, "one")]
-
-
-def test_a_release_that_came_is_charged_also_beyond_the_budget():
-    ledger = Ledger(budgets={None: Budget(0.5)})
-    ledger.came(0, _dp(2.0), "centroids", "one")
-    assert ledger.epsilon(0, DELTA) == pytest.approx(2.0)
-    assert ledger.left(0) == 0
 
 
 @many
@@ -361,10 +205,35 @@ def test_no_budget_allows_noise_that_can_be_replayed():
     assert [charge.replayable for charge in ledger.charges] == [True]
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"covered": -1.0}, {"covered": INF}, {"replayable": 1}, {"correction": "no"}], ids=str
-)
-def test_a_charge_of_the_wrong_kind_is_damage(wrong):
-    told = {"charges": [{"client": 0, "mu": 1.0, "what": "", "mechanism": "", **wrong}], "budgets": []}
-    with pytest.raises(ArtifactError):
-        Ledger.from_json(told)
+ODD = [None, "1", -1.0, NAN, INF, True, [], {}, 3]
+PARTS = [("charges",), ("budgets",), ("charges", 0), ("budgets", 0), ("budgets", 0, 1)]
+FIELDS = [*(("charges", 0, name) for name in ("client", "mu", "covered", "replayable", "correction"))]
+FIELDS += [("budgets", 0, 1, "epsilon"), ("budgets", 0, 1, "delta"), ("budgets", 1, 0)]
+
+
+@many
+@given(st.sampled_from(PARTS + FIELDS), st.sampled_from([*ODD, "missing", "more", "twice"]))
+@example(("budgets",), "twice")  # two budgets of one client, of which the second would count
+@example(("charges", 0, "client"), "1")
+def test_a_ledger_that_was_edited_is_refused_or_charges_no_less(path, damage):
+    plain = _told()
+    before = Ledger.from_json(plain)
+    *inner, last = path
+    place = plain
+    for key in inner:
+        place = place[key]
+    if damage == "missing":
+        del place[last]
+    elif damage == "more":
+        place[last] = {**place[last], "more": 1} if isinstance(place[last], dict) else [place[last], 1]
+    elif damage == "twice":
+        place[last] = place[last] * 2 if isinstance(place[last], list) else [place[last]] * 2
+    else:
+        place[last] = damage
+    try:
+        after = Ledger.from_json(plain)
+    except ArtifactError:
+        return
+    assert all(type(charge.client) is int and 0 <= charge.mu < INF for charge in after.charges)
+    assert all(type(client) in (int, type(None)) for client in after.budgets)
+    assert damage in ("twice", "missing", 3, True, None, [], {}) or after == before, (path, damage)

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedup import Federation, collect, iid, load_centroids, save_centroids
+from fedup import Federation, collect, iid
 from fedup.errors import SettingError
 from fedup.privacy import paper
 from fedup.privacy.paper import paper_epsilon
 from fedup.statistics.centroids import CentroidConfig
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = settings(max_examples=20, deadline=None, derandomize=True)
 
 
 def _features(rows, dims, seed, scale=1.0):
@@ -38,26 +38,12 @@ def test_epsilon_is_that_of_the_printed_formula(features, sigma):
 
 
 @few
-@given(cells, st.floats(1e-4, 10), st.floats(0.01, 100))
-def test_epsilon_scales_with_the_features_and_against_the_noise(features, sigma, factor):
-    epsilon = paper_epsilon(features, sigma)
-    assert paper_epsilon(features, factor * sigma) == pytest.approx(epsilon / factor, rel=1e-6)
-    assert paper_epsilon(factor * features, sigma) == pytest.approx(factor * epsilon, rel=1e-3)
-
-
-@few
 @given(cells, st.integers(1, 9))
 def test_how_many_rows_are_compared_at_once_changes_nothing(features, rows):
     whole = paper_epsilon(features, 0.1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paper, "_ROWS", rows)
         assert paper_epsilon(features, 0.1) == pytest.approx(whole, rel=1e-3)
-
-
-@few
-@given(cells)
-def test_the_order_of_rows_does_not_matter(features):
-    assert paper_epsilon(features.flip(0), 0.1) == pytest.approx(paper_epsilon(features, 0.1), rel=1e-4)
 
 
 @pytest.mark.parametrize("rows", [0, 1])
@@ -120,15 +106,6 @@ def test_without_noise_there_is_no_epsilon_to_count(setting):
         CentroidConfig(sigma=0.0, paper_accounting=True)
     usual = collect(model, federation, privacy="paper", statistics=CentroidConfig(ratio=0.5)).how
     assert usual == CentroidConfig(0.5, paper.SIGMA, paper_accounting=True)
-
-
-def test_epsilons_come_back_from_the_file(setting, tmp_path):
-    model, federation = setting
-    store = collect(model, federation, privacy="paper")
-    save_centroids(store, tmp_path / "centroids")
-    back = load_centroids(tmp_path / "centroids")
-    assert back.paper_epsilons == store.paper_epsilons != {}
-    assert back.how == store.how
 
 
 def test_it_is_never_called_a_guarantee():

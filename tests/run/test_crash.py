@@ -1,88 +1,52 @@
 """A command killed at any moment leaves the folder before or after its step, and the same command completes it."""
 
 import os
-import random
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ._forked import STEPS, Child, Ended, Folders, Step, TracedChild, can_trace, content, copy, look, run
+from ._forked import STEPS, Ended, Folders, Step, besides_progress, content, copy, look, run
+from ._traced import TracedChild, can_trace
 
-_MOMENTS = {"unlearn-class": 20, "unlearn-samples": 20, "restore-one": 20, "restore-last": 20}
-_OTHERWISE = 40  # moments of a step that comes in one kind: 40 for each of the five steps, 200 in all
-_FEW = 2
 _INTERRUPTED = 130
-_QUICK = ["train", "unlearn-samples", "purge"]
-_SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in STEPS if name not in _QUICK]
+_QUICK = "unlearn-samples"  # the step that does most: it asks a client, and stores a filter and centroids
+_TOUCHES = [(_QUICK, 3), *(pytest.param(name, 1, marks=pytest.mark.slow) for name in STEPS)]  # each third, or each
+_EACH = 4  # of the system calls that change the folder so many are one kill
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    return Folders(tmp_path_factory.mktemp("folders"))
-
-
-@pytest.fixture(params=STEPS)
-def step(request: pytest.FixtureRequest, folders: Folders) -> Step:
-    return folders.step(request.param)
-
-
-def test_a_command_killed_at_a_random_moment_is_before_or_after_its_step(step: Step, tmp_path: Path):
-    _kill_at_random(step, tmp_path, _FEW)
-
-
-@pytest.mark.sweep
-def test_a_command_killed_at_any_of_200_random_moments_is_before_or_after_its_step(step: Step, tmp_path: Path):
-    _kill_at_random(step, tmp_path, _MOMENTS.get(step.name, _OTHERWISE))
-
-
-def _kill_at_random(step: Step, home: Path, moments: int) -> None:
-    draw = random.Random(f"{step.name} {moments}")
-    for moment in range(moments):
-        # One moment in each of as many equal parts, so that the kills land in all phases. How long a command takes
-        # varies; one that was done before its kill is after its step, which is as good.
-        after_s = step.seconds * (moment + draw.random()) / moments
-        folder = home / f"run-{moment}"
-        copy(step.start, folder)
-        with Child(*step.args, "--run", folder) as child:
-            time.sleep(after_s)
-            child.kill()
-            assert child.wait().code in (-signal.SIGKILL, 0)
-        step.check_killed(folder, home / "seen")
-        step.check_rerun(folder)
-        shutil.rmtree(folder)
-
-
-@pytest.mark.parametrize("name", _QUICK + _SLOW)
+@pytest.mark.parametrize(("name", "each"), _TOUCHES)
 def test_a_command_killed_where_it_touches_the_folder_is_before_or_after_its_step(
+    name: str, each: int, folders: Folders, tmp_path: Path
+):
+    # Random moments (tests/run/test_any_history.py) rarely hit the microseconds between two changes of the folder.
+    # Python tells an audit hook before it opens, renames, removes, locks or connects to anything: the k-th such event
+    # that finds the folder other than the one before it did is the k-th moment that could matter, and there the child
+    # kills itself.
+    _signal_at_each_touch(folders.step(name), tmp_path, signal.SIGKILL, -signal.SIGKILL, each)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["train", _QUICK])
+def test_a_command_interrupted_where_it_touches_the_folder_is_before_or_after_its_step(
     name: str, folders: Folders, tmp_path: Path
 ):
-    # Random moments rarely hit the microseconds between two changes of the folder. Python tells an audit hook before it
-    # opens, renames, removes, locks or connects to anything: the k-th such event that finds the folder other than the
-    # one before it did is the k-th moment that could matter, and there the child kills itself.
-    step = folders.step(name)
-    _signal_at_each_touch(step, tmp_path, signal.SIGKILL, -signal.SIGKILL)
-
-
-@pytest.mark.sweep
-def test_a_command_interrupted_where_it_touches_the_folder_is_before_or_after_its_step(step: Step, tmp_path: Path):
     # Ctrl-C, unlike a kill, unwinds: what the code does on its way out must not spoil the folder either.
-    for ended in _signal_at_each_touch(step, tmp_path, signal.SIGINT, _INTERRUPTED):
-        said = [line for line in ended.err.splitlines() if not line.endswith(" …")]  # besides progress
+    for ended in _signal_at_each_touch(folders.step(name), tmp_path, signal.SIGINT, _INTERRUPTED):
+        said = besides_progress(ended.err)
         assert len(said) == 1, ended.err
         assert "Interrupted" in said[0]
 
 
-def _signal_at_each_touch(step: Step, home: Path, number: int, expected_code: int) -> list[Ended]:
-    """One run for each time that Python touches a changed folder, with a signal there; how they ended."""
+def _signal_at_each_touch(step: Step, home: Path, number: int, expected_code: int, each: int = 1) -> list[Ended]:
+    """One run for each time (or each third …) that Python touches a changed folder, with a signal there; their ends."""
     rerun, all_ended = _RerunOnce(step), []
     while True:
-        point = len(all_ended) + 1
+        point = each * len(all_ended) + 1
         folder = copy(step.start, home / f"run-{point}")
         ended = run(*step.args, "--run", folder, prepare=_signalled_at(folder, point, number))
         if ended.code == 0:
@@ -131,16 +95,22 @@ def _glance(folder: Path) -> list[tuple[str, int, int]]:
     return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
-@pytest.mark.sweep
-def test_a_command_killed_before_any_change_of_the_folder_is_before_or_after_its_step(step: Step, tmp_path: Path):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STEPS)
+def test_a_command_killed_before_a_change_of_the_folder_is_before_or_after_its_step(
+    name: str, folders: Folders, tmp_path: Path
+):
     # SQLite and safetensors write without telling Python. The child is stopped before each system call that would
     # change the folder, and what lies there is copied: that is what a kill at this moment leaves, for all such moments.
     if not can_trace():
         pytest.skip("this system does not let a process stop another one at its system calls (ptrace, seccomp)")
-    folder, rerun, stops = tmp_path / "run", _RerunOnce(step), 0
+    step, folder, stops = folders.step(name), tmp_path / "run", 0
+    rerun = _RerunOnce(step)
     copy(step.start, folder)
     with TracedChild(*step.args, "--run", folder, folder=folder) as child:
         for stops, call in enumerate(child.stops(), start=1):
+            if (stops + len(name)) % _EACH:  # other ones in each step
+                continue
             left = copy(folder, tmp_path / f"run-{stops}")
             try:
                 step.check_killed(left, tmp_path / "seen")

@@ -1,10 +1,7 @@
 """The run folder: made once, about one thing, with one writer, and never changed by half."""
 
 import json
-import sqlite3
 import stat
-import subprocess
-import sys
 
 import pytest
 
@@ -38,25 +35,25 @@ def content_of(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_started_folder_says_what_it_is_about(run):
+def test_a_started_folder_says_what_it_is_about_and_is_private(run, tmp_path, monkeypatch):
     state = run.read()
     assert state.about == json.loads(json.dumps(ABOUT))
     assert [event.kind for event in state.events] == ["created"]
     assert state.files == ()
     assert run.holder is None
-
-
-def test_starting_again_with_the_same_settings_changes_nothing(run):
-    train(run)
-    before = content_of(run.path)
-    run.start(dict(reversed(ABOUT.items())))
-    Run(str(run.path)).start(json.loads(json.dumps(ABOUT)))
-    assert content_of(run.path) == before
+    for folder in (run.path, run.files.folder):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    monkeypatch.chdir(tmp_path)
+    assert Run("run").read() == state  # a relative path will do, and an empty folder
+    (tmp_path / "empty").mkdir()
+    Run("empty").start(ABOUT)
 
 
 def test_starting_with_other_settings_is_refused_and_names_what_differs(run):
     train(run)
     before = content_of(run.path)
+    run.start(json.loads(json.dumps(dict(reversed(ABOUT.items())))))  # the same
+    assert content_of(run.path) == before
     with pytest.raises(SettingError) as caught:
         run.start({**ABOUT, "rounds": 4, "cut": "fc3", "more": True})
     message = str(caught.value)
@@ -74,11 +71,6 @@ def test_a_folder_of_someone_else_is_refused_and_stays_as_it_was(tmp_path):
     with pytest.raises(SettingError, match=r"no run folder and not empty \(thesis\.tex\)"):
         Run(tmp_path).start(ABOUT)
     assert content_of(tmp_path) == {"thesis.tex": b"Es war einmal"}
-
-
-def test_an_empty_folder_becomes_a_run_folder(tmp_path):
-    Run(tmp_path).start(ABOUT)
-    assert Run(tmp_path).read().about["rounds"] == 3
 
 
 def test_a_file_where_the_folder_should_be_is_refused(tmp_path):
@@ -99,34 +91,6 @@ def test_without_a_folder_reading_and_writing_say_how_to_make_one_and_make_none(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nobody_else_may_look_into_the_folder(run):
-    for folder in (run.path, run.files.folder):
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-
-
-@pytest.mark.parametrize("name", ["ein Ordner", "Zoë ρ 日本", "50% off?mode=ro#1", "-run", "a/b/c"])
-def test_any_path_will_do(tmp_path, name):
-    run = Run(tmp_path / name)
-    run.start(ABOUT)
-    record = train(run)
-    assert run.files.path(run.read().model).read_bytes() == b"weights"
-    assert {entry.name for entry in run.path.iterdir()} == {"run.sqlite", "files", "lock"}
-    assert {entry.name for entry in run.files.folder.iterdir()} == {record.name}
-
-
-def test_a_relative_path_will_do(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Run("run").start(ABOUT)
-    assert Run(tmp_path / "run").read().about["data"] == "digits"
-
-
-def test_a_folder_can_move(run, tmp_path):
-    record = train(run)
-    run.path.rename(tmp_path / "elsewhere")
-    moved = Run(tmp_path / "elsewhere")
-    assert moved.files.path(moved.read().model).name == record.name
-
-
 def test_the_creation_that_was_killed_is_completed(tmp_path):
     run = Run(tmp_path / "run")
     run.path.mkdir()
@@ -135,59 +99,30 @@ def test_the_creation_that_was_killed_is_completed(tmp_path):
         with pytest.raises(MissingRunError):
             run.read()
     assert run.journal_path.stat().st_size == 0
-    run.start(ABOUT)
-    assert [event.kind for event in run.read().events] == ["created"]
-
-
-def test_a_journal_without_its_first_event_is_completed(tmp_path):
-    run = Run(tmp_path / "run")
-    run.path.mkdir()
-    Journal.create(run.journal_path).close()
-    run.start(ABOUT)
-    run.start(ABOUT)
-    assert [event.kind for event in run.read().events] == ["created"]
-
-
-def test_a_journal_that_is_damaged_is_not_made_anew(run):
-    train(run)
-    run.journal_path.write_bytes(b"no database at all")
-    before = content_of(run.path)
-    with pytest.raises(ArtifactError, match="damaged"):
+    for _ in range(2):  # the second finds a journal without its first event
+        Journal.create(run.journal_path).close()
         run.start(ABOUT)
-    with pytest.raises(ArtifactError, match="damaged"):
-        run.read()
-    with pytest.raises(ArtifactError, match="damaged"), run.writing("collect"):
-        pytest.fail("the journal cannot be read")
-    assert content_of(run.path) == before
-
-
-def test_an_edited_journal_is_refused_by_readers_and_writers_before_they_change_a_file(run):
-    train(run)
-    (run.files.folder / ".model.draft").touch()
-    with sqlite3.connect(run.journal_path) as connection:
-        connection.executescript("DROP TRIGGER events_are_not_removed; DELETE FROM events WHERE seq = 2")
-    before = content_of(run.path)
-    with pytest.raises(ArtifactError, match="was edited"):
-        run.read()
-    with pytest.raises(ArtifactError, match="was edited"), run.writing("collect"):
-        pytest.fail("the journal was edited")
-    with pytest.raises(ArtifactError, match="was edited"):
         run.start(ABOUT)
-    assert content_of(run.path) == before
+        assert [event.kind for event in run.read().events] == ["created"]
+        run.journal_path.unlink()
 
 
-def test_a_commit_is_there_for_everyone_and_supersedes_files(run):
-    with run.writing("train") as writer:
-        first = put(writer, "model", b"first")
-        assert run.read().model is None  # a file counts once an event names it
-        event = writer.commit("trained", {"model": first.to_json(), "fingerprint": "f"})
-        assert run.read() == writer.state
-        assert run.read().head == event.hash
-        second = put(writer, "model", b"second")
-        assert run.files.path(first).exists()
-        writer.commit("trained", {"model": second.to_json(), "fingerprint": "f"})
-    assert run.read().files == (second,)
-    assert [path.name for path in run.files.folder.iterdir()] == [second.name]
+LOST = {
+    "empty": lambda path: path.write_bytes(b""),
+    "removed": lambda path: path.unlink(),
+    "damaged": lambda path: path.write_bytes(b"no database at all"),
+}
+
+
+@pytest.mark.parametrize("lose", LOST.values(), ids=LOST.keys())
+def test_a_lost_or_damaged_journal_is_not_made_anew_beside_files_of_a_run(run, lose):
+    train(run)
+    lose(run.journal_path)
+    before = content_of(run.files.folder)
+    for attempt in (lambda: run.start(ABOUT), run.read, run.writing("collect").__enter__):
+        with pytest.raises(ArtifactError, match=r"is lost or empty|damaged"):
+            attempt()
+    assert content_of(run.files.folder) == before
 
 
 def test_what_a_step_wrote_before_it_failed_is_removed_by_the_next_writer(run):
@@ -199,16 +134,14 @@ def test_what_a_step_wrote_before_it_failed_is_removed_by_the_next_writer(run):
     assert run.read().centroids is None
     assert run.holder is None
     (run.files.folder / "mine.txt").touch()
+    run.files.checkpoint.touch()  # needed while training is not done, and no longer
     with run.writing("collect"):
         assert {path.name for path in run.files.folder.iterdir()} == {record.name, "mine.txt"}
-
-
-def test_a_checkpoint_stays_until_training_is_done(run):
-    run.files.checkpoint.touch()
-    with run.writing("train"):
-        assert run.files.checkpoint.exists()
-    train(run)
-    assert not run.files.checkpoint.exists()
+    Run(run.path.parent / "new").start(ABOUT)
+    training = Run(run.path.parent / "new")
+    training.files.checkpoint.touch()
+    with training.writing("train"):
+        assert training.files.checkpoint.exists()
 
 
 def test_a_writer_refuses_when_a_needed_file_is_missing_before_it_removes_anything(run):
@@ -223,86 +156,26 @@ def test_a_writer_refuses_when_a_needed_file_is_missing_before_it_removes_anythi
     assert run.read().model == record  # reading the journal goes on
 
 
-def test_there_is_one_writer(run):
-    with run.writing("collect") as writer:
-        assert "`fedup collect`" in run.holder
+def test_there_is_one_writer_whose_commits_are_there_for_everyone_and_supersede_files(run):
+    with run.writing("train") as writer:
+        assert "`fedup train`" in run.holder
         before = content_of(run.path)
-        with pytest.raises(BusyError, match="`fedup collect`"), run.writing("unlearn"):
+        with pytest.raises(BusyError, match="`fedup train`"), run.writing("unlearn"):
             pytest.fail("there are two writers")
-        with pytest.raises(BusyError, match="`fedup collect`"):
+        with pytest.raises(BusyError, match="`fedup train`"):
             run.start(ABOUT)
         assert content_of(run.path) == before
-        writer.commit("evaluated", {})
+        first = put(writer, "model", b"first")
+        assert run.read().model is None  # a file counts once an event names it
+        event = writer.commit("trained", {"model": first.to_json(), "fingerprint": "f"})
+        assert run.read() == writer.state
+        assert run.read().head == event.hash
+        second = put(writer, "model", b"second")
+        assert run.files.path(first).exists()
+        writer.commit("trained", {"model": second.to_json(), "fingerprint": "f"})
     assert run.holder is None
-
-
-WRITE = """
-import sys
-from fedup.run.folder import Run
-with Run(sys.argv[1]).writing("collect") as writer:
-    for n in range(5):
-        record = writer.put("centroids", lambda path: path.write_bytes(b"centroids %d" % n) and None)
-        print("put", flush=True); sys.stdin.readline()
-        writer.commit("collected", {"centroids": record.to_json(), "n": n})
-        print("committed", flush=True); sys.stdin.readline()
-"""
-
-
-def test_a_reader_sees_whole_steps_while_another_process_writes(run):
-    record = train(run)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", WRITE, str(run.path)], **pipes) as process:
-
-        def go_on():
-            process.stdin.write("\n")
-            process.stdin.flush()
-
-        for n in range(5):
-            before = run.read()
-            assert process.stdout.readline() == "put\n"
-            assert run.read() == before  # a file that no event names is not part of the folder
-            assert f"`fedup collect` (process {process.pid} " in run.holder
-            go_on()
-            assert process.stdout.readline() == "committed\n"
-            after = run.read()
-            assert after.events[:-1] == before.events
-            assert after.events[-1].body["n"] == n
-            assert run.files.path(after.model).name == record.name
-            assert run.files.path(after.centroids).read_bytes() == b"centroids %d" % n
-            go_on()
-    assert process.returncode == 0
-    assert run.holder is None
-    assert {path.name for path in run.files.folder.iterdir()} == {file.name for file in run.read().files}
-
-
-def test_a_killed_writer_leaves_the_folder_as_after_its_last_commit(run):
-    record = train(run)
-    script = (
-        "import os, signal, sys; from fedup.run.folder import Run\n"
-        "with Run(sys.argv[1]).writing('collect') as writer:\n"
-        "    writer.commit('evaluated', {'n': 1})\n"
-        "    writer.put('centroids', lambda path: path.write_bytes(b'never committed') and None)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    killed = subprocess.run([sys.executable, "-c", script, str(run.path)], check=False)
-    assert killed.returncode == -9
-    assert run.holder is None
-    assert [event.kind for event in run.read().events] == ["created", "trained", "evaluated"]
-    assert run.read().centroids is None
-    with run.writing("collect") as writer:
-        assert writer.state.files == (record,)
-        assert [path.name for path in run.files.folder.iterdir()] == [record.name]
-
-
-@pytest.mark.parametrize("lost", [lambda path: path.write_bytes(b""), lambda path: path.unlink()])
-def test_a_lost_journal_is_not_replaced_while_files_of_a_run_are_there(run, lost):
-    train(run)
-    lost(run.journal_path)
-    before = content_of(run.files.folder)
-    for attempt in (lambda: run.start(ABOUT), run.read):
-        with pytest.raises(ArtifactError, match="is lost or empty"):
-            attempt()
-    assert content_of(run.files.folder) == before
+    assert run.read().files == (second,)
+    assert [path.name for path in run.files.folder.iterdir()] == [second.name]
 
 
 @pytest.mark.parametrize(

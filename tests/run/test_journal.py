@@ -2,21 +2,20 @@
 
 import hashlib
 import json
-import signal
 import sqlite3
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fedup.errors import ArtifactError, StorageError
-from fedup.run import journal as module
 from fedup.run.journal import GENESIS, SCHEMA, Journal, is_unfinished
 
-few = settings(max_examples=30, deadline=None, derandomize=True)
+few = settings(
+    max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 TRIGGERS = ("events_are_not_replaced", "events_are_not_changed", "events_are_not_removed")
 BODIES = [{"about": {"n": n, "name": "Zoë ρ"}} for n in range(5)]
 values = (
@@ -76,7 +75,13 @@ def rechained(rows):
 @given(st.lists(st.tuples(st.sampled_from(["created", "trained", "ü"]), bodies), max_size=5))
 def test_events_are_there_after_reopening_as_they_were_appended(tmp_path_factory, appended):
     path = tmp_path_factory.mktemp("journal") / "run.sqlite"
+    assert is_unfinished(path)
+    path.touch()
+    assert is_unfinished(path)
     Journal.create(path).close()
+    assert not is_unfinished(path)
+    with pytest.raises(OSError, match="already exists"):
+        Journal.create(path)
     told = []
     for kind, body in appended:
         journal = Journal(path, write=True)
@@ -85,29 +90,9 @@ def test_events_are_there_after_reopening_as_they_were_appended(tmp_path_factory
     assert events_at(path) == told
     assert [(event.kind, event.body) for event in told] == appended
     assert [event.seq for event in told] == list(range(1, len(appended) + 1))
-
-
-def test_hashes_chain_from_genesis_over_everything_in_an_event(path):
     rows = sqlite3.connect(path).execute("SELECT * FROM events ORDER BY seq").fetchall()
     assert rows == rechained((at, kind, body) for _, at, kind, body, _, _ in rows)
-    assert [event.hash for event in events_at(path)] == [row[-1] for row in rows]
-
-
-def test_what_a_killed_process_had_appended_is_there(tmp_path):
-    path = tmp_path / "run.sqlite"
-    script = (
-        "import sys; from pathlib import Path; from fedup.run.journal import Journal\n"
-        "journal = Journal.create(Path(sys.argv[1]))\n"
-        "for n in range(10**6):\n"
-        "    journal.append('declined', {'n': n}); print(n, flush=True)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True) as process:
-        told = [int(process.stdout.readline()) for _ in range(20)]
-        process.send_signal(signal.SIGKILL)
-        told += [int(line) for line in process.stdout.read().splitlines()]
-    numbers = [event.body["n"] for event in events_at(path)]
-    assert numbers[: len(told)] == told
-    assert len(numbers) <= len(told) + 1  # the one it was about to tell
+    assert [event.hash for event in told] == [row[-1] for row in rows]
 
 
 def test_a_transaction_that_was_killed_is_rolled_back_by_a_reader(path):
@@ -130,14 +115,13 @@ def test_a_transaction_that_was_killed_is_rolled_back_by_a_reader(path):
     "statement",
     [
         "UPDATE events SET at = '2020-01-01' WHERE seq = 2",
-        "UPDATE events SET seq = seq + 10",
         "DELETE FROM events WHERE seq = 5",
-        "DELETE FROM events",
         "INSERT INTO events SELECT 1, at, kind, body, previous, hash FROM events WHERE seq = 1 "
         "ON CONFLICT (seq) DO UPDATE SET kind = 'x'",
+        "INSERT OR REPLACE INTO events SELECT seq, at, kind, '{}', previous, hash FROM events LIMIT 1",
     ],
 )
-def test_events_cannot_be_changed_or_removed_through_sql(path, statement):
+def test_events_cannot_be_changed_replaced_or_removed_through_sql(path, statement):
     before = events_at(path)
     connection = sqlite3.connect(path, isolation_level=None)
     with pytest.raises(sqlite3.IntegrityError, match="append-only"):
@@ -146,40 +130,57 @@ def test_events_cannot_be_changed_or_removed_through_sql(path, statement):
     assert events_at(path) == before
 
 
-def test_an_edit_that_changes_nothing_is_accepted(path):
-    """Proof that the refusals below are due to the edits."""
-    before = events_at(path)
-    edit(path, "UPDATE events SET at = at")
-    assert events_at(path) == before
+def refuses(path):
+    with pytest.raises(ArtifactError, match=r"run\.sqlite was edited.*good copy"):
+        events_at(path)
+    return True
 
 
-SWAP = "UPDATE events SET seq = -1 WHERE seq = 2; UPDATE events SET seq = 2 WHERE seq = 3; "
+@few
+@given(
+    st.sampled_from(["at", "kind", "body", "previous", "hash"]),
+    st.integers(1, 5),
+    st.sampled_from(["", "{", "x", None]),
+)
+@example("at", 1, None)
+@example("body", 3, None)
+def test_an_event_of_which_anything_was_edited_is_refused(path, column, seq, value):
+    """None leaves it as it is: proof that the refusals are due to the edits."""
+    whole, before = path.read_bytes(), events_at(path)
+    edit(path, (f"UPDATE events SET {column} = coalesce(?, {column}) WHERE seq = ?", (value, seq)))
+    assert events_at(path) == before if value is None else refuses(path)
+    path.write_bytes(whole)
+
+
+@few
+@given(st.permutations(range(1, 6)), st.integers(0, 5), st.booleans())
+@example([1, 2, 3, 4, 5], 4, True)  # the last one cut off, with the count
+def test_events_removed_or_reordered_are_refused_even_when_the_chain_and_the_count_are_made_anew(
+    path, order, kept, anew
+):
+    whole, before = path.read_bytes(), events_at(path)
+    rows = {row[0]: row for row in sqlite3.connect(path).execute("SELECT * FROM events")}
+    moved = [(place, *rows[seq][1:]) for place, seq in enumerate(order[:kept], start=1)]
+    rechain = rechained(row[1:4] for row in moved) if anew else moved
+    edit(path, "DELETE FROM events", *(("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)", row) for row in rechain))
+    if not anew or kept < 5:  # a whole new chain over all places is found by the head kept elsewhere
+        assert events_at(path) == before if moved == list(rows.values()) else refuses(path)
+    path.write_bytes(whole)
+
+
 EDITS = {
-    "a body edited": """UPDATE events SET body = replace(body, '"n": 2', '"n": 3') WHERE seq = 3""",
     "a body re-serialised": "UPDATE events SET body = json(body) WHERE seq = 3",
-    "a body that is no JSON": "UPDATE events SET body = '{' WHERE seq = 5",
-    "a date edited": "UPDATE events SET at = '2020-01-01T00:00:00.000+00:00' WHERE seq = 1",
-    "a kind edited": "UPDATE events SET kind = 'evaluated' WHERE seq = 5",
-    "a hash edited": f"UPDATE events SET hash = '{'1' * 64}' WHERE seq = 5",
-    "a previous hash edited": f"UPDATE events SET previous = '{'1' * 64}' WHERE seq = 3",
-    "the first removed": "DELETE FROM events WHERE seq = 1",
-    "one removed from the middle": "DELETE FROM events WHERE seq = 3",
     "one removed and the others moved up": "DELETE FROM events WHERE seq = 3; UPDATE events SET seq = seq - 1 "
     "WHERE seq > 3; UPDATE sqlite_sequence SET seq = 4",
-    "the last removed": "DELETE FROM events WHERE seq = 5",
-    "all removed": "DELETE FROM events",
-    "two reordered": f"{SWAP} UPDATE events SET seq = 3 WHERE seq = -1",
+    "the last removed with the count": "DELETE FROM events WHERE seq = 5; DELETE FROM sqlite_sequence",
+    "the count raised": "UPDATE sqlite_sequence SET seq = 60",
     "one inserted at the end": "INSERT INTO events SELECT 6, at, kind, body, hash, 'x' FROM events WHERE seq = 5",
     "one inserted before the first": "INSERT INTO events SELECT 0, at, kind, body, previous, 'x' FROM events "
     "WHERE seq = 1",
-    "one inserted in the middle": "UPDATE events SET seq = -seq WHERE seq > 3; UPDATE events SET seq = 1 - seq "
-    "WHERE seq < 0; INSERT INTO events SELECT 4, at, kind, body, hash, 'x' FROM events WHERE seq = 3",
-    "one put in the place of another": "INSERT OR REPLACE INTO events "
-    "SELECT 2, at, kind, '{}', previous, hash FROM events WHERE seq = 2",
     "a view changed": "DROP VIEW releases; CREATE VIEW releases AS SELECT 1",
     "a view removed": "DROP VIEW requests",
     "a trigger added": "CREATE TRIGGER more AFTER INSERT ON events BEGIN SELECT 1; END",
-    "a table added": "CREATE TABLE more (a)",
+    "a table added": "CREATE TABLE sqliteXspy (a)",
     "an index added": "CREATE INDEX more ON events (kind)",
     "a column added": "ALTER TABLE events ADD COLUMN more TEXT",
 }
@@ -188,26 +189,19 @@ EDITS = {
 @pytest.mark.parametrize("statements", EDITS.values(), ids=EDITS.keys())
 def test_an_edited_journal_is_refused(path, statements):
     edit(path, statements)
-    with pytest.raises(ArtifactError, match=r"run\.sqlite was edited.*good copy"):
-        events_at(path)
+    refuses(path)
 
 
-@pytest.mark.parametrize("trigger", TRIGGERS)
 @pytest.mark.parametrize("instead", ["", "CREATE TRIGGER {} BEFORE UPDATE ON events BEGIN SELECT 1; END"])
-def test_a_trigger_that_was_removed_or_changed_is_refused(path, trigger, instead):
-    connection = sqlite3.connect(path)
-    connection.executescript(f"DROP TRIGGER {trigger}; {instead.format(trigger)}")
-    connection.close()
-    with pytest.raises(ArtifactError, match="triggers"):
-        events_at(path)
-
-
-def test_events_moved_to_other_places_are_refused_even_when_the_chain_is_made_anew_from_there(path):
-    rows = sqlite3.connect(path).execute("SELECT at, kind, body FROM events ORDER BY seq").fetchall()
-    chain = rechained([*rows[:1], *rows[3:]])
-    edit(path, "DELETE FROM events", *(("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)", row) for row in chain))
-    with pytest.raises(ArtifactError, match="it has 3 events, and 5 were written"):
-        events_at(path)
+def test_a_trigger_that_was_removed_or_changed_is_refused(path, instead):
+    whole = path.read_bytes()
+    for trigger in TRIGGERS:
+        connection = sqlite3.connect(path)
+        connection.executescript(f"DROP TRIGGER {trigger}; {instead.format(trigger)}")
+        connection.close()
+        with pytest.raises(ArtifactError, match="triggers"):
+            events_at(path)
+        path.write_bytes(whole)
 
 
 def test_no_flipped_bit_leads_to_other_events(path, tmp_path):
@@ -217,7 +211,7 @@ def test_no_flipped_bit_leads_to_other_events(path, tmp_path):
     flipped = tmp_path / "flipped" / "run.sqlite"
     flipped.parent.mkdir()
     same = refused = 0
-    for place in [*range(100), *range(100, len(whole), 53), *range(cells, min(cells + 400, len(whole)), 7)]:
+    for place in [*range(0, 100, 3), *range(100, len(whole), 211), *range(cells, min(cells + 400, len(whole)), 7)]:
         if 60 <= place < 64:  # the format's version, which has its own tests
             continue
         content = bytearray(whole)
@@ -236,23 +230,20 @@ def test_no_flipped_bit_leads_to_other_events(path, tmp_path):
     assert refused > 20
 
 
-@pytest.mark.parametrize("length", [2, 15, 99, 100, 511, 4095, 4096, 8192, -4096, -1])
-def test_a_truncated_journal_is_refused(path, length):
-    path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(ArtifactError, match=r"run\.sqlite"):
+@few
+@given(st.integers(1, 24_000) | st.binary(min_size=2, max_size=40))
+@example(4096)
+@example(b"SQLite format 3\0")
+@example(b"\0" * 8192)
+def test_a_truncated_journal_or_a_file_that_is_none_is_refused_and_left_as_it_is(path, content):
+    whole = path.read_bytes()
+    data = whole[: max(2, content % len(whole))] if isinstance(content, int) else content  # of one: none, for SQLite
+    path.write_bytes(data)
+    with pytest.raises(ArtifactError, match=r"run\.sqlite.*[Tt]ake a good copy|not made by fedup"):
         events_at(path)
     assert not is_unfinished(path)
-
-
-@pytest.mark.parametrize("content", [b"{}", b"PK\x03\x04" * 300, b"\0" * 8192, b"SQLite format 3\0"], ids=repr)
-def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(tmp_path, content):
-    path = tmp_path / "run.sqlite"
-    path.write_bytes(content)
-    for write in (False, True):
-        with pytest.raises(ArtifactError, match=r"run\.sqlite is damaged or no SQLite file.*good copy"):
-            Journal(path, write=write)
-    assert not is_unfinished(path)
-    assert path.read_bytes() == content
+    assert path.read_bytes() == data
+    path.write_bytes(whole)
 
 
 def test_a_database_of_another_program_is_refused_and_left_as_it_is(tmp_path):
@@ -269,9 +260,7 @@ def test_a_database_of_another_program_is_refused_and_left_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("write", [False, True])
-@pytest.mark.parametrize(
-    ("version", "remedy"), [(7, "a newer"), (0, "an older"), (-1, "an older"), (-(2**31), "an older")]
-)
+@pytest.mark.parametrize(("version", "remedy"), [(2, "a newer"), (0, "an older"), (-(2**31), "an older")])
 def test_another_format_is_refused_and_nothing_changes(path, write, version, remedy):
     connection = sqlite3.connect(path)
     connection.execute(f"PRAGMA user_version = {version}")
@@ -285,27 +274,7 @@ def test_another_format_is_refused_and_nothing_changes(path, write, version, rem
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_the_order_of_events_does_not_depend_on_the_clock(tmp_path, monkeypatch):
-    times = [datetime(2030, 1, 1, tzinfo=UTC) - timedelta(days=400 * n) for n in range(5)]
-
-    class Backwards:
-        @staticmethod
-        def now(zone):
-            assert zone is UTC
-            return times[len(appended)]
-
-    monkeypatch.setattr(module, "datetime", Backwards)
-    appended = []
-    journal = Journal.create(tmp_path / "run.sqlite")
-    for n in range(5):
-        appended.append(journal.append("declined", {"n": n}))
-    assert journal.events() == appended
-    assert [event.body["n"] for event in journal.events()] == [0, 1, 2, 3, 4]
-    assert [event.at for event in appended] == sorted((event.at for event in appended), reverse=True)
-    journal.close()
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, b"x"], ids=repr)
+@pytest.mark.parametrize("value", [float("nan"), b"x"], ids=repr)
 def test_a_body_that_is_no_json_is_refused_and_leaves_nothing(path, value):
     before = events_at(path)
     journal = Journal(path, write=True)
@@ -327,17 +296,6 @@ def test_an_append_that_cannot_be_written_leaves_nothing(path):
     other.close()
     assert journal.events() == before
     journal.close()
-
-
-def test_a_path_with_odd_characters_is_one_path(tmp_path):
-    path = tmp_path / "ein Ordner?mode=ro#100%25 ρ日本" / "run.sqlite"
-    path.parent.mkdir()
-    journal = Journal.create(path)
-    journal.append("created", {})
-    journal.close()
-    assert len(events_at(path)) == 1
-    assert [entry.name for entry in path.parent.iterdir()] == ["run.sqlite"]
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.parent.name]
 
 
 def test_the_views_say_what_the_events_say(tmp_path):
@@ -366,27 +324,11 @@ def test_the_views_say_what_the_events_say(tmp_path):
     connection.close()
 
 
-def test_only_a_journal_without_anything_is_unfinished(path, tmp_path):
-    assert is_unfinished(tmp_path / "none.sqlite")
-    (tmp_path / "empty.sqlite").touch()
-    assert is_unfinished(tmp_path / "empty.sqlite")
-    Journal.create(tmp_path / "empty.sqlite").close()
-    assert not is_unfinished(tmp_path / "empty.sqlite")
-    assert not is_unfinished(path)
-
-
-def test_a_finished_journal_is_not_created_again(path):
-    before = events_at(path)
-    with pytest.raises(OSError, match="already exists"):
-        Journal.create(path)
-    assert events_at(path) == before
-
-
 def test_a_reader_never_calls_a_sound_journal_edited_while_another_process_appends(path):
     program = (
         "import sys; from pathlib import Path; from fedup.run.journal import Journal\n"
         "journal = Journal(Path(sys.argv[1]), write=True)\n"
-        "for i in range(400): journal.append('declined', {'i': i})"
+        "for i in range(100): journal.append('declined', {'i': i})"
     )
     writer = subprocess.Popen([sys.executable, "-c", program, str(path)])
     looks = 0
@@ -395,28 +337,4 @@ def test_a_reader_never_calls_a_sound_journal_edited_while_another_process_appen
         looks += 1
     assert writer.returncode == 0
     assert looks > 1
-    assert len(events_at(path)) == len(BODIES) + 400
-
-
-def test_an_event_cannot_be_replaced_through_sql(path):
-    connection = sqlite3.connect(path)
-    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
-        connection.execute(
-            "INSERT OR REPLACE INTO events SELECT seq, at, kind, '{}', previous, hash FROM events LIMIT 1"
-        )
-    connection.close()
-
-
-@pytest.mark.parametrize("name", ["sqliteXspy", "sqlitestuff", "other"])
-def test_a_table_that_fedup_did_not_make_is_noticed(path, name):
-    connection = sqlite3.connect(path)
-    connection.execute(f"CREATE TABLE {name} (a)")
-    connection.close()
-    with pytest.raises(ArtifactError, match="tables"):
-        events_at(path)
-
-
-def test_a_last_event_removed_together_with_the_count_is_noticed(path):
-    edit(path, "DELETE FROM events WHERE seq = 5; DELETE FROM sqlite_sequence")
-    with pytest.raises(ArtifactError, match="4 events, and 0 were written"):
-        events_at(path)
+    assert len(events_at(path)) == len(BODIES) + 100

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from tests.cli._in_process import FAST, contents, copy_of, fedup, filter_file, ok, sample_ids, sha256
+from tests.cli._in_process import FAST, QUICK, contents, copy_of, fedup, filter_file, ok, sample_ids, sha256
 
 from fedup.cli._session import Session
 from fedup.clients.in_process import InProcess
@@ -21,6 +21,7 @@ from fedup.unlearning.verdict import Verdict
 
 FARTHER = Verdict("farther than before", "Accuracy on the forgotten training rows")
 ANY_LOSS = ("--max-loss", 100, "--max-class-loss", 100)  # tiny filters harm; unlike --force this withholds
+ANY_CLASS = ("--force", "--max-class-loss", 100)
 WITHDRAWN = frozenset(sample_ids(1, 9)[:3])
 
 
@@ -57,7 +58,7 @@ def answers(run):
 def original(tmp_path_factory):
     """R1, class 7, is in force; nobody changes it."""
     run = copy_of("collected", tmp_path_factory.mktemp("verdicts"))
-    ok("unlearn", "--run", run, "--class", 7, "--reference", "C-7", "--force", *FAST)
+    ok("unlearn", "--run", run, "--class", 7, "--reference", "C-7", *QUICK)
     return run
 
 
@@ -75,7 +76,7 @@ OWN = ("verdict", "notes", "forced", "forget_set", "contact", "time_s", "first_f
 def test_the_evidence_of_a_request_is_its_own_whatever_comes_later(run):
     before, _ = evidence(run, "R1")
     few = sample_ids(1)[:5]
-    ok("unlearn", "--run", run, *samples(few), "--force")
+    ok("unlearn", "--run", run, *samples(few), *QUICK)
     after, page = evidence(run, "R1")
     later, page_of_later = evidence(run, "R2")
     assert {name: after[name] for name in OWN} == {name: before[name] for name in OWN}
@@ -102,7 +103,7 @@ def test_each_request_of_a_file_has_its_verdict_and_reason(run, tmp_path):
     ids = sorted(sample_ids(1))
     rows = [f"A,1,,{ids[0]} {ids[1]},", f"B,1,,{ids[2]} {ids[3]},poison", "D,,3,,"]
     path.write_text("\n".join(["reference,client,class,sample,reason", *rows]))
-    ok("unlearn", "--run", run, "--csv", path, "--force")
+    ok("unlearn", "--run", run, "--csv", path, *QUICK)
     asked = Run(run).read().events[-1].body["requests"]
     assert [one["forget"].get("reason", "withdrawal") for one in asked] == ["withdrawal", "poison", "withdrawal"]
     measures = ["on the forgotten training rows", "with the label they carry", "on held-out rows of the class"]
@@ -112,18 +113,6 @@ def test_each_request_of_a_file_has_its_verdict_and_reason(run, tmp_path):
         assert told["verdict"]["measure"].endswith(measure)
         assert told["request"]["reason"] == one["forget"].get("reason", "withdrawal")
         assert told["verdict"]["words"] in page
-
-
-def test_under_differential_privacy_nothing_is_measured_and_evidence_says_why(tmp_path):
-    run = copy_of("trained", tmp_path)
-    ok("collect", "--epsilon", 8, "--clip", "unit", "--run", run)
-    ok("unlearn", "--run", run, *samples(), "--filter", "bottleneck", "--force", *FAST)
-    told, page = evidence(run, "R1")
-    assert told["verdict"]["finding"] == "not measured"
-    assert "under differential privacy nobody counts answers" in told["verdict"]["words"]
-    assert told["contact"]["clients_counting"] == []
-    assert ">in force: not measured<" in page
-    assert 'class="badge good"' not in page
 
 
 # --- requests that stay open
@@ -155,25 +144,20 @@ def left_out(run):
     return store.excluded.get((1, 9), frozenset()) >= WITHDRAWN
 
 
-def test_a_request_that_makes_its_samples_better_known_stays_open(original, withheld):
+def test_a_request_that_makes_its_samples_better_known_stays_open_and_people_are_told(original, withheld):
     assert sha256(filter_file(withheld)) == sha256(filter_file(original))
     assert torch.equal(answers(withheld), answers(original))
     status = ok("status", "--run", withheld, "--json").json
     assert (status["in_force"], status["open"]) == (["R1"], ["R2"])
-    assert statuses(withheld) == ["in force", "open, no filter"]
     assert "open, no filter" in " ".join(ok("status", "--run", withheld).out.split())
     state = Run(withheld).read()
-    assert state.events[-1].kind == "unlearned"
     (asked,) = state.events[-1].body["requests"]
     assert (asked["withheld"], asked["verdict"]["finding"]) == (True, "farther than before")
     assert state.left_out == Forget.classes([7]) | Forget.samples({1: WITHDRAWN})
     assert left_out(withheld)
     assert store_of(withheld).open == {Forget.samples({1: WITHDRAWN})}
     assert is_sound(withheld)
-
-
-def test_people_are_told_that_it_stays_open(run, farther):
-    ran = fedup("unlearn", "--run", run, *samples(), *ANY_LOSS, *FAST)
+    ran = fedup("unlearn", "--run", withheld, *samples(), *ANY_LOSS, *FAST)
     told = " ".join(ran.out.split())
     assert ran.code == 1
     assert "R2 stays open, without a filter: forget 3 samples of client 1 (3 training rows)." in told
@@ -199,27 +183,23 @@ def test_the_evidence_of_an_open_request_says_so_and_that_of_others_is_as_it_was
 
 
 def test_samples_of_an_open_request_stay_out_of_whatever_comes_later(withheld):
-    ok("unlearn", "--run", withheld, "--class", 3, "--force")
+    ok("unlearn", "--run", withheld, "--class", 3, *QUICK)
     assert statuses(withheld) == ["in force", "open, no filter", "in force"]
-    ok("unlearn", "--run", withheld, *samples(sample_ids(1, 9)[3:5]), "--force")  # of the very same cell
-    ok("restore", "R1", "--run", withheld, "--force")
+    ok("unlearn", "--run", withheld, *samples(sample_ids(1, 9)[3:5]), *QUICK)  # of the very same cell
+    ok("restore", "R1", "--run", withheld, *ANY_CLASS)
     assert left_out(withheld)
     assert Run(withheld).read().left_out.sample_ids[1] >= WITHDRAWN
     assert is_sound(withheld)
-    ran = fedup("collect", "--run", withheld, "--again")
-    assert ran.code == 1
-    assert "R2" in ran.told
-
-
-def test_asking_all_anew_would_bring_an_open_request_back_and_is_refused(withheld):
-    ok("restore", "R1", "--run", withheld)  # the open one is all there is now
-    assert statuses(withheld) == ["taken back", "open, no filter"]
+    ok("restore", "R3", "R4", "--run", withheld)  # the open one is all there is now
+    assert left_out(withheld)
     before = contents(withheld)
     ran = fedup("collect", "--run", withheld, "--again")
     assert ran.code == 1
     assert "in force or open (R2)" in ran.told
     assert contents(withheld) == before
-    assert left_out(withheld)
+    assert ok("restore", "--all", "--run", withheld, "--json").json["requests"] == ["R2"]
+    assert store_of(withheld).open == set()
+    ok("collect", "--again", "--run", withheld)
 
 
 @pytest.mark.parametrize("what", ["samples", "request"])
@@ -235,7 +215,7 @@ def test_asked_again_it_stays_open_under_its_id_and_force_puts_it_in_force(withh
     ran = fedup("unlearn", "--run", withheld, *samples(), *ANY_LOSS, "--json")
     assert (ran.code, ran.json["withheld"]) == (1, ["R2"])
     assert statuses(withheld) == ["in force", "open, no filter"]
-    done = ok("unlearn", "--run", withheld, *samples(), "--force", "--json").json
+    done = ok("unlearn", "--run", withheld, *samples(), *QUICK, "--json").json
     assert [(one["id"], one["verdict"]["finding"]) for one in done["requests"]] == [("R2", "farther than before")]
     assert statuses(withheld) == ["in force", "in force"]
     assert sha256(filter_file(withheld)) != sha256(filter_file(original))
@@ -246,34 +226,27 @@ def test_asked_again_it_stays_open_under_its_id_and_force_puts_it_in_force(withh
     assert 'class="badge good"' not in page
     assert store_of(withheld).open == set()
     assert is_sound(withheld)
-    done = ok("unlearn", "--run", withheld, "--class", 3, "--force", "--json").json
+    done = ok("unlearn", "--run", withheld, "--class", 3, *QUICK, "--json").json
     assert [one["id"] for one in done["requests"]] == ["R3"]
 
 
-def test_a_new_request_beside_an_open_one_gets_the_next_id(withheld, tmp_path):
-    path = tmp_path / "requests.csv"
-    listed = " ".join(map(str, sorted(WITHDRAWN)))
-    path.write_text(f"reference,client,class,sample\nX,,3,\nY,1,,{listed}\nZ,,4,\n")
-    done = ok("unlearn", "--run", withheld, "--csv", path, "--force", "--json").json
-    assert [(one["id"], one["reference"]) for one in done["requests"]] == [("R3", "X"), ("R2", "Y"), ("R4", "Z")]
-    assert [request.id for request in Run(withheld).read().requests] == ["R1", "R2", "R3", "R4"]
-    assert is_sound(withheld)
-
-
-def test_of_a_file_the_others_are_answered(run, farther, tmp_path):
-    path = tmp_path / "requests.csv"
-    listed = " ".join(map(str, sorted(WITHDRAWN)))
+def test_of_a_file_the_others_are_answered_and_an_open_one_keeps_its_id(run, farther, tmp_path):
+    path, listed = tmp_path / "requests.csv", " ".join(map(str, sorted(WITHDRAWN)))
     path.write_text(f"reference,client,class,sample\nX,,3,\nY,1,,{listed}\n")
     ran = fedup("unlearn", "--run", run, "--csv", path, *ANY_LOSS, "--json")
     assert (ran.code, ran.json["withheld"]) == (1, ["R3"])
     assert statuses(run) == ["in force", "in force", "open, no filter"]
     assert Session(run).served()[1].requests == {Forget.classes([7]), Forget.classes([3])}
     assert left_out(run)
+    path.write_text(f"reference,client,class,sample\nA,,4,\nY,1,,{listed}\nZ,,5,\n")
+    done = ok("unlearn", "--run", run, "--csv", path, *QUICK, "--json").json
+    assert [(one["id"], one["reference"]) for one in done["requests"]] == [("R4", "A"), ("R3", "Y"), ("R5", "Z")]
+    assert [request.id for request in Run(run).read().requests] == ["R1", "R2", "R3", "R4", "R5"]
     assert is_sound(run)
 
 
 def test_an_open_request_can_be_taken_back(original, withheld):
-    done = ok("restore", "W-1", "--run", withheld, "--force", "--json").json
+    done = ok("restore", "W-1", "--run", withheld, *ANY_CLASS, "--json").json
     assert (done["requests"], done["remaining"]) == (["R2"], ["R1"])
     assert statuses(withheld) == ["in force", "taken back"]
     assert sha256(filter_file(withheld)) == sha256(filter_file(original))  # that of R1 alone
@@ -286,28 +259,6 @@ def test_an_open_request_can_be_taken_back(original, withheld):
     assert "was taken back; no filter ever answered it" in page
     assert not any(claim.startswith("The request is open") for claim in told["claimed"])
     assert is_sound(withheld)
-
-
-def test_all_are_taken_back_with_what_is_open(withheld):
-    assert ok("restore", "--all", "--run", withheld, "--json").json["requests"] == ["R1", "R2"]
-    assert filter_file(withheld) is None
-    assert store_of(withheld).open == set()
-    assert is_sound(withheld)
-    ok("collect", "--again", "--run", withheld)
-
-
-def test_one_that_is_open_alone_is_taken_back(tmp_path, farther):
-    run = copy_of("collected", tmp_path)
-    ran = fedup("unlearn", "--run", run, *samples(), *ANY_LOSS, *FAST, "--json")
-    assert (ran.code, ran.json["filter"]) == (1, None)
-    assert statuses(run) == ["open, no filter"]
-    assert filter_file(run) is None
-    assert is_sound(run)
-    evidence(run, "R1")
-    ok("restore", "R1", "--run", run)
-    assert statuses(run) == ["taken back"]
-    assert store_of(run).open == set()
-    assert is_sound(run)
 
 
 # --- refused for a class
@@ -325,7 +276,10 @@ POOR = ("--class", 3, "--steps", 1)
     ids=["recall", "too few rows left"],
 )
 def test_an_answer_that_costs_a_class_is_declined_and_nothing_else_changes(original, run, options, why):
-    files, centroids = contents(run / "files"), store_of(run)
+    files, centroids, before = contents(run / "files"), store_of(run), contents(run)
+    plan = fedup("unlearn", "--run", run, *options, "--dry-run")
+    assert (plan.code == 1 and why in plan.told) if options != POOR else plan.code == 0  # what a fit costs is not known
+    assert contents(run) == before
     ran = fedup("unlearn", "--run", run, *options, "--json")
     assert ran.code == 1
     assert why in ran.json["declined"]

@@ -7,13 +7,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from fedup.cli._load import let_threads_sleep
 from fedup.cli._wording import as_command_line
 from fedup.errors import FedUPError, FedUPWarning
 from fedup.registry import OWN_MODULE, line_in
 
 _INTERRUPTED = 130  # as shells count it: 128 + SIGINT
 _TRACEBACK = "FEDUP_TRACEBACK"
+_CHOSEN_BY_THE_USER = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def main() -> None:
@@ -23,6 +23,26 @@ def main() -> None:
         warnings.simplefilter("always", FedUPWarning)
         warnings.showwarning = _show_warning
         _run()
+
+
+def load_above_cores() -> str | None:
+    """How busy the machine is, in words, where more processes want a core than there are cores; else None."""
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):  # not on every system
+        return None
+    cores = os.cpu_count() or 1
+    return f"load {load:.1f} on {cores} cores" if load > cores else None
+
+
+def let_threads_sleep() -> None:
+    """On a busy machine, let torch's threads sleep while they wait instead of spinning; no bit depends on it.
+
+    OpenMP reads this once, when torch is loaded. On an idle machine spinning is faster, so nothing is changed there.
+    """
+    chosen = any(name in os.environ for name in _CHOSEN_BY_THE_USER)
+    if "torch" not in sys.modules and not chosen and load_above_cores():
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 def _run() -> None:
@@ -55,14 +75,12 @@ def _run() -> None:
 
 
 def _error_in_own_code(error: Exception) -> str | None:
-    """Where in a file of the user's the error was raised, in words; None where none took part."""
-    files = [module.__file__ for name, module in [*sys.modules.items()] if name.startswith(OWN_MODULE)]
-    for file in files:
-        line = line_in(Path(file), error) if file else None
-        if file and line is not None:
+    """Where in the user's own files the error was raised, in words; None where it was not."""
+    for file in [module.__file__ for name, module in [*sys.modules.items()] if name.startswith(OWN_MODULE)]:
+        if file and (line := line_in(Path(file), error)) is not None:
             if os.environ.get(_TRACEBACK):
                 traceback.print_exception(error)
-            where = f"{Path(file).name}, line {line.lineno}, in {line.name}()" if line.name[0] != "<" else f"{file}"
+            where = f"{Path(file).name}, line {line.lineno}, in {line.name}()" if line.name[0] != "<" else file
             return (
                 f"{where}: {type(error).__name__}: {error}. This is your own code, {file}; set {_TRACEBACK}=1 to see "
                 "the whole traceback."

@@ -7,6 +7,8 @@ from fedup.cli import bench, data
 
 app = typer.Typer(
     help="Make a federated model forget on request, in seconds, without touching its weights.",
+    epilog="First steps: [bold]fedup train[/], [bold]fedup collect[/], [bold]fedup unlearn --class 7[/], "
+    "[bold]fedup status[/], [bold]fedup restore R1[/]",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

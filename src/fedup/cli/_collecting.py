@@ -1,4 +1,4 @@
-"""What `fedup collect` does: settings checked, clients asked, what they sent put into the folder."""
+"""What `fedup collect` does: check settings, ask clients, and store what they send."""
 
 import time
 from contextlib import suppress
@@ -26,40 +26,40 @@ from fedup.tasks.progress import ClientsShown
 
 
 def config_of(centroids: Settings, privacy: Settings) -> CentroidConfig | DP:
-    """Centroids, with the paper's noise or without; or statistics under a guarantee."""
+    """Settings of centroids, with the paper's noise or without; or of statistics under a guarantee."""
     if "epsilon" not in privacy:
         if privacy:
             raise SettingError("--clip, --delta and --allow-delta belong to a guarantee: pass --epsilon as well.")
         return CentroidConfig(**centroids)
-    if "ratio" in centroids:
-        raise SettingError("Under --epsilon there are no centroids, and so no --ratio of them: leave it out.")
+    for name in centroids.keys() & {"ratio", "seed"}:
+        raise SettingError(f"--{name} is for centroids, and under --epsilon there are none: leave it out.")
     if centroids.get("sigma") or "paper_accounting" in centroids:
         raise SettingError("--epsilon is a guarantee with its own noise: pass neither --sigma nor --paper-accounting.")
-    with suppress(KeyError, ValueError):  # what it may be besides a number, the guarantee says
+    with suppress(KeyError, ValueError):  # DP checks what else it may be
         privacy = {**privacy, "clip": float(privacy["clip"])}
     return DP(**privacy)
 
 
 def collect_into(session: Session, config: CentroidConfig | DP, *, again: bool, wait_s: float) -> dict[str, Any]:
-    """All clients asked, and what they sent put into the folder; or what is there already, if it is of that kind."""
+    """Ask all clients and store what they send; where that was done before with the same settings, only describe it."""
     with session.writing("collect", wait_s) as writer:
         known = writer.state.collected
         return _already(known.body, config) if known and not again else _collect(session, writer, config)
 
 
 def print_collected(result: dict[str, Any], run: Path) -> None:
-    """What came, and what protected it."""
+    """What was collected, and its protection."""
     next_step = f"Next: fedup unlearn --class 0{of(run)}"
     if result["already"]:
         typer.echo(f"The centroids are in {run} already; nothing was changed. {next_step}")
         return
-    counted = result["paper_epsilon"]
-    told = f" The paper's ε, mean over cells: {counted:.2f} ({DISCLAIMER})." if counted is not None else ""
+    epsilon = result["paper_epsilon"]
+    paper = f" The paper's ε, mean over cells: {epsilon:.2f} ({DISCLAIMER})." if epsilon is not None else ""
     kind = "vectors of noisy statistics" if "epsilon" in result["how"] else "centroids"
     typer.echo(
         f"{result['centroids']:,} {kind} of {result['cells']} cells from {result['clients']} clients, "
         f"{size(result['bytes_up'])} sent, in {result['time_s']:.1f} s.\n"
-        f"Protection: {result['mechanism']}.{told} {next_step}"
+        f"Protection: {result['mechanism']}.{paper} {next_step}"
     )
 
 
@@ -73,7 +73,7 @@ def _already(body: Any, config: CentroidConfig | DP) -> dict[str, Any]:
 
 
 def _as_options(settings: Settings) -> str:
-    """Settings as options of the command; those that are not set are left out."""
+    """Settings as options of the command, without those that are not set."""
     names = ("ratio", "sigma", "paper_accounting", "epsilon", "delta", "clip", "allow_delta", "seed")
     given = {name.replace("_", "-"): settings[name] for name in names if settings.get(name)}
     return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items())

@@ -22,15 +22,12 @@ def models(incomplete: str) -> list[str]:
 def requests(incomplete: str) -> list[tuple[str, str]]:
     """Ids of the run folder's requests, with what they ask for."""
     with suppress(FedUPError, OSError):
-        found = Run(os.environ.get("FEDUP_RUN", "run")).read().requests
-        return [
-            (request.id, forget_set(request.forget)) for request in found if request.id.startswith(incomplete.upper())
-        ]
+        known = Run(os.environ.get("FEDUP_RUN", "run")).read().requests
+        return [(own.id, forget_set(own.forget)) for own in known if own.id.startswith(incomplete.upper())]
     return []
 
 
 def _modules(package: str, incomplete: str) -> list[str]:
     # From the files' names: importing the package would load torch.
     folder = Path(__file__).parent.parent / "tasks" / package
-    found = (path.stem for path in sorted(folder.glob("[!_]*.py")))
-    return [name for name in found if name.startswith(incomplete)]
+    return [path.stem for path in sorted(folder.glob("[!_]*.py")) if path.stem.startswith(incomplete)]

@@ -26,19 +26,18 @@ class InputReader:
     resize: bool = False
 
     def read(self, paths: Iterable[str]) -> Named:
-        """Names and contents, one at a time, in the order given; folders give their images by name."""
+        """Names and contents, one at a time, in the order given; folders give their files by name."""
         for text in paths:
-            path = Path(text)
             if text == "-":
                 yield from self._read_bytes("Standard input", sys.stdin.buffer.read(), "-")
-            elif path.is_dir():
-                entries = sorted(entry for entry in path.iterdir() if entry.suffix.lower() in _ENDINGS[self._kind])
-                if not entries:
-                    raise DataError(f"The folder {path} holds no {self._kind} file.")
-                for entry in entries:
-                    yield from self._read_file(entry)
-            else:
-                yield from self._read_file(path)
+                continue
+            files = [path := Path(text)]
+            if path.is_dir():
+                files = sorted(entry for entry in path.iterdir() if entry.suffix.lower() in _ENDINGS[self._kind])
+            if not files:
+                raise DataError(f"The folder {path} holds no {self._kind} file.")
+            for file in files:
+                yield from self._read_file(file)
 
     @property
     def _kind(self) -> str:

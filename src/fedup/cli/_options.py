@@ -35,10 +35,10 @@ ThreadsOption = Annotated[
     ),
 ]
 MaxLossOption = Annotated[
-    float, typer.Option(help="Points of retained validation accuracy that a filter may cost to be put in force.", min=0)
+    float, typer.Option(help="Refuse a filter that costs more points of accuracy on retained validation rows.", min=0)
 ]
 MaxClassLossOption = Annotated[
-    float, typer.Option(help="Points of recall that a class nobody asked to forget may lose on retained rows.", min=0)
+    float, typer.Option(help="Refuse a filter that costs a class nobody asked to forget more points of recall.", min=0)
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Put the filter in force whatever it costs.")]
 

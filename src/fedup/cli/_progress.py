@@ -7,20 +7,14 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
     from fedup.bench.runner import CellEvent
 
-Show = Callable[[str, int, int], None]  # what, steps done, steps in all
+Show = Callable[[str, int, int], None]  # the work, steps done, steps in all
+_COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+_SHOWN = {"r_a": "R-A", "f_a": "F-A", "asr": "ASR", "time": "seconds"}
 
 
 def wide_console(*, stderr: bool = False) -> Console:
@@ -31,20 +25,16 @@ def wide_console(*, stderr: bool = False) -> Console:
 
 @contextmanager
 def progress_bars(console: Console, *, line_for_each: str | None = None) -> Iterator[Show]:
-    """A function `(what, done, total)` that shows how far each piece of work is.
+    """A function `(work, done, total)` that shows how far each piece of work is.
 
-    Without a terminal: a line when it begins and, where steps have a name (`round`), one for each of them.
+    Without a terminal: a line at the start and, where steps have a name (`round`), a line for each step.
     """
     if not console.is_terminal:
         yield _lines(console, line_for_each)
         return
-    with Progress(*_columns(), TimeRemainingColumn(), console=console) as bars:
+    with Progress(*_COLUMNS, TimeRemainingColumn(), console=console) as bars:
         task = cache(lambda what: bars.add_task(what, total=None))
         yield lambda what, done, total: bars.update(task(what), completed=done, total=total)
-
-
-def _columns() -> tuple[ProgressColumn, ...]:
-    return TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
 
 
 def _lines(console: Console, step: str | None) -> Show:
@@ -64,7 +54,7 @@ def cell_progress(console: Console, total: int) -> Iterator[tuple[Show, Callable
     if not console.is_terminal:
         yield lambda *step: None, lambda event: console.print(_line(event), markup=False, soft_wrap=True)
         return
-    with Progress(*_columns(), console=console) as bars:
+    with Progress(*_COLUMNS, console=console) as bars:
         cells = bars.add_task("cells", total=total)
         now = bars.add_task("", total=None, visible=False)
 
@@ -81,14 +71,11 @@ def cell_progress(console: Console, total: int) -> Iterator[tuple[Show, Callable
 def _line(event: "CellEvent") -> str:
     """One finished cell in one line."""
     figures = event.result.get("metrics", {})
-    told = [f"{name} {figures[key]:.3f}" for key, name in _TOLD.items() if figures.get(key) is not None]
+    text = ", ".join(f"{name} {figures[key]:.3f}" for key, name in _SHOWN.items() if figures.get(key) is not None)
     if event.outcome != "done":
         failure = event.result.get("failed", {})
-        told = [event.outcome + (f": {failure['error']}: {' '.join(failure['message'].split())}" if failure else "")]
-    return f"[{event.done}/{event.total}] {event.cell}: {', '.join(told)}; about {_duration(event.left_s)} left"
-
-
-_TOLD = {"r_a": "R-A", "f_a": "F-A", "asr": "ASR", "time": "seconds"}
+        text = event.outcome + (f": {failure['error']}: {' '.join(failure['message'].split())}" if failure else "")
+    return f"[{event.done}/{event.total}] {event.cell}: {text}; about {_duration(event.left_s)} left"
 
 
 def _duration(seconds: float) -> str:

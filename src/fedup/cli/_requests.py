@@ -14,13 +14,13 @@ from fedup.request import Forget, union
 
 _COLUMNS = ("reference", "client", "class", "sample", "reason")
 _NUMBERS = re.compile(r"[0-9]{1,18}(-[0-9]{1,18})?([,; ]+[0-9]{1,18}(-[0-9]{1,18})?)*")
-_MOST = 10_000_000  # a slip of the finger in a range must not fill the memory
+_MOST = 10_000_000  # a typing error in a range must not fill the memory
 
 
 def from_options(
     clients: Sequence[int], classes: Sequence[int], samples: Sequence[str], reason: str = "withdrawal"
 ) -> list[Forget]:
-    """One request that joins all that the options name; none when they name nothing."""
+    """One request for all that the options name; none when they name nothing."""
     parts = [Forget.clients(clients)] if clients else []
     parts += [Forget.classes(classes)] if classes else []
     parts += [_samples_option(text) for text in samples]
@@ -52,10 +52,9 @@ def parse_numbers(text: str) -> list[int]:
 
 
 def from_csv(path: Path, reason: str = "withdrawal") -> list[tuple[Forget, str | None]]:
-    """Requests of a file with the columns reference, client, class and sample; rows of one reference are one request.
+    """Requests of a file with the columns reference, client, class and sample; rows with one reference are one request.
 
-    A row names a client, or a class, or samples of a client (`17 42 50-60`), and in a column `reason` why, where it is
-    another than the one given.
+    A row names a client, or a class, or samples of a client (`17 42 50-60`). A column `reason` overrides the one given.
     """
     by_reference: dict[str, list[Forget]] = {}
     for line, row in _rows(path):
@@ -93,10 +92,11 @@ def _rows(path: Path) -> Iterable[tuple[int, dict[str, str]]]:
 
 
 def _row(row: dict[str, str]) -> Forget:
-    for name in ("client", "class", "sample"):
+    names = ("client", "class", "sample")
+    for name in names:
         if row[name] and not _NUMBERS.fullmatch(row[name]):
             raise RequestError(f"{name} must hold whole numbers; found {row[name]!r}.")
-    client, label, sample = (parse_numbers(row[name]) if row[name] else [] for name in ("client", "class", "sample"))
+    client, label, sample = (parse_numbers(row[name]) if row[name] else [] for name in names)
     if sample and (len(client) != 1 or label):
         raise RequestError("samples are named with the one client that holds them, and no class.")
     if sample:

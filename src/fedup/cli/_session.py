@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from fedup.cli._load import load_above_cores
+from fedup.cli import load_above_cores
 from fedup.cli._progress import wide_console
 from fedup.errors import ArtifactError, MissingDataError, NoArchitectureError, SettingError
 from fedup.federation import Federation
@@ -41,11 +41,10 @@ class Session:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """How the federation was made; a user's own files are those kept in the folder, wherever the originals went."""
+        """How the federation was made; the user's own files are the copies in the folder."""
         about = self.run.read().about
-        kept = {name: str(self.run.code(record)) for name, record in about.get("code", {}).items()}
-        recipe = Recipe.from_about(about)
-        return replace(recipe, data=kept.get("data", recipe.data), model=kept.get("model", recipe.model))
+        copies: dict[str, Any] = {name: str(self.run.code(own)) for name, own in about.get("code", {}).items()}
+        return replace(Recipe.from_about(about), **copies)
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -53,7 +52,7 @@ class Session:
 
     @cached_property
     def federation(self) -> Federation:
-        """The clients and their rows; refused if they are not those that the model was trained on."""
+        """The clients and their rows; refused if the model was trained on others."""
         federation = self.recipe.federation(self.dataset)
         trained = self.run.read().trained
         if trained is not None and trained.body["data"] != federation.digest():
@@ -83,7 +82,7 @@ class Session:
         return self.recipe.blank_model(about["input_shape"], len(about["class_names"])).to(self.device)
 
     def probe(self, state: State) -> torch.Tensor:
-        """Made-up inputs of the model's shape, always the same: for checks that need no data."""
+        """Random inputs of the model's shape, always the same: for checks that need no data."""
         shape, source = state.about["input_shape"], generator(0, "probe")
         if state.about["input"]["kind"] == "text":
             return torch.randint(1, 20_000, (16, *shape), generator=source).to(self.device)
@@ -94,34 +93,30 @@ class Session:
         return load_plugged(self.run, state, self.blank(state))
 
     def store(self, state: State, writer: Writer | None = None) -> Centroids:
-        """The centroids, where the model computes; a writer charges releases to the folder's ledger."""
+        """The centroids, on the model's device; a writer charges releases to the folder's ledger."""
         store = load_store(self.run, state)
-        if store.vectors.device != torch.device(self.device):  # else it would be copied: a whole file into memory
+        if store.vectors.device != torch.device(self.device):  # `to` would copy the whole file into memory
             store = store.to(self.device)
         store.ledger = RunLedger(writer) if writer else ledger_of(state)
         return store
 
     def served(self) -> tuple[State, PluggedModel]:
-        """The same for a reader, who holds no lock."""
+        """State and model under the filter in force, for a reader, who holds no lock."""
         return read_served(self.run, self.blank)
 
     def judge(self) -> "Judge | None":
-        """Measures filters on the federation's data, where that is here."""
-        federation = self.federation_if_here
-        return None if federation is None else FederationJudge(federation)
+        """Measures filters on the federation's data; None where that is not here."""
+        return FederationJudge(federation) if (federation := self.federation_if_here) else None
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What an event notes besides its own matter."""
+        """What every event notes besides its own content."""
         return {"machine": describe_machine()}
 
     def writing(self, command: str, wait_s: float) -> AbstractContextManager[Writer]:
-        """The folder with this process as its writer; says whom it waits for."""
-
-        def say(holder: str) -> None:
-            self.console.print(f"Waiting for {holder} …", markup=False)
-
-        return self.run.writing(command, wait_s=wait_s, on_wait=say)
+        """The folder with this process as its writer; names the process it waits for."""
+        say = partial(self.console.print, markup=False)
+        return self.run.writing(command, wait_s=wait_s, on_wait=lambda holder: say(f"Waiting for {holder} …"))
 
 
 class BusyNoted(Observer):

@@ -31,7 +31,7 @@ def with_settings(**classes: str) -> Callable[[Command], Command]:
             command(**values)
 
         signature = inspect.signature(command)
-        parameters = [one for known in signature.parameters.values() for one in options.get(known.name, [known])]
+        parameters = [own for known in signature.parameters.values() for own in options.get(known.name, [known])]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return run
 
@@ -41,7 +41,7 @@ def with_settings(**classes: str) -> Callable[[Command], Command]:
 def _options(module: str, name: str) -> Iterator[inspect.Parameter]:
     """Read from the source: importing these modules would load torch, for which neither --help nor Tab should wait."""
     source = Path(str(getattr(find_spec(module), "origin", ""))).read_text(encoding="utf-8")
-    body = next(one.body for one in ast.parse(source).body if isinstance(one, ast.ClassDef) and one.name == name)
+    body = next(node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name)
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call):
             arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.value.keywords}

@@ -26,7 +26,7 @@ def size(size_bytes: int) -> str:
 
 
 def of(run: Path) -> str:
-    """How the next command names the folder; the default one needs no name."""
+    """The option by which the next command names the folder; none for the default folder."""
     return "" if run == DEFAULT_RUN else f" --run {shlex.quote(str(run))}"
 
 
@@ -38,10 +38,10 @@ def seconds(time_s: Mapping[str, float]) -> str:
 
 def table(*columns: str, right: Collection[str] = (), **look: Any) -> Table:
     """A table without rows; columns named in `right` hold numbers."""
-    made = Table(title_justify="left", **look)
+    empty = Table(title_justify="left", **look)
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return made
+        empty.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return empty
 
 
 def accuracy_table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | None]]) -> Table:
@@ -54,17 +54,18 @@ def accuracy_table(title: str, columns: Sequence[str], rows: Mapping[str, Sequen
 
 def figures_table(figures: Mapping[str, Any]) -> Table:
     """Accuracies before, with the filter, and restored."""
-    rows = {}
-    for state, name in STATES.items():
-        own = figures[state]
-        heldout = own["heldout"]
-        rows[name] = [own["validation"]["retain"], heldout["retain"], heldout["forget"], own["train"]["forget"]]
-    columns = ["validation, retained", "held-out, retained", "held-out, forgotten", "training, forgotten"]
-    return accuracy_table("accuracy", columns, rows)
+    measured = {
+        "validation, retained": ("validation", "retain"),
+        "held-out, retained": ("heldout", "retain"),
+        "held-out, forgotten": ("heldout", "forget"),
+        "training, forgotten": ("train", "forget"),
+    }
+    rows = {name: [figures[state][part][side] for part, side in measured.values()] for state, name in STATES.items()}
+    return accuracy_table("accuracy", list(measured), rows)
 
 
 def describe(outcome: "Outcome") -> dict[str, Any]:
-    """What came of an answer, as plain data."""
+    """The outcome of an answer, as plain data."""
     report = outcome.report
     return {
         "declined": outcome.declined,

@@ -23,7 +23,7 @@ _WHY_NOT_A_DIFFERENCE = (
 def budget(
     epsilon: Annotated[
         float | None,
-        typer.Option(help="ε that all releases of a client together may reach; without it: list."),
+        typer.Option(help="ε that all releases of a client may reach together. Without it, list."),
     ] = None,
     delta: Annotated[float | None, typer.Option(help="The δ at which that ε is counted; 1e-5 if not given.")] = None,
     client: Annotated[list[int], typer.Option(help="Only for this client; may be repeated.")] = [],  # noqa: B006
@@ -31,16 +31,15 @@ def budget(
     wait: options.WaitOption = options.DEFAULT_WAIT_S,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Limit what clients release under differential privacy, or list limits and charges where none is given.
+    """Limit what clients release under differential privacy, or list limits and charges.
 
-    A release that would pass the limit is refused before it is made. Without --client it holds for every client that
-    has no budget of its own. What was spent stays spent.
+    A release beyond the limit is refused before it is made. What was spent stays spent.
+    Without --client the limit holds for every client that has no budget of its own.
 
-    Example: [bold]fedup budget[/]
-
-    Example: [bold]fedup budget --epsilon 8 --run runs/mnist[/]
-
-    Example: [bold]fedup budget --epsilon 2 --client 3 --client 4[/]
+    Examples:
+    [bold]fedup budget[/]
+    [bold]fedup budget --epsilon 8 --run runs/mnist[/]
+    [bold]fedup budget --epsilon 2 --client 3 --client 4[/]
     """
     from fedup.cli._session import Session
 
@@ -76,13 +75,12 @@ def _print(result: dict[str, Any]) -> None:
         console.print("No client has released anything under differential privacy.")
         return
     print_ledger(console, result["ledger"])
-    if not result["charges"]:
-        return
     shown = table("when", "client", "for", "protection", "μ", right=("client", "μ"), title="Charges")
     for charge in result["charges"]:
         row = (moment(charge["at"]), str(charge["client"]), charge["what"], charge["mechanism"], f"{charge['mu']:.3g}")
         shown.add_row(*row)
-    console.print(shown)
+    if result["charges"]:
+        console.print(shown)
 
 
 def print_ledger(console: Console, ledger: list[dict[str, Any]]) -> None:

@@ -22,11 +22,11 @@ def collect(
     wait: options.WaitOption = options.DEFAULT_WAIT_S,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Ask every client, once, for the centroids of its classes; requests are answered from them later.
+    """Ask every client once for its centroids, from which requests are answered.
 
-    Example: [bold]fedup collect --run runs/mnist --ratio 0.8[/]
-
-    Example: [bold]fedup collect --run runs/mnist --epsilon 2 --clip unit[/]
+    Examples:
+    [bold]fedup collect --run runs/mnist --ratio 0.8[/]
+    [bold]fedup collect --run runs/mnist --epsilon 2 --clip unit[/]
     """
     from fedup.cli._collecting import collect_into, config_of, print_collected
     from fedup.cli._session import Session

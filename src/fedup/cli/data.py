@@ -26,9 +26,12 @@ def data(
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Show which data sets are on this machine, check or fetch them; or show the rows of a run folder's clients.
+    """Show, check or fetch data sets; or show the rows of a run folder's clients.
 
-    Examples: [bold]fedup data[/], [bold]fedup data check mnist[/], [bold]fedup data --run runs/mnist --client 3[/]
+    Examples:
+    [bold]fedup data[/]
+    [bold]fedup data check mnist[/]
+    [bold]fedup data --run runs/mnist --client 3[/]
     """
     if context.invoked_subcommand is not None:
         return
@@ -50,15 +53,18 @@ def check(
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Read every row of data sets and say what is missing or damaged; status 1 if one that was named is.
+    """Read every row of data sets and say what is missing or damaged; exit 1 if anything is.
 
-    Decoded images are cached (FEDUP_CACHE), so that the first use is as fast as the later ones.
+    A data set that is missing counts only where it was named.
+    Decoded images are cached (FEDUP_CACHE), so that the first use is as fast as later ones.
 
-    Examples: [bold]fedup data check[/], [bold]fedup data check cifar10 my_photos/[/]
+    Examples:
+    [bold]fedup data check[/]
+    [bold]fedup data check cifar10 my_photos/[/]
     """
     found = _data_sets(names)
     options.show(found, as_json, _print_data_sets)
-    if any(one["state"] == "damaged" or (names and one["state"] != "here") for one in found):
+    if any(own["state"] == "damaged" or (names and own["state"] != "here") for own in found):
         raise typer.Exit(1)
 
 
@@ -93,19 +99,18 @@ def fetch(
 def _data_sets(wanted: list[str] | None = None) -> list[dict[str, Any]]:
     from fedup.tasks.datasets import load_dataset
 
-    found: list[dict[str, Any]] = []
-    for name in wanted or registered("fedup.tasks.datasets"):
+    def describe(name: str) -> dict[str, Any]:
         try:
             dataset = load_dataset(name)
         except SettingError:  # no such data set at all
             raise
         except FedUPError as error:
             state = "missing" if isinstance(error, MissingDataError) else "damaged"
-            found.append({"name": name, "here": False, "state": state, "why": str(error)})
-            continue
+            return {"name": name, "here": False, "state": state, "why": str(error)}
         rows = {"rows": len(dataset.y), "test_rows": len(dataset.test_y), "classes": dataset.num_classes}
-        found.append({"name": name, "here": True, "state": "here", **rows, "shape": list(dataset.x.shape[1:])})
-    return found
+        return {"name": name, "here": True, "state": "here", **rows, "shape": list(dataset.x.shape[1:])}
+
+    return [describe(name) for name in wanted or registered("fedup.tasks.datasets")]
 
 
 def _clients(run: Path) -> list[dict[str, Any]]:
@@ -125,25 +130,21 @@ def _clients(run: Path) -> list[dict[str, Any]]:
 def _ids(run: Path, client_id: int) -> dict[str, list[int]]:
     from fedup.cli._session import Session
 
-    session = Session(run)
-    federation = session.federation
+    federation = (session := Session(run)).federation
     rows = federation.client(client_id).train
     return {name: rows[federation.y[rows] == label].tolist() for label, name in enumerate(session.dataset.class_names)}
 
 
 def _print_data_sets(found: list[dict[str, Any]]) -> None:
-    console = wide_console()
+    console, missing = wide_console(), [own for own in found if not own["here"]]
     table = Table("data set", "here", "rows", "test rows", "classes", "a row is")
     for own in found:
-        shown = [f"[yellow]{own['state']}"]
-        if own["here"]:
-            counts = (f"{own[name]:,}" for name in ("rows", "test_rows", "classes"))
-            shown = ["yes", *counts, "×".join(map(str, own["shape"]))]
-        table.add_row(own["name"], *shown)
+        counts = [] if own in missing else [f"{own[name]:,}" for name in ("rows", "test_rows", "classes")]
+        shape = [] if own in missing else ["×".join(map(str, own["shape"]))]
+        table.add_row(own["name"], "yes" if own["here"] else f"[yellow]{own['state']}", *counts, *shape)
     console.print(table)
-    for own in found:
-        if not own["here"]:
-            console.print(f"{own['name']}: {own['why']}", markup=False, soft_wrap=True)
+    for own in missing:
+        console.print(f"{own['name']}: {own['why']}", markup=False, soft_wrap=True)
 
 
 def _print_clients(found: list[dict[str, Any]]) -> None:

@@ -27,9 +27,11 @@ def evaluate(
     wait: options.WaitOption = options.DEFAULT_WAIT_S,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Measure the model before and under the filter in force, on held-out data and on the official test set.
+    """Measure the model with and without its filter, on held-out and on official test data.
 
-    Examples: [bold]fedup evaluate --run runs/mnist[/], [bold]fedup evaluate --retrain[/]
+    Examples:
+    [bold]fedup evaluate --run runs/mnist[/]
+    [bold]fedup evaluate --retrain[/]
     """
     from fedup.cli._session import Session
 
@@ -46,22 +48,21 @@ def _figures(session: "Session", state: "State", plugged: "PluggedModel") -> dic
 
     data = session.dataset
     test = data.test_x.to(session.device), data.test_y.to(session.device)
-    result: dict[str, Any] = {
+    judge, on_test = FederationJudge(session.federation), {"original": accuracy(plugged.base, *test)}
+    if state.filter is not None:
+        on_test["forgotten"] = accuracy(plugged, *test)
+        with plugged.restored():
+            on_test["restored"] = accuracy(plugged, *test)
+    return {
         "filter": state.filter.id if state.filter else None,
         "in_force": [request.id for request in state.active],
-        "test": {"original": accuracy(plugged.base, *test)},
+        "test": on_test,
+        **(judge(plugged, plugged.requests) if state.filter else {"original": judge.alone(plugged.base, ())}),
     }
-    judge = FederationJudge(session.federation)
-    if state.filter is None:
-        return result | {"original": judge.alone(plugged.base, ())}
-    result["test"]["forgotten"] = accuracy(plugged, *test)
-    with plugged.restored():
-        result["test"]["restored"] = accuracy(plugged, *test)
-    return result | judge(plugged, plugged.requests)
 
 
 def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any]:
-    """FedAvg anew from the same start on what is retained; on record, so that evidence can show it."""
+    """Train anew from the same start on what is retained; put on record for evidence."""
     from fedup.models.views import fingerprint
     from fedup.tasks.evaluation import FederationJudge
     from fedup.tasks.progress import RoundsShown

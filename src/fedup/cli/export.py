@@ -13,11 +13,10 @@ def export(
     run: options.RunOption = options.DEFAULT_RUN,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Write the model and the filter in force as one torch.export program that runs without fedup.
+    """Write the model under its filter as one torch program that runs without fedup.
 
-    A program is a snapshot: requests that come later do not reach it.
-
-    To run it: [bold]torch.export.load("model.pt2").module()(x)[/]
+    The program is a snapshot: requests that come later do not reach it.
+    To run it in Python: [bold]torch.export.load("model.pt2").module()(x)[/]
 
     Example: [bold]fedup export model.pt2 --run runs/mnist[/]
     """
@@ -31,9 +30,7 @@ def export(
         "filter_sha256": state.filter.sha256 if state.filter else None,
         "base": state.base,
         "requests": [{"id": request.id, "digest": request.forget.digest} for request in state.active],
-        "class_names": state.about["class_names"],
-        "input_shape": state.about["input_shape"],
-        "input": state.about["input"],  # how raw images or texts become such inputs
+        **{name: state.about[name] for name in ("class_names", "input_shape", "input")},
         "journal_head": state.head,
     }
     # Without a request in force there is no filter to export, and the original model is what the folder serves.
@@ -41,8 +38,8 @@ def export(
     export_program(served, session.probe(state), out, about=about)
     under = f"under filter {about['filter']}" if state.active else "without a filter: no request is in force"
     shape = ", ".join(map(str, ["N", *state.about["input_shape"]]))
-    told = (
+    text = (
         f"Wrote {out}: the model {under}. A snapshot: requests that come later do not reach it.\n"
         f"It takes inputs of shape ({shape}), prepared as in training; fedup.json inside names classes and scaling."
     )
-    options.show({**about, "file": str(out)}, as_json, lambda _: typer.echo(told))
+    options.show({**about, "file": str(out)}, as_json, lambda _: typer.echo(text))

@@ -15,15 +15,16 @@ _DEPTHS = ("", "*/", "*/*/")  # deep enough for runs/NAME, and fast in a large f
 
 def list_(
     folder: Annotated[
-        Path, typer.Argument(help="Where to look for run folders; or `cuts`, for the places of filters in a model.")
+        Path, typer.Argument(help="Where to look for run folders; or `cuts`, to list where filters can sit in a model.")
     ] = Path(),
     model: Annotated[str | None, typer.Argument(help="The model, after `cuts`.")] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """List what there is by name (data sets, models, scenarios, methods, metrics), and the run folders below a folder;
-    or the cuts of a model.
+    """List data sets, models, methods and run folders by name; or the cuts of a model.
 
-    Examples: [bold]fedup list runs[/], [bold]fedup list cuts resnet18[/]
+    Examples:
+    [bold]fedup list runs[/]
+    [bold]fedup list cuts resnet18[/]
     """
     if str(folder) == "cuts" and model is not None:
         _list_cuts(model, as_json)
@@ -61,8 +62,8 @@ def _list_cuts(model: str, as_json: bool) -> None:
     cuts = cuts_of(model)
     if not cuts:
         raise SettingError(f"{model} names no cuts: a filter sits before its last linear layer.")
-    told = (
+    text = (
         f"{model}, from early to late: {', '.join(cuts)}\nA filter acts on what enters the module named; by default "
         f"the bottleneck sits at {cuts[-1]}."
     )
-    options.show({"model": model, "cuts": list(cuts)}, as_json, lambda _: typer.echo(told))
+    options.show({"model": model, "cuts": list(cuts)}, as_json, lambda _: typer.echo(text))

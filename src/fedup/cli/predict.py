@@ -40,14 +40,21 @@ def predict(
 
     Text files and standard input hold one text per line. With --json each answer is a line of JSON.
 
-    Examples: [bold]fedup predict digit.png[/], [bold]cat news.txt | fedup predict - --run runs/news --json[/]
+    Examples:
+    [bold]fedup predict digit.png[/]
+    [bold]cat news.txt | fedup predict - --run runs/news --json[/]
     """
     from fedup.cli._inputs import InputReader
     from fedup.cli._session import Session
 
     session = Session(run, device=device)
     state, plugged = session.served()
-    _check_filter(state, filter_id)
+    in_force = state.filter.sha256 if state.filter else "none"
+    if filter_id is not None and (not filter_id or not in_force.startswith(filter_id.lower())):
+        raise ArtifactError(
+            f"The filter in force is {in_force[:16]}, and {filter_id!r} was asked for: nothing was answered. "
+            "`fedup status` shows what is in force."
+        )
     reader = InputReader(_inputs(session.recipe.data, state), column, resize)
     # Without a request in force the original model is what the folder serves; with one, only the filtered view answers.
     model = plugged if state.active else plugged.base
@@ -55,23 +62,15 @@ def predict(
         line = f"{answer['input']}\t{answer['name']}\t{answer['probability']:.3f}"
         typer.echo(json.dumps(answer, ensure_ascii=False) if as_json else line)
     if not as_json:
-        told = "with no filter: no request is in force"
-        if state.filter:
-            told = f"under filter {state.filter.id} for {', '.join(request.id for request in state.active)}"
-        typer.echo(f"Answered {told}.", err=True)
-
-
-def _check_filter(state: State, filter_id: str | None) -> None:
-    served = state.filter.sha256 if state.filter else "none"
-    if filter_id is not None and (not filter_id or not served.startswith(filter_id.lower())):
-        raise ArtifactError(
-            f"The filter in force is {served[:16]}, and {filter_id!r} was asked for: nothing was answered. "
-            "`fedup status` shows what is in force."
+        ids = ", ".join(request.id for request in state.active)
+        filtered = (
+            f"under filter {state.filter.id} for {ids}" if state.filter else "with no filter: no request is in force"
         )
+        typer.echo(f"Answered {filtered}.", err=True)
 
 
 def _inputs(data: str, state: State) -> "Images | Texts":
-    """How inputs are read: the data set's file says it; for Parquet files of one's own the run folder does."""
+    """How inputs are read: as the data set's code says; for the user's own Parquet files, as the run folder says."""
     from fedup.tasks.datasets import input_of, inputs_from
 
     trained_with = state.about["input"]
@@ -95,5 +94,5 @@ def _answers(
         x = reader.inputs.prepare([raw for _, raw in batch]).to(device)
         best = logits_for(model, x).softmax(1).max(1)
         for (name, _), share, label in zip(batch, best.values.tolist(), best.indices.tolist(), strict=True):
-            own = {"input": name, "class": label, "name": names[label], "probability": round(share, 6)}
-            yield {**own, "filter": filter_id}
+            answer = {"input": name, "class": label, "name": names[label], "probability": round(share, 6)}
+            yield {**answer, "filter": filter_id}

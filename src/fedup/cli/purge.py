@@ -15,9 +15,10 @@ def purge(
     wait: options.WaitOption = options.DEFAULT_WAIT_S,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Destroy the centroids that requests in force have sealed; restoring one of several then needs the clients.
+    """Destroy the centroids that requests in force have sealed, for good.
 
-    Taking the last request back always works. Backups of the folder are yours to purge.
+    Restoring one of several requests then asks clients. Restoring the last one always works.
+    Backups of the folder are yours to purge.
 
     Example: [bold]fedup purge --run runs/mnist --yes[/]
     """
@@ -36,7 +37,8 @@ def purge(
         cells = sealed_cells(store, writer.state.forgets)
         if cells:
             RequestDesk(writer, session.plugged(writer.state), store).purge()
-    clients = count(len({client for client, _ in cells}), "client")
-    told = f"Destroyed the sealed centroids of {count(len(cells), 'cell')} of {clients}; they are in no file of {run}."
-    nothing = "Nothing is sealed; nothing was changed."
-    options.show({"cells": [list(cell) for cell in cells]}, as_json, lambda _: typer.echo(told if cells else nothing))
+    text = "Nothing is sealed; nothing was changed."
+    if cells:
+        whose = f"{count(len(cells), 'cell')} of {count(len({client for client, _ in cells}), 'client')}"
+        text = f"Destroyed the sealed centroids of {whose}; they are in no file of {run}."
+    options.show({"cells": [list(cell) for cell in cells]}, as_json, lambda _: typer.echo(text))

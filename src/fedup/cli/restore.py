@@ -32,9 +32,11 @@ def restore(
     wait: options.WaitOption = options.DEFAULT_WAIT_S,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Take requests back: a filter for the remaining ones, and after the last the original model, bit for bit.
+    """Take requests back; after the last one the original model answers, bit for bit.
 
-    Examples: [bold]fedup restore R1[/], [bold]fedup restore --all --run runs/mnist[/]
+    Examples:
+    [bold]fedup restore R1[/]
+    [bold]fedup restore --all --run runs/mnist[/]
     """
     from fedup.cli._session import Session
     from fedup.run.answer import Limits
@@ -55,21 +57,21 @@ def _restore(session: "Session", names: list[str], limits: "Limits", wait_s: flo
         state = writer.state
         named = {request.id: request for request in map(state.request, names)}  # each once
         chosen = list(named.values()) if names else [*state.active, *state.open]
-        back = [request for request in chosen if request.restored_in is None]
+        to_restore = [request for request in chosen if request.restored_in is None]
         result: dict[str, Any] = {
-            "requests": [request.id for request in back],
-            "already": [request.id for request in chosen if request not in back],
+            "requests": [request.id for request in to_restore],
+            "already": [request.id for request in chosen if request.restored_in],
             "filter": state.filter.id if state.filter else None,
         }
-        if not back:
+        if not to_restore:
             return result
         # The last one needs neither centroids nor clients.
-        last = all(request in back for request in state.active) and not any(request.is_open for request in back)
+        last = all(request in to_restore for request in state.active) and not any(r.is_open for r in to_restore)
         desk = RequestDesk(writer, session.plugged(state), None, facts=session.facts)
         if not last:
             clients, judge = session.federation_if_here, session.judge()
             desk = replace(desk, centroids=session.store(state, writer), clients=clients, judge=judge)
-        outcome = desk.restore(back, limits=limits)
+        outcome = desk.restore(to_restore, limits=limits)
         in_force = [request.id for request in writer.state.active]
         return result | describe(outcome) | {"remaining": in_force, "base": writer.state.base}
 

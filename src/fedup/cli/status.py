@@ -15,7 +15,7 @@ from fedup.run.state import State
 
 
 def status(run: options.RunOption = options.DEFAULT_RUN, as_json: options.JsonOption = False) -> None:
-    """Show requests, the filter in force, what is sealed and the storage; reads only, while others write too.
+    """Show requests, the filter in force, privacy spent and storage; changes nothing.
 
     Example: [bold]fedup status --run runs/mnist[/]
     """
@@ -54,7 +54,7 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
         facts["Federation"] = (
             f"{about['data']}, {about['model']}, {about['clients']} clients, {about['partition']}, seed {about['seed']}"
         )
-    facts["Model"] = f"training: {found['rounds_done']} of {about.get('rounds')} rounds done; `fedup train` goes on"
+    facts["Model"] = f"training: {found['rounds_done']} of {about.get('rounds')} rounds done; `fedup train` continues"
     if trained:
         measured = ", ".join(f"{part} {value:.3f}" for part, value in trained["accuracy"].items())
         facts["Model"] = f"{trained['fingerprint'][:16]}, trained {moment(trained['at'])}" + (
@@ -84,15 +84,15 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
 
 def _requests(state: State, found: dict[str, Any]) -> Table:
     shown = table("id", "reference", "forget", "rows", "status", "verdict", "asked", "took", right=("rows", "took"))
-    for request, told in zip(state.requests, found["requests"], strict=True):
+    for request, entry in zip(state.requests, found["requests"], strict=True):
         shown.add_row(
             request.id,
             escape(request.reference or ""),
             forget_set(request.forget),
-            "" if told["rows"] is None else f"{told['rows']:,}",
+            "" if entry["rows"] is None else f"{entry['rows']:,}",
             f"[bold]{request.status}[/]" if request.is_active else request.status,
-            told["verdict"] or "",
-            moment(told["asked_at"])[:10],
-            f"{told['time_s']:.2f} s",
+            entry["verdict"] or "",
+            moment(entry["asked_at"])[:10],
+            f"{entry['time_s']:.2f} s",
         )
     return shown

@@ -10,6 +10,7 @@ from fedup.cli._complete import data_sets, models
 from fedup.cli._progress import progress_bars
 from fedup.cli._settings import Settings, with_settings
 from fedup.cli._text import of
+from fedup.run.in_words import count
 
 if TYPE_CHECKING:
     from fedup.tasks.recipe import Recipe
@@ -46,9 +47,11 @@ def train(
     wait: options.WaitOption = options.DEFAULT_WAIT_S,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Make a run folder and train its federation; an interrupted training goes on where it was.
+    """Make a run folder and train its model; run it again to go on after an interruption.
 
-    Example: [bold]fedup train --data mnist --rounds 10 --run runs/mnist[/]
+    Examples:
+    [bold]fedup train --data mnist --rounds 10 --run runs/mnist[/]
+    [bold]fedup train --data my_data.py --model my_model.py[/]
     """
     import torch
 
@@ -61,20 +64,15 @@ def train(
     if recipe.rounds == 0 and weights is None:
         raise typer.BadParameter("--rounds 0 takes a model as trained: bring its weights with --weights.")
     result = _train(run, recipe, restart, device, chosen_engine, wait)
-
-    def show(result: dict[str, Any]) -> None:
-        if result["already"]:
-            typer.echo(f"{run} was trained before; nothing was changed. Next: fedup collect{of(run)}")
-            return
-        rounds = f"{recipe.rounds} rounds, in {result['time_s']:.1f} s"
-        typer.echo(
+    said = f"{run} was trained before; nothing was changed."
+    if not result["already"]:
+        rounds = f"{count(recipe.rounds, 'round')}, in {result['time_s']:.1f} s"
+        said = (
             f"{recipe.model} on {recipe.data}: {recipe.clients} clients, "
             f"{rounds if recipe.rounds else 'weights as they were brought'}; held-out accuracy "
-            f"{result['accuracy']['heldout']:.3f}.\n"
-            f"Model {result['fingerprint'][:12]} is in {run}. Next: fedup collect{of(run)}"
+            f"{result['accuracy']['heldout']:.3f}.\nModel {result['fingerprint'][:12]} is in {run}."
         )
-
-    options.show(result, as_json, show)
+    options.show(result, as_json, lambda _: typer.echo(f"{said} Next: fedup collect{of(run)}"))
 
 
 def _train(

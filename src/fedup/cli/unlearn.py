@@ -1,7 +1,8 @@
 """`fedup unlearn`."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -25,17 +26,18 @@ def unlearn(
     ] = None,
     reference: Annotated[str | None, typer.Option(help="Your own name for the request: a ticket, a letter.")] = None,
     reason: Annotated[
-        str, typer.Option(help="withdrawal (rows are to look unseen) or poison (their labels are to lose their hold).")
+        str,
+        typer.Option(help="withdrawal (rows should look unseen) or poison (their labels should not count)."),
     ] = "withdrawal",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and change nothing.")] = False,
     max_loss: options.MaxLossOption = 3.0,
     max_class_loss: options.MaxClassLossOption = 5.0,
     force: options.ForceOption = False,
     keep_sealed: Annotated[
-        bool, typer.Option("--keep-sealed", help="Keep replaced cells, so that taking back needs no client for them.")
+        bool, typer.Option("--keep-sealed", help="Keep the cells that are replaced, so that restoring asks no client.")
     ] = False,
     preset: Annotated[
-        str | None, typer.Option(help="default, paper or authors (of the paper's code): settings that belong together.")
+        str | None, typer.Option(help="Settings that belong together: default, paper, or authors (the paper's code).")
     ] = None,
     *,
     settings: Settings,
@@ -46,16 +48,18 @@ def unlearn(
 ) -> None:
     """Forget clients, classes or samples: a filter is fitted, measured, and put in force.
 
-    A request that is in force already changes nothing. Options together are one request; a CSV file may hold many.
+    Options together are one request; a CSV file may hold many. A request in force is not asked again.
+    One filter serves all requests in force; it keeps its settings unless others are given.
 
-    There is one filter for all requests in force: its settings are those of the filter before, unless given.
-
-    Examples: [bold]fedup unlearn --class 7[/], [bold]fedup unlearn --samples 3:17,42 --reference T-12 --dry-run[/],
+    Examples:
+    [bold]fedup unlearn --class 7[/]
+    [bold]fedup unlearn --samples 3:17,42 --reference T-12 --dry-run[/]
     [bold]fedup unlearn --csv requests.csv[/]
     """
     from fedup.cli._requests import from_csv, from_options
     from fedup.cli._session import Session
-    from fedup.cli._unlearning import answer_requests, plan_answer, print_answer, settings_of
+    from fedup.cli._unlearning import answer_requests, plan_answer, print_answer
+    from fedup.filters.presets import preset as settings_of
     from fedup.run.answer import Limits
 
     wanted = [(forget, reference) for forget in from_options(client or [], class_ or [], samples or [], reason)]
@@ -63,7 +67,8 @@ def unlearn(
         raise typer.BadParameter("name what to forget by --client, --class or --samples, or by a --csv file.")
     if csv is not None:
         wanted = from_csv(csv, reason)
-    settings = {**settings_of(preset), **settings}
+    if preset is not None:
+        settings = {**asdict(settings_of(cast(Any, preset)).config), **settings}
     session = Session(run, device=device)
     if dry_run:
         result = plan_answer(session, wanted, settings, keep_sealed=keep_sealed, force=force)

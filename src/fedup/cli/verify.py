@@ -20,7 +20,7 @@ def verify(
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Recompute hashes, the chain and the restore check of the whole folder; exit 1 on any mismatch.
+    """Check every hash, the journal's chain and the restored model; exit 1 on any mismatch.
 
     Example: [bold]fedup verify --run runs/mnist[/]
     """

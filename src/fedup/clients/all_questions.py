@@ -1,4 +1,4 @@
-"""Every question there is, by the name it has in messages: a new one is one more line."""
+"""All questions by their names in messages."""
 
 from typing import Any
 
@@ -15,19 +15,7 @@ from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.clients.question import Question
 from fedup.clients.tally import TallyQuestion
 
-QUESTIONS: dict[str, type[Question[Any]]] = {
-    question.kind: question
-    for question in (
-        WhoQuestion,
-        LabelsQuestion,
-        CentroidsQuestion,
-        PrivateCentroidsQuestion,
-        SketchesQuestion,
-        SpreadsQuestion,
-        SecondMomentsQuestion,
-        PrivateEraserQuestion,
-        TallyQuestion,
-        MomentsQuestion,
-        MomentChangeQuestion,
-    )
-}
+_EXACT = WhoQuestion, LabelsQuestion, CentroidsQuestion, SketchesQuestion, SpreadsQuestion, SecondMomentsQuestion
+_MOMENTS = MomentsQuestion, MomentChangeQuestion
+_PRIVATE = PrivateCentroidsQuestion, PrivateEraserQuestion
+QUESTIONS: dict[str, type[Question[Any]]] = {kind.kind: kind for kind in (*_EXACT, TallyQuestion, *_MOMENTS, *_PRIVATE)}

@@ -16,12 +16,12 @@ from fedup.statistics.centroids import CentroidConfig, Summary, summarize
 from fedup.statistics.kmeans import centroid_count
 
 _LARGEST = 1e30  # ε of the paper's noise
-_MOST_UNTOLD = 1000  # rows of a class that a client's own rules may keep back
+_MOST_HELD_BACK = 1000  # rows of a class that a client's own rules may hold back
 
 
 @dataclass(frozen=True)
 class CentroidsQuestion(ExactQuestion[Summary]):
-    """The centroids of the cells of some classes (None: of all that the client holds), without some samples."""
+    """The centroids of some classes (None: all that the client holds), without some samples."""
 
     kind: ClassVar[str] = "summarize"
     reported_as: ClassVar[str] = "centroids"
@@ -42,7 +42,7 @@ class CentroidsQuestion(ExactQuestion[Summary]):
         return self.excluded, self.without
 
     def answer(self, data: ClientData) -> Summary:
-        """What is to be left out is never read; of classes with few rows only is told that nothing is kept of them."""
+        """Rows to leave out are never read. Of classes with few rows left the answer is an empty cell."""
         rows, samples = data.client.train, data.sample_ids
         out = torch.isin(samples, torch.tensor(sorted(self.excluded), dtype=samples.dtype, device=samples.device))
         held, kept = Counter(data.y[rows].tolist()), Counter(data.y[rows[~out]].tolist())
@@ -56,7 +56,7 @@ class CentroidsQuestion(ExactQuestion[Summary]):
         return label not in self.without and (self.labels is None or label in self.labels)
 
     def cells_in(self, details: Details) -> int:
-        return cells_told(details)
+        return cells_in_summary(details)
 
     def answer_message(self, answer: Summary) -> Message:
         return summary_message(answer, half=self.half)
@@ -65,13 +65,13 @@ class CentroidsQuestion(ExactQuestion[Summary]):
         features = facts.features(self.cut)
         width = math.prod(features.shape)
         summary = read_summary(details, arrays, width=width, shape=features.shape, nonnegative=features.nonnegative)
-        check_classes_told(summary, self.without, self.labels, facts.num_classes)
+        check_summary_classes(summary, self.without, self.labels, facts.num_classes)
         self._check_cells(summary)
         return summary
 
     def _check_cells(self, summary: Summary) -> None:
         """Rows, samples left out, centroids and the points behind them must add up in each cell."""
-        require(summary.rows.keys() == set(summary.labels), "its rows are of other classes than its centroids")
+        require(summary.rows.keys() == set(summary.labels), "its rows and its centroids have different classes")
         counts = summary.counts.split(list(summary.sizes))
         for label, size, ids, points in zip(summary.labels, summary.sizes, summary.excluded, counts, strict=True):
             named = frozenset(i for i in self.excluded if self.sample_labels.get(i, label) == label)
@@ -79,29 +79,28 @@ class CentroidsQuestion(ExactQuestion[Summary]):
             require(ids >= named & self.sample_labels.keys(), "it does not leave out what was named")
             left = summary.rows[label] - len(ids)
             require(left >= 0, f"class {label} has fewer rows than are left out of it")
-            untold = not size and left > 0  # too few for the client's own rules, without those left out
-            require(not untold or (bool(ids) and left <= _MOST_UNTOLD), f"class {label} has rows and no centroids")
-            require(
-                size in (0, centroid_count(left, self.config.ratio)), f"class {label} has a wrong number of centroids"
-            )
+            hidden = not size and left > 0  # too few are left for the client's own rules
+            require(not hidden or (bool(ids) and left <= _MOST_HELD_BACK), f"class {label} has rows and no centroids")
+            expected = centroid_count(left, self.config.ratio)
+            require(size in (0, expected), f"class {label} has {size} centroids, not {expected}")
             require(not size or int(points.sum()) == left, f"the points of class {label} are not as many as its rows")
 
 
 def _with_empty(summary: Summary, empty: Mapping[int, frozenset[int]]) -> Summary:
-    """The same with cells of which too little is retained: the server must know that they are empty now."""
+    """The summary with cells that have too few rows left: the server must know that they are empty now."""
     cells = [*zip(summary.labels, summary.sizes, summary.excluded, strict=True)]
     cells = sorted([*cells, *((label, 0, ids) for label, ids in empty.items())], key=lambda cell: cell[0])
     labels, sizes, excluded = zip(*cells, strict=True) if cells else ((), (), ())
     return replace(summary, labels=labels, sizes=sizes, excluded=excluded)
 
 
-def cells_told(details: Details) -> int:
-    """The cells of a summary as it came."""
+def cells_in_summary(details: Details) -> int:
+    """The number of cells in a summary, before it is checked."""
     return len(labels) if isinstance(labels := details.get("labels"), list) else 0
 
 
 def summary_message(summary: Summary, *, half: bool = False) -> Message:
-    """Centroids, or noisy statistics, as they are sent."""
+    """Centroids or noisy statistics as they are sent."""
     details: dict[str, Any] = {
         "labels": list(summary.labels),
         "sizes": list(summary.sizes),
@@ -115,33 +114,32 @@ def summary_message(summary: Summary, *, half: bool = False) -> Message:
 
 
 def read_summary(details: Details, arrays: Arrays, *, width: int, shape: tuple[int, ...], nonnegative: bool) -> Summary:
-    """The opposite, with all its parts in shape."""
+    """The inverse of `summary_message`; raises DataError if a part is out of shape."""
     labels, sizes = checks.whole_numbers(details, "labels"), checks.whole_numbers(details, "sizes")
     excluded = [checks.whole_set({"excluded": ids}, "excluded") for ids in checks.list_of(details, "excluded")]
     require(labels == sorted(set(labels)), "a class comes twice, or classes are out of order")
     require(len(sizes) == len(labels) == len(excluded), "its lists differ in length")
     require(all(size >= 0 for size in sizes), "a size is below 0")
     vectors = checks.floats(arrays, "vectors", (sum(sizes), width)).float()
-    require(bool(vectors.isfinite().all()), "vectors holds what single precision does not")
+    require(bool(vectors.isfinite().all()), "vectors holds numbers beyond single precision")
     counts = checks.array(arrays, "counts", (sum(sizes),))
     require(counts.dtype in (torch.int32, torch.int64), "its counts are no whole numbers")
     require(bool(((counts >= 1) & (counts.long() < 2**31)).all()), "a count of points is out of range")
     require(checks.list_of(details, "shape") == list(shape), "its features have another shape")
     require(details.get("nonnegative") is nonnegative, "its features are of another kind")
     epsilons = checks.list_of(details, "paper_epsilons")
-    require(
-        all(type(value) in (int, float) and 0 <= value < _LARGEST for value in epsilons), "its epsilons are no numbers"
-    )
+    numbers = all(type(value) in (int, float) and 0 <= value < _LARGEST for value in epsilons)
+    require(numbers, "its epsilons are no numbers")
     require(len(epsilons) in (0, len(labels)), "its epsilons are of other cells")
     cells = checks.client_number(details), tuple(labels), tuple(sizes), tuple(excluded)
     rows = dict(checks.pairs(details, "rows"))
     return Summary(*cells, vectors, counts.int(), nonnegative, shape, tuple(map(float, epsilons)), rows)
 
 
-def check_classes_told(
+def check_summary_classes(
     summary: Summary, without: frozenset[int], labels: frozenset[int] | None, num_classes: int
 ) -> None:
-    """Raise unless an answer tells of the classes that were asked about."""
+    """Raise unless an answer has the classes that were asked for."""
     require(all(0 <= label < num_classes for label in summary.labels), "a label is out of range")
     require(not without & set(summary.labels), "it tells of classes that nobody asked for")
     require(labels in (None, frozenset(summary.labels)), "it tells of other classes than were asked for")

@@ -1,4 +1,4 @@
-"""Checks of what came in a message: whatever does not fit raises DataError, and nothing is guessed."""
+"""Checks of a message: whatever does not fit raises DataError, and nothing is guessed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,13 +14,13 @@ _WHOLE = torch.iinfo(torch.int64)
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Raise unless something holds."""
+    """Raise DataError unless a condition holds."""
     if not holds:
         raise DataError(otherwise)
 
 
 def client_number(details: Mapping[str, Any]) -> int:
-    """Which client an answer says it is from."""
+    """The client that an answer names as its own."""
     client = details.get("client")
     if type(client) is not int or not 0 <= client < 2**64:
         raise DataError("it does not say which client it is")
@@ -28,7 +28,7 @@ def client_number(details: Mapping[str, Any]) -> int:
 
 
 def array(arrays: Mapping[str, Tensor], name: str, shape: tuple[int, ...] | None) -> Tensor:
-    """An array of that shape."""
+    """An array, of that shape if one is given."""
     tensor = arrays.get(name)
     if tensor is None:
         raise DataError(f"{name} is missing")
@@ -37,16 +37,16 @@ def array(arrays: Mapping[str, Tensor], name: str, shape: tuple[int, ...] | None
 
 
 def floats(arrays: Mapping[str, Tensor], name: str, shape: tuple[int, ...] | None) -> Tensor:
-    """An array of finite numbers that features may have."""
+    """An array of finite numbers, not too large for features."""
     tensor = array(arrays, name, shape)
     require(tensor.dtype in _FLOATS, f"{name} is of {tensor.dtype}")
     require(bool(tensor.isfinite().all()), f"{name} holds NaN or infinity")
-    require(not tensor.numel() or float(tensor.abs().max()) < _LARGEST, f"{name} holds what no feature has")
+    require(not tensor.numel() or float(tensor.abs().max()) < _LARGEST, f"{name} holds numbers too large for features")
     return tensor
 
 
 def list_of(details: Mapping[str, Any], name: str) -> list[Any]:
-    """A list, of anything."""
+    """A list of anything."""
     values = details.get(name)
     if not isinstance(values, list):
         raise DataError(f"{name} is no list")
@@ -65,7 +65,7 @@ def whole_numbers(details: Mapping[str, Any], name: str) -> list[int]:
 
 
 def whole_set(details: Mapping[str, Any], name: str) -> frozenset[int]:
-    """The same as a set."""
+    """Whole numbers as a set."""
     return frozenset(whole_numbers(details, name))
 
 
@@ -80,10 +80,10 @@ def pairs(details: Mapping[str, Any], name: str, *, named: bool = False) -> list
 
 
 def by_request(details: Mapping[str, Any], name: str, known: set[str]) -> dict[str, Any]:
-    """An object whose keys are requests that were named."""
+    """An object whose keys are names of requests that were sent."""
     values = details.get(name)
     if not isinstance(values, dict) or not set(values) <= known:
-        raise DataError("it tells of a request that nobody named")
+        raise DataError("it names a request that nobody sent")
     return values
 
 

@@ -1,6 +1,6 @@
 """Phase 2 in one call: every client is asked, once, for what the server keeps of it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -43,22 +43,21 @@ def collect(
 ) -> Centroids:
     """Ask every client, once, for the centroids of its cells; or, with `statistics="moments"`, for integer sums.
 
-    Without `forget` this is the cache: requests are answered from it later. With `forget` it is the paper's protocol:
-    clients leave out what those requests name before they answer. How centroids are made is said by `statistics`, or by
-    the name of a preset: ρ = 0.8 and no noise by default, by kind of request with `paper`. Cells of forgotten classes
-    are left out, unless a preset relabels them (with settings of your own: `collect_cells(…, with_forgotten=True)`).
+    Without `forget` the result is a cache: later requests are answered from it. With `forget` this is the paper's
+    protocol: clients leave out what those requests name before they answer. `statistics` says how centroids are made,
+    itself or as the name of a preset: ρ = 0.8 and no noise by default, by kind of request with `paper`. Cells of
+    forgotten classes are left out, unless a preset relabels them (or `collect_cells(…, with_forgotten=True)`).
 
-    `privacy` is a `DP` guarantee, under which clients send noisy statistics and each release is charged to the `ledger`
-    (one without limits where none is given); or "paper": its noise, σ = 0.001 where none is given, and its
-    ε counted for each cell, which is noise only and not a DP guarantee.
+    `privacy` is a `DP` guarantee: clients send noisy statistics, and each release is charged to the `ledger` (without
+    limits by default). Or it is "paper": the paper's noise (σ = 0.001 by default) and its ε for each cell, which is
+    noise only and not a DP guarantee.
 
-    Where the way to reach clients has a `vectors_folder`, the vectors lie on its disk in place of memory, for
-    federations of many clients: in a file without a name, which goes with the store. `save_centroids` keeps them; what
-    `load_centroids` gives lies on disk anyway.
+    If the contact has a `vectors_folder`, vectors are kept in an unnamed file there instead of in memory. The file is
+    deleted with the store; `save_centroids` writes a copy.
     """
     requests = frozenset(forget)
     if ledger is not None and not isinstance(federation, Federation):
-        raise SettingError("A way to reach clients has a ledger of its own: pass ledger= where that is made.")
+        raise SettingError("A contact has a ledger of its own: pass ledger= where the contact is made.")
     if isinstance(federation, Federation):
         federation = InProcess(federation, model, one_reader=True, ledger=ledger)
     if statistics == "moments" or isinstance(statistics, MomentConfig):
@@ -68,14 +67,14 @@ def collect(
         return collect_moments(model, federation, config, find_cut(model, cut), requests)
     usual = preset("default" if isinstance(statistics, CentroidConfig) else statistics, requests)
     chosen = statistics if isinstance(statistics, CentroidConfig) else CentroidConfig(usual.ratio, usual.sigma)
-    how = _how(privacy, chosen, given=chosen is statistics)
+    how = _protected(privacy, chosen, given=chosen is statistics)
     return collect_cells(model, federation, how, cut, requests, with_forgotten=usual.config.class_policy != "drop")
 
 
-def _how(privacy: object, statistics: CentroidConfig, *, given: bool) -> CentroidConfig | DP:
+def _protected(privacy: object, statistics: CentroidConfig, *, given: bool) -> CentroidConfig | DP:
     if isinstance(privacy, DP):
         if given:
-            raise SettingError("Under DP there are no centroids of a ratio and no noise of a sigma: pass neither.")
+            raise SettingError("Under DP clients send no centroids: pass no `statistics` (ratio, sigma).")
         return privacy
     if privacy is None:
         return statistics
@@ -84,6 +83,7 @@ def _how(privacy: object, statistics: CentroidConfig, *, given: bool) -> Centroi
     return replace(statistics, sigma=statistics.sigma or paper.SIGMA, paper_accounting=True)
 
 
+@torch.inference_mode(False)  # what is stored must stay writable
 def collect_cells(
     model: nn.Module,
     contact: Contact,
@@ -93,44 +93,37 @@ def collect_cells(
     *,
     with_forgotten: bool,
 ) -> Centroids:
-    """The clients' answers without what the requests name; `with_forgotten` with cells of forgotten classes, which the
-    class policies `remap` and `remap_client` need."""
+    """The clients' answers without what the requests name. With `with_forgotten` cells of forgotten classes are kept:
+    the class policies `remap` and `remap_client` need them."""
     folder, place = contact.vectors_folder, find_cut(model, cut)
+    if isinstance(how, MomentConfig):
+        return collect_moments(model, contact, how, place, requests)
     if folder is not None and not folder.is_dir():  # before anybody is asked, and charged
         raise StorageError(f"There is no folder {folder} to write to. Make it first.")
-    with torch.inference_mode(False):  # what is stored must stay writable
-        if isinstance(how, MomentConfig):
-            return collect_moments(model, contact, how, place, requests)
-        return _collect(model, contact, how, place, requests, with_forgotten=with_forgotten)
-
-
-def _collect(
-    model: nn.Module,
-    contact: Contact,
-    how: CentroidConfig | DP,
-    place: str,
-    requests: frozenset[Forget],
-    *,
-    with_forgotten: bool,
-) -> Centroids:
-    gone = union(requests)
-    for request in (*requests, *([gone] if requests else [])):
+    forget_set, before = union(requests), contact.traffic
+    for request in (*requests, *([forget_set] if requests else [])):
         contact.check(request)
-    before = contact.traffic
-    without = frozenset() if with_forgotten else gone.class_ids
+    without = frozenset() if with_forgotten else forget_set.class_ids
+    labels: dict[int, dict[int, int]] = {}
     question: CentroidsQuestion | PrivateCentroidsQuestion
+    instead: dict[int, CentroidsQuestion | PrivateCentroidsQuestion]
     if isinstance(how, DP):
-        question, labels = PrivateCentroidsQuestion(place, how, without=without), {}
+        question = PrivateCentroidsQuestion(place, how, without=without)
+        instead = {client: replace(question, excluded=ids) for client, ids in forget_set.sample_ids.items()}
     else:
-        if contact.ledger.budgets:  # before anybody tells of which class a sample is
-            contact.ledger.check_exact([client for client in contact.clients if client not in gone.client_ids])
-        question, labels = CentroidsQuestion(place, how, without=without), _labels_of(contact, gone)
-    instead = {client: _leaving_out(question, ids, labels.get(client, {})) for client, ids in gone.sample_ids.items()}
-    building = _Building(how, contact.vectors_folder)
-    for _, summary in contact.ask_everyone(question, instead=instead, but=gone.client_ids):
-        building.add(summary)
-    store = building.finish(
-        clients={*building.clients, *gone.client_ids},  # and nobody who gave no answer
+        if contact.ledger.budgets:  # before a client says which class a sample has
+            contact.ledger.check_exact([client for client in contact.clients if client not in forget_set.client_ids])
+        question = CentroidsQuestion(place, how, without=without)
+        labels = dict(contact.ask({client: LabelsQuestion(ids) for client, ids in forget_set.sample_ids.items()}))
+        instead = {
+            client: replace(question, excluded=ids, sample_labels=labels[client])
+            for client, ids in forget_set.sample_ids.items()
+        }
+    builder = _StoreBuilder(how, folder)
+    for _, summary in contact.ask_everyone(question, instead=instead, but=forget_set.client_ids):
+        builder.add(summary)
+    store = builder.finish(
+        clients={*builder.clients, *forget_set.client_ids},  # a client that gave no answer is not part of the store
         num_classes=contact.num_classes,
         cut=place,
         base=fingerprint(model),
@@ -143,37 +136,25 @@ def _collect(
     return store
 
 
-def _labels_of(contact: Contact, gone: Forget) -> dict[int, dict[int, int]]:
-    """By client the classes of the samples to leave out; raises where one is unknown."""
-    return dict(contact.ask({client: LabelsQuestion(ids) for client, ids in gone.sample_ids.items()}))
-
-
-def _leaving_out(
-    question: CentroidsQuestion | PrivateCentroidsQuestion, samples: frozenset[int], labels: Mapping[int, int]
-) -> CentroidsQuestion | PrivateCentroidsQuestion:
-    if isinstance(question, PrivateCentroidsQuestion):  # nobody is asked of which classes they are
-        return replace(question, excluded=samples)
-    return replace(question, excluded=samples, sample_labels=labels)
-
-
-class _Building:
+class _StoreBuilder:
     """A store that grows with each client's answer; one answer at a time is in memory."""
 
     def __init__(self, how: CentroidConfig | DP, folder: Path | None) -> None:
         self.clients: list[int] = []
-        self._how, self._vectors, self._counts = how, _Growing(folder), list[Tensor]()
+        self._how, self._vectors, self._counts = how, _GrowingTable(folder), list[Tensor]()
         self._cells: list[Cell] = []
         self._excluded: dict[tuple[int, int], frozenset[int]] = {}
         self._epsilons: dict[tuple[int, int], float] = {}
         self._first: Summary | None = None
 
     def add(self, summary: Summary) -> None:
-        """Put a client's answer behind the others'. A cell has room for what is left out of it now."""
+        """Append a client's answer. A cell keeps room for the rows that are left out of it now."""
         self.clients.append(summary.client)
         if not summary.labels:
             return
         self._first = self._first or summary
-        room = [self._room(summary, label) for label in summary.labels]
+        ratio = None if isinstance(self._how, DP) else self._how.ratio
+        room = [1 if ratio is None else centroid_count(summary.rows[label], ratio) for label in summary.labels]
         vectors, counts = summary.vectors, summary.counts
         if list(summary.sizes) != room:
             vectors, counts = vectors.new_zeros(sum(room), vectors.shape[1]), counts.new_zeros(sum(room))
@@ -193,9 +174,6 @@ class _Building:
         cells = [(summary.client, label) for label in summary.labels]
         self._epsilons |= dict(zip(cells, summary.paper_epsilons, strict=False))
 
-    def _room(self, summary: Summary, label: int) -> int:
-        return 1 if isinstance(self._how, DP) else centroid_count(summary.rows[label], self._how.ratio)
-
     def finish(self, *, clients: Iterable[int], **about: Any) -> Centroids:
         """The store of all that was added."""
         if self._first is None:
@@ -214,8 +192,8 @@ class _Building:
         )
 
 
-class _Growing:
-    """Rows of vectors, one block after another: in memory, or in a file without a name in a folder."""
+class _GrowingTable:
+    """Rows of vectors, block after block: in memory, or in an unnamed file in a folder."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder, self._blocks = folder, list[Tensor]()
@@ -223,7 +201,7 @@ class _Growing:
         self._rows = 0
 
     def add(self, block: Tensor) -> None:
-        """Behind the others."""
+        """Append a block."""
         self._rows += len(block)
         if self._folder is None:
             self._blocks.append(block)
@@ -235,21 +213,20 @@ class _Growing:
             self._file.write(block.detach().cpu().contiguous().numpy().data)
 
     def _joined(self) -> Tensor:
-        """In one array; blocks go as they are copied, so that memory is not taken twice."""
-        whole, done = self._blocks[0].new_empty(self._rows, self._blocks[0].shape[1]), 0
-        self._blocks.reverse()
+        """All blocks in one array; each is freed once it is copied, so that memory is not taken twice."""
+        whole, end = self._blocks[0].new_empty(self._rows, self._blocks[0].shape[1]), self._rows
         while self._blocks:
             block = self._blocks.pop()
-            whole[done : done + len(block)] = block
-            done += len(block)
+            whole[end - len(block) : end] = block
+            end -= len(block)
         return whole
 
     def finish(self) -> Tensor:
-        """All of them. (M, D)"""
+        """All rows. (M, D)"""
         if self._file is None:
             return self._joined()
         like = self._blocks[0]
-        with self._file as file, explained(f"write to {self._folder}"):  # it is gone once it is mapped
+        with self._file as file, explained(f"write to {self._folder}"):  # deleted once it is mapped
             file.flush()
             mapped = torch.from_file(file.name, shared=True, size=self._rows * like.shape[1], dtype=like.dtype)
         return mapped.view(self._rows, like.shape[1])

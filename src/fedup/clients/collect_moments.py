@@ -21,6 +21,7 @@ _FINE = 16  # steps in the root mean square of a row, below which the grid is to
 _TRIES = 4
 
 
+@torch.inference_mode(False)  # what is stored must stay writable
 def collect_moments(
     model: nn.Module, contact: Contact, config: MomentConfig | None, cut: str, requests: frozenset[Forget]
 ) -> Moments:

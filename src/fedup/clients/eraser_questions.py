@@ -1,5 +1,5 @@
-"""The questions for an eraser: three asked one after another, each about what the answers to those before showed; under
-differential privacy one release in their place."""
+"""The questions for an eraser: three in a row, each based on the answers before; under differential privacy one release
+instead."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _LARGEST_CLIP = 1e12
 
 @dataclass(frozen=True)
 class SketchesQuestion(ExactQuestion[Sketches]):
-    """The first question for an eraser: which retained cells look like the forgotten rows is found from its answers."""
+    """The first question for an eraser: its answers show which retained cells look like the forgotten rows."""
 
     kind: ClassVar[str] = "sketch"
     reported_as: ClassVar[str] = "sketches of means"
@@ -56,7 +56,7 @@ class SketchesQuestion(ExactQuestion[Sketches]):
             return Sums(count, checks.floats(arrays, name, (groups, size)))
 
         requests, cells = checks.pairs(details, "forgotten", named=True), checks.pairs(details, "retained")
-        require({name for name, _ in requests} <= set(self.groups.requests), "it tells of a request that nobody named")
+        require({name for name, _ in requests} <= set(self.groups.requests), "it names a request that nobody sent")
         require(all(EVERY_CLASS <= label < facts.num_classes for label, _ in cells), "a label is out of range")
         return Sketches(
             {name: sums(f"forgotten/{name}", count) for name, count in requests},
@@ -66,7 +66,7 @@ class SketchesQuestion(ExactQuestion[Sketches]):
 
 @dataclass(frozen=True)
 class SpreadsQuestion(ExactQuestion[GroupSpreads]):
-    """The second question for an eraser: where the forgotten rows stand apart is found from its answers."""
+    """The second question for an eraser: its answers show where the forgotten rows stand apart."""
 
     kind: ClassVar[str] = "spreads"
     reported_as: ClassVar[str] = "means and variances"
@@ -81,7 +81,7 @@ class SpreadsQuestion(ExactQuestion[GroupSpreads]):
         return eraser_statistics.measure_groups(data, self.cuts, self.groups, weights)
 
     def _classes_with_few_rows(self, data: ClientData) -> set[int]:
-        """Classes of which the client retains fewer rows than it tells of; with all together where that is less."""
+        """Classes with fewer retained rows than the client may send; EVERY_CLASS if all together are too few."""
         kept = data.y[named_rows(data.client, self.groups.forget_set, data.client.train, data.y)[1]]
         rows = {**Counter(kept.tolist()), EVERY_CLASS: len(kept)}
         return {label for label, n in rows.items() if n < data.least_rows}
@@ -101,13 +101,13 @@ class SpreadsQuestion(ExactQuestion[GroupSpreads]):
         for kind in ("forgotten", "reference"):
             groups = checks.by_request(details, kind, set(self.groups.requests))
             fits = all(isinstance(weights, dict) and set(weights) == set(self.cuts) for weights in groups.values())
-            require(fits, "it tells of other cuts")
+            require(fits, "it has other cuts than were asked for")
             spreads[kind] = {
                 name: {cut: _spread(arrays, f"{kind}/{name}/{cut}", weights[cut], layouts[cut]) for cut in self.cuts}
                 for name, weights in groups.items()
             }
         few = any(own.weight < LEAST_ROWS for cuts in spreads["forgotten"].values() for own in cuts.values())
-        require(not few, f"it tells of fewer than {LEAST_ROWS} forgotten rows")
+        require(not few, f"it is about fewer than {LEAST_ROWS} forgotten rows")
         for name, cuts in spreads["reference"].items():
             share = sum(self.weights.get(name, {}).values())
             fits = all(own.weight <= share * (1 + 1e-6) + 1e-9 for own in cuts.values())
@@ -125,7 +125,7 @@ def _spread(arrays: Arrays, name: str, weight: object, shape: tuple[int, int]) -
 
 @dataclass(frozen=True)
 class SecondMomentsQuestion(ExactQuestion[Moments | None]):
-    """The third question for an eraser, at the place that was chosen; None where the client has too few rows."""
+    """The third question for an eraser, at the chosen site; None if the client has too few rows."""
 
     kind: ClassVar[str] = "moments"
     reported_as: ClassVar[str] = "second moments"
@@ -141,11 +141,11 @@ class SecondMomentsQuestion(ExactQuestion[Moments | None]):
         )
         if moments is None:
             return None
-        squares = whole_of(half_of(moments.squares), moments.sums.shape[1])  # as where one half of them was sent
+        squares = whole_of(half_of(moments.squares), moments.sums.shape[1])  # as if one half had been sent
         return Moments(moments.count, moments.sums, squares)
 
     def answer_message(self, answer: Moments | None) -> Message:
-        """Of a symmetric matrix one half is sent."""
+        """Only one half of a symmetric matrix is sent."""
         if answer is None:
             return {"none": True}, {}
         return {"none": False, "count": answer.count}, {"sums": answer.sums, "squares": half_of(answer.squares)}
@@ -163,13 +163,13 @@ class SecondMomentsQuestion(ExactQuestion[Moments | None]):
 
 
 def half_of(squares: Tensor) -> Tensor:
-    """Of symmetric matrices the upper triangle, row by row. (P, C, C) to (P, C (C + 1) / 2)"""
+    """The upper triangle of symmetric matrices, row by row. (P, C, C) to (P, C (C + 1) / 2)"""
     row, column = torch.triu_indices(squares.shape[-1], squares.shape[-1], device=squares.device)
     return squares[..., row, column]
 
 
 def whole_of(half: Tensor, channels: int) -> Tensor:
-    """The opposite of `half_of`, symmetric to the bit."""
+    """The inverse of `half_of`, symmetric to the bit."""
     row, column = torch.triu_indices(channels, channels, device=half.device)
     squares = half.new_empty(*half.shape[:-1], channels, channels)
     squares[..., row, column] = squares[..., column, row] = half
@@ -202,10 +202,10 @@ class PrivateEraserQuestion(PrivateQuestion[NoisyStatistics, PlannedStatistics])
     def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> NoisyStatistics:
         clip = details.get("clip")
         if isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip < _LARGEST_CLIP:
-            raise DataError("its clip is no positive number, or one that no feature has")
+            raise DataError("its clip is no positive number, or too large for features")
         sums, counts = checks.floats(arrays, "sums", None), checks.floats(arrays, "counts", None)
-        groups = len(counts.flatten()) - 1  # retained rows class by class, or all together where that would be too much
-        require(groups in (1, facts.num_classes) and counts.ndim == 1, "its counts are of other groups")
+        groups = len(counts.flatten()) - 1  # retained rows by class, or all together if that is too much
+        require(groups in (1, facts.num_classes) and counts.ndim == 1, "its counts belong to other groups")
         layout = facts.layouts({self.cut: "each"})[self.cut]
         require(tuple(sums.shape) == (groups + 2, *layout), f"sums is of shape {tuple(sums.shape)}")
         return NoisyStatistics(sums, counts, float(clip))

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedup.clients import messages
 from fedup.clients.protocol import check_budgets, release_of
-from fedup.clients.question import ClientData, ExactQuestion, PrivateQuestion, Question
+from fedup.clients.question import ClientData, ExactQuestion, PrivateQuestion, Question, Readers
 from fedup.errors import ContactError
 from fedup.federation import Federation
 from fedup.models.features import FeatureReader
@@ -24,8 +24,8 @@ A = TypeVar("A")
 class InProcess:
     """All clients in this process.
 
-    With `one_reader` they share a view of the model, which is faster and takes the model as it was at the first
-    question: for a contact that lives for one call.
+    With `one_reader` they share a view of the model. This is faster, but the model must not be replaced: for a contact
+    that lives for one call.
     """
 
     measures_by_default = True
@@ -44,7 +44,7 @@ class InProcess:
         self._federation = federation if federation.x.device == device else federation.to(device)
         self._model = model
         self.ledger = Ledger() if ledger is None else ledger
-        self._readers: dict[str, FeatureReader] | None = _Readers(model) if one_reader else None
+        self._readers = Readers(lambda cut: FeatureReader(model, cut)) if one_reader else None
         self._meter = Meter()
         self.silent: dict[int, str] = {}
 
@@ -58,11 +58,11 @@ class InProcess:
 
     @property
     def traffic(self) -> Traffic:
-        """What would have to be sent: the same questions and answers, in the same format, as over Flower."""
+        """The bytes that the same questions and answers would take over Flower."""
         return self._meter.traffic
 
     def settled(self) -> None:
-        """Nothing is kept here."""
+        """Nothing to do: no answers are cached here."""
 
     def check(self, request: Forget) -> None:
         self._federation.check(request)
@@ -70,7 +70,7 @@ class InProcess:
     def ask(self, questions: Mapping[int, Question[A]], *, optional: Collection[int] = ()) -> Iterator[tuple[int, A]]:
         self._check(questions)
         self.silent = {client: why for client, why in self.silent.items() if client not in questions}
-        return iter(list(self._answers(questions, optional)))  # all of them, or nobody's
+        return iter(list(self._answers(questions, optional)))  # all answers, or none
 
     def ask_everyone(
         self, question: Question[A], *, instead: Mapping[int, Question[A]] | None = None, but: Collection[int] = ()
@@ -80,7 +80,7 @@ class InProcess:
         return self._answers(questions, ())
 
     def _check(self, questions: Mapping[int, Question[A]]) -> None:
-        """Raise before anybody is charged, where a budget or a client's data does not allow it."""
+        """Raise if a budget or a client's data does not allow a question, before anybody is charged."""
         check_budgets(self.ledger, questions)
         for client, question in questions.items():
             if isinstance(question, PrivateQuestion):
@@ -114,24 +114,12 @@ class InProcess:
         return ClientData(*rows, subjects=own.subjects, readers=readers)
 
     def _count(self, client: int, question: Question[A], answer: A, name: str) -> None:
-        """A question that would have to be sent, with arrays or without, and its answer."""
+        """Count the bytes of a question and its answer."""
         base, (details, sent), (reply, arrays) = "0" * 64, question.to_message(), question.answer_message(answer)
         details = {**details, "num_classes": self.num_classes}
-        if name:  # so much longer are messages about a release
+        if name:  # messages about a release are that much longer
             details, reply = {**details, messages.NONCE: name}, {**reply, messages.NONCE: name, messages.SPENT: 0.1}
         self._meter.sent(messages.message_size(messages.question_text(question.kind, base, details), sent))
         size = messages.message_size(messages.answer_text("ok", base, {"client": client, **reply}), arrays)
         cells = question.cells_in(reply)
         self._meter.came(client, size, release_of(question, client, size_bytes=size, cells=cells, name=name))
-
-
-class _Readers(dict[str, FeatureReader]):
-    """One for each cut, made when it is first asked for."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self._model = model
-
-    def __missing__(self, cut: str) -> FeatureReader:
-        self[cut] = FeatureReader(self._model, cut)
-        return self[cut]

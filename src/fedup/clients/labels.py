@@ -1,4 +1,4 @@
-"""Of which classes some of a client's samples are, and which client a node is."""
+"""The classes of some of a client's samples, and the client of a node."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,7 +23,7 @@ class WhoQuestion(ExactQuestion[int]):
         return data.client.id
 
     def answer_message(self, answer: int) -> Message:
-        return {}, {}  # every answer says whose it is
+        return {}, {}  # every answer names its client
 
     def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> int:
         return client_number(details)
@@ -31,7 +31,7 @@ class WhoQuestion(ExactQuestion[int]):
 
 @dataclass(frozen=True)
 class LabelsQuestion(ExactQuestion[dict[int, int]]):
-    """The class of each of these samples; one that was not trained on is refused."""
+    """The class of each of these samples; a sample that was not trained on is refused."""
 
     kind: ClassVar[str] = "labels"
     reported_as: ClassVar[str] = "classes of samples"
@@ -50,6 +50,6 @@ class LabelsQuestion(ExactQuestion[dict[int, int]]):
 
     def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> dict[int, int]:
         labels = dict(pairs(details, "labels"))
-        require(labels.keys() == self.samples, "it tells the classes of other samples")
+        require(labels.keys() == self.samples, "it has the classes of other samples")
         require(all(0 <= label < facts.num_classes for label in labels.values()), "a label is out of range")
         return labels

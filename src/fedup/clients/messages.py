@@ -1,4 +1,4 @@
-"""Messages as they travel, whatever carries them: one JSON text and arrays; and the bytes they take."""
+"""Messages of one JSON text and arrays, whatever carries them, and their size in bytes."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,13 +7,13 @@ from typing import Any
 from torch import Tensor
 
 FORMAT = 1
-NONCE = "release"  # a detail: the name by which a client is asked again for the same release under DP
+NONCE = "release"  # a detail: the name of a release under DP, by which it can be asked for again
 SPENT = "spent"  # a detail: the sum of μ² by the client's own account
 _NUMPY_HEADER = 128  # bytes before an array's numbers
 
 
 def question_text(kind: str, base: str, details: Mapping[str, Any]) -> str:
-    """A question about the model of that fingerprint."""
+    """A question about the model with that fingerprint."""
     return json.dumps({"format": FORMAT, "kind": kind, "base": base, "details": dict(details)})
 
 
@@ -23,7 +23,7 @@ def answer_text(status: str, base: str, details: Mapping[str, Any], reason: str 
 
 
 def message_size(text: str, tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of a message of this text and these arrays, as Flower's protocol buffers have it."""
+    """Bytes of a message with this text and these arrays, in Flower's protocol buffers."""
     arrays = [
         (name, str(tensor.dtype).removeprefix("torch."), tensor.shape, _NUMPY_HEADER + tensor.nbytes)
         for name, tensor in tensors.items()
@@ -34,14 +34,13 @@ def message_size(text: str, tensors: Mapping[str, Tensor]) -> int:
 
 
 def arrays_size(arrays: Iterable[tuple[str, str, Sequence[int], int]]) -> int:
-    """Bytes of a record of arrays, by name, type, shape and bytes of the data."""
-    return sum(
-        field_size(
-            text_size(name)
-            + field_size(text_size(dtype) + _shape_size(shape) + text_size("numpy.ndarray") + field_size(n))
-        )
-        for name, dtype, shape, n in arrays
-    )
+    """Bytes of a record of arrays, each given by name, type, shape and bytes of data."""
+    size = 0
+    for name, dtype, shape, n in arrays:
+        numbers = field_size(sum(map(_number_size, shape))) if len(shape) else 0
+        array = text_size(dtype) + numbers + text_size("numpy.ndarray") + field_size(n)
+        size += field_size(text_size(name) + field_size(array))
+    return size
 
 
 def text_size(text: str) -> int:
@@ -49,12 +48,8 @@ def text_size(text: str) -> int:
     return field_size(len(text.encode(errors="surrogatepass")))
 
 
-def _shape_size(shape: Sequence[int]) -> int:
-    return field_size(sum(map(_number_size, shape))) if len(shape) else 0
-
-
 def field_size(size: int) -> int:
-    """Bytes of a field of so many bytes: a tag of one byte and the length before them."""
+    """Bytes of a field with so many bytes of content: a tag of one byte and the length come first."""
     return 1 + _number_size(size) + size
 
 

@@ -1,4 +1,4 @@
-"""What a server knows of answers beforehand: shapes of features, from its own model and one blank row."""
+"""What a server knows before answers come: shapes of features, from its model and one blank row."""
 
 import math
 from collections.abc import Mapping
@@ -24,13 +24,13 @@ class ModelFacts:
         self._layouts: dict[tuple[tuple[str, Granularity], ...], dict[str, tuple[int, int]]] = {}
 
     def features(self, cut: str) -> Features:
-        """Those of the blank row at a cut: their shape, and whether they can be negative."""
+        """Features of the blank row at a cut: their shape, and whether they can be negative."""
         if cut not in self._features:
             self._features[cut] = FeatureReader(self._model, cut).read(self._example, self._first)
         return self._features[cut]
 
     def width(self, cut: str, dp: DP) -> int:
-        """Numbers in a vector that tells of features at a cut under a guarantee."""
+        """The length of a class's vector at a cut under a guarantee."""
         if (cut, dp) not in self._widths:
             width = math.prod(self.features(cut).shape)
             basis = basis_of(self._model, cut, width, how=dp.projection, dims=dp.dims, num_classes=self.num_classes)

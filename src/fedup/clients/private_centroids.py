@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fedup.clients.centroids import cells_told, check_classes_told, read_summary, summary_message
+from fedup.clients.centroids import cells_in_summary, check_summary_classes, read_summary, summary_message
 from fedup.clients.checks import require
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.question import Arrays, ClientData, Details, Message, PrivateQuestion
@@ -22,7 +22,7 @@ MOST_NUMBERS = 16_000_000  # of statistics: 128 MB in double precision
 
 @dataclass(frozen=True)
 class PrivateCentroidsQuestion(PrivateQuestion[Summary, PlannedSummary]):
-    """Noisy statistics of some classes (None: of all), held or not, without some samples; those that a client does not
+    """Noisy statistics of some classes (None: all), held or not, without some samples. Samples that a client does not
     hold change nothing."""
 
     kind: ClassVar[str] = "summarize privately"
@@ -69,7 +69,7 @@ class PrivateCentroidsQuestion(PrivateQuestion[Summary, PlannedSummary]):
         return plan.answer(data, self.excluded)
 
     def cells_in(self, details: Details) -> int:
-        return cells_told(details)
+        return cells_in_summary(details)
 
     def answer_message(self, answer: Summary) -> Message:
         return summary_message(answer)
@@ -77,7 +77,7 @@ class PrivateCentroidsQuestion(PrivateQuestion[Summary, PlannedSummary]):
     def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> Summary:
         width, shape = facts.width(self.cut, self.dp), facts.features(self.cut).shape
         summary = read_summary(details, arrays, width=width, shape=shape, nonnegative=False)
-        check_classes_told(summary, self.without, self._classes(facts.num_classes), facts.num_classes)
-        require(set(summary.sizes) <= {1} and not summary.rows, "it tells of sizes, which a guarantee keeps secret")
+        check_summary_classes(summary, self.without, self._classes(facts.num_classes), facts.num_classes)
+        require(set(summary.sizes) <= {1} and not summary.rows, "it reports sizes, which a guarantee keeps secret")
         require(all(ids == self.excluded for ids in summary.excluded), "it leaves out other samples than were named")
         return summary

@@ -1,4 +1,4 @@
-"""How a server reaches clients after training: in process here, over a real federation elsewhere."""
+"""How a server reaches clients after training: in process, or over a real federation."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ A = TypeVar("A")
 
 
 class Contact(Protocol):
-    """Clients, by number, and the one way to ask them. Each answer is computed at the client, from its own rows."""
+    """Clients by number, and the way to ask them. Each answer is computed at the client, from its own rows."""
 
     @property
     def clients(self) -> Sequence[int]:
@@ -34,39 +34,38 @@ class Contact(Protocol):
 
     @property
     def vectors_folder(self) -> Path | None:
-        """Where the vectors of a collection lie on disk; None: in memory."""
+        """Where the vectors of a collection are stored on disk; None: in memory."""
 
     @property
     def measures_by_default(self) -> bool:
-        """Whether asking clients to count costs so little that it is done with every request."""
+        """Whether counting at clients is cheap enough to do it with every request."""
 
     def check(self, request: Forget) -> None:
         """Raise unless the request names known clients, classes and samples, and something stays."""
 
     def ask(self, questions: Mapping[int, Question[A]], *, optional: Collection[int] = ()) -> Iterator[tuple[int, A]]:
-        """Each client's answer to its own question, all asked together, in the order of the questions.
+        """Each client's answer to its own question, in the order of the questions; all are asked together.
 
-        What a budget does not allow is refused before anybody is asked. Where a client gives no answer, nobody's is
-        returned (ContactError), unless it is an optional one: `silent` says which these were.
+        What a budget forbids is refused before anybody is asked. If a client gives no answer, nobody's is returned
+        (ContactError), unless the client is optional: then `silent` names it.
         """
 
     def ask_everyone(
         self, question: Question[A], *, instead: Mapping[int, Question[A]] | None = None, but: Collection[int] = ()
     ) -> Iterator[tuple[int, A]]:
-        """The same question to everybody but some, and another one to some of them; the answers of those that gave one,
-        if these are enough."""
+        """Ask all clients but some the same question, and some another one `instead`; the answers, if enough came."""
 
     @property
     def silent(self) -> Mapping[int, str]:
-        """Clients that gave no answer when they were last asked, and why."""
+        """Clients that did not answer their last question, and why."""
 
     def settled(self) -> None:
-        """What clients were asked for since the last call is on disk at the caller, and answers that are kept for a
-        server that is killed may go. Whoever does not call it has the same answers again, at no cost in privacy."""
+        """Say that the caller has stored what it made of all answers since the last call: cached answers are deleted.
+        Without this call the same question gets the same answer again, at no cost in privacy."""
 
 
 def check_budgets(ledger: Ledger, questions: Mapping[int, Question[Any]]) -> None:
-    """Raise where a client's budget does not allow what it is to be asked."""
+    """Raise if a client's budget does not allow its question."""
     by_guarantee: dict[Any, list[int]] = {}
     for client, question in questions.items():
         dp = question.dp if isinstance(question, PrivateQuestion) else None
@@ -76,7 +75,7 @@ def check_budgets(ledger: Ledger, questions: Mapping[int, Question[Any]]) -> Non
 
 
 def release_of(question: Question[Any], client: int, *, size_bytes: int, cells: int, name: str) -> Release:
-    """An answer, for reports."""
+    """An answer as it is reported."""
     protection = question.protection
     mechanism, sigma = ("none", 0.0) if protection is None else (protection.mechanism, protection.sigma)
     name = name if isinstance(question, PrivateQuestion) else ""

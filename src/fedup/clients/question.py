@@ -24,7 +24,8 @@ Arrays = Mapping[str, Tensor]
 Message = tuple[dict[str, Any], dict[str, Tensor]]  # details and arrays
 A = TypeVar("A")
 P = TypeVar("P")
-_SENT_AS = {"config": "how", "dp": "how", "groups": "question"}  # fields with another name in messages
+R = TypeVar("R", bound=FeatureReader)
+_SENT_AS = {"config": "how", "dp": "how", "groups": "question"}  # names of fields in messages
 
 
 def _centroid_config(details: Details, name: str) -> CentroidConfig:
@@ -44,7 +45,7 @@ def _forget(plain: Details) -> Forget:
     return Forget(checks.whole_set(plain, "clients"), checks.whole_set(plain, "classes"), samples)
 
 
-# How fields travel, by their types: written as plain data, and read from the details of a message.
+# By type of a field: how it is written as plain data, and how it is read from the details of a message.
 _FORMS: dict[Any, tuple[Callable[[Any], Any], Callable[[Details, str], Any]]] = {
     str: (str, checks.text),
     bool: (bool, lambda details, name: bool(details.get(name))),
@@ -64,12 +65,23 @@ _FORMS: dict[Any, tuple[Callable[[Any], Any], Callable[[Details, str], Any]]] = 
 }
 
 
+class Readers(dict[str, R], Generic[R]):
+    """Readers of features by cut, each made when it is first needed."""
+
+    def __init__(self, make: Callable[[str], R]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, cut: str) -> R:
+        self[cut] = reader = self._make(cut)
+        return reader
+
+
 @dataclass(frozen=True)
 class Question(ABC, Generic[A]):
-    """One question; `A` is what its answer is to the core.
+    """One question; `A` is the type of its answer.
 
-    Subclasses are frozen dataclasses. `kind` is its name in messages, `reported_as` what an answer is called in
-    reports.
+    Subclasses are frozen dataclasses. `kind` is its name in messages, `reported_as` the name of an answer in reports.
     """
 
     kind: ClassVar[str]
@@ -78,13 +90,13 @@ class Question(ABC, Generic[A]):
     reads_held_out: ClassVar[bool] = False
 
     def to_message(self) -> Message:
-        """As it is sent: fields that are compared."""
+        """The question as it is sent: all fields that are compared."""
         forms = self._forms()
         return {_SENT_AS.get(name, name): form[0](getattr(self, name)) for name, form in forms.items()}, {}
 
     @classmethod
     def from_message(cls, details: Details, arrays: Arrays) -> Self:
-        """The opposite, at the client."""
+        """The inverse of `to_message`, at the client."""
         return cls(**{name: form[1](details, _SENT_AS.get(name, name)) for name, form in cls._forms().items()})
 
     @classmethod
@@ -98,10 +110,10 @@ class Question(ABC, Generic[A]):
 
     @abstractmethod
     def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> A:
-        """The opposite, at the server; raises DataError where an answer is out of shape, or of something else than was
-        asked for."""
+        """The inverse of `answer_message`, at the server. Raises DataError if the answer has a wrong shape, or answers
+        another question."""
 
-    # --- what most questions have no need of
+    # --- what few questions need
 
     @property
     def protection(self) -> "CentroidConfig | MomentConfig | DP | None":
@@ -109,25 +121,25 @@ class Question(ABC, Generic[A]):
         return None
 
     def with_places(self, places: Callable[[Forget], Forget]) -> Self:
-        """The same with samples by their place among a node's rows."""
+        """The same question, with samples named by their place among a node's rows."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         groups = {name: value.with_places(places) for name, value in values.items() if isinstance(value, RowGroups)}
         return replace(self, **groups)
 
     def leaves_out(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Samples and classes that the client is to leave out from now on, and keep nothing of."""
+        """Samples and classes that the client leaves out from now on, and keeps nothing of."""
         return frozenset(), frozenset()
 
     def check_model(self, base: str) -> None:
-        """Raise where it brings something along that belongs to another model than this."""
+        """Raise if it brings a filter of another model."""
 
     def cells_in(self, details: Details) -> int:
-        """How many cells an answer tells of, as it came, for reports."""
+        """The number of cells in an answer, for reports."""
         return 0
 
 
 class ExactQuestion(Question[A]):
-    """A question that is answered from a client's rows as they are, under no guarantee."""
+    """A question that is answered exactly, under no guarantee."""
 
     @abstractmethod
     def answer(self, data: ClientData) -> A:
@@ -137,7 +149,7 @@ class ExactQuestion(Question[A]):
 class PrivateQuestion(Question[A], Generic[A, P]):
     """A question whose answer is a release under differential privacy, charged before any row is read.
 
-    `P` is its plan: all that can be checked, and refused, without a row.
+    `P` is its plan: everything that can be checked, and refused, without a row.
     """
 
     charged_as: ClassVar[str]
@@ -149,15 +161,15 @@ class PrivateQuestion(Question[A], Generic[A, P]):
         return self.dp
 
     def check_classes(self, num_classes: int) -> None:
-        """Raise where it asks for classes that there are not: this needs neither a model nor a row."""
+        """Raise if it asks for unknown classes; this needs neither a model nor a row."""
 
     @abstractmethod
     def plan(self, model: nn.Module, blank: Tensor, num_classes: int, reader: FeatureReader | None = None) -> P:
-        """All that can be refused, with one blank row in place of data."""
+        """Check everything that can be refused, with one blank row instead of data."""
 
     def check_data(self, data: ClientData) -> None:
-        """Raise on a slip of whoever asks and holds the data; never called at a node, whose rows decide nothing."""
+        """Raise if the question does not fit the data. Never called at a node: there no refusal may depend on rows."""
 
     @abstractmethod
     def release(self, plan: P, data: ClientData) -> A:
-        """The answer, made of a client's rows after it was charged."""
+        """The answer from a client's rows, made after the charge."""

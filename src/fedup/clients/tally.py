@@ -1,4 +1,4 @@
-"""How the model answers a client's rows under two filters, in counts."""
+"""Counts of right answers to a client's rows under two filters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,10 +16,12 @@ from fedup.serving.plugged import Served, filtered_view
 from fedup.statistics.proportions import Paired
 from fedup.statistics.tally import MOST_CLASS_ROWS, MOST_ROWS, RowsToCount, Tally, tally
 
+_BY_CLASS = "retained", "held_out"
+
 
 @dataclass(frozen=True)
 class TallyQuestion(ExactQuestion[Tally]):
-    """Counts of right answers under the filter before a request and after it (None: the original), which are sent."""
+    """Counts of right answers under the filters before and after a request (None: the original), sent along."""
 
     kind: ClassVar[str] = "tally"
     reported_as: ClassVar[str] = "counts of answers"
@@ -40,8 +42,11 @@ class TallyQuestion(ExactQuestion[Tally]):
 
     @classmethod
     def from_message(cls, details: Details, arrays: Arrays) -> Self:
-        before, after = (_filter(details[name], arrays, name) for name in ("before", "after"))
-        return cls(before, after, RowsToCount.from_json(details["question"]))
+        filters: dict[str, Served | None] = {}
+        for name in ("before", "after"):
+            parts = {key.removeprefix(f"{name}/"): part for key, part in arrays.items() if key.startswith(f"{name}/")}
+            filters[name] = None if details[name] is None else served_from(parts, details[name])
+        return cls(filters["before"], filters["after"], RowsToCount.from_json(details["question"]))
 
     def check_model(self, base: str) -> None:
         if any(served is not None and served.base != base for served in (self.before, self.after)):
@@ -61,37 +66,24 @@ class TallyQuestion(ExactQuestion[Tally]):
         return answer.to_json(), {}
 
     def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> Tally:
-        """Hits are no more than rows, and of requests that were named."""
-        forgotten, unseen = (
-            {
-                name: _counts(rows, facts.num_classes, most=MOST_ROWS)
-                for name, rows in checks.by_request(details, kind, set(self.rows.requests)).items()
-            }
-            for kind in ("forgotten", "unseen")
-        )
-        retained, held_out = (
-            _counts(details.get(part), facts.num_classes, most=MOST_CLASS_ROWS) for part in ("retained", "held_out")
-        )
+        """There are no more hits than rows, and only requests that were named."""
+        classes, names = facts.num_classes, set(self.rows.requests)
+        by_request = (checks.by_request(details, part, names).items() for part in ("forgotten", "unseen"))
+        retained, held_out = (_counts(details.get(part), classes, most=MOST_CLASS_ROWS) for part in _BY_CLASS)
+        forgotten, unseen = ({name: _counts(of, classes, most=MOST_ROWS) for name, of in own} for own in by_request)
         return Tally(retained, held_out, forgotten, unseen)
 
 
 def _without_names(header: Mapping[str, Any]) -> dict[str, Any]:
-    """What a filter needs to work: nobody is told for which clients and samples it was made."""
+    """A filter's header without the clients and samples that it was made for."""
     erasure = header["erasure"]
     if erasure is not None:
         erasure = {**erasure, "about": {"place": {"of": erasure["about"]["place"]["of"]}}}
     return {**header, "requests": [], "question": None, "erasure": erasure}
 
 
-def _filter(header: dict[str, Any] | None, arrays: Arrays, name: str) -> Served | None:
-    if header is None:
-        return None
-    parts = {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
-    return served_from(parts, header)
-
-
 def _counts(reported: object, num_classes: int, *, most: int) -> dict[int, Paired]:
-    """By class; no node counts more than so many rows of one, so that none outvotes all others."""
+    """Counts by class, of at most `most` rows each, so that no node outvotes all others."""
     if not isinstance(reported, list):
         raise DataError("its counts are no list")
     counts: dict[int, Paired] = {}

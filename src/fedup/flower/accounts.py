@@ -19,21 +19,21 @@ from fedup.flower.wire import Answer
 from fedup.privacy.ledger import Ledger
 from fedup.statistics.traffic import Meter
 
-_LARGEST_SPENT = 1e12  # μ²: of a client that has released everything a million times
+_LARGEST_SPENT = 1e12  # μ²: a client that has released everything a million times
 _LOST = "releases that did not come"
 
 
 @dataclass
 class _Stranger:
-    """What came from a node that is not known to be a client."""
+    """Answers of a node whose client is not known yet."""
 
     bytes_up: int = 0
     spent: float = 0.0  # μ², as it says
-    releases: list[tuple[PrivateQuestion[Any, Any], str]] = field(default_factory=list)  # in somebody else's name
+    releases: list[tuple[PrivateQuestion[Any, Any], str]] = field(default_factory=list)  # and their names
 
 
 class Accounts:
-    """Anybody can say a number: what a node claims counts for a client once it is known to be that one."""
+    """Any node can claim any number: its claims count for a client only once it is known to be that client."""
 
     def __init__(self, grid: Grid, ledger: Ledger) -> None:
         self._grid, self.ledger, self.meter = grid, ledger, Meter()
@@ -42,9 +42,9 @@ class Accounts:
         self._strangers: defaultdict[int, _Stranger] = defaultdict(_Stranger)
 
     def book(self, node: int, question: Question[Any], answer: Answer, *, counted: int | None = None) -> bool:
-        """Count an answer and, if it is a release under DP, charge it; whether it holds something of a client's.
+        """Count an answer and charge a release under DP; returns whether it holds data of a client.
 
-        One from disk is `counted` with these bytes in place of its own; what it says of the node's account is old.
+        An answer from disk is `counted` with these bytes; what it says of the node's account is out of date.
         """
         holds = answer.status == "ok" and not isinstance(question, WhoQuestion)
         release = question if holds and isinstance(question, PrivateQuestion) else None
@@ -64,12 +64,12 @@ class Accounts:
         elif spent is not None:
             self.ledger.correct(client, spent, _LOST)
         cells = question.cells_in(answer.details)
-        told = release_of(question, client, size_bytes=size, cells=cells, name=name) if holds else None
-        self.meter.came(client, size, told)
+        reported = release_of(question, client, size_bytes=size, cells=cells, name=name) if holds else None
+        self.meter.came(client, size, reported)
         return holds
 
     def _client_of(self, node: int, answer: Answer) -> int | None:
-        """Which client a node is: as is known, or else as it says now, unless another node is that client."""
+        """The client of a node: the known one, or else the one it claims now, unless another node has that number."""
         if node not in self.clients:
             with suppress(DataError):
                 claimed = client_number(answer.details)
@@ -77,25 +77,25 @@ class Accounts:
         return self.clients.get(node)
 
     def connected(self) -> list[int]:
-        """All nodes that can be asked now."""
+        """All nodes that are connected."""
         nodes = sorted(self._grid.get_node_ids())
         if not nodes:
             raise ContactError("No node is connected to the federation: there is nobody to ask.")
         return nodes
 
     def meet(self, clients: Mapping[int, int]) -> None:
-        """Learn which node is which client; a number that two nodes claim is an error."""
+        """Note which client each node is; two nodes with one number are an error."""
         connected, claims = set(self._grid.get_node_ids()), dict[int, int]()
         for node, client in clients.items():
             before = claims.setdefault(client, self.nodes.get(client, node))
-            if before != node and (before in connected or before in clients):  # else it has come back by another number
+            if before != node and (before in connected or before in clients):  # else it came back as another node
                 raise DataError(f"Two nodes say they are client {client}: {before} and {node}.")
             if self.clients.get(node, client) != client:
                 raise DataError(
                     f"Node {node} was client {self.clients[node]} before, and says now that it is {client}."
                 )
             claims[client] = node
-        for node, client in clients.items():  # all of them fit: a refusal has changed nothing
+        for node, client in clients.items():  # only now: an error above has changed nothing
             self.nodes[client], self.clients[node] = node, client
             stranger = self._strangers.pop(node, _Stranger())
             self.meter.by_client[client] += stranger.bytes_up
@@ -105,7 +105,7 @@ class Accounts:
 
 
 def _spent(answer: Answer) -> float | None:
-    """The sum of μ² over all that the client has released, by its own account; None where it tells none of use."""
+    """The sum of μ² of the client's releases by its own account; None without a usable number."""
     spent: Any = answer.details.get(SPENT)
     is_number = isinstance(spent, int | float) and not isinstance(spent, bool)
     return float(spent) if is_number and 0 <= spent <= _LARGEST_SPENT else None

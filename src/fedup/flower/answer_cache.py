@@ -1,8 +1,7 @@
-"""Answers as they come, on disk: a server that is killed before they are stored asks only for the rest.
+"""Answers on disk: a server that is killed before its result is stored asks only for the rest.
 
-They stay until whoever asked says that what it made of them is on disk (`settle`). A question under differential
-privacy has a name for each node, which stays as long: asked again by that name, a node whose answer was lost sends the
-same release once more in place of paying twice.
+They stay until `settle` says that the result is stored. A question under differential privacy has a name for each node,
+which stays as long: asked again by that name, a node sends the same release once more instead of paying twice.
 """
 
 import json
@@ -24,8 +23,8 @@ _COLLECTION, _REQUEST = "collection-", "request-"
 
 
 class AnswerCache:
-    """One folder for each model, one file for each node and question: of collections, and of releases for a request.
-    Without a folder answers are not kept."""
+    """One folder for each model, one file for each node and question: collections, and releases for requests. Without a
+    folder answers are not kept."""
 
     def __init__(self, folder: str | Path | None, base: str) -> None:
         self._folder = None if folder is None else Path(folder) / base[:32]
@@ -33,10 +32,10 @@ class AnswerCache:
         if self._folder is not None:
             with suppress(OSError, ValueError, TypeError):
                 self._names = dict(json.loads((self._folder / _NAMES).read_text(encoding="utf-8")))
-        self._came: set[str] = set()  # while this object lived, and were not settled
+        self._came: set[str] = set()  # answers that this object saw, and that are not settled
 
     def get(self, node: int, ask: Ask) -> Answer | None:
-        """An answer that is here; None for one that is not, or is damaged: it is asked for again."""
+        """A cached answer; None if there is none, or it is damaged: then the node is asked again."""
         path = self._path(node, ask)
         if path is None or not path.exists():
             return None
@@ -47,7 +46,7 @@ class AnswerCache:
             return None
 
     def put(self, node: int, ask: Ask, answer: Answer) -> bool:
-        """Keep an answer; whether it is kept. One without a single number cannot be, and needs no room."""
+        """Keep an answer; returns whether it is kept. An answer with an empty array cannot be stored."""
         path = self._path(node, ask)
         if path is None or not all(tensor.numel() for tensor in answer.arrays.values()):
             return False
@@ -56,33 +55,33 @@ class AnswerCache:
         return True
 
     def came(self, node: int, ask: Ask) -> None:
-        """An answer has come and was counted."""
-        if _is_kept(ask):
-            self._came.add(_key(node, ask))
+        """Note that an answer came and was counted."""
+        if key := _key(node, ask):
+            self._came.add(key)
 
     def has_come(self, node: int, ask: Ask) -> bool:
-        """Whether it did, and not in an earlier life of the server."""
+        """Whether it came to this server, not to one that was killed."""
         return _key(node, ask) in self._came
 
     def name(self, asks: Mapping[int, Ask]) -> tuple[dict[int, Ask], set[int]]:
-        """The questions, each for a release by a name that is the same until it is settled, also after a restart; and
-        the nodes that were asked for theirs before, and may have made and charged it."""
+        """The questions, with names for releases, which stay the same until `settle`, also after a restart; and the
+        nodes that were asked by that name before, and may have made and charged the release."""
         keys = {node: _key(node, ask) for node, ask in asks.items() if ask.is_release}
         before = {node for node, key in keys.items() if key in self._names}
         if keys.keys() - before:
             self._names |= {key: secrets.token_hex(16) for node, key in keys.items() if node not in before}
-            self._write_names()  # before anybody is asked
+            self._write_names()  # before any node is asked
         details = {node: {**asks[node].details, NONCE: self._names[key]} for node, key in keys.items()}
         return {**asks, **{node: replace(asks[node], details=named) for node, named in details.items()}}, before
 
     def give_up(self, node: int, ask: Ask) -> None:
-        """An answer of no use: whoever asks next asks for another one."""
+        """Forget the name of an unusable answer: the next question is for another release."""
         if self._names.pop(_key(node, ask), None) is not None:
             self._write_names()
 
     def settle(self, *, only_collection: bool = False) -> None:
-        """What was made of the answers is stored: none stays here, and to ask again is to ask for something new. The
-        names of what did not come stay: it may still be got."""
+        """Delete all answers: their results are stored, and the same question is a new one. Names of releases that did
+        not come stay: these can still be had for nothing."""
         prefix = _COLLECTION if only_collection else ""
         settled = {key for key in self._came if key.startswith(prefix)}
         self._came -= settled
@@ -98,22 +97,17 @@ class AnswerCache:
             write_text(self._folder / _NAMES, json.dumps(self._names))
             return
         (self._folder / _NAMES).unlink(missing_ok=True)
-        with suppress(OSError):  # others' files may be in it, or it was never made
+        with suppress(OSError):  # it holds other files, or does not exist
             self._folder.rmdir()
 
     def _path(self, node: int, ask: Ask) -> Path | None:
-        """None for an answer that is not kept."""
-        return self._folder / f"{_key(node, ask)}.safetensors" if self._folder is not None and _is_kept(ask) else None
+        """The file of an answer; None if it is not kept."""
+        key = _key(node, ask)
+        return self._folder / f"{key}.safetensors" if self._folder is not None and key else None
 
 
 def _key(node: int, ask: Ask) -> str:
-    return f"{_COLLECTION if _is_collection(ask) else _REQUEST}{node}-{ask.digest[:32]}"
-
-
-def _is_collection(ask: Ask) -> bool:
-    """Whether a client is asked for all that it holds."""
-    return "labels" in ask.details and ask.details["labels"] is None
-
-
-def _is_kept(ask: Ask) -> bool:
-    return ask.is_release or _is_collection(ask)
+    """The name of an answer on disk; empty if it is not kept."""
+    all_cells = "labels" in ask.details and ask.details["labels"] is None
+    prefix = _COLLECTION if all_cells else _REQUEST if ask.is_release else ""
+    return f"{prefix}{node}-{ask.digest[:32]}" if prefix else ""

@@ -1,4 +1,4 @@
-"""The server's side: questions asked over a Flower Grid, and what becomes of the answers."""
+"""The server's side: questions over a Flower Grid, and what is done with the answers."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,24 +26,24 @@ from fedup.request import Forget, check_known
 from fedup.statistics.traffic import Traffic
 
 A = TypeVar("A")
-_Taken = tuple[int, Callable[[], Any]]  # an answer that fits: of which client, and how to get it, maybe from disk
+_Taken = tuple[int, Callable[[], Any]]  # an answer that fits: its client, and a function that loads it
 
 
 class GridContact:
     """Clients behind a Flower Grid; `model` holds the trained weights, and `example` is one blank row of its inputs.
 
-    `delivery` says how long nodes are waited for, and how often they are asked. One that refuses, or whose answer does
-    not fit, is left out, and `left_out` says why.
+    `delivery` says how long the server waits for nodes, and how often it asks. A node that refuses, or whose answer
+    does not fit, is left out; `left_out` says why.
 
-    A release under differential privacy is charged to the `ledger` the moment it comes, whatever becomes of the
-    request, and once, whatever it is called; where a node has spent more by its own account, the ledger is corrected.
+    A release under differential privacy is charged to the `ledger` when it arrives, whatever becomes of the request,
+    and only once. If a node has spent more by its own account, the ledger is corrected.
 
-    With a `folder` answers to a collection, and releases for a request, are kept there as they come: a server that was
-    killed asks only for what is missing. They go once `settled` says that what was made of them is stored, or with the
-    next collection; `RunServer` sees to it.
+    With a `folder`, answers to a collection and releases for a request are kept there: a server that was killed asks
+    only for what is missing. They are deleted when `settled` says that the result is stored, or by the next collection;
+    `RunServer` takes care of this.
     """
 
-    measures_by_default = False  # each question is a message of seconds
+    measures_by_default = False  # a question takes seconds
 
     def __init__(
         self,
@@ -68,27 +68,27 @@ class GridContact:
         if self.vectors_folder is not None:
             with explained(f"make the folder {folder}"):
                 self.vectors_folder.mkdir(parents=True, exist_ok=True)
-        self._collected = False  # whether all answers to a collection were taken, which may still be on disk
+        self._collected = False  # whether all answers to a collection were taken; they may still be on disk
 
     @property
     def left_out(self) -> Mapping[int, str]:
-        """Nodes that gave no answer of use, and why."""
+        """Nodes without a usable answer, and why."""
         return self._messenger.left_out
 
     @property
     def silent(self) -> Mapping[int, str]:
-        """The same by client."""
+        """`left_out` by client."""
         nodes = self._accounts.nodes
         return {client: self.left_out[node] for client, node in nodes.items() if node in self.left_out}
 
     @property
     def traffic(self) -> Traffic:
-        """All messages so far, as serialised: retries, weights and refusals, too."""
+        """All messages so far, as serialised, with retries, weights and refusals."""
         return self._accounts.meter.traffic
 
     @property
     def ledger(self) -> Ledger:
-        """What the server knows that clients have spent; each node has its own, which decides."""
+        """What clients have spent, as far as the server knows; each node's own ledger decides."""
         return self._accounts.ledger
 
     @ledger.setter
@@ -96,14 +96,14 @@ class GridContact:
         self._accounts.ledger = ledger
 
     def settled(self, *, only_collection: bool = False) -> None:
-        """What was made of the answers so far is stored: none stays on disk, and to ask again is to ask anew. With
-        `only_collection` releases for a request stay, which may not have been answered yet."""
+        """Say that the results of all answers so far are stored: the answers are deleted, and the same question is a
+        new one. With `only_collection` releases for requests stay: these may not be answered yet."""
         self._cache.settle(only_collection=only_collection)
         self._collected = False
 
     @property
     def clients(self) -> Sequence[int]:
-        """All that answered so far; on first use they are asked who they are."""
+        """All clients that answered so far; on first use all nodes are asked who they are."""
         if not self._accounts.nodes:
             self._greet()
         return sorted(self._accounts.nodes)
@@ -131,13 +131,13 @@ class GridContact:
     def ask_everyone(
         self, question: Question[A], *, instead: Mapping[int, Question[A]] | None = None, but: Collection[int] = ()
     ) -> Iterator[tuple[int, A]]:
-        """Who they are is asked first only where it matters."""
-        if self._collected:  # what is on disk is of the collection before
+        """Nodes are asked who they are first, if the question depends on it."""
+        if self._collected:  # the answers on disk belong to the collection before
             self.settled(only_collection=True)
         if instead or but:
             self._greet()
             own = {client: (instead or {}).get(client, question) for client in self.clients if client not in but}
-            questions = {self._accounts.nodes[client]: one for client, one in own.items()}
+            questions = {self._accounts.nodes[client]: asked for client, asked in own.items()}
         else:
             questions = dict.fromkeys(self._accounts.connected(), question)
         taken = self._ask_nodes(questions, {})
@@ -149,18 +149,18 @@ class GridContact:
 
     def _collection(self, taken: Mapping[int, _Taken]) -> Iterator[tuple[int, Any]]:
         waiting = sorted(taken.values(), key=lambda answer: answer[0], reverse=True)
-        while waiting:  # those that are taken need no room any more
+        while waiting:  # an answer that was taken is freed
             client, load = waiting.pop()
             yield client, load()
         self._collected = True
 
     def _ask_nodes(self, questions: Mapping[int, Question[Any]], clients: Mapping[int, int]) -> dict[int, _Taken]:
-        """The answers that fit, by node: from disk what is there of them, and the others in one wave. `clients` says
-        which client a node has to be, where that is known."""
+        """The answers that fit, by node: some from disk, the others in one wave. `clients` says which client a node has
+        to be, if that is known."""
         distinct = {id(question): question for question in questions.values()}
-        made = {key: self._ask(question) for key, question in distinct.items()}
-        # nodes that are asked the same get one object, unless it is for a release
-        asks, asked_before = self._cache.name({node: made[id(question)] for node, question in questions.items()})
+        asks_by_id = {key: self._ask(question) for key, question in distinct.items()}
+        # nodes with the same question share one object, unless it is for a release
+        asks, asked_before = self._cache.name({node: asks_by_id[id(question)] for node, question in questions.items()})
         taken = self._from_disk(asks, clients)
         for node in taken:
             self._messenger.left_out.pop(node, None)
@@ -178,10 +178,10 @@ class GridContact:
         return Ask(question.kind, self._messenger.base, details, arrays=arrays, question=question)
 
     def _check_budgets(self, asks: Mapping[int, Ask], asked_before: Collection[int]) -> None:
-        """What may not be had is not asked for; what a client has paid for already, and not sent, costs nothing."""
+        """Raise if a budget forbids a question. A release that was paid for and never arrived costs nothing."""
         if not self.ledger.budgets or not asks:
             return
-        if not asks.keys() <= self._accounts.clients.keys():  # nobody is asked before it is known whose budget it has
+        if not asks.keys() <= self._accounts.clients.keys():  # budgets belong to clients: first learn who the nodes are
             self._greet()
         questions = {}
         for client in self.clients:
@@ -193,19 +193,19 @@ class GridContact:
                 questions[client] = question
         check_budgets(self.ledger, questions)
 
-    # --- what comes
+    # --- answers
 
     def _arrived(self, node: int, ask: Ask, answer: Answer, *, counted: int | None = None) -> None:
-        """Count and charge an answer: before anything else, since the node has."""
+        """Count and charge an answer before anything else: the node has done so, too."""
         assert ask.question is not None  # made here
         if self._accounts.book(node, ask.question, answer, counted=counted):
             self._cache.came(node, ask)
 
     def _take(self, node: int, ask: Ask, answer: Answer, expected: int | None) -> _Taken:
-        """An answer that fits; where there is a folder, collections and releases wait there, and not in memory."""
+        """An answer that fits; with a folder, collections and releases wait there instead of in memory."""
         try:
             client, value = self._read(ask, answer, expected)
-        except DataError:  # it was released and charged: by the same name it would come again
+        except DataError:  # by the same name the same release would come again
             self._cache.give_up(node, ask)
             raise
         kept = self._cache.put(node, ask, answer)
@@ -221,11 +221,11 @@ class GridContact:
     def _again(self, node: int, ask: Ask) -> Any:
         answer = self._cache.get(node, ask)
         if answer is None:
-            raise DataError(f"The answer of node {node} was taken away from the folder meanwhile. Collect again.")
+            raise DataError(f"The answer of node {node} was deleted from the folder meanwhile. Collect again.")
         return self._read(ask, answer)[1]
 
     def _from_disk(self, asks: Mapping[int, Ask], clients: Mapping[int, int]) -> dict[int, _Taken]:
-        """Answers that are kept; one that does not fit any more is asked for again."""
+        """Cached answers; the node is asked again if one does not fit any more."""
         taken: dict[int, _Taken] = {}
         for node, ask in asks.items():
             answer = self._cache.get(node, ask)
@@ -236,10 +236,10 @@ class GridContact:
                     self._arrived(node, ask, answer, counted=0 if self._cache.has_come(node, ask) else answer.size)
         return taken
 
-    # --- who is asked
+    # --- nodes
 
     def _greet(self) -> None:
-        """Ask those who they are that nobody has met yet."""
+        """Ask all unknown nodes which client they are."""
         nodes, met = self._accounts.connected(), set(self._accounts.nodes.values())
         strangers = [node for node in nodes if node not in met]
         ask = self._ask(WhoQuestion())

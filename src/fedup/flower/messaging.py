@@ -1,4 +1,4 @@
-"""Questions sent over a Flower Grid and answers taken from it, with time limits, retries and counts of bytes."""
+"""Sends questions over a Flower Grid and receives answers, with time limits, retries and counts of bytes."""
 
 import logging
 import time
@@ -19,20 +19,20 @@ from fedup.statistics.traffic import Meter
 _LONGEST_PAUSE_S = 30.0  # between tries
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0  # between looks for answers
 _PULLED_AT_ONCE = 16  # answers
-_MAY_COME_BACK = (3, 4, 5)  # Flower's codes for a message, a reply and a node that are not available; it exports none
+_MAY_COME_BACK = (3, 4, 5)  # Flower's codes for a message, reply or node that is not available; it exports none
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """How messages travel. A node that does not answer within `timeout_s` is asked again, `retries` times, after longer
-    and longer pauses; fewer answers of use than `least_fraction` of the nodes are an error, and none of more than
-    `most_bytes` is taken.
+    """How messages travel. A node that does not answer within `timeout_s` is asked again up to `retries` times, after
+    longer and longer pauses. Usable answers from less than `least_fraction` of the nodes are an error. An answer of
+    more than `most_bytes` is refused.
 
-    Weights travel to nodes that say they lack them; with `weights_at_once` they go with the first question to each that
-    has not shown that it has them: right after training nobody has the final ones, and a round of messages is saved.
-    With `half` centroids come in half precision.
+    Weights go to nodes that say they lack them. With `weights_at_once` they go with the first question to each node:
+    right after training nobody has them, and this saves a round of messages. With `half` centroids come in half
+    precision.
     """
 
     timeout_s: float = 60.0
@@ -51,9 +51,9 @@ class Delivery:
 
 
 class Messenger:
-    """Asks nodes about one model; `left_out` says which gave no answer of use, and why.
+    """Asks nodes about one model; `left_out` says which gave no usable answer, and why.
 
-    `arrived` is called with each answer as it comes, before anybody looks into it; `meter` counts what is sent.
+    `arrived` is called with each answer when it comes, before it is checked; `meter` counts what is sent.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class Messenger:
     ) -> None:
         self._grid, self._model, self.base = grid, model, fingerprint(model)
         self._delivery, self._meter, self._arrived = delivery, meter, arrived
-        self._have: set[int] = set()  # nodes that have shown that they have the weights
-        self._late: dict[str, tuple[int, Ask]] = {}  # by message: releases that were asked for and did not come in time
+        self._have: set[int] = set()  # nodes that have the weights for sure
+        self._late: dict[str, tuple[int, Ask]] = {}  # by message: questions for releases that are not answered yet
         self.left_out: dict[int, str] = {}
 
     def wave(self, asks: Mapping[int, Ask], read: Callable[[int, Answer], T]) -> dict[int, T]:
-        """Ask nodes, each its own question, until all have answered or the retries are spent; the answers that fit."""
+        """Ask each node its question until all have answered or no retry is left; returns the answers that fit."""
         if fingerprint(self._model) != self.base:
-            raise FingerprintError("The model was changed after this contact was made for it: make another.")
+            raise FingerprintError("The model was changed after this contact was made for it: make a new contact.")
         fitting: dict[int, T] = {}
         waiting, tries = dict(asks), 0
         self.left_out = {node: why for node, why in self.left_out.items() if node not in asks}
@@ -83,13 +83,13 @@ class Messenger:
             tries += 1
             for node, answer in self._answers(dict(waiting)):
                 if answer.status == "lost":
-                    continue  # as if nothing had come
+                    continue  # as without a reply
                 del waiting[node]
                 try:
                     if answer.status != "ok":
                         raise DataError(f"{answer.status}: {answer.reason}")
                     fitting[node] = read(node, answer)
-                except DataError as error:  # asking again would bring the same
+                except DataError as error:  # a second try would give the same
                     self.left_out[node] = str(error)
         silence = f"no answer within {self._delivery.timeout_s:g} s, asked {tries} times"
         self.left_out |= dict.fromkeys(waiting, silence)
@@ -98,7 +98,7 @@ class Messenger:
         return fitting
 
     def _answers(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, Answer]]:
-        """One round of messages; a second one with weights to those nodes alone that lack them."""
+        """One round of messages, and a second one with weights to the nodes that lack them."""
         lacking: dict[int, Ask] = {}
         for node, answer in self._send(asks, asks.keys() - self._have if self._delivery.weights_at_once else ()):
             if answer.status == "needs weights":
@@ -110,9 +110,9 @@ class Messenger:
             yield from self._send(lacking, lacking)
 
     def _send(self, asks: Mapping[int, Ask], weights_to: Collection[int]) -> Iterator[tuple[int, Answer]]:
-        """What comes back in time, as it comes, so that no more than some answers are in memory at once.
+        """The answers that come in time, one by one, so that only some are in memory at once.
 
-        (`Grid.send_and_receive` gives all of them together, and looks for them every three seconds.)
+        (`Grid.send_and_receive` returns all of them together, and looks every three seconds.)
         """
         nodes = self._push(asks, weights_to)
         until, pause = time.monotonic() + self._delivery.timeout_s, _FIRST_PAUSE_S
@@ -122,7 +122,7 @@ class Messenger:
                 for reply in self._grid.pull_messages(numbers[start : start + _PULLED_AT_ONCE]):
                     number = reply.metadata.reply_to_message_id
                     node, late = nodes.pop(number, None), self._late.pop(number, None)
-                    if node is None:  # to an earlier message: it counts, but nobody waits for it any more
+                    if node is None:  # to an earlier message: it is counted, but nobody waits for it
                         size = 0 if reply.has_error() else size_of(reply.content)
                         self._read(reply, *late) if late else self._meter.came(None, size)
                     else:
@@ -137,10 +137,10 @@ class Messenger:
                 pause = min(1.5 * pause, _LAST_PAUSE_S)
 
     def _push(self, asks: Mapping[int, Ask], weights_to: Collection[int]) -> dict[str, int]:
-        """Send the questions, with weights for some of the nodes; by message the node that it went to."""
-        contents: dict[tuple[int, bool], RecordDict] = {}  # nodes that get the same get the same object
+        """Send the questions, some with weights; returns the node of each message."""
+        contents: dict[tuple[int, bool], RecordDict] = {}  # nodes with the same content share one object
         heavy = {node for node in weights_to if asks[node].needs_model}
-        weights = record_of(self._model.state_dict()) if heavy else None  # one for all: it may be large
+        weights = record_of(self._model.state_dict()) if heavy else None  # one record for all: it may be large
         messages = []
         for node, ask in asks.items():
             key = id(ask), node in heavy
@@ -149,7 +149,7 @@ class Messenger:
             messages.append(Message(contents[key], node, f"query.{QUERY}", group_id=ask.kind))
         sizes = {key: size_of(content) for key, content in contents.items()}
         pushed = zip(self._grid.push_messages(messages), asks, strict=False)
-        nodes = {number: node for number, node in pushed if number}  # what could not be sent has no number
+        nodes = {number: node for number, node in pushed if number}  # an unsent message has no number
         for number, node in nodes.items():
             self._meter.sent(sizes[id(asks[node]), node in heavy])
             if NONCE in asks[node].details:
@@ -157,7 +157,7 @@ class Messenger:
         return nodes
 
     def _read(self, reply: Message, node: int, ask: Ask) -> Answer:
-        """The answer in a reply, which is counted first."""
+        """The answer in a reply; it is counted first."""
         if reply.has_error():
             if reply.error.code in _MAY_COME_BACK:
                 return Answer("lost", self.base)

@@ -1,4 +1,4 @@
-"""A node's side: one query handler on the user's own ClientApp, which answers from the node's own rows."""
+"""A node's side: one query handler on the user's ClientApp, which answers from the node's own rows."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -39,12 +39,12 @@ def mount(
 ) -> None:
     """Let the app answer FedUP's questions.
 
-    `data` gives the rows the node trained on and their labels, in the same order each time: a pair of tensors, or a
-    Dataset or DataLoader (whose data set is read in its own order); `model` an untrained model,
-    which takes the weights that the server sends; `ids` whole numbers that name the rows in sample requests (their
-    places, where it is not given); `client` the number that names the node in client requests (its partition, or else
-    the node's own number); `held_out` rows that it did not train on, by which it is measured whether what is forgotten
-    looks unseen (without them a verdict says that it was not measured); `policy` the node's own rules.
+    `data` gives the rows the node trained on and their labels, in the same order each time: a pair of tensors, a
+    Dataset, or a DataLoader (its data set is read in order). `model` gives an untrained model, for the weights that the
+    server sends. `ids` gives whole numbers that name the rows in sample requests (default: places). `client` gives the
+    number of the node in client requests (default: its partition, or else the node's number). `held_out` gives rows
+    that it did not train on: they show whether what is forgotten looks unseen (else a verdict is "not measured").
+    `policy` holds the node's own rules.
     """
     reply = replying(data=data, model=model, ids=ids, client=client, held_out=held_out, policy=policy)
 
@@ -54,8 +54,7 @@ def mount(
 
 
 def replying(*, policy: Policy | None = None, **functions: Any) -> Callable[[RecordDict, Context], RecordDict]:
-    """What `mount` registers, without Flower's processes: a function of a message's content and the node's context that
-    gives the content of the reply."""
+    """What `mount` registers: a function of a message's content and the node's context that gives the reply."""
     rules = policy or Policy()
 
     def reply(content: RecordDict, context: Context) -> RecordDict:
@@ -63,9 +62,9 @@ def replying(*, policy: Policy | None = None, **functions: Any) -> Callable[[Rec
         try:
             ask, source = read_ask(content), Source(context, policy=rules, **functions)
             answer = _with_spent(_answer(ask, source), ask, source)
-        except DataError as error:  # no question at all
+        except DataError as error:  # the message is no question
             answer = Answer("failed", "", reason=str(error))
-        except Exception as error:  # a slip in the node's own functions, or ours: its kind, never what it met
+        except Exception as error:  # a bug of the node's or ours: only its kind may leave
             answer = Answer("failed", "", reason=type(error).__name__)
         reply = write_answer(answer)
         time.sleep(max(0.0, until - time.monotonic()))
@@ -75,11 +74,11 @@ def replying(*, policy: Policy | None = None, **functions: Any) -> Callable[[Rec
 
 
 def _answer(ask: Ask, source: Source) -> Answer:
-    """The answer to a question; refusals and failures are answers, too. A failure tells its kind, never what it met;
-    under a guarantee it tells nothing at all once a row is read (`fedup.flower.private`)."""
+    """The answer to a question, which may be a refusal or a failure. A failure names its kind, never a value; under a
+    guarantee it says nothing once a row is read (`fedup.flower.private`)."""
     try:
         if ask.kind not in QUESTIONS:
-            raise DataError(f"There is no question of the kind {ask.kind!r}.")
+            raise DataError(f"There is no question {ask.kind!r}: server and node may have different versions of fedup.")
         kind = QUESTIONS[ask.kind]
         private = issubclass(kind, PrivateQuestion)
         dp = DP(**ask.details["how"]) if private and "epsilon" in ask.details["how"] else None
@@ -101,12 +100,12 @@ def _answer(ask: Ask, source: Source) -> Answer:
         return Answer("refused", ask.base, reason=str(refusal))
     except (OwnError, FedUPError) as error:
         return Answer("failed", ask.base, reason=str(error))
-    except Exception as error:  # a failure of the user's own code must not end the node's run
+    except Exception as error:  # the user's own code must not end the node's run
         return Answer("failed", ask.base, reason=type(error).__name__)
 
 
 def _num_classes_of(ask: Ask) -> int:
-    """The number of classes, as a question says."""
+    """The number of classes in a question."""
     number = ask.details["num_classes"]
     if type(number) is not int or not 1 <= number <= MOST_CLASSES:
         raise DataError(f"num_classes must be a whole number from 1 to {MOST_CLASSES:,}.")
@@ -114,10 +113,9 @@ def _num_classes_of(ask: Ask) -> int:
 
 
 def _with_spent(answer: Answer, ask: Ask, source: Source) -> Answer:
-    """The answer, or refusal or failure, with the sum of μ² that the node has spent, where it is asked who it is or for
-    a release: the server's ledger follows the node's own. The sum follows from the questions that were answered, and
-    from no row."""
-    with suppress(FedUPError, OwnError):  # an account that cannot be read: nothing is told of it
+    """The answer with the sum of μ² that the node has spent, if it is asked who it is, or for a release: the server's
+    ledger follows the node's own. The sum depends on the questions that were answered, and on no row."""
+    with suppress(FedUPError, OwnError):  # without an account that can be read
         if ask.kind == WhoQuestion.kind or NONCE in ask.details:
             return replace(answer, details={**answer.details, SPENT: source.ledger.spent(source.number)})
     return answer

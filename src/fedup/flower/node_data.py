@@ -1,4 +1,4 @@
-"""A node's own rows, and what they and it are called."""
+"""A node's own rows, their ids and its client number."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 
 class OwnError(Exception):
-    """The user's own code failed; what it said stays at the node."""
+    """The user's own code failed; its message stays at the node."""
 
 
 def own(function: Callable[..., T], *arguments: Context) -> T:
-    """What the user's own code gives; its failures are told by their kind alone."""
+    """Call the user's own code; of a failure only the kind is passed on."""
     try:
         return function(*arguments)
     except Exception as error:
@@ -34,7 +34,7 @@ def own(function: Callable[..., T], *arguments: Context) -> T:
 
 @dataclass(frozen=True)
 class Source:
-    """The user's own functions and rules, as `mount` takes them; what they give is asked for when it is needed."""
+    """The user's own functions and rules, as given to `mount`; they are called when needed."""
 
     context: Context
     policy: Policy
@@ -51,7 +51,7 @@ class Source:
 
     @cached_property
     def number(self) -> int:
-        """The node's among clients."""
+        """The client number of the node."""
         if self.client is not None:
             return int(own(self.client, self.context))
         return int(self.context.node_config.get("partition-id", self.context.node_id))
@@ -59,28 +59,28 @@ class Source:
     def rows(self, *, like: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """The rows that the node trained on, their labels, and their ids if they have any; checked.
 
-        For a release under differential privacy they are to be `like` a blank row, may be none, and a label that is no
-        whole number is one that no class has.
+        For a release under differential privacy rows must be `like` a blank row. There may be none, and a label that is
+        no whole number belongs to no class.
         """
         x, y = rows_of(own(self.data, self.context), blank=like)
         names = self.ids
         ids = None if names is None else own(lambda: torch.as_tensor(names(self.context), dtype=torch.int64))
         if len(x) != len(y) or (ids is not None and (len(ids) != len(y) or len(ids.unique()) != len(ids))):
-            raise DataError("Rows, labels and ids must be as many, and each id must be there once.")
+            raise DataError("There must be one label and one id for each row, and each id must be there once.")
         if like is not None and not _alike(x, like):
-            raise DataError("Rows are of another shape or type than the question says.")
+            raise DataError("Rows have another shape or type than the question says.")
         whole = (y == y.round()) & (y.abs() < 2**31) if y.is_floating_point() else torch.ones_like(y, dtype=torch.bool)
         if like is None and not bool(whole.all()):
             raise DataError("A label is no whole number.")
         return x, torch.where(whole, y, -1).long(), ids
 
     def unseen_rows(self, *, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows that the node did not train on, and their labels; none where it has not said which."""
+        """Rows that the node did not train on, and their labels; none without `held_out`."""
         if self.held_out is None:
             return like[:0], torch.empty(0, dtype=torch.int64)
         x, y = rows_of(own(self.held_out, self.context))
         if len(x) != len(y) or not _alike(x, like):
-            raise DataError("Held-out rows must be like those trained on, and have a label each.")
+            raise DataError("Held-out rows must have the shape and type of those trained on, and a label each.")
         return x, y.long()
 
 
@@ -89,7 +89,7 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 def places_of(data: ClientData, samples: frozenset[int], *, quietly: bool = False) -> frozenset[int]:
-    """Where samples lie; raises where one is unknown, unless it is done quietly: then nobody is told of those."""
+    """The places of samples. An unknown one raises; `quietly` it is ignored, so that nobody learns of it."""
     names = data.sample_ids
     if not quietly:
         check_samples(names, samples, data.client.id)
@@ -98,7 +98,7 @@ def places_of(data: ClientData, samples: frozenset[int], *, quietly: bool = Fals
 
 
 def by_place(data: ClientData, request: Forget, *, quietly: bool = False) -> Forget:
-    """A request with this node's samples by place, and nobody else's."""
+    """A request with this node's samples by place, without those of others."""
     client = data.client.id
     mine = request.sample_ids.get(client)
     samples = {} if mine is None else {client: places_of(data, mine, quietly=quietly)}

@@ -1,4 +1,4 @@
-"""What a client answers at all: its own rules, which no server can change."""
+"""Which questions a client answers: its own rules, which no server can change."""
 
 import math
 from collections.abc import Callable
@@ -12,18 +12,18 @@ from fedup.privacy.ledger import Budget
 
 
 class RefusedError(Exception):
-    """The client does not answer; the reason is told to the server."""
+    """The client does not answer; the server gets the reason."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """`least_rows`: classes of which fewer rows are retained are not told. `only_private`: nothing but releases under
-    differential privacy leaves the client. `budget`: what all of these may cost together. `account`: a file on the
-    node's disk that what was spent is written to; without one it is in the node's Flower state, which ends with the run
-    or with the SuperNode. `ask`: a function of the kind of question that gives a reason to refuse it, or None.
-    `answer_after_s`: no answer leaves before so many seconds have passed since the question came. More than the longest
-    answer takes, and less than the server waits, hides how long this one took. `most_kept`: bytes of features that stay
-    in the node's state, so that they are read once for each model (0: none).
+    """`least_rows`: nothing is sent of classes with fewer retained rows. `only_private`: only releases under
+    differential privacy leave the client. `budget`: what all of them may cost together. `account`: a file on the node's
+    disk for what was spent; without one it is in the node's Flower state, which ends with the run or the SuperNode.
+    `ask`: a function of the kind of question that gives a reason to refuse it, or None. `answer_after_s`: no answer
+    leaves earlier than so many seconds after the question. Choose it longer than any answer takes and shorter than the
+    server waits: then nobody sees how long an answer took. `most_kept`: bytes of features that stay in the node's
+    state, so that they are computed once for each model (0: none).
     """
 
     least_rows: int = 1
@@ -41,7 +41,7 @@ class Policy:
             raise SettingError(f"least_rows must be 1 or more; found {self.least_rows}.")
 
     def check(self, kind: str, dp: DP | None) -> None:
-        """Raise unless a question of that kind, under that guarantee, is answered."""
+        """Raise if a question of that kind, under that guarantee, is not answered."""
         reason = self.ask(kind) if self.ask else None
         if reason is not None:
             raise RefusedError(reason)

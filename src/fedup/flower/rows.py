@@ -1,4 +1,4 @@
-"""What a user's `data(context)` may give, as rows and labels."""
+"""Rows and labels from whatever a user's `data(context)` returns."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ _LABELS = torch.iinfo(torch.int64)
 
 
 def rows_of(given: Rows, *, blank: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """A pair of tensors as it is; a data set, or that of a loader, item by item in its own order.
+    """A pair of tensors unchanged; a data set, or that of a loader, item by item in order.
 
-    Items are (row, label), or mappings with two entries, of which one is a whole number in each of them: the label.
-    Errors tell nothing of what an item holds, nor what the user's own code says: a node sends their text. No items are
-    an error, unless a `blank` row says what they would look like.
+    Items are (row, label), or mappings with two entries of which exactly one, the label, is always a whole number.
+    Error texts contain no values and no message of the user's code: a node sends them to the server. An empty data set
+    is an error, unless a `blank` row shows the shape of rows.
 
     >>> x, y = rows_of([{"img": torch.ones(2), "label": 3}, {"img": torch.zeros(2), "label": 1}])
     >>> x.shape, y
@@ -44,7 +44,7 @@ def rows_of(given: Rows, *, blank: Tensor | None = None) -> tuple[Tensor, Tensor
 
 
 def _pairs(given: Any) -> Sequence[Any]:
-    """Rows and labels of all items of a data set; one of Hugging Face, too, is no `torch.utils.data.Dataset`."""
+    """(row, label) of all items of a data set, which need not be a torch Dataset: Hugging Face's are not."""
     if isinstance(given, DataLoader):
         samplers = given.sampler, getattr(given.batch_sampler, "sampler", None)
         if any(isinstance(sampler, SubsetRandomSampler | DistributedSampler) for sampler in samplers):
@@ -78,7 +78,7 @@ def _pairs(given: Any) -> Sequence[Any]:
 
 
 def _whole(value: Any) -> int | None:
-    """The whole number that a value is, alone in an array or not; None if it is none."""
+    """A value as a whole number, also if it is alone in an array; None if it is no whole number."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
         value = value.item() if math.prod(value.shape) == 1 else None
     if isinstance(value, float) and value.is_integer():
@@ -87,7 +87,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _tensor(row: Any) -> Tensor:
-    """An image that no transform made a tensor of could have its axes in any order: it is no row."""
+    """A row as a tensor. Images are refused: their axes could have any order."""
     if not isinstance(row, Tensor | np.ndarray):
         raise DataError(f"Rows of the data set must be tensors or arrays; found {type(row).__name__}.")
     try:

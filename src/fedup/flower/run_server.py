@@ -1,4 +1,4 @@
-"""The run folder as a Flower server's memory: `fedup status`, `evidence` and `verify` work on it."""
+"""The run folder of a Flower server: `fedup status`, `evidence` and `verify` work on it."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,9 +27,9 @@ from fedup.statistics.store import Centroids
 
 
 class RunServer:
-    """What a server knows, in a folder that outlives it: the model, the centroids, requests and filters, a journal.
+    """A server's state in a folder: model, centroids, requests, filters and a journal.
 
-    `blank` makes the model without its weights. A server that starts again finds everything as it was.
+    `blank` makes the model without its weights. A server that is restarted finds everything as it was.
     """
 
     def __init__(
@@ -47,25 +47,24 @@ class RunServer:
 
     @property
     def state(self) -> State:
-        """Everything that was committed so far; its `left_out` is not to be trained on in later rounds."""
+        """Everything that was committed so far; do not train on its `left_out` in later rounds."""
         return self.run.read()
 
     def keep(self, model: nn.Module) -> None:
-        """The model that the federation has learned; one that is here already must be the same."""
+        """Store the trained model; one that is stored already must be the same."""
         with self.run.writing("train") as writer:
             if writer.state.trained is None:
                 keep_model(writer, model, {"accuracy": {}, "rows": None, "time_s": 0.0})
             elif writer.state.base != fingerprint(model):
                 raise RequestError(
-                    f"{self.run.path} holds another model ({writer.state.base[:12]}): one that was trained anew needs "
-                    "a folder of its own."
+                    f"{self.run.path} holds another model ({writer.state.base[:12]}). Use a new folder for this one."
                 )
 
     def collect(self, contact: GridContact, **settings: Any) -> Centroids:
-        """The clients' centroids: those that are here, or asked for now, with the settings of `fedup.collect`."""
+        """The clients' centroids: stored ones, or else collected now with the settings of `fedup.collect`."""
         with self.run.writing("collect") as writer:
             if writer.state.collected is not None:
-                contact.settled(only_collection=True)  # a server that was killed may have left answers
+                contact.settled(only_collection=True)  # left by a server that was killed
                 return load_store(self.run, writer.state)
             model = load_base(self.run, writer.state, self._blank())
             contact.ledger = RunLedger(writer)  # every release is charged in the journal
@@ -86,19 +85,23 @@ class RunServer:
         judge: Judge | None = None,
         limits: Limits | None = None,
     ) -> Outcome:
-        """Answer a request and put its filter in force; `judge` measures, and without one nothing limits the loss of
-        retained accuracy. What a class may lose is limited all the same, and a refusal is an answer, too."""
+        """Answer a request and serve its filter. `judge` measures retained accuracy; without one its loss is not
+        limited. What a class may lose is limited anyway. The outcome may be a refusal."""
         with self._desk("unlearn", contact, judge) as desk:
-            return desk.unlearn([NewRequest(request, reference)], config=config, limits=limits or _limits(judge))
+            return desk.unlearn(
+                [NewRequest(request, reference)], config=config, limits=limits or Limits(3.0 if judge else None)
+            )
 
     def restore(self, *requests: str, contact: GridContact | None = None, judge: Judge | None = None) -> Outcome:
-        """Take requests back, by their ids."""
+        """Restore requests, by their ids."""
         with self._desk("restore", contact, judge) as desk:
-            return desk.restore([desk.writer.state.request(name) for name in requests], limits=_limits(judge))
+            return desk.restore(
+                [desk.writer.state.request(name) for name in requests], limits=Limits(3.0 if judge else None)
+            )
 
     @contextmanager
     def _desk(self, verb: str, contact: GridContact | None, judge: Judge | None) -> Iterator[RequestDesk]:
-        """The run folder for writing, with model and centroids; every release is charged in the journal."""
+        """A desk for requests on the run folder; every release is charged in the journal."""
         with self.run.writing(verb) as writer:
             store = load_store(self.run, writer.state)
             store.ledger = RunLedger(writer)
@@ -107,13 +110,9 @@ class RunServer:
             yield RequestDesk(writer, load_plugged(self.run, writer.state, self._blank()), store, contact, judge)
 
     def verify(self, example: Tensor) -> list[Check]:
-        """What `fedup verify` checks, and that restoring gives the original's answer to an example, bit for bit."""
+        """The checks of `fedup verify`, and that restoring gives the original answer to an example, bit for bit."""
         return verify(self.run, lambda state: self._blank(), lambda state: example)
 
     def plugged(self) -> PluggedModel:
-        """The model under the filter of the requests in force."""
+        """The model with the filter of the active requests."""
         return load_plugged(self.run, self.state, self._blank())
-
-
-def _limits(judge: Judge | None) -> Limits:
-    return Limits(max_loss=3.0 if judge else None)

@@ -1,4 +1,4 @@
-"""What a node remembers from one message to the next, in its Flower state: weights, features, its privacy account."""
+"""What a node keeps from message to message in its Flower state: weights, features, its privacy account."""
 
 import json
 import math
@@ -23,23 +23,23 @@ from fedup.run.lock import held
 
 WEIGHTS = "fedup-weights"
 _LEDGER, _FEATURES = "fedup-ledger", "fedup-features"
-_RELEASED = "fedup-released-"  # and the kind of question
+_RELEASED = "fedup-released-"  # followed by the kind of question
 _A_WHILE_S = 60.0
 
 
 def keep(context: Context, name: str, tensors: Mapping[str, Tensor], **about: Any) -> None:
-    """One of each name: those before go. `about` is plain data that says what the tensors are of."""
+    """Keep tensors under a name, in place of earlier ones. `about` is plain data that describes them."""
     context.state[f"{name}-of"] = ConfigRecord({"json": json.dumps(about)})
     context.state[name] = record_of(tensors)
 
 
 def kept(context: Context, name: str) -> dict[str, Tensor]:
-    """The tensors of that name; DataError where they were damaged."""
+    """The tensors of that name; raises DataError if they are damaged."""
     return tensors_of(context.state.array_records[name])
 
 
 def kept_of(context: Context, name: str) -> dict[str, Any]:
-    """What they are of; nothing where there are none, or it is not sound."""
+    """The description of kept tensors; empty if there are none, or it is damaged."""
     try:
         about = json.loads(str(context.state.config_records[f"{name}-of"]["json"]))
         return dict(about) if name in context.state.array_records else {}
@@ -48,7 +48,7 @@ def kept_of(context: Context, name: str) -> dict[str, Any]:
 
 
 class KeptLedger(Ledger):
-    """The node's own account: in the file that the policy names, or else in the state, which lives as long as a run."""
+    """The node's own account: in the policy's file, or else in the state, which ends with the run."""
 
     def __init__(self, context: Context, policy: Policy) -> None:
         self._context, self._file = context, None if policy.account is None else Path(policy.account)
@@ -66,13 +66,13 @@ class KeptLedger(Ledger):
             raise ArtifactError("This node's account cannot be read: nothing is released until it can.") from error
 
     def _record(self, charge: Charge) -> None:
-        """On disk, or in the state, before any row is read; what a failure says names no path of this machine."""
+        """Write a charge before any row is read. An error names no path of this machine."""
         if self._file is None:
             text = json.dumps(Ledger([*self.charges, charge]).to_json())
             self._context.state[_LEDGER] = ConfigRecord({"json": text})
             return
         try:
-            with held(self._file.with_suffix(".lock"), "fedup", wait_s=_A_WHILE_S):  # two runs at once have one account
+            with held(self._file.with_suffix(".lock"), "fedup", wait_s=_A_WHILE_S):  # shared by runs at once
                 now = Ledger(self._read(), self.budgets)
                 if not now.affords(charge.client, charge.mu**2):
                     raise BudgetError("This node's budget was spent by another run meanwhile. Nothing was released.")
@@ -85,10 +85,8 @@ class KeptLedger(Ledger):
 
 
 def release_once(context: Context, ask: Ask, make: Callable[[], Answer]) -> Answer:
-    """The answer to a question under differential privacy; where its name is that of the last one of its kind, and the
-    question is the same, the one that was given then.
-
-    A reply that was lost on its way is asked for again by the same name: it was released already, and costs nothing.
+    """The answer to a question under differential privacy. If name and question are those of the last release of this
+    kind, the same answer is given again: it was released before, so that a lost reply costs nothing.
     """
     key, name = _RELEASED + ask.kind.replace(" ", "-"), str(ask.details.get(NONCE, ""))
     about = kept_of(context, key)
@@ -103,19 +101,18 @@ def release_once(context: Context, ask: Ask, make: Callable[[], Answer]) -> Answ
 
 
 class KeptReader(FeatureReader):
-    """Reads features once: after `keep` they stay in the state, for the same model, cut and rows in the same order.
+    """Computes features once: after `keep` they stay in the state, for the same model, cut and rows in the same order.
 
-    The bits are those of reading anew: a row lies at the same place of a batch of the same size whichever rows are
-    wanted. More than `most_bytes` are not kept, since the state travels between Flower's processes at the node with
-    every message.
+    The bits are those of a new computation: a row has the same place in a batch of the same size whichever rows are
+    wanted. No more than `most_bytes` are kept: the state travels between Flower's processes with every message.
     """
 
     def __init__(self, model: nn.Module, cut: str, base: str, context: Context, most_bytes: int) -> None:
         super().__init__(model, cut)
         self._base, self._context, self._most_bytes = base, context, most_bytes
-        self._rows: tuple[Tensor, Tensor] | None = None  # of which the key is known
+        self._rows: tuple[Tensor, Tensor] | None = None  # whose key is known
         self._key = ""
-        self._features: Features | None = None  # of all rows by place; NaN for those that were not read
+        self._features: Features | None = None  # of all rows by place; NaN where not computed
         self._new = False
 
     def read(
@@ -137,13 +134,13 @@ class KeptReader(FeatureReader):
         return features
 
     def keep(self) -> None:
-        """What was read goes into the state; once, since it may be large."""
+        """Put the features into the state; once, since they may be large."""
         if self._features is not None and self._new:
             about = {"key": self._key, "nonnegative": self._features.nonnegative, "shape": self._features.shape}
             keep(self._context, _FEATURES, {"values": self._features.values}, **about)
 
     def _look(self, x: Tensor, rows: Tensor) -> None:
-        """What is here of these rows, by all that decides the bits: model, cut, threads, content and order."""
+        """Find kept features of these rows, by all that decides the bits: model, cut, threads, content and order."""
         if self._rows is not None and self._rows[0] is x and self._rows[1] is rows:
             return
         content = digest_of("", [("x", x), ("rows", rows)])
@@ -154,7 +151,7 @@ class KeptReader(FeatureReader):
 
 
 def _kept_features(context: Context) -> Features | None:
-    """A state that is out of shape holds none."""
+    """The features in the state; None if there are none, or they are damaged."""
     about = kept_of(context, _FEATURES)
     try:
         values, shape = kept(context, _FEATURES)["values"], tuple(about["shape"])
@@ -164,11 +161,11 @@ def _kept_features(context: Context) -> Features | None:
 
 
 def drop_features(context: Context, places: Iterable[int]) -> None:
-    """What is forgotten is not kept at the node, either."""
+    """Delete the features of forgotten rows at the node."""
     forgotten, features = sorted(places), _kept_features(context)
     if not forgotten or features is None:
         return
-    if forgotten[-1] >= len(features.values):  # of other rows: nothing is known of them
+    if forgotten[-1] >= len(features.values):  # the features belong to other rows
         for name in (_FEATURES, f"{_FEATURES}-of"):
             del context.state[name]
     elif not bool(features.values[forgotten].isnan().all()):

@@ -1,4 +1,4 @@
-"""Questions and answers as Flower messages: one JSON text and arrays. No pickle: messages come from strangers."""
+"""Questions and answers as Flower messages: a JSON text and arrays. No pickle: messages come from strangers."""
 
 import hashlib
 import json
@@ -17,27 +17,27 @@ from fedup.clients.messages import FORMAT, NONCE, answer_text, arrays_size, fiel
 from fedup.clients.question import PrivateQuestion, Question
 from fedup.errors import DataError
 
-QUERY = "fedup"  # nodes register it, and messages are of the type query.fedup
-Status = Literal["ok", "refused", "failed", "needs weights", "lost"]  # a lost answer is never sent
-ROW = "row"  # a detail: a row's shape and type, so that a node can try the model on a blank one before it reads any
+QUERY = "fedup"  # messages have the type query.fedup
+Status = Literal["ok", "refused", "failed", "needs weights", "lost"]  # "lost" is never sent
+ROW = "row"  # a detail: shape and type of a row, so that a node can try the model on a blank one first
 _MOST_OF_A_ROW = 100_000_000  # numbers
 _TYPES = {"float16", "float32", "float64", "int32", "int64", "uint8", "bool"}
 
 
 @dataclass(frozen=True)
 class Ask:
-    """A question to one node: of which kind, about which model, and its details."""
+    """A question to one node: its kind, its details, and the model in question."""
 
     kind: str
     base: str  # fingerprint of the model
     details: Mapping[str, Any] = field(default_factory=dict)  # plain data
     weights: Mapping[str, Tensor] | None = None  # for nodes that lack them
-    arrays: Mapping[str, Tensor] = field(default_factory=dict)  # that belong to the question itself
-    question: Question[Any] | None = None  # at the server: what it was made of
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)  # of the question itself
+    question: Question[Any] | None = None  # at the server: the question behind it
 
     @cached_property
     def digest(self) -> str:
-        """By which the same question about the same model is known again, whatever it names its answer."""
+        """Identifies the same question about the same model, whatever the name of the release."""
         details = {key: value for key, value in self.details.items() if key != NONCE}
         return hashlib.sha256(json.dumps([self.kind, self.base, details], sort_keys=True).encode()).hexdigest()
 
@@ -54,7 +54,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a node says; `size` is the number of bytes of it that were sent."""
+    """A node's answer; `size` is the number of bytes that were sent."""
 
     status: Status
     base: str
@@ -65,7 +65,7 @@ class Answer:
 
 
 def write_ask(ask: Ask, weights: ArrayRecord | None = None) -> RecordDict:
-    """As the content of a message; `weights` are those of a record that messages share."""
+    """The content of a message; `weights` is a record that several messages share."""
     content = _content(question_text(ask.kind, ask.base, ask.details), ask.arrays)
     if weights is None and ask.weights is not None:
         weights = record_of(ask.weights)
@@ -75,7 +75,7 @@ def write_ask(ask: Ask, weights: ArrayRecord | None = None) -> RecordDict:
 
 
 def read_ask(content: RecordDict) -> Ask:
-    """The opposite of `write_ask`."""
+    """The inverse of `write_ask`."""
     text, records = _text_of(content), content.array_records
     weights = tensors_of(records["weights"]) if "weights" in records else None
     arrays = tensors_of(records.get("arrays"))
@@ -86,12 +86,12 @@ def read_ask(content: RecordDict) -> Ask:
 
 
 def write_answer(answer: Answer) -> RecordDict:
-    """As the content of a message."""
+    """The content of a message."""
     return _content(answer_text(answer.status, answer.base, answer.details, answer.reason), answer.arrays)
 
 
 def read_answer(content: RecordDict, *, most_bytes: int) -> Answer:
-    """The opposite of `write_answer`; anything out of shape raises DataError."""
+    """The inverse of `write_answer`; raises DataError if anything is out of shape."""
     size = size_of(content)
     if size > most_bytes:
         raise DataError(f"{size:,} bytes came, and at most {most_bytes:,} are taken")
@@ -112,7 +112,7 @@ def _content(text: str, arrays: Mapping[str, Tensor]) -> RecordDict:
 
 
 def _text_of(content: RecordDict) -> dict[str, Any]:
-    """The text of a message, without its arrays."""
+    """The text of a message, parsed."""
     try:
         text = json.loads(str(content.config_records["fedup"]["json"]))
     except (KeyError, ValueError, RecursionError) as error:
@@ -124,7 +124,7 @@ def _text_of(content: RecordDict) -> dict[str, Any]:
 
 
 def row_of(example: Tensor) -> dict[str, Any]:
-    """What a row looks like, as plain data.
+    """Shape and type of a row, as plain data.
 
     >>> row_of(torch.zeros(1, 3, 32, 32))
     {'shape': [3, 32, 32], 'type': 'float32'}
@@ -133,7 +133,7 @@ def row_of(example: Tensor) -> dict[str, Any]:
 
 
 def blank_from(row: object) -> Tensor:
-    """The opposite of `row_of`: one row of zeros. (1, …)"""
+    """The inverse of `row_of`: one row of zeros. (1, …)"""
     shape, name = (row.get("shape"), row.get("type")) if isinstance(row, dict) else (None, None)
     whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
     if not whole or name not in _TYPES or math.prod(shape or []) > _MOST_OF_A_ROW:
@@ -142,9 +142,9 @@ def blank_from(row: object) -> Tensor:
 
 
 def size_of(content: RecordDict) -> int:
-    """Bytes of a message's records as protocol buffers: exactly for what fedup sends, and about for anything else.
+    """Bytes of a message's records as protocol buffers: exact for what fedup sends, approximate for anything else.
 
-    Not counted is what Flower and gRPC put around them, some hundred bytes a message and an array.
+    What Flower and gRPC put around them is not counted: some hundred bytes for each message and array.
     """
     records: list[tuple[str, int]] = []
     for key, arrays in content.array_records.items():
@@ -158,7 +158,7 @@ def size_of(content: RecordDict) -> int:
 
 
 def _value_size(value: object) -> int:
-    """Of a text, bytes, a number, or a list of them; numbers take eight bytes at most."""
+    """Bytes of a text, bytes, a number, or a list of them; a number takes eight bytes at most."""
     if isinstance(value, str):
         return field_size(text_size(value))
     if isinstance(value, list):
@@ -168,28 +168,24 @@ def _value_size(value: object) -> int:
 
 def record_of(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """Tensors as Flower sends them."""
-    return ArrayRecord({name: array_of(tensor) for name, tensor in tensors.items()})
+    try:
+        return ArrayRecord({name: Array(each.detach().cpu().contiguous().numpy()) for name, each in tensors.items()})
+    except TypeError as error:
+        types = sorted({str(tensor.dtype) for tensor in tensors.values()})
+        raise DataError(f"Flower cannot send all of these types: {', '.join(types)}. Convert them.") from error
 
 
 def tensors_of(record: ArrayRecord | None) -> dict[str, Tensor]:
-    """The opposite of `record_of`; none where there is no record."""
+    """The inverse of `record_of`; empty without a record."""
     return {name: tensor_of(array, name) for name, array in record.items()} if record is not None else {}
 
 
-def array_of(tensor: Tensor) -> Array:
-    """A tensor as Flower sends it."""
-    try:
-        return Array(tensor.detach().cpu().contiguous().numpy())
-    except TypeError as error:
-        raise DataError(f"Flower sends no tensors of {tensor.dtype}. Convert them first.") from error
-
-
 def tensor_of(array: Array, name: str) -> Tensor:
-    """A tensor as it came; of no type but plain numbers."""
+    """An array as a tensor; raises DataError unless it holds plain numbers."""
     try:
         values: np.ndarray = array.numpy()
         dtype = values.dtype.name
-    except Exception as error:  # whatever numpy says of bytes that are no array
+    except Exception as error:  # numpy raises anything for bytes that are no array
         raise DataError(f"{name} is no array ({type(error).__name__})") from error
     if not isinstance(values, np.ndarray) or dtype not in _TYPES or not values.dtype.isnative:
         raise DataError(f"{name} is of {dtype}, or of another byte order")
@@ -197,12 +193,12 @@ def tensor_of(array: Array, name: str) -> Tensor:
 
 
 def load_arrays(model: nn.Module, arrays: ArrayRecord) -> nn.Module:
-    """The model with weights as Flower's strategies return them, in place and ready to be asked about."""
+    """Load weights as Flower's strategies return them, in place; the model is in eval mode afterwards."""
     return load_weights(model, tensors_of(arrays)).eval()
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-    """The model with these weights, in place; DataError where they are of another one."""
+    """Load weights in place; raises DataError if they belong to another model."""
     try:
         model.load_state_dict(dict(weights))
     except (RuntimeError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""What protects what clients send: the paper's noise, and a differential-privacy guarantee with its accounts."""
+"""Protection of what clients send: the paper's noise, and a differential-privacy guarantee with its accounts."""
 
 from fedup.privacy.accountant import delta_of, epsilon_of, mu_of
 from fedup.privacy.guarantee import DP

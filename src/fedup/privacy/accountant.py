@@ -1,7 +1,7 @@
 """The accountant: Gaussian releases as μ-GDP, and the exact (ε, δ) that follows (Balle & Wang 2018; Dong et al. 2022).
 
-A Gaussian release of l2 sensitivity Δ with noise σ is μ-GDP with μ = Δ/σ, and releases add up as μ² = Σ μᵢ², whichever
-of them depended on those before. μ-GDP is (ε, δ)-DP exactly where δ ≥ Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ).
+A Gaussian release of l2 sensitivity Δ with noise σ is μ-GDP with μ = Δ/σ, and releases add up as μ² = Σ μᵢ², even if
+later ones depend on earlier ones. μ-GDP is (ε, δ)-DP exactly where δ ≥ Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ).
 """
 
 import math
@@ -11,7 +11,7 @@ from functools import cache
 from fedup.errors import SettingError
 
 _STEPS = 200  # of a bisection: more than a float has bits
-_TAIL = 25.0  # from where on the tail of the normal distribution is taken from its series
+_TAIL = 25.0  # beyond it the tail of the normal distribution comes from its series
 LARGEST_EPSILON = 1e6
 
 
@@ -58,7 +58,7 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 def _boundary(holds: Callable[[float], bool]) -> tuple[float, float]:
-    """The last number for which it holds, from 0 on, and the first for which it does not."""
+    """The last number from 0 on for which a condition holds, and the first for which it does not."""
     low, high = 0.0, 1.0
     while holds(high):
         low, high = high, 2 * high

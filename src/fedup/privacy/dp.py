@@ -17,14 +17,14 @@ from fedup.errors import DataError
 from fedup.privacy.guarantee import DP
 from fedup.rng import generator
 
-_LARGEST_SPREAD = 200_000  # numbers of second moments a message: above that only the diagonals are sent
+_LARGEST_SPREAD = 200_000  # second moments in a message: above that only the diagonals are sent
 _ROWS_AT_ONCE = 1024
-_SHORTEST = 1e-12  # with clip="unit" a vector shorter than that is not made longer than it is beside it
+_SHORTEST = 1e-12  # with clip="unit": the norm above which a vector is scaled to 1
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What stands where in the vector that tells of one class: sums and counts of its cells, its second moments."""
+    """The parts of one class's vector: sums and counts of its cells, and its second moments."""
 
     dims: int
     cells: int
@@ -32,17 +32,17 @@ class Layout:
 
     @classmethod
     def of(cls, dp: DP, dims: int, num_classes: int) -> "Layout":
-        """The same for all clients: it depends on public figures alone."""
+        """The layout of all clients; it depends on public figures alone."""
         return cls(dims, dp.cells, full=num_classes * dims * (dims + 1) // 2 <= _LARGEST_SPREAD)
 
     @property
     def spread(self) -> int:
-        """Numbers of second moments."""
+        """The number of second moments."""
         return self.dims * (self.dims + 1) // 2 if self.full else self.dims
 
     @property
     def size(self) -> int:
-        """Numbers in all."""
+        """The length of the vector."""
         return self.cells * (self.dims + 1) + self.spread
 
     def split(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,11 +51,11 @@ class Layout:
         return sums.unflatten(-1, (self.cells, self.dims)), counts, spread
 
     def join(self, sums: Tensor, counts: Tensor, spread: Tensor) -> Tensor:
-        """The opposite of `split`."""
+        """The inverse of `split`."""
         return torch.cat([sums.flatten(-2), counts, spread], dim=-1)
 
     def squares(self, points: Tensor) -> Tensor:
-        """Second moments of points as vectors of the same l2 norm: of a symmetric matrix one half. (N, spread)"""
+        """Second moments of points: one half of each symmetric matrix, scaled to its l2 norm. (N, spread)"""
         if not self.full:
             return points.square()
         row, column, weights = self._half()
@@ -66,12 +66,12 @@ class Layout:
         if not self.full:
             return torch.diag_embed(spread)
         row, column, weights = self._half()
-        made = spread.new_zeros(*spread.shape[:-1], self.dims, self.dims)
-        made[..., row, column] = made[..., column, row] = spread / weights.to(spread)
-        return made
+        matrix = spread.new_zeros(*spread.shape[:-1], self.dims, self.dims)
+        matrix[..., row, column] = matrix[..., column, row] = spread / weights.to(spread)
+        return matrix
 
     def known(self, matrix: Tensor) -> Tensor:
-        """Of a matrix (d, d) what the second moments tell of: all, or its diagonal."""
+        """The part of a matrix (d, d) that second moments determine: all of it, or its diagonal."""
         return matrix if self.full else torch.diag(matrix.diagonal())
 
     def _half(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,8 +83,8 @@ def joint_vector(dp: DP, points: Tensor, labels: Tensor, subjects: Tensor | None
     """A client's exact statistics, before noise: one vector for every class, held or not. (K, layout.size)
 
     `points` are projected features. One record more or less moves the whole by at most `dp.sensitivity`; with
-    `subjects`, all records of one subject together do. That holds for any rows: what is NaN or infinite counts as 0,
-    and a row with a label that no class has adds nothing.
+    `subjects`, this bounds all records of one subject together. It holds for any rows: NaN and infinity count as 0, and
+    a row with an unknown label adds nothing.
     """
     layout = Layout.of(dp, points.shape[1], num_classes)
     labels = labels.cpu().long()
@@ -92,7 +92,7 @@ def joint_vector(dp: DP, points: Tensor, labels: Tensor, subjects: Tensor | None
     owner = checked_subjects(subjects, len(points))[known] if dp.unit == "subject" else None
     points, labels = clipped(points.double().cpu()[known], _SHORTEST if dp.clip == "unit" else dp.scale), labels[known]
     cell = multiply_in_batches(points, _directions(layout.dims, layout.cells)).argmax(1)
-    if owner is None:  # each record is within the bound by itself
+    if owner is None:  # each record alone is within the bound
         return _added_up(dp, layout, points, cell, labels, num_classes)
     total = torch.zeros(num_classes, layout.size, dtype=torch.float64)
     for rows in _chunks(owner):
@@ -100,7 +100,7 @@ def joint_vector(dp: DP, points: Tensor, labels: Tensor, subjects: Tensor | None
         parts = _added_up(dp, layout, points[rows], cell[rows], place, pairs.shape[1])
         who = pairs[0].unique(return_inverse=True)[1]
         norms = torch.zeros(int(who.max()) + 1, dtype=torch.float64).index_add_(0, who, parts.square().sum(1))
-        shorter = (dp.sensitivity / norms.sqrt().clamp(min=1e-300)).clamp(max=1)  # of all classes together, one norm
+        shorter = (dp.sensitivity / norms.sqrt().clamp(min=1e-300)).clamp(max=1)  # one norm for all classes together
         total.index_add_(0, pairs[1], parts * shorter[who][:, None])
     return total
 
@@ -117,10 +117,10 @@ def _added_up(dp: DP, layout: Layout, points: Tensor, cell: Tensor, place: Tenso
 
 
 def clipped(points: Tensor, norm: float) -> Tensor:
-    """Points in units of a norm, those beyond it shortened to 1; what is NaN or infinite counts as 0. (N, d)
+    """Points in units of a norm, longer ones shortened to 1; NaN and infinity count as 0. (N, d)
 
-    No square of a number is taken before its row's largest is divided out, so that nothing overflows or vanishes: the
-    result is never longer than 1, whatever the rows hold.
+    A row is divided by its largest number before any square is taken, so that nothing overflows or vanishes: the result
+    is never longer than 1, whatever the rows hold.
 
     >>> clipped(torch.tensor([[3e200, 4e200], [0.3, 0.4], [0.0, float("nan")]], dtype=torch.float64), 1.0).norm(dim=1)
     tensor([1.0000, 0.5000, 0.0000], dtype=torch.float64)
@@ -133,13 +133,13 @@ def clipped(points: Tensor, norm: float) -> Tensor:
 
 
 def finite(values: Tensor) -> Tensor:
-    """The same with 0 for what is NaN or infinite."""
+    """Values with 0 in place of NaN and infinity."""
     return values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def multiply_in_batches(points: Tensor, matrix: Tensor) -> Tensor:
-    """`points @ matrix`, always so many rows at once: the last bits of a product differ between numbers of rows, and
-    what is made of one row must not depend on how many others there are."""
+    """`points @ matrix` in batches of one size: the last bits of a product depend on the number of rows, and the result
+    of one row must not depend on how many others there are."""
     batches = [
         (nn.functional.pad(part, (0, 0, 0, _ROWS_AT_ONCE - len(part))) @ matrix)[: len(part)]
         for part in points.split(_ROWS_AT_ONCE)
@@ -148,14 +148,14 @@ def multiply_in_batches(points: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _directions(dims: int, cells: int) -> Tensor:
-    """Public random directions; a point's cell is the one it goes furthest along."""
+    """Public random directions; a point belongs to the cell of the direction that it goes furthest along."""
     return torch.randn(dims, cells, generator=generator(0, "cells", dims, cells), dtype=torch.float64)
 
 
 def checked_subjects(subjects: Tensor | None, rows: int) -> Tensor:
-    """Whose each row is, counted from 0; raises unless every row is somebody's. (rows,)"""
+    """The subject of each row, counted from 0; raises if a row has none. (rows,)"""
     if subjects is None or len(subjects) != rows:
-        raise DataError("The unit is one subject, and rows have no subject ids: give them by Federation.with_subjects.")
+        raise DataError("The unit is one subject, and rows have no subject ids: set them by Federation.with_subjects.")
     missing = int((subjects < 0).sum())
     if missing:
         raise DataError(f"{missing} of {rows} rows have no subject id: give each one, or protect records instead.")
@@ -163,7 +163,7 @@ def checked_subjects(subjects: Tensor | None, rows: int) -> Tensor:
 
 
 def _chunks(owner: Tensor) -> list[Tensor]:
-    """Rows in pieces that never part one owner's."""
+    """Rows in pieces; all rows of an owner are in the same one."""
     order = owner.argsort(stable=True)
     sorted_owner = owner[order]
     last = sorted_owner[_ROWS_AT_ONCE - 1 :: _ROWS_AT_ONCE].contiguous()
@@ -172,7 +172,7 @@ def _chunks(owner: Tensor) -> list[Tensor]:
 
 
 def release(dp: DP, exact: Tensor, *, name: tuple[Any, ...]) -> Tensor:
-    """The message: every number with its noise. `name` is used in test mode alone."""
+    """The message: every number with its noise. `name` is used only in test mode."""
     replay = (dp.replay_seed, f"{dp.sigma:g}", *name) if dp.is_replayable else None
     return (exact + dp.sigma * normal(exact.numel(), replay=replay).view_as(exact)).float()
 
@@ -180,11 +180,11 @@ def release(dp: DP, exact: Tensor, *, name: tuple[Any, ...]) -> Tensor:
 def normal(size: int, *, replay: tuple[object, ...] | None = None) -> Tensor:
     """Independent standard normal numbers in double precision, which nobody can replay. (size,)
 
-    Each is made of 128 fresh bits of the system's entropy. With `replay`, the name of a seeded stream, anyone who knows
-    it can subtract them: then nothing is protected, and whoever shows the result must say so.
+    Each is made of 128 fresh bits of the system's entropy. `replay` names a seeded stream: anyone who knows it can
+    subtract the noise, nothing is protected, and every report must say so.
     """
     if replay is not None:
         return torch.randn(size, generator=generator(0, "replayable noise", *replay), dtype=torch.float64)
-    drawn = np.frombuffer(secrets.token_bytes(16 * size), dtype=np.uint64).reshape(2, size)
-    radius, angle = (drawn >> 11).astype(np.float64) * 2.0**-53  # in [0, 1)
+    bits = np.frombuffer(secrets.token_bytes(16 * size), dtype=np.uint64).reshape(2, size)
+    radius, angle = (bits >> 11).astype(np.float64) * 2.0**-53  # in [0, 1)
     return torch.from_numpy(np.sqrt(-2 * np.log1p(-radius)) * np.cos(2 * np.pi * angle))  # Box & Muller 1958

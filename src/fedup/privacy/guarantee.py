@@ -1,4 +1,4 @@
-"""What is promised: the settings of a differential-privacy guarantee."""
+"""The settings of a differential-privacy guarantee."""
 
 import math
 import sys
@@ -14,7 +14,7 @@ LARGEST_DELTA = 1e-5
 
 
 def guarantee_of(config: object) -> "DP | None":
-    """The guarantee that messages made in this way are under; None without one, and where noise can be replayed.
+    """The guarantee of messages made with these settings; None without one, and if noise can be replayed.
 
     >>> guarantee_of(DP(1.0, clip="unit", replay_seed=0)) is None
     True
@@ -30,13 +30,12 @@ def _is_positive(value: object) -> bool:
 class DP:
     """(ε, δ)-differential privacy of each client's message, for one record, or all records of one subject.
 
-    `clip` is the l2 norm that a projected feature vector may have: a public number, or "unit", which scales
-    each vector to norm 1 and so needs no look at the data. `erase_clip` is the same for all features of a row at the
-    cut of an eraser; where it is not given, that of the model's features of standard normal inputs is taken.
-    `cells` splits each class by fixed random directions.
-    `count_weight` and `spread_weight` say how precise counts and second moments are against sums.
+    `clip` is the largest l2 norm of a projected feature vector: a public number, or "unit", which scales each vector to
+    norm 1. `erase_clip` is the same for all features of a row at the cut of an eraser (default: from the model's
+    features of standard normal inputs). `cells` splits each class by fixed random directions. `count_weight` and
+    `spread_weight` set the precision of counts and second moments relative to sums.
 
-    `replay_seed` makes the noise replayable, for tests: nothing is protected then, and every report says so.
+    `replay_seed` makes the noise replayable, for tests: then nothing is protected, and every report says so.
 
     >>> round(DP(1.0, clip="unit").sigma, 2)  # of noise on sums of vectors of norm 1
     5.6
@@ -68,13 +67,13 @@ class DP:
             raise SettingError(f"delta must lie strictly between 0 and 1; found {self.delta}.")
         if self.delta > LARGEST_DELTA and not self.allow_delta:
             raise SettingError(
-                f"delta {self.delta:g} is above {LARGEST_DELTA:g}: with so much, records may be published outright. "
+                f"delta {self.delta:g} is above {LARGEST_DELTA:g}, which allows publishing single records. "
                 "Use a smaller one, or say that you mean it (allow_delta=True, --allow-delta)."
             )
         if self.clip is None:
             raise SettingError(
-                "clip is missing: pass the l2 norm that feature vectors are clipped to, a public number that was not "
-                "read off the data, or clip='unit', which scales each vector to norm 1 and needs none."
+                "clip is missing: pass the l2 norm that feature vectors are clipped to, a public number that does not "
+                "depend on the data, or clip='unit', which scales each vector to norm 1."
             )
         if self.clip != "unit" and not _is_positive(self.clip):
             raise SettingError(f"clip must be 'unit' or a number above 0; found {self.clip!r}.")
@@ -93,12 +92,12 @@ class DP:
 
     @property
     def mu(self) -> float:
-        """What a release costs, in μ-GDP."""
+        """The cost of a release, in μ-GDP."""
         return mu_of(self.epsilon, self.delta)
 
     @property
     def sensitivity(self) -> float:
-        """The largest l2 distance by which one record, or subject, changes the joint vector (in units of the clip)."""
+        """The largest l2 distance that one record, or subject, moves the joint vector by (in units of the clip)."""
         return math.hypot(1.0, self.count_weight, self.spread_weight)
 
     @property
@@ -108,7 +107,7 @@ class DP:
 
     @property
     def is_replayable(self) -> bool:
-        """Whether the noise can be replayed, so that nothing is protected: for tests alone."""
+        """Whether the noise can be replayed: for tests only, since nothing is protected."""
         return self.replay_seed is not None
 
     @property
@@ -122,5 +121,5 @@ class DP:
 
     @property
     def scale(self) -> float:
-        """The norm that joint vectors are measured in."""
+        """The unit of joint vectors: a norm."""
         return 1.0 if isinstance(self.clip, str) else float(self.clip or 1.0)

@@ -1,4 +1,4 @@
-"""Every release charged to its client, and a refusal before one that would pass its budget."""
+"""Charges every release to its client, and refuses those that would exceed a budget."""
 
 import math
 from collections import Counter
@@ -10,7 +10,7 @@ from fedup.errors import ArtifactError, BudgetError
 from fedup.privacy.accountant import epsilon_of, mu_of
 from fedup.privacy.guarantee import DP
 
-_ROUNDING = 1e-9  # of a budget: a sum of floats may pass by so much what its parts were planned for
+_ROUNDING = 1e-9  # of a budget: the error of a sum of floats
 
 
 @dataclass(frozen=True)
@@ -25,22 +25,22 @@ class Budget:
 
     @property
     def mu(self) -> float:
-        """The same in μ-GDP."""
+        """The budget in μ-GDP."""
         return mu_of(self.epsilon, self.delta)
 
 
 @dataclass(frozen=True)
 class Charge:
-    """One release of one client, or what its own account has beyond the releases that are known here."""
+    """One release of one client, or a correction: what its own account has beyond the releases known here."""
 
     client: int
     mu: float
     what: str
     mechanism: str  # in words, for people
-    release: str = ""  # what it is known by: one release is charged once
+    release: str = ""  # its name: one release is charged once
     replayable: bool = False  # test mode: its noise protects nothing
-    correction: bool = False  # no release that came, but one that the client charged itself for
-    covered: float = 0.0  # of its μ²: charged already, by a correction before it came
+    correction: bool = False  # for releases that the client charged itself for, and that did not come
+    covered: float = 0.0  # part of its μ² that a correction charged before it came
 
     def __post_init__(self) -> None:
         if not 0 <= self.mu < math.inf or not 0 <= self.covered < math.inf:
@@ -53,7 +53,7 @@ class Ledger:
     """What each client has spent: for Gaussian releases μ² adds up.
 
     The budget under None is that of every client without one of its own. Without any, releases are charged and never
-    refused. What is not under the guarantee (σ of the paper, exact statistics) is no business of the ledger.
+    refused. Messages under no guarantee (the paper's noise, exact statistics) are not charged.
 
     >>> ledger = Ledger(budgets={None: Budget(2.0)})
     >>> ledger.spend(0, DP(1.0, clip="unit"), "centroids")
@@ -72,11 +72,11 @@ class Ledger:
 
     @property
     def clients(self) -> list[int]:
-        """Those that released something or have a budget of their own."""
+        """Clients with a charge or a budget of their own."""
         return sorted({*self._squares, *(client for client in self.budgets if client is not None)})
 
     def budget(self, client: int) -> Budget | None:
-        """What the client may spend in all; None where nobody set a limit."""
+        """What the client may spend in total; None without a limit."""
         return self.budgets.get(client, self.budgets.get(None))
 
     def spent(self, client: int) -> float:
@@ -84,7 +84,7 @@ class Ledger:
         return self._squares.get(client, 0.0)
 
     def uncovered(self, client: int) -> float:
-        """μ² of corrections whose releases have not come: one that is asked for again is paid for already."""
+        """μ² of corrections whose releases have not come: if one comes after all, it is paid for."""
         return self._corrected.get(client, 0.0)
 
     def mu(self, client: int) -> float:
@@ -103,7 +103,7 @@ class Ledger:
         return epsilon_of(math.sqrt(max(0.0, budget.mu**2 - self.spent(client))), budget.delta)
 
     def affords(self, client: int, squares: float) -> bool:
-        """Whether so much more, as a sum of μ², is within the client's budget."""
+        """Whether the client's budget allows so much more, as a sum of μ²."""
         budget = self.budget(client)
         return budget is None or self.spent(client) + squares <= budget.mu**2 * (1 + _ROUNDING)
 
@@ -128,7 +128,7 @@ class Ledger:
             )
 
     def check_exact(self, clients: Iterable[int]) -> None:
-        """Raise if one of these clients has a budget: a message without a guarantee would pass any."""
+        """Raise if one of these clients has a budget: no budget allows a message without a guarantee."""
         limited = [client for client in clients if self.budget(client) is not None]
         if limited:
             raise BudgetError(
@@ -137,20 +137,19 @@ class Ledger:
             )
 
     def spend(self, client: int, dp: DP, what: str, release: str = "") -> None:
-        """Charge a release, or refuse it; it is recorded before the noise is drawn, so that none goes uncharged. One
-        that is known already is charged once."""
+        """Charge a release, or refuse it. It is recorded before the noise is drawn, so that none goes uncharged, and
+        charged once by its name."""
         if release and (client, release) in self._named:
             return
         self.check([client], dp)
         self._charge(Charge(client, dp.mu, what, str(dp), release, dp.is_replayable))
 
     def came(self, client: int, dp: DP, what: str, release: str, *, reported: float | None = None) -> None:
-        """Charge a release that came from elsewhere: it was made, whatever the budget. One that came before, under
-        whatever name, is charged once; `release` is what its content is known by.
+        """Charge a release that arrived: it was made, whatever the budget. `release` identifies its content, so that it
+        is charged once.
 
-        `reported` is what the client has spent by its own account, this release included. Where that is more than is
-        known here, releases were lost on the way, and it is corrected; one of them that comes after all is covered by
-        the correction.
+        `reported` is what the client has spent by its own account, with this release. If that is more than is known
+        here, releases were lost on the way, and a correction is charged; it covers those that come after all.
         """
         if (client, release) not in self._named:
             square = dp.mu**2
@@ -162,7 +161,7 @@ class Ledger:
             self.correct(client, reported, "releases that did not come")
 
     def correct(self, client: int, total: float, why: str) -> None:
-        """Raise what the client has spent to the `total` of μ² by its own account; it is never lowered."""
+        """Raise what the client has spent to the `total` of μ² of its own account; it is never lowered."""
         missing = total - self.spent(client)
         if missing > _ROUNDING * total:
             self._charge(
@@ -184,13 +183,13 @@ class Ledger:
             self._named.add((client, charge.release))
 
     def _record(self, charge: Charge) -> None:
-        """Where a ledger is kept elsewhere, a charge is written there first; if that fails nothing is released."""
+        """For ledgers with a store: write a charge there first; if that fails, nothing is released."""
 
     def copy(self) -> "Ledger":
-        """An account of its own with the same charges and budgets so far.
+        """A separate account with the same charges and budgets so far.
 
-        Where a ledger is kept elsewhere there is one account, and this is it: two that do not know of each other's
-        charges could spend one budget twice.
+        A ledger with a store is not copied: two accounts that do not know each other's charges could spend one budget
+        twice.
         """
         return Ledger(self.charges, self.budgets) if type(self) is Ledger else self
 
@@ -203,7 +202,7 @@ class Ledger:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "Ledger":
-        """The opposite of `to_json`."""
+        """The inverse of `to_json`."""
         try:
             charges = [Charge(**charge) for charge in plain["charges"]]
             ledger = Ledger(charges, {client: Budget(**budget) for client, budget in plain["budgets"]})
@@ -211,7 +210,7 @@ class Ledger:
             raise ArtifactError(f"A ledger is damaged ({error!r}). Take a good copy of it.") from error
         named = [charge.client for charge in charges] + [client for client in ledger.budgets if client is not None]
         if any(type(client) is not int for client in named) or len(ledger.budgets) != len(plain["budgets"]):
-            raise ArtifactError("A ledger names something that is no client, or one twice: it was edited.")
+            raise ArtifactError("A ledger was edited: a client is no number, or has two budgets. Take a good copy.")
         return ledger
 
     def __eq__(self, other: object) -> bool:

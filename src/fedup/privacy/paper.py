@@ -31,7 +31,7 @@ def paper_epsilon(features: Tensor, sigma: float) -> float:
     if n == 0:
         return 0.0
     parts = features.split(_ROWS)
-    exactly = "donot_use_mm_for_euclid_dist"  # products of large numbers would drown small distances
-    pairs = ((one, other) for i, one in enumerate(parts) for other in parts[i:])
-    widest = max(float(torch.cdist(one, other, compute_mode=exactly).max()) for one, other in pairs)
+    exactly = "donot_use_mm_for_euclid_dist"  # small distances would be lost in products of large numbers
+    pairs = ((left, right) for i, left in enumerate(parts) for right in parts[i:])
+    widest = max(float(torch.cdist(*pair, compute_mode=exactly).max()) for pair in pairs)
     return math.sqrt(2 * math.log(1.25 * n)) * widest / n / sigma

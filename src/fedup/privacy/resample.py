@@ -1,4 +1,4 @@
-"""From noisy statistics to features to fit a filter to: post-processing, of releases alone, at the server."""
+"""Features to fit a filter to, drawn from noisy statistics at the server: post-processing of releases alone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from fedup.privacy.guarantee import DP
 from fedup.rng import generator
 
 ROWS = 8000  # features drawn in all
-_CLEAR = 4.0  # deviations that a noisy count must stand out by
-_FLOOR = 1e-3  # of the mean variance: what no direction's variance is below
-_SHORTER = 0.25  # docs/privacy.md has the figures of others
-_LENGTHS = tuple(2.0 ** (half / 2) for half in range(-4, 17))  # of unit vectors: 1/4 … 256
+_CLEAR = 4.0  # deviations of noise that a count must exceed
+_FLOOR = 1e-3  # the least variance of a direction, relative to the mean variance
+_SHORTER = 0.25  # docs/privacy.md has figures for other values
+_LENGTHS = tuple(2.0 ** (half / 2) for half in range(-4, 17))  # tried for unit vectors: 1/4 … 256
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Resampled:
 
     vectors: Tensor  # (N, D)
     labels: Tensor  # (N,)
-    dropped: Sequence[int]  # classes that do not stand out of the noise
+    dropped: Sequence[int]  # classes that do not exceed the noise
 
 
 def resample(
@@ -38,10 +38,10 @@ def resample(
     tail: Callable[[Tensor], Tensor],
     seed: int,
 ) -> Resampled:
-    """Features drawn around the classes' noisy means with their noisy covariances, at the cut's own width.
+    """Features drawn around the classes' noisy means with their noisy covariances, as wide as those at the cut.
 
-    `released` are the vectors (M, layout.size) of some clients' classes, `labels` (M,) their classes: what retained
-    clients sent is added up, so that noise averages out. Classes too small to stand out of it are left out.
+    `released` are the vectors (M, layout.size) of some clients' classes, `labels` (M,) their classes. Those of a class
+    are added up, so that noise averages out. Classes too small to exceed the noise are left out.
     """
     layout = Layout.of(dp, basis.shape[1], num_classes)
     source = generator(seed, "resample")
@@ -53,16 +53,16 @@ def resample(
     total = sum(each.count for each in classes)
     drawn = [each.draw(round(ROWS * each.count / total), source) for each in classes]
     sizes, known = torch.tensor([len(part) for part in drawn]), torch.tensor([each.label for each in classes])
-    owners = known.repeat_interleave(sizes).to(basis.device)
+    drawn_labels = known.repeat_interleave(sizes).to(basis.device)
     vectors = (torch.cat(drawn) * dp.scale).to(basis) @ basis.T
     if dp.clip == "unit":
-        vectors *= _length(vectors, owners, tail)
-    return Resampled(vectors, owners, sorted(set(labels.tolist()) - set(known.tolist())))
+        vectors *= _length(vectors, drawn_labels, tail)
+    return Resampled(vectors, drawn_labels, sorted(set(labels.tolist()) - set(known.tolist())))
 
 
 @dataclass(frozen=True)
 class _Class:
-    """What the releases say of a class: how large it is, and a Gaussian for each of its cells."""
+    """A class by its releases: its size, and a Gaussian for each of its cells."""
 
     label: int
     count: float
@@ -91,13 +91,13 @@ def _classes(dp: DP, layout: Layout, released: Tensor, labels: Tensor) -> list[_
     around = [squares - torch.einsum("h,hi,hj->ij", 1 / sizes, sums, sums) for _, sums, sizes, squares, _ in noisy]
     total = sum(map(layout.known, around[1:]), start=layout.known(around[0]))
     root = _root(total / sum(float(sizes.sum()) for _, _, sizes, _, _ in noisy))
-    within = root @ root.T  # the covariance within classes and cells, all together, made positive
+    within = root @ root.T  # the pooled covariance within classes and cells, made positive
     classes = []
     for label, sums, sizes, squares, sigma in noisy:
         count = float(sizes.sum())
         means = sums / sizes[:, None]
         own = layout.known(squares / count - torch.einsum("h,hi,hj->ij", sizes / count, means, means))
-        # The noise of a covariance is a matrix of about this size; the more of it, the more of all classes' instead.
+        # The noise of a covariance is about this large; the larger, the more weight gets the pooled covariance.
         noise = sigma / dp.spread_weight * layout.dims**0.5 / count
         share = noise / (noise + float(within.trace()) / layout.dims)
         classes.append(_Class(label, count, sizes / count, means, _root((1 - share) * own + share * within)))
@@ -105,7 +105,7 @@ def _classes(dp: DP, layout: Layout, released: Tensor, labels: Tensor) -> list[_
 
 
 def _root(matrix: Tensor) -> Tensor:
-    """A root of the nearest covariance: noise makes some eigenvalues negative."""
+    """A root of the nearest covariance matrix: noise makes some eigenvalues negative."""
     values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
     floor = max(float(values.clamp(min=0).mean()) * _FLOOR, 1e-12)
     return vectors * values.clamp(min=floor).sqrt()
@@ -113,8 +113,8 @@ def _root(matrix: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _length(vectors: Tensor, labels: Tensor, tail: Callable[[Tensor], Tensor]) -> float:
-    """A length for features whose directions alone are known, from the one at which the frozen classifier fits them
-    best; shorter, because what saturates the cross-entropy teaches a filter little."""
+    """A length for features with known directions only: a fraction of the one at which the frozen classifier fits them
+    best, because features that saturate the cross-entropy teach a filter little."""
     some = slice(None, None, max(1, len(vectors) // 2000))
     losses = [float(cross_entropy(tail(vectors[some] * length), labels[some])) for length in _LENGTHS]
     return _SHORTER * _LENGTHS[losses.index(min(losses))]

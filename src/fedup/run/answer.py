@@ -27,8 +27,7 @@ _Requests = Sequence[dict[str, Any]] | Sequence[str]  # as in an event: new ones
 
 # Accuracies by state of the model (original, forgotten, restored), part of the data and side (retain, forget).
 Figures = Mapping[str, Any]
-# Measures a plugged model for the requests in force; None where there is no data to measure on.
-Judge = Callable[[PluggedModel, Collection[Forget]], Figures]
+Judge = Callable[[PluggedModel, Collection[Forget]], Figures]  # measures a model for the requests in force
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class NewRequest:
 
 @dataclass
 class Outcome:
-    """What came of it; `declined` says why no filter was put in force, `withheld` which requests stay open."""
+    """The result; `declined` says why no filter was put in force, `withheld` which requests stay open."""
 
     requests: Sequence[str]
     filter: FileRecord | None
@@ -61,8 +60,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Limits:
-    """When a filter may be put in force: at most so many points of retained validation accuracy lost (None: that is not
-    measured), and of each class's recall on retained rows; or by force."""
+    """What a filter may cost to be put in force, in points: retained validation accuracy (None: not measured), and each
+    class's recall on retained rows. `force` lifts both limits."""
 
     max_loss: float | None = 3.0
     force: bool = False
@@ -73,27 +72,27 @@ class Limits:
             raise SettingError(f"max_loss, in points of accuracy, must be 0 or more; found {self.max_loss}.")
 
     def refusal(self, figures: Figures | None) -> str | None:
-        """Why not, in words; None when it may."""
+        """Why the filter may not be put in force, in words; None when it may."""
         if self.force or self.max_loss is None:
             return None
-        before, after = (_retained(figures, state) for state in ("original", "forgotten"))
+        states = ("original", "forgotten")
+        before, after = (figures[state]["validation"]["retain"] if figures else None for state in states)
         if before is None or after is None:
             return "the retained accuracy could not be measured, because there is no validation data at hand"
         loss = 100 * (before - after)
-        if loss > self.max_loss:
-            return (
-                f"it would lower the retained accuracy on validation data by {loss:.1f} points "
-                f"({before:.3f} to {after:.3f}), and {self.max_loss:g} are allowed"
-            )
-        return None
+        if loss <= self.max_loss:
+            return None
+        return (
+            f"it would lower the retained accuracy on validation data by {loss:.1f} points "
+            f"({before:.3f} to {after:.3f}), and {self.max_loss:g} are allowed"
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class RequestDesk:
-    """A run folder that is written to, with the model, centroids and clients that answer its requests.
+    """A run folder open for writing, with the model, centroids and clients that answer its requests.
 
-    `facts` go into each event as they are. After an answer was declined, make another with model and centroids loaded
-    anew.
+    `facts` go into each event unchanged. After a declined answer, make a new desk with model and centroids loaded anew.
     """
 
     writer: Writer
@@ -137,7 +136,7 @@ class RequestDesk:
         return self._settle("unlearned", requests, report, limits)
 
     def restore(self, requests: Sequence[Request], *, limits: Limits = Limits()) -> Outcome:  # noqa: B008 (frozen)
-        """Take requests back: a filter for the remaining ones, or none after the last."""
+        """Take requests back: a filter for the remaining requests, or none after the last."""
         ids = [request.id for request in requests]
         try:
             report = take_back(
@@ -153,7 +152,7 @@ class RequestDesk:
         return self._settle("restored", ids, report, limits)
 
     def purge(self) -> list[CellName]:
-        """Destroy the sealed cells: from then on they are in no file of the folder."""
+        """Destroy the sealed cells: no file of the folder holds them any more."""
         if self.centroids is None:
             raise RequestError("There are no centroids, so nothing is sealed and nothing to purge.")
         cells = purge_cells(self.plugged, self.centroids)
@@ -162,17 +161,16 @@ class RequestDesk:
         return cells
 
     def _described(self, new: Sequence[NewRequest]) -> list[dict[str, Any]]:
-        """The new requests as they stand in the journal; one that is open keeps its number and its reference."""
+        """The new requests as the journal holds them; an open one keeps its id and its reference."""
         state = self.writer.state
-        waiting = {request.forget: request for request in state.open}
-        ids: dict[Forget, str] = {forget: request.id for forget, request in waiting.items()}
+        references = {request.forget: request.reference for request in state.open}
+        ids: dict[Forget, str] = {request.forget: request.id for request in state.open}
         for request in new:
-            ids.setdefault(request.forget, state.next_id(len(ids) - len(waiting)))
+            ids.setdefault(request.forget, state.next_id(len(ids) - len(references)))
         return [
             {
                 "id": ids[request.forget],
-                "reference": request.reference
-                or (waiting[request.forget].reference if request.forget in waiting else None),
+                "reference": request.reference or references.get(request.forget),
                 "kind": request.forget.kind,
                 "forget": request.forget.to_json(),
                 "digest": request.forget.digest,
@@ -182,20 +180,20 @@ class RequestDesk:
         ]
 
     def _refused(self, step: str, requests: _Requests, error: HarmError) -> Outcome:
-        """An answer that would harm those who did not ask: noted with what clients told; nothing else has changed."""
+        """An answer that would harm a class nobody asked to forget: noted with what clients sent, and nothing else."""
         report = error.report or Report(self.plugged.requests)
-        self._decline(step, requests, report, str(error), {"classes": error.classes, **_contact(report)})
-        return Outcome(_ids(requests), self.writer.state.filter, report, None, declined=str(error))
+        return self._declined(step, requests, report, str(error), {"classes": error.classes, **_contact(report)})
 
-    def _decline(self, step: str, requests: _Requests, report: Report, why: str, body: Mapping[str, Any]) -> None:
-        declined = {"requests": [], "declined": requests, "step": step, "why": why, "time_s": dict(report.time_s)}
-        self.writer.commit("declined", {**self.facts, **body, **declined})
+    def _declined(self, step: str, requests: _Requests, report: Report, why: str, body: Mapping[str, Any]) -> Outcome:
+        event = {"requests": [], "declined": requests, "step": step, "why": why, "time_s": dict(report.time_s)}
+        self.writer.commit("declined", {**self.facts, **body, **event})
+        return Outcome(_ids(requests), self.writer.state.filter, report, body.get("figures"), declined=why)
 
     def _settle(self, step: str, requests: _Requests, report: Report, limits: Limits) -> Outcome:
-        """Measure what was fitted, store it and commit; or only note that it was declined."""
+        """Measure the new filter, store it and commit; or only note that it was declined."""
         state, served, ids = self.writer.state, self.plugged.served, _ids(requests)
         withheld = [request["id"] for request in requests if isinstance(request, dict) and request["withheld"]]
-        swapped = step == "restored" or len(withheld) < len(ids)  # else what was served before still is
+        swapped = step == "restored" or len(withheld) < len(ids)  # else the filter served before still is
         with report.stage("measure"):
             figures = self.judge(self.plugged, report.requests) if self.judge and served and swapped else None
         body = {
@@ -210,8 +208,7 @@ class RequestDesk:
         }
         refusal = limits.refusal(figures) if served and swapped else None
         if refusal:
-            self._decline(step, requests, report, refusal, body)
-            return Outcome(ids, state.filter, report, figures, declined=refusal)
+            return self._declined(step, requests, report, refusal, body)
         with report.stage("store"):
             stored = state.filter if served else None
             if served and swapped:
@@ -231,7 +228,7 @@ class RequestDesk:
         }
         self.writer.commit(step, {**self.facts, "requests": requests, **body})
         if self.clients is not None and not isinstance(self.clients, Federation):
-            self.clients.settled()  # answers that came are in the folder now; those of a declined request are kept
+            self.clients.settled()  # the folder holds their answers now; those of a declined request stay cached
         return Outcome(ids, stored, report, figures, withheld=withheld)
 
     def _store_centroids(self, centroids: Centroids) -> FileRecord:
@@ -243,7 +240,7 @@ def _ids(requests: _Requests) -> list[str]:
 
 
 def _contact(report: Report) -> dict[str, Any]:
-    """Who was asked, and what was sent."""
+    """Which clients were asked, and what was sent."""
     return {
         "clients_contacted": sorted(report.clients_contacted),
         "clients_counting": sorted(set(report.clients_counting)),
@@ -255,21 +252,13 @@ def _contact(report: Report) -> dict[str, Any]:
 
 
 def describe_releases(sent: Iterable[Release]) -> list[dict[str, Any]]:
-    """Messages of clients as they stand in the journal, with what protected them: a guarantee, or none."""
+    """Messages of clients as the journal holds them, each with its guarantee or none."""
+    plain = ("client", "what", "cells", "mechanism", "sigma", "name")
     return [
         {
-            "client": one.client,
-            "what": one.what,
-            "cells": one.cells,
-            "bytes": one.size_bytes,
-            "mechanism": one.mechanism,
-            "sigma": one.sigma,
-            "guarantee": asdict(one.guarantee) if one.guarantee else None,
-            "name": one.name,
+            **{name: getattr(release, name) for name in plain},
+            "bytes": release.size_bytes,
+            "guarantee": asdict(release.guarantee) if release.guarantee else None,
         }
-        for one in sorted(sent, key=lambda release: release.client)
+        for release in sorted(sent, key=lambda release: release.client)
     ]
-
-
-def _retained(figures: Figures | None, state: str) -> float | None:
-    return figures[state]["validation"]["retain"] if figures else None

@@ -21,8 +21,8 @@ from fedup.run.lock import held, holder
 from fedup.run.state import FileRecord, State, state_of
 from fedup.run.store import FileStore, hash_of
 
-_OURS = ("run.sqlite", "run.sqlite-journal", "files", "lock", "code")  # what a creation that was killed may leave
-_PRIVATE = 0o700  # centroids are nobody else's business
+_OURS = ("run.sqlite", "run.sqlite-journal", "files", "lock", "code")  # what a killed creation may leave
+_PRIVATE = 0o700  # centroids are private data
 
 
 class Run:
@@ -37,11 +37,11 @@ class Run:
 
     @property
     def holder(self) -> str | None:
-        """Who writes at this moment, in words; None when nobody does."""
+        """The process that writes now, in words; None when there is none."""
         return holder(self.lock_path)
 
     def read(self) -> State:
-        """The state after the last committed event; the chain is checked. Never waits for a writer."""
+        """The state after the last event, with the chain checked. Never waits for a writer."""
         self._check_exists()
         with closing(Journal(self.journal_path)) as journal:
             events = journal.events()
@@ -53,7 +53,7 @@ class Run:
     def writing(
         self, command: str, *, wait_s: float = 0.0, on_wait: Callable[[str], None] = lambda holder: None
     ) -> Iterator["Writer"]:
-        """The folder with this process as its one writer."""
+        """The folder with this process as its only writer."""
         self._check_exists()
         with (
             held(self.lock_path, command, wait_s=wait_s, on_wait=on_wait),
@@ -64,7 +64,7 @@ class Run:
             yield writer
 
     def code(self, record: Mapping[str, str]) -> Path:
-        """Where such a copy lies, after a check that it is the one that was kept."""
+        """The path of a copied Python file, after a check of its hash."""
         path = self.code_path / record["name"]
         found = hash_of(path)[0] if path.is_file() else "missing"
         if found != record["sha256"]:
@@ -82,13 +82,13 @@ class Run:
         restart: bool = False,
         wait_s: float = 0.0,
     ) -> None:
-        """Make the folder for what `about` describes; one that is there already must be about the same.
+        """Make the folder for what `about` describes; a folder that exists must have the same `about`.
 
-        Python files of the user's in `code` are copied into it and noted in `about`, by name and hash. While no round
-        of training is done, or with `restart` while it is not finished, it may be about something else.
+        The user's Python files in `code` are copied into it and noted in `about`, by name and hash. `about` may change
+        while no round of training is done, or with `restart` while training is not finished.
         """
-        kept = {name: _read_code(source) for name, source in (code or {}).items()}
-        about = {**about, "code": {name: record for name, (record, _) in kept.items()}} if kept else about
+        copies = {name: _read_code(source) for name, source in (code or {}).items()}
+        about = {**about, "code": {name: record for name, (record, _) in copies.items()}} if copies else about
         self._check_free()
         with explained(f"make the folder {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
@@ -104,23 +104,21 @@ class Run:
                 if state.trained is not None or self.files.checkpoint.exists():
                     self._check_about(state, about)
                 elif not state.events or _differences(state, about):
-                    for record, content in kept.values():
+                    for record, content in copies.values():
                         with replacing(self.code_path / record["name"]) as partial:
                             partial.write_bytes(content)
                     journal.append("created", {"about": about})
 
     def _check_nothing_lost(self) -> None:
-        """A new journal would take files that it does not name for leftovers, and remove them."""
-        orphans = self.files.leftovers((), training=False)
-        if orphans:
+        """Refuse where a new journal would remove the files of a lost one as leftovers."""
+        if orphans := self.files.leftovers((), training=False):
             raise ArtifactError(
                 f"{self.journal_path} is lost or empty, and {self.files.folder} holds {len(orphans)} files of a run. "
                 "Take a good copy of run.sqlite, or name a new folder."
             )
 
     def _check_about(self, state: State, about: Mapping[str, Any]) -> None:
-        differ = _differences(state, about)
-        if differ:
+        if differ := _differences(state, about):
             instead = "" if state.trained else ", or drop the rounds that are done with --restart"
             raise SettingError(
                 f"{self.path} is a run folder with other settings: {'; '.join(differ)}. "
@@ -140,17 +138,15 @@ class Run:
 
     def _check_free(self) -> None:
         if self.path.is_dir() and is_unfinished(self.journal_path):
-            foreign = [entry.name for entry in self.path.iterdir() if entry.name not in _OURS]
-            if foreign:
-                raise SettingError(
-                    f"{self.path} is no run folder and not empty ({', '.join(sorted(foreign)[:3])}): name a new one."
-                )
+            if foreign := sorted(entry.name for entry in self.path.iterdir() if entry.name not in _OURS):
+                names = ", ".join(foreign[:3])
+                raise SettingError(f"{self.path} is no run folder and not empty ({names}): name a new one.")
         elif self.path.exists() and not self.path.is_dir():
             raise SettingError(f"{self.path} is a file: name a folder.")
 
 
 def _read_code(source: Path) -> tuple[dict[str, str], bytes]:
-    """A Python file of the user's: its record, by which it is named by its content, and the content."""
+    """A Python file of the user: its record, with a name from its content, and the content."""
     with explained(f"read {source}"):
         content = source.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
@@ -171,7 +167,7 @@ def _shown(value: Any) -> str:
 
 
 class Writer:
-    """The one process that may change the folder. Each `commit` is a step: before it, or after it, never between."""
+    """The only process that may change the folder. Each `commit` is one step: done or not done, never half."""
 
     def __init__(self, run: Run, journal: Journal) -> None:
         self.run = run
@@ -179,13 +175,13 @@ class Writer:
         self.state = state_of(journal.events())
 
     def put(self, kind: str, write: Callable[[Path], None]) -> FileRecord:
-        """Write a file; it belongs to the folder once an event that names it is committed."""
+        """Write a file; it counts once an event that names it is committed."""
         return self.run.files.put(kind, write)
 
     def commit(self, kind: str, body: Mapping[str, Any]) -> Event:
-        """Append an event, and then remove the files that it made superfluous."""
+        """Append an event, and then remove the files that it superseded."""
         trial = Event(len(self.state.events) + 1, "", kind, json.loads(json.dumps(body)), "")
-        self._check_there(state_of([*self.state.events, trial]))  # what cannot be read back must not be written
+        self._check_there(state_of([*self.state.events, trial]))  # never write what cannot be read back
         event = self._journal.append(kind, body)
         self.state = state_of([*self.state.events, event])
         self.sweep()
@@ -202,6 +198,5 @@ class Writer:
     def _check_there(self, state: State) -> None:
         missing = [record.name for record in state.files if not (self.run.files.folder / record.name).is_file()]
         if missing:
-            raise ArtifactError(
-                f"{', '.join(missing)} is missing in {self.run.files.folder}. Take a good copy of the folder."
-            )
+            names, folder = ", ".join(missing), self.run.files.folder
+            raise ArtifactError(f"{names} is missing in {folder}. Take a good copy of the folder.")

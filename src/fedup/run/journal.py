@@ -23,11 +23,12 @@ FORMAT_VERSION = 1
 APPLICATION_ID = 0x46445550  # "FDUP", so that `file` and we can tell a journal from another database
 GENESIS = "0" * 64
 _BUSY_TIMEOUT_S = 10.0
-# What SQLite says when the file itself may be sound.
+# Errors of SQLite after which the file itself may be sound.
 _TROUBLE_OUTSIDE = (
     *("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH"),
     *("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM", "SQLITE_INTERRUPT", "SQLITE_CONSTRAINT", "SQLITE_TOOBIG"),
 )
+_GOOD_COPY = "Take a good copy of the folder."
 
 SCHEMA = """
 CREATE TABLE events (
@@ -62,7 +63,7 @@ CREATE VIEW releases AS
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to the folder: `seq` orders events, the clock only dates them."""
+    """A change of the folder; `seq` orders events, the clock only dates them."""
 
     seq: int
     at: str
@@ -86,7 +87,7 @@ class Journal:
 
     @classmethod
     def create(cls, path: Path) -> "Journal":
-        """A journal without events; one left behind by a creation that was killed is completed."""
+        """A journal without events; completes one whose creation was killed."""
         if not is_unfinished(path):
             raise StorageError(f"{path} already exists.")
         try:
@@ -107,37 +108,30 @@ class Journal:
 
     def events(self) -> list[Event]:
         """All events, after a check of the whole chain."""
-        with self._explained(), self._transaction("DEFERRED"):  # one look: another process may write between two
+        with self._explained(), self._transaction("DEFERRED"):  # one transaction: another process may write between two
             if _schema_of(self._connection) != _expected_schema():
-                raise ArtifactError(
-                    f"{self.path} was edited: its tables, triggers or views are not those that fedup makes. "
-                    "Take a good copy of the folder."
-                )
-            rows = self._connection.execute(
-                "SELECT seq, at, kind, body, previous, hash FROM events ORDER BY seq"
-            ).fetchall()
+                raise self._edited("its tables, triggers or views are not those that fedup makes")
+            columns = "seq, at, kind, body, previous, hash"
+            rows = self._connection.execute(f"SELECT {columns} FROM events ORDER BY seq").fetchall()
             last_given = self._connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
             return self._checked(rows, last_given[0] if last_given else 0)
 
     def _checked(self, rows: list[tuple[int, str, str, str, str, str]], last_given: int) -> list[Event]:
         previous = GENESIS
-        for place, (seq, at, kind, body, said_previous, said_hash) in enumerate(rows, start=1):
-            right = _hash(seq, at, kind, body, previous)
-            if seq != place or said_previous != previous or said_hash != right:
-                raise ArtifactError(
-                    f"{self.path} was edited: the chain of events breaks at event {seq} ({kind}). "
-                    "Take a good copy of the folder."
-                )
-            previous = said_hash
+        for place, (seq, at, kind, body, *hashes) in enumerate(rows, start=1):
+            own = _hash(seq, at, kind, body, previous)
+            if seq != place or hashes != [previous, own]:
+                raise self._edited(f"the chain of events breaks at event {seq} ({kind})")
+            previous = own
         if last_given != len(rows):
-            raise ArtifactError(
-                f"{self.path} was edited: it has {len(rows)} events, and {last_given} were written. "
-                "Take a good copy of the folder."
-            )
+            raise self._edited(f"it has {len(rows)} events, and {last_given} were written")
         return [Event(seq, at, kind, json.loads(body), own) for seq, at, kind, body, _, own in rows]
 
+    def _edited(self, how: str) -> ArtifactError:
+        return ArtifactError(f"{self.path} was edited: {how}. {_GOOD_COPY}")
+
     def append(self, kind: str, body: Mapping[str, Any]) -> Event:
-        """Write one event: when this returns it is on disk, when it raises it is not there."""
+        """Write one event: on disk when this returns, not there when it raises."""
         with self._explained(), self._transaction("IMMEDIATE"):
             text = json.dumps(body, sort_keys=True, ensure_ascii=False, allow_nan=False)
             last = self._connection.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
@@ -155,9 +149,8 @@ class Journal:
         may_write = os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)
         mode = "rw" if write or may_write else "ro"
         try:
-            connection = sqlite3.connect(
-                f"{_uri(self.path)}?mode={mode}", uri=True, isolation_level=None, timeout=_BUSY_TIMEOUT_S
-            )
+            address = f"{_uri(self.path)}?mode={mode}"
+            connection = sqlite3.connect(address, uri=True, isolation_level=None, timeout=_BUSY_TIMEOUT_S)
             connection.execute("PRAGMA synchronous = EXTRA")  # a commit survives a power cut
             connection.execute("PRAGMA secure_delete = ON")
         except sqlite3.Error as error:
@@ -192,12 +185,12 @@ class Journal:
             yield
         except sqlite3.Error as error:
             raise _storage_error(self.path, error) from error
-        except (UnicodeDecodeError, TypeError) as error:  # text that is none, where there should be text
-            raise ArtifactError(f"{self.path} is damaged ({error}). Take a good copy of the folder.") from error
+        except (UnicodeDecodeError, TypeError) as error:  # bytes or a number in place of a text
+            raise ArtifactError(f"{self.path} is damaged ({error}). {_GOOD_COPY}") from error
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether a journal was begun and killed before it held anything."""
+    """Whether there is no journal yet, or an empty one whose creation was killed."""
     if not path.exists():
         return True
     try:
@@ -216,9 +209,8 @@ def _hash(seq: int, at: str, kind: str, body: str, previous: str) -> str:
 
 
 def _schema_of(connection: sqlite3.Connection) -> list[tuple[str, str]]:
-    return connection.execute(
-        "SELECT name, sql FROM sqlite_master WHERE name NOT GLOB 'sqlite_*' ORDER BY name"
-    ).fetchall()
+    named = "SELECT name, sql FROM sqlite_master WHERE name NOT GLOB 'sqlite_*' ORDER BY name"
+    return connection.execute(named).fetchall()
 
 
 def _expected_schema() -> list[tuple[str, str]]:
@@ -228,10 +220,10 @@ def _expected_schema() -> list[tuple[str, str]]:
 
 
 def _storage_error(path: Path, error: sqlite3.Error) -> Exception:
-    """What SQLite says, with what to do about it."""
+    """SQLite's message, with what to do about it."""
     name = getattr(error, "sqlite_errorname", "")
     if not name.startswith(_TROUBLE_OUTSIDE):  # corrupt, no database, no such table, no text, ...
-        return ArtifactError(f"{path} is damaged or no SQLite file ({error}). Take a good copy of the folder.")
+        return ArtifactError(f"{path} is damaged or no SQLite file ({error}). {_GOOD_COPY}")
     advice = "Check the disk and the permissions; what was there before is untouched."
     if name.startswith("SQLITE_FULL") or (name.startswith("SQLITE_CANTOPEN") and os.access(path.parent, os.W_OK)):
         advice = "Free some space and run the same command again; what was there before is untouched."

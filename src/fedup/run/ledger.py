@@ -12,7 +12,7 @@ from fedup.run.state import State
 
 
 def ledger_of(state: State) -> Ledger:
-    """What the folder's clients have spent and may spend, for readers."""
+    """What the folder's clients have spent and may spend; for readers."""
     charges = [Charge(**event.body) for event in state.events if event.kind in ("charged", "corrected")]
     budgets: dict[int | None, Budget] = {
         client: Budget(**event.body["budget"])
@@ -36,7 +36,7 @@ class RunLedger(Ledger):
 
 
 def set_budget(writer: Writer, budget: Budget, clients: Collection[int]) -> None:
-    """What these clients, or with none named all that have no budget of their own, may spend from now on."""
+    """Limit what these clients may spend; where none is named, all clients that have no budget of their own."""
     known = range(int(writer.state.about.get("clients", 0)))
     unknown = sorted(set(clients) - set(known))
     if unknown:
@@ -46,13 +46,13 @@ def set_budget(writer: Writer, budget: Budget, clients: Collection[int]) -> None
 
 def describe_ledger(state: State) -> list[dict[str, Any]]:
     """By client: releases, ε spent, allowed and left, each at the δ named (the budget's, else 1e-5)."""
-    ledger, told = ledger_of(state), []
-    sent = [one for event in state.events for one in event.body.get("releases", ())]
-    exact = Counter(one["client"] for one in sent if one["guarantee"] is None)
+    ledger, accounts = ledger_of(state), []
+    releases = [release for event in state.events for release in event.body.get("releases", ())]
+    unprotected = Counter(release["client"] for release in releases if release["guarantee"] is None)
     for client in ledger.clients:
         budget, own = ledger.budget(client), [charge for charge in ledger.charges if charge.client == client]
         delta = budget.delta if budget else Budget.delta
-        told.append(
+        accounts.append(
             {
                 "client": client,
                 "releases": sum(not charge.correction for charge in own),
@@ -62,13 +62,13 @@ def describe_ledger(state: State) -> list[dict[str, Any]]:
                 "epsilon": ledger.epsilon(client, delta),
                 "budget": budget.epsilon if budget else None,
                 "left": ledger.left(client) if budget else None,
-                "unprotected": exact[client],  # messages outside any guarantee: what was spent does not bound them
+                "unprotected": unprotected[client],  # messages outside any guarantee, which the ε spent does not bound
                 "test_mode": any(charge.replayable for charge in own),
             }
         )
-    return told
+    return accounts
 
 
 def describe_charges(state: State) -> list[dict[str, Any]]:
-    """Every release that was charged, with its moment, in the order of the journal."""
+    """Every charge with its time, in the order of the journal."""
     return [{"at": event.at, **event.body} for event in state.events if event.kind in ("charged", "corrected")]

@@ -1,4 +1,4 @@
-"""One writer at a time: an flock on a file of the folder, which a killed process cannot leave behind."""
+"""One writer at a time: an flock on a file of the folder, which ends with its process."""
 
 import fcntl
 import json
@@ -13,15 +13,15 @@ from pathlib import Path
 from fedup.errors import BusyError, SettingError
 from fedup.files import explained
 
-_LOOK_AGAIN_S = 0.05
-_AT_LEAST_S = 0.3  # whoever looks who holds the lock (`holder`) holds it for a moment
+_RETRY_S = 0.05
+_MIN_WAIT_S = 0.3  # a reader that looks for the holder (`holder`) holds the lock for a moment
 
 
 @contextmanager
 def held(
     path: Path, command: str, *, wait_s: float = 0.0, on_wait: Callable[[str], None] = lambda holder: None
 ) -> Iterator[None]:
-    """Hold the lock inside; waits for another holder up to `wait_s` seconds, then raises and says who it is."""
+    """Hold the lock inside; waits up to `wait_s` seconds for another holder, then raises and names it."""
     if not wait_s >= 0:
         raise SettingError(f"Seconds to wait must be 0 or more; found {wait_s}.")
     with explained(f"lock {path}"):
@@ -39,7 +39,7 @@ def held(
 
 
 def holder(path: Path) -> str | None:
-    """Who writes to the folder at this moment, in words; None when nobody does."""
+    """The process that writes to the folder now, in words; None when there is none."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -56,8 +56,8 @@ def holder(path: Path) -> str | None:
 
 
 def _acquire(handle: int, path: Path, wait_s: float, on_wait: Callable[[str], None]) -> None:
-    deadline = time.monotonic() + max(wait_s, _AT_LEAST_S)  # never the clock on the wall, which may jump
-    told = False
+    deadline = time.monotonic() + max(wait_s, _MIN_WAIT_S)  # not by the wall clock, which may jump
+    announced = False
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,10 +69,10 @@ def _acquire(handle: int, path: Path, wait_s: float, on_wait: Callable[[str], No
                 f"{who} is writing to {path.parent}. Nothing was changed: run the command again when it is done, or "
                 "wait longer with --wait SECONDS."
             )
-        if not told and time.monotonic() >= deadline - wait_s:
+        if not announced and time.monotonic() >= deadline - wait_s:
             on_wait(who)
-            told = True
-        time.sleep(_LOOK_AGAIN_S)
+            announced = True
+        time.sleep(_RETRY_S)
 
 
 def _describe(handle: int, who: dict[str, object] | None) -> None:

@@ -1,4 +1,4 @@
-"""A trained model and the centroids of its clients, put into a run folder."""
+"""Put a trained model and the centroids of its clients into a run folder."""
 
 import statistics
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from fedup.statistics.store_file import save_centroids
 
 
 def keep_model(writer: Writer, model: nn.Module, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The model as the folder's own; `facts` go into the event as they are. What was written."""
+    """Store the model; `facts` go into the event unchanged. Returns the event's body."""
     body = {
         "model": writer.put("model", lambda path: save_model(model, path)).to_json(),
         "fingerprint": fingerprint(model),
@@ -28,7 +28,7 @@ def keep_model(writer: Writer, model: nn.Module, facts: Mapping[str, Any]) -> di
 
 
 def keep_centroids(writer: Writer, store: Centroids, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The clients' cells, with what each of them released. What was written."""
+    """Store the clients' cells, with what each client released. Returns the event's body."""
     body = {
         "centroids": writer.put("centroids", lambda path: save_centroids(store, path)).to_json(),
         "how": asdict(store.how),
@@ -38,9 +38,7 @@ def keep_centroids(writer: Writer, store: Centroids, facts: Mapping[str, Any]) -
         "mechanism": store.how.mechanism,
         "guarantee": asdict(guarantee) if (guarantee := guarantee_of(store.how)) else None,
         "releases": describe_releases(store.traffic.releases),
-        "bytes_up": store.traffic.bytes_up,
-        "bytes_down": store.traffic.bytes_down,
-        "messages": store.traffic.messages,
+        **{name: getattr(store.traffic, name) for name in ("bytes_up", "bytes_down", "messages")},
         "paper_epsilon": statistics.fmean(store.paper_epsilons.values()) if store.paper_epsilons else None,
         **facts,
     }

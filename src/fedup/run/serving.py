@@ -1,4 +1,4 @@
-"""A folder's model as it is served: under its active filter, or an error; never unfiltered by mistake."""
+"""A folder's model as it is served: under the filter in force, or an error; never unfiltered by mistake."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ from fedup.statistics.store_file import load_centroids
 
 
 def load_base(run: Run, state: State, blank: nn.Module) -> nn.Module:
-    """The trained model, from its architecture at hand."""
+    """The trained model, loaded into a blank one."""
     if state.model is None:
         raise RequestError(f"{run.path} has no trained model yet: run `fedup train --run {run.path}` to the end.")
     model = load_model(blank, run.files.path(state.model))
@@ -29,7 +29,7 @@ def load_base(run: Run, state: State, blank: nn.Module) -> nn.Module:
 
 
 def load_plugged(run: Run, state: State, blank: nn.Module) -> PluggedModel:
-    """The model under the filter of exactly the requests in force; without requests it has no filter to answer with."""
+    """The model under the filter of exactly the requests in force; without requests it has no filter."""
     plugged = plug(load_base(run, state, blank), state.about.get("cut"))
     if state.filter is not None:
         load_filter(plugged, run.files.path(state.filter))
@@ -52,14 +52,14 @@ def load_store(run: Run, state: State) -> Centroids:
 
 
 def read_served(run: Run, blank: Callable[[State], nn.Module]) -> tuple[State, PluggedModel]:
-    """State and plugged model for readers, who hold no lock: a filter swapped while it is read is read anew."""
+    """State and plugged model for readers, who hold no lock: a filter replaced meanwhile is read again."""
     state = run.read()
     while True:
         try:
-            for record in state.files:  # needed for an answer or not: a folder tampered with answers nothing
+            for record in state.files:  # all of them: a folder that was tampered with answers nothing
                 run.files.path(record)
             return state, load_plugged(run, state, blank(state))
         except ArtifactError:
             before, state = state, run.read()
-            if state.head == before.head:  # nobody wrote meanwhile: it is really damaged
+            if state.head == before.head:  # nobody wrote meanwhile: it is damaged
                 raise

@@ -56,11 +56,11 @@ class Request:
     @property
     def entry(self) -> Mapping[str, Any]:
         """What the event that answered it noted of it alone."""
-        entry: Mapping[str, Any] = next(one for one in self.asked_in.body["requests"] if one["id"] == self.id)
+        entry: Mapping[str, Any] = next(own for own in self.asked_in.body["requests"] if own["id"] == self.id)
         return entry
 
     def to_json(self) -> dict[str, Any]:
-        """What was asked and how it stands, as plain data."""
+        """The request and its status, as plain data."""
         return {
             "id": self.id,
             "reference": self.reference,
@@ -103,12 +103,12 @@ class State:
 
     @property
     def open(self) -> tuple[Request, ...]:
-        """Requests that no filter answers, and whose rows are left out all the same."""
+        """Requests that no filter answers; their rows are left out all the same."""
         return tuple(request for request in self.requests if request.is_open)
 
     @property
     def left_out(self) -> Forget:
-        """All that is not to be trained on any more: what is in force and what is open."""
+        """What is no longer trained on: all requests in force and open."""
         return union(request.forget for request in (*self.active, *self.open))
 
     @property
@@ -128,24 +128,22 @@ class State:
 
     @property
     def guarantee(self) -> DP | None:
-        """The one that the messages of the collection were under; none where noise could be replayed."""
-        told = self.collected.body["guarantee"] if self.collected else None
-        return None if told is None else DP(**told)
+        """The guarantee of the collection's messages; None where noise could be replayed."""
+        guarantee = self.collected.body["guarantee"] if self.collected else None
+        return None if guarantee is None else DP(**guarantee)
 
     def request(self, request_id: str) -> Request:
-        """The request of that id (R1, R2, …, in any case) or, where no other has it, of that reference."""
-        wanted = request_id.casefold()
-        for request in self.requests:
-            if request.id.casefold() == wanted:
-                return request
-        found = [r for r in self.requests if r.reference and r.reference.casefold() == wanted]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            listed = "; ".join(f"{r.id}: {r.forget}, {r.status}" for r in found)
+        """The request with that id (R1, R2, …) or, where there is none, with that reference; in any case."""
+        name = request_id.casefold()
+        matches = [request for request in self.requests if request.id.casefold() == name]
+        matches = matches or [r for r in self.requests if r.reference and r.reference.casefold() == name]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            listed = "; ".join(f"{r.id}: {r.forget}, {r.status}" for r in matches)
             raise RequestError(
-                f"{len(found)} requests have the reference {request_id!r}: {listed}. Name the one that is meant by its "
-                f"id, as in {found[0].id}. Nothing was changed."
+                f"{len(matches)} requests have the reference {request_id!r}: {listed}. Name the one that is meant by "
+                f"its id, as in {matches[0].id}. Nothing was changed."
             )
         known = ", ".join(request.id for request in self.requests) or "none yet"
         raise RequestError(f"There is no request {request_id!r} in this folder; there are: {known}.")
@@ -176,23 +174,21 @@ def _after(state: State, event: Event) -> State:
             return replace(state, about=body["about"])
         case "trained":
             return replace(state, trained=event, model=FileRecord(**body["model"]))
-        case "collected":
-            return replace(state, collected=event, centroids=FileRecord(**body["centroids"]))
-        case "purged":
-            return replace(state, centroids=FileRecord(**body["centroids"]))
-        case "unlearned":
-            return replace(_served(state, event), requests=_with_new(state, event))
-        case "restored":
-            back = set(body["requests"])
-            requests = tuple(replace(r, restored_in=event) if r.id in back else r for r in state.requests)
-            return replace(_served(state, event), requests=requests)
-        case "charged" | "corrected":  # a release under DP, or what a client's own account has beyond; see run.ledger
+        case "collected" | "purged":
+            collected = event if event.kind == "collected" else state.collected
+            return replace(state, collected=collected, centroids=FileRecord(**body["centroids"]))
+        case "unlearned" | "restored":
+            requests = _with_new(state, event) if event.kind == "unlearned" else _with_restored(state, event)
+            centroids = FileRecord(**body["centroids"]) if body["centroids"] is not None else state.centroids
+            served = None if body["filter"] is None else FileRecord(**body["filter"])
+            return replace(state, requests=requests, centroids=centroids, filter=served)
+        case "charged" | "corrected":  # a release under DP, or what a client's own account has beyond it (run.ledger)
             if Charge(**body).correction != (event.kind == "corrected"):
                 raise ValueError("a charge under the name of a correction, or the other way round")
         case "budgeted":  # what clients may spend
             Budget(**body["budget"])
             _ = [int(client) for client in body["clients"]]
-        case "declined" | "evaluated" | "evidenced":  # a filter that was not activated, Retrain's figures, pages
+        case "declined" | "evaluated" | "evidenced":  # a filter not put in force, Retrain's figures, pages
             pass
         case unknown:
             raise KeyError(unknown)
@@ -208,8 +204,6 @@ def _with_new(state: State, event: Event) -> tuple[Request, ...]:
     return tuple(sorted(requests.values(), key=lambda request: int(request.id[1:])))
 
 
-def _served(state: State, event: Event) -> State:
-    """Filter and centroids as an event leaves them: a filter or none, centroids replaced or as they were."""
-    now, changed = event.body["filter"], event.body["centroids"]
-    state = replace(state, filter=None if now is None else FileRecord(**now))
-    return state if changed is None else replace(state, centroids=FileRecord(**changed))
+def _with_restored(state: State, event: Event) -> tuple[Request, ...]:
+    ids = set(event.body["requests"])
+    return tuple(replace(request, restored_in=event) if request.id in ids else request for request in state.requests)

@@ -1,4 +1,4 @@
-"""A run folder at a glance, without loading an array: for `fedup status` and for programs."""
+"""A summary of a run folder that loads no array, for `fedup status` and for programs."""
 
 import json
 from dataclasses import asdict
@@ -8,6 +8,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from fedup.run.folder import Run
+from fedup.run.journal import Event
 from fedup.run.ledger import describe_ledger, ledger_of
 from fedup.run.state import Request, State
 
@@ -28,11 +29,7 @@ def overview(run: Run, state: State) -> dict[str, Any]:
         "in_force": [request.id for request in state.active],
         "open": [request.id for request in state.open],
         "requests": [_request(request) for request in state.requests],
-        "declined": [
-            {"at": event.at, "step": event.body["step"], "why": event.body["why"]}
-            for event in state.events
-            if event.kind == "declined"
-        ],
+        "declined": [_event(event, "step", "why") for event in state.events if event.kind == "declined"],
         "ledger": describe_ledger(state),
         "budget": asdict(budget) if (budget := ledger_of(state).budgets.get(None)) else None,
         "sealed": _sealed(run, state),
@@ -45,13 +42,12 @@ def overview(run: Run, state: State) -> dict[str, Any]:
 
 
 def request_releases(state: State) -> dict[int, dict[str, int]]:
-    """By client: how many messages of centroids it sent and their bytes."""
+    """By client: how many messages it sent, and their bytes."""
     sent: dict[int, dict[str, int]] = {}
-    for event in state.events:
-        for release in event.body.get("releases", ()):
-            own = sent.setdefault(release["client"], {"messages": 0, "bytes": 0})
-            own["messages"] += 1
-            own["bytes"] += release["bytes"]
+    for release in (release for event in state.events for release in event.body.get("releases", ())):
+        own = sent.setdefault(release["client"], {"messages": 0, "bytes": 0})
+        own["messages"] += 1
+        own["bytes"] += release["bytes"]
     return sent
 
 
@@ -66,7 +62,7 @@ def _request(request: Request) -> dict[str, Any]:
     }
 
 
-def _event(event: Any, *names: str) -> dict[str, Any] | None:
+def _event(event: Event | None, *names: str) -> dict[str, Any] | None:
     return None if event is None else {"at": event.at, **{name: event.body[name] for name in names}}
 
 

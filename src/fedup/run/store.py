@@ -11,8 +11,7 @@ from fedup.run.state import FileRecord
 
 CHECKPOINT = "checkpoint.safetensors"
 _SHOWN = 16  # hex digits of the hash in a file's name
-# Names that fedup gives, and safetensors while it writes (.tmp…), and no others: what someone else put here is not ours
-# to remove.
+# Names given by fedup, and by safetensors while it writes (.tmp…). Other files are not ours to remove.
 _OURS = re.compile(
     rf"\w+-[0-9a-f]{{{_SHOWN}}}\.safetensors|{re.escape(CHECKPOINT)}|\.\w+\.draft|\..+\.\d+\.partial|\.tmp\w+"
 )
@@ -30,7 +29,7 @@ class FileStore:
         return self.folder / CHECKPOINT
 
     def put(self, kind: str, write: Callable[[Path], None]) -> FileRecord:
-        """Write a file and name it by what is in it. It counts only once an event names it."""
+        """Write a file and name it by its content. It counts once an event names it."""
         draft = self.folder / f".{kind}.draft"
         write(draft)
         with explained(f"write a {kind} file to {self.folder}"):
@@ -41,7 +40,7 @@ class FileStore:
         return record
 
     def path(self, record: FileRecord) -> Path:
-        """Where a file lies, after a check that it is the one that was written."""
+        """The path of a file, after a check of its hash."""
         path = self.folder / record.name
         try:
             digest, size = hash_of(path)
@@ -57,15 +56,10 @@ class FileStore:
         return path
 
     def leftovers(self, needed: Iterable[FileRecord], *, training: bool) -> list[Path]:
-        """Files that no event needs: superseded ones, and what killed processes left."""
+        """Files that no event needs: superseded, or left by killed processes."""
         names = {record.name for record in needed} | ({CHECKPOINT} if training else set())
-        if not self.folder.is_dir():
-            return []
-        return sorted(
-            path
-            for path in self.folder.iterdir()
-            if _OURS.fullmatch(path.name) and path.name not in names and path.is_file()
-        )
+        paths = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+        return [path for path in paths if _OURS.fullmatch(path.name) and path.name not in names and path.is_file()]
 
     def sweep(self, needed: Iterable[FileRecord], *, training: bool) -> None:
         """Remove leftovers: a superseded store may hold what was asked to be forgotten."""

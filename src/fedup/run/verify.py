@@ -1,6 +1,7 @@
-"""The whole folder checked: chain, files, what fits what, and that restoring gives the original model, bit for bit."""
+"""Checks of the whole folder: chain, files, what belongs together, and that restoring gives the model, bit for bit."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -20,21 +21,21 @@ from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import Centroids
 
 _SHORTEST_HEAD = 8
+_Blank = Callable[[State], nn.Module]  # a model without its weights
+_Probe = Callable[[State], Tensor]  # inputs for it
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was checked; `ok` is None for something to know that is no mismatch."""
+    """One check; `ok` is None for a note that is no mismatch."""
 
     name: str
     ok: bool | None
     found: str
 
 
-def verify(
-    run: Run, blank: Callable[[State], nn.Module], probe: Callable[[State], Tensor], *, head: str | None = None
-) -> list[Check]:
-    """All checks of a folder, on a blank model and inputs to probe it with; done anew if someone wrote meanwhile."""
+def verify(run: Run, blank: _Blank, probe: _Probe, *, head: str | None = None) -> list[Check]:
+    """All checks of a folder, with a blank model and inputs to probe it; repeated if someone wrote meanwhile."""
     while True:
         try:
             state = run.read()
@@ -44,15 +45,12 @@ def verify(
             return [Check("journal", False, str(error))]
         checks = [*_journal_checks(run, state, head), *_model_checks(run, state, blank, probe)]
         checks += _record_checks(run, state)
-        if all(check.ok is not False for check in checks) or not _moved_on(run, state):
+        if all(check.ok is not False for check in checks):
             return checks
-
-
-def _moved_on(run: Run, state: State) -> bool:
-    try:
-        return run.read().head != state.head
-    except FedUPError:
-        return False
+        with suppress(FedUPError):
+            if run.read().head != state.head:
+                continue
+        return checks
 
 
 def _attempt(name: str, look: Callable[[], str]) -> Check:
@@ -65,7 +63,7 @@ def _attempt(name: str, look: Callable[[], str]) -> Check:
 
 
 def _journal_checks(run: Run, state: State, head: str | None) -> Iterator[Check]:
-    """The chain, and that files are those on record."""
+    """The chain, and the files on record."""
     yield Check("journal", True, f"{len(state.events)} events, chained, head {state.head}")
     if head is not None:
         known = len(head) >= _SHORTEST_HEAD and any(event.hash.startswith(head) for event in state.events)
@@ -79,10 +77,8 @@ def _journal_checks(run: Run, state: State, head: str | None) -> Iterator[Check]
         yield _attempt(record.name, lambda record=record: f"sha256 {run.files.path(record) and record.sha256}")  # type: ignore[misc]
 
 
-def _model_checks(
-    run: Run, state: State, blank: Callable[[State], nn.Module], probe: Callable[[State], Tensor]
-) -> Iterator[Check]:
-    """What fits what: model, centroids, filter, and that restoring gives the model's own answers."""
+def _model_checks(run: Run, state: State, blank: _Blank, probe: _Probe) -> Iterator[Check]:
+    """Model, centroids and filter fit each other, and restoring gives the model's own answers."""
     if state.model is None:
         return
     yield _attempt("model", lambda: f"fingerprint {fingerprint(load_base(run, state, blank(state)))}")
@@ -94,7 +90,7 @@ def _model_checks(
 
 
 def _record_checks(run: Run, state: State) -> Iterator[Check]:
-    """What was charged, evidence as it was written, and files that belong to nothing."""
+    """Charges, evidence pages, and files that no event names."""
     if any(event.kind in ("charged", "corrected") or _under_dp(event) for event in state.events):
         yield _attempt("ledger", lambda: _check_ledger(state))
     pages = (event.body["files"] for event in state.events if event.kind == "evidenced")
@@ -106,8 +102,7 @@ def _record_checks(run: Run, state: State) -> Iterator[Check]:
         found, _ = hash_of(path)
         same = found == sha256
         yield Check(f"evidence/{name}", same, f"sha256 {found}" + ("" if same else f", not {sha256}"))
-    leftovers = run.files.leftovers(state.files, training=state.trained is None)
-    if leftovers:
+    if leftovers := run.files.leftovers(state.files, training=state.trained is None):
         names = ", ".join(path.name for path in leftovers)
         yield Check("leftovers", None, f"{names}: the next command that writes removes them")
 
@@ -117,7 +112,7 @@ def _under_dp(event: Event) -> bool:
 
 
 def _check_ledger(state: State) -> str:
-    """Every release under a guarantee must have been charged to its client, by its own name, at what it cost."""
+    """Every release under a guarantee was charged to its client, by its own name, at its full cost."""
     charged: dict[tuple[int, str], float] = {}
     for event in state.events:
         if event.kind == "charged":
@@ -129,10 +124,10 @@ def _check_ledger(state: State) -> str:
             paid = charged.get((sent["client"], sent["name"]), 0.0) if sent["name"] else 0.0
             if paid < DP(**sent["guarantee"]).mu ** 2 * (1 - 1e-9):
                 raise FedUPError(f"Client {sent['client']} released something under DP that was not charged.")
-    spent = [one for one in describe_ledger(state) if one["releases"] or one["corrections"]]
-    most = max(spent, key=lambda one: one["mu"])
-    exact = sum(one["unprotected"] for one in spent)
-    besides = f"; besides, {exact} messages were sent without any guarantee" if exact else ""
+    spent = [own for own in describe_ledger(state) if own["releases"] or own["corrections"]]
+    most = max(spent, key=lambda own: own["mu"])
+    unprotected = sum(own["unprotected"] for own in spent)
+    besides = f"; besides, {unprotected} messages were sent without any guarantee" if unprotected else ""
     return f"every release charged; the most is ε = {most['epsilon']:.4g} at δ = {most['delta']:g}{besides}"
 
 
@@ -143,8 +138,7 @@ def _describe_filter(plugged: PluggedModel) -> str:
 
 
 def _check_centroids(store: Centroids, state: State) -> str:
-    """Samples that requests in force and open ones forget must be left out of every cell that is kept; purged cells are
-    empty."""
+    """No kept cell holds samples that requests in force or open forget, and purged cells are empty."""
     for name in store.purged:
         cell = store.cell(name)
         if cell is not None and bool(store.counts[cell.slot].any() or store.vectors[cell.slot].any()):
@@ -154,22 +148,17 @@ def _check_centroids(store: Centroids, state: State) -> str:
     for request in (*state.active, *state.open):
         for client, samples in request.forget.sample_ids.items():
             left_out = {i for (holder, _), ids in store.excluded.items() if holder == client for i in ids}
-            kept = {
-                sample
-                for sample in samples - left_out
-                if (client, store.sample_labels.get(client, {}).get(sample, -1)) not in store.purged
-            }
-            if kept:
-                raise FedUPError(f"{request.id} forgets samples of client {client}, and {len(kept)} are not left out.")
+            labels = store.sample_labels.get(client, {})
+            held = [sample for sample in samples - left_out if (client, labels.get(sample, -1)) not in store.purged]
+            if held:
+                raise FedUPError(f"{request.id} forgets samples of client {client}, and {len(held)} are not left out.")
     return f"{int((store.counts > 0).sum())} of base {store.base[:12]}, {len(store.purged)} cells purged and empty"
 
 
 @torch.no_grad()
-def _check_restore(
-    run: Run, state: State, blank: Callable[[State], nn.Module], probe: Callable[[State], Tensor]
-) -> str:
+def _check_restore(run: Run, state: State, blank: _Blank, probe: _Probe) -> str:
     original, plugged = load_base(run, state, blank(state)), load_plugged(run, state, blank(state))
-    inputs = probe(state)  # made once there is a model: a folder whose model is unknown here tells no shape, either
+    inputs = probe(state)  # after the model: a folder whose model is unknown here has no known shape, either
     expected, filtered = logits_of(original(inputs)), logits_of(plugged(inputs))
     with plugged.restored():
         restored = logits_of(plugged(inputs))

@@ -1,0 +1,189 @@
+"""A server that is killed while it collects asks only for what is missing, and takes no answer for another's."""
+
+import pytest
+from tests.flower._contact import CENTROIDS, NODES, ODD, assert_same_store, losing, releases_charged, untouched
+from tests.flower._grid import FIRST, Clock, Killed, LocalGrid, World, assert_ledgers_agree, digits
+
+from fedup import Forget, collect
+from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.errors import BudgetError, ContactError
+from fedup.flower import Policy
+from fedup.privacy import DP, Budget, Ledger
+from fedup.statistics.centroids import CentroidConfig
+
+PRIVATE = DP(4.0, clip=4.0, replay_seed=5)
+REAL = DP(2.0, clip=4.0)
+
+
+def interrupted(world: World, grid: LocalGrid, folder, clock: Clock, **how) -> None:
+    """A collection that ends in the pause before the second try: node 102 has not answered by then."""
+    grid.spoil, clock.kills = losing(ODD), True
+    with pytest.raises(Killed):
+        collect(world.model, world.contact(grid, folder=folder), **how)
+    grid.spoil, clock.kills = untouched, False
+    grid.sent.clear()
+
+
+def files(folder) -> list:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+WAYS = {
+    "exact": lambda world: {},
+    "DP": lambda world: {"privacy": PRIVATE},
+    "noise": lambda world: {"statistics": CentroidConfig(sigma=0.1), "cut": "fc2"},
+}
+
+
+@pytest.mark.parametrize("make", WAYS.values(), ids=WAYS.keys())
+def test_a_server_that_is_started_again_asks_only_for_what_is_missing(world, tmp_path, clock, make):
+    grid, how = world.grid(), make(world)
+    interrupted(world, grid, tmp_path, clock, **how)
+    assert len([path for path in files(tmp_path) if path.suffix == ".safetensors"]) == 3
+    contact = world.contact(grid, folder=tmp_path)
+    store = collect(world.model, contact, **how)
+    assert grid.nodes_asked() == [ODD]
+    assert_same_store(store, collect(world.model, world.federation, **how))
+    assert_ledgers_agree(grid, contact)
+    assert len(files(tmp_path)) >= 4  # the store is not on disk yet
+    contact.settled()
+    assert files(tmp_path) == []
+    fresh = collect(world.model, world.contact(world.grid()), **how)
+    sizes, expected = ({release.client: release.size_bytes for release in of.traffic.releases} for of in (store, fresh))
+    assert sizes == expected  # those on disk, too
+
+
+def test_answers_for_a_request_are_kept_too(world, tmp_path, clock):
+    grid = world.grid()
+    contact, how = world.contact(grid, folder=tmp_path), {"forget": [world.samples(c3=10) | Forget.clients([0])]}
+    contact.check(how["forget"][0])
+    grid.spoil, clock.kills = lambda node, reply: None if node == ODD and grid.asked(*CENTROIDS) else reply, True
+    with pytest.raises(Killed):
+        collect(world.model, contact, **how)
+    grid.spoil, clock.kills = untouched, False
+    grid.sent.clear()
+    store = collect(world.model, world.contact(grid, folder=tmp_path), **how)
+    assert grid.nodes_asked("summarize") == [ODD]
+    assert_same_store(store, collect(world.model, world.federation, **how))
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_server_killed_while_answers_come_keeps_those_that_came(world, plain, tmp_path, k):
+    grid, came = world.grid(), []
+    collect(world.model, world.contact(grid), statistics=CentroidConfig(seed=9))  # nodes hold the weights
+    grid.one_by_one = True
+
+    def kill(node, reply):
+        if len(came) == k:
+            raise KeyboardInterrupt
+        came.append(node)
+        return reply
+
+    grid.spoil = kill
+    with pytest.raises(KeyboardInterrupt):
+        collect(world.model, world.contact(grid, folder=tmp_path))
+    grid.spoil = untouched
+    grid.sent.clear()
+    assert_same_store(collect(world.model, world.contact(grid, folder=tmp_path)), plain)
+    assert grid.nodes_asked() == sorted(set(NODES) - set(came))
+
+
+def test_a_damaged_answer_on_disk_is_asked_for_again_and_files_of_others_are_nobodys(world, plain, tmp_path, clock):
+    grid = world.grid()
+    interrupted(world, grid, tmp_path, clock)
+    path = next(path for path in files(tmp_path) if f"-{FIRST + 1}-" in path.stem)
+    good = path.read_bytes()
+    (path.parent / "notes.safetensors").write_bytes(good)
+    (path.parent / "999.safetensors").write_bytes(good)  # a node that is not asked
+    flipped = bytearray(good)
+    flipped[-7] ^= 1
+    for damage in (good[:-100], b"garbage" * 100, b"", b"{}", bytes(flipped)):
+        path.write_bytes(damage)
+        grid.sent.clear()
+        assert_same_store(collect(world.model, contact := world.contact(grid, folder=tmp_path)), plain)
+        assert FIRST + 1 in grid.nodes_asked() and FIRST not in grid.nodes_asked()
+    contact.settled()
+    assert files(tmp_path) == []
+
+
+OTHERS = {
+    "seed": {"statistics": CentroidConfig(seed=1)},
+    "cut": {"cut": "fc2"},
+    "a request": {"forget": [Forget.classes([3])]},
+    "DP": {"privacy": PRIVATE},
+}
+
+
+def test_answers_to_one_question_or_model_are_never_taken_for_another(world, tmp_path, clock):
+    grid = world.grid()
+    interrupted(world, grid, tmp_path, clock)
+    for other in OTHERS.values():
+        grid.sent.clear()
+        store = collect(world.model, world.contact(grid, folder=tmp_path), **other)
+        assert grid.nodes_asked(*CENTROIDS) == NODES
+        assert_same_store(store, collect(world.model, world.federation, **other))
+    model = digits(1).model
+    assert_same_store(collect(model, world.contact(grid, model, folder=tmp_path)), collect(model, world.federation))
+
+
+@pytest.mark.parametrize("change", ["joined", "left"])
+def test_answers_that_came_are_not_asked_for_again_where_a_node_joined_or_left(world, tmp_path, clock, change):
+    grid = world.grid()
+    interrupted(world, grid, tmp_path, clock)
+    if change == "left":
+        del grid.apps[ODD]
+    else:
+        grid.apps[FIRST + 9] = world.app(2, client=lambda context: 9)
+        grid.contexts[FIRST + 9] = grid.contexts[ODD]
+    collect(world.model, world.contact(grid, folder=tmp_path))
+    assert grid.nodes_asked() == ([] if change == "left" else [ODD, FIRST + 9])
+
+
+def test_a_collection_with_too_few_answers_keeps_them_for_the_next_try(world, plain, tmp_path, clock):
+    grid = world.grid(losing(ODD))
+    with pytest.raises(ContactError, match="3 of 4"):
+        collect(world.model, world.contact(grid, folder=tmp_path))
+    grid.sent.clear()
+    grid.spoil = untouched
+    assert_same_store(collect(world.model, world.contact(grid, folder=tmp_path)), plain)
+    assert grid.nodes_asked() == [ODD]
+
+
+def test_an_answer_without_any_cell_and_a_contact_without_a_folder_leave_nothing_on_disk(world, tmp_path, monkeypatch):
+    grid = world.grid()
+    grid.apps[ODD] = world.app(2, policy=Policy(least_rows=1000))
+    contact = world.contact(grid, folder=tmp_path)
+    collect(world.model, contact)
+    contact.settled()
+    monkeypatch.chdir(tmp_path)
+    collect(world.model, world.contact(world.grid()))
+    assert files(tmp_path) == []
+
+
+# --- each release is paid for once
+
+
+def test_answers_on_disk_are_charged_once_by_a_server_that_was_killed(world, tmp_path):
+    grid, ledger = world.grid(), Ledger()
+    contact = world.contact(grid, folder=tmp_path, ledger=ledger)
+    answers = contact.ask_everyone(PrivateCentroidsQuestion("head", REAL))
+    assert [next(answers)[0] for _ in range(2)] == [0, 1]  # and killed here
+    again = world.contact(grid, folder=tmp_path, ledger=ledger)
+    collect(world.model, again, cut="head", privacy=REAL)
+    assert releases_charged(grid) == [1, 1, 1, 1] and len(ledger.charges) == 4
+    assert_ledgers_agree(grid, again)
+
+
+def test_a_collection_that_was_paid_for_can_be_taken_up_again_under_a_budget_for_just_one(world, tmp_path, clock):
+    grid, ledger = world.grid(), Ledger(budgets={None: Budget(REAL.epsilon)})
+    collect(world.model, world.contact(grid), statistics=CentroidConfig(seed=9))  # nodes hold the weights
+    grid.spoil, clock.kills = losing(ODD), True
+    contact = world.contact(grid, folder=tmp_path, ledger=ledger, least_fraction=0.5)
+    with pytest.raises(Killed):
+        collect(world.model, contact, privacy=REAL)
+    grid.spoil, clock.kills = untouched, False
+    contact = world.contact(grid, folder=tmp_path, ledger=ledger)
+    assert collect(world.model, contact, privacy=REAL).clients == (0, 1, 2, 3)
+    assert_ledgers_agree(grid, contact)
+    with pytest.raises(BudgetError):
+        collect(world.model, contact, privacy=REAL)  # another one is not
