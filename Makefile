@@ -6,13 +6,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt Makefile | cksum | cut -d' ' -f1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-slow figures operator lint types format clean
+.PHONY: help setup demo test test-all figures operator lint types format clean
 
 help:
 	@echo "make demo       train, forget, restore on built-in data; writes runs/demo/report.html"
-	@echo "make test       the test suite (real data where FEDUP_DATA has it)"
-	@echo "make test-fast  without the slow tests"
-	@echo "make test-slow  with a fault at every single write and system call, too"
+	@echo "make test       all tests but the slow ones (real data where FEDUP_DATA has it)"
+	@echo "make test-all   all tests"
 	@echo "make figures    the README's figures anew, from a run of the demo"
 	@echo "make operator   docs/operator.md anew, by running its commands (needs MNIST)"
 	@echo "make lint types format setup clean"
@@ -32,12 +31,9 @@ demo: $(READY)
 	$(BIN)/fedup demo $(ARGS)
 
 test: $(READY)
-	OMP_NUM_THREADS=$(THREADS) OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 -m "not sweep" $(ARGS)
+	OMP_NUM_THREADS=$(THREADS) OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
 
-test-fast: $(READY)
-	OMP_NUM_THREADS=$(THREADS) OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 -m "not slow and not sweep" $(ARGS)
-
-test-slow: $(READY)
+test-all: $(READY)
 	OMP_NUM_THREADS=$(THREADS) OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 $(ARGS)
 
 figures: $(READY)

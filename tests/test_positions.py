@@ -25,19 +25,10 @@ def test_from_positions_undoes_to_positions(count, shape, over):
     assert torch.equal(from_positions(to_positions(features, over), shape), features)
 
 
-@pytest.mark.parametrize(
-    ("shape", "over", "expected"),
-    [
-        ((6, 2, 5), "each", (10, 6)),
-        ((6, 2, 5), "tokens", (1, 6)),
-        ((4, 7), "each", (4, 7)),
-        ((4, 7), "tokens", (1, 7)),
-        ((9,), "each", (1, 9)),
-        ((9,), "tokens", (1, 9)),
-    ],
-)
-def test_positions_and_channels_of_maps_tokens_and_vectors(shape, over, expected):
-    assert to_positions(_rows(3, shape), over).shape[1:] == expected
+def test_positions_and_channels_of_maps_tokens_and_vectors():
+    shapes = {(6, 2, 5): ((10, 6), (1, 6)), (4, 7): ((4, 7), (1, 7)), (9,): ((1, 9), (1, 9))}
+    for shape, expected in shapes.items():
+        assert tuple(to_positions(_rows(3, shape), over).shape[1:] for over in ("each", "tokens")) == expected
 
 
 def test_the_channels_of_a_map_come_first_and_positions_run_along_its_lines():

@@ -19,27 +19,17 @@ def package(tmp_path, monkeypatch):
         del sys.modules[module]
 
 
-def test_names_are_the_public_modules_sorted(package):
+def test_public_modules_are_found_by_name_new_files_at_once(package):
     assert names(package.name) == ["circle", "square"]
-
-
-def test_a_new_file_is_found_without_being_registered(package):
-    assert "triangle" not in names(package.name)
+    assert find(package.name, "circle").NAME == "circle"
     (package / "triangle.py").write_text("NAME = 'triangle'\n")
     assert find(package.name, "triangle").NAME == "triangle"
 
 
-def test_find_gives_the_module_of_that_name(package):
-    assert find(package.name, "circle").NAME == "circle"
-
-
-@pytest.mark.parametrize("name", ["triangle", "_helpers", "", "Circle", "circle.NAME", "../circle"])
-def test_an_unknown_name_is_refused_with_those_there_are(package, name):
-    with pytest.raises(SettingError, match=r"there are circle, square"):
-        find(package.name, name)
-
-
-def test_a_slip_is_offered_the_closest_name(package):
+def test_an_unknown_name_is_refused_with_those_there_are_and_the_closest(package):
+    for name in ("triangle", "_helpers", "", "Circle", "circle.NAME", "../circle"):
+        with pytest.raises(SettingError, match=r"there are circle, square"):
+            find(package.name, name)
     with pytest.raises(SettingError, match=r"Did you mean 'square'\?"):
         find(package.name, "sqare")
     with pytest.raises(SettingError) as caught:

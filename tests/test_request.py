@@ -12,35 +12,18 @@ from fedup import Forget
 from fedup.errors import RequestError
 from fedup.request import check_known, union
 
-few = settings(max_examples=60, deadline=None, derandomize=True)
+few = settings(max_examples=30, deadline=None, derandomize=True)
 ids = st.frozensets(st.integers(0, 5), max_size=4)
 samples = st.dictionaries(st.integers(0, 5), st.frozensets(st.integers(0, 5), min_size=1, max_size=3), max_size=3)
 requests = st.builds(Forget, ids, ids, samples)
 
 
 @few
-@given(requests, requests)
-def test_union_is_commutative(a, b):
-    assert a | b == b | a
-    assert (a | b).digest == (b | a).digest
-
-
-@few
-@given(requests, requests, requests)
-def test_union_is_associative(a, b, c):
-    assert (a | b) | c == a | (b | c)
-
-
-@few
-@given(requests)
-def test_union_is_idempotent_and_the_empty_request_is_neutral(a):
-    assert a | a == a == a | Forget() == union([a]) == union([a, a])
-
-
-@few
 @given(st.lists(requests, max_size=4))
-def test_union_of_many_does_not_depend_on_their_order(many):
+def test_union_depends_neither_on_order_nor_on_repetition(many):
     assert len({union(order) for order in permutations(many)}) == 1
+    assert union([*many, *many, Forget()]) == union(many)
+    assert {request | request == request == request | Forget() for request in many} <= {True}
 
 
 @few
@@ -87,42 +70,45 @@ def test_kind_and_text_name_what_is_forgotten():
     assert Forget().kind == ""
 
 
-BAD_IDS = [[], "12", b"12", None, 3, [-1], [1.0], [True], ["1"], [None], [[1]], torch.tensor([[1, 2]]), [0, 1.5]]
+odd_ids = (
+    st.text()
+    | st.binary()
+    | st.none()
+    | st.integers()
+    | st.lists(st.integers(max_value=-1) | st.floats() | st.booleans() | st.text() | st.none(), max_size=3)
+    | st.just([0, 1.5])
+    | st.just(torch.tensor([[1, 2]]))
+)
 
 
-@pytest.mark.parametrize("bad", BAD_IDS, ids=repr)
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(odd_ids)
 def test_ids_that_are_no_list_of_whole_numbers_are_refused(bad):
-    for make in (Forget.clients, Forget.classes, lambda bad: Forget.samples({0: bad})):
-        with pytest.raises(RequestError, match=r"whole numbers|forgets nothing"):
+    for make in (Forget.clients, Forget.classes, lambda ids: Forget.samples({0: ids}), Forget.samples):
+        with pytest.raises(RequestError, match=r"whole numbers|forgets nothing|maps clients"):
             make(bad)
 
 
-@pytest.mark.parametrize("bad", [{}, {0: []}, {-1: [3]}, {"0": [3]}, [3, 4], {0: [1], 1: []}], ids=repr)
-def test_sample_requests_map_clients_to_ids(bad):
-    with pytest.raises(RequestError, match=r"whole numbers|forgets nothing|maps clients"):
-        Forget.samples(bad)
+def test_sample_requests_map_clients_to_ids():
+    for bad in ({}, {-1: [3]}, {"0": [3]}, {0: [1], 1: []}):
+        with pytest.raises(RequestError, match=r"whole numbers|forgets nothing"):
+            Forget.samples(bad)
 
 
 known = partial(check_known, clients=[0, 1, 4], num_classes=3)
 
 
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
+def test_what_is_unknown_or_would_leave_nothing_is_refused():
+    for request, message in (
         (Forget(), "forgets nothing"),
-        (Forget.clients([2]), r"Unknown client \[2\].*\[0, 1, 4\]"),
-        (Forget.clients([0, 5]), r"Unknown client \[5\]"),
+        (Forget.clients([0, 5]), r"Unknown client \[5\].*\[0, 1, 4\]"),
         (Forget.samples({3: [1]}), r"Unknown client \[3\]"),
-        (Forget.classes([3]), r"Unknown class \[3\].*0 to 2"),
-        (Forget.clients([0]) | Forget.classes([9]), r"Unknown class \[9\]"),
+        (Forget.clients([0]) | Forget.classes([3]), r"Unknown class \[3\].*0 to 2"),
         (Forget.clients([0, 1, 4]), "leaves nothing"),
         (Forget.classes([0, 1, 2]), "leaves nothing"),
-    ],
-    ids=str,
-)
-def test_what_is_unknown_or_would_leave_nothing_is_refused(request_, message):
-    with pytest.raises(RequestError, match=message):
-        known(request_)
+    ):
+        with pytest.raises(RequestError, match=message):
+            known(request)
 
 
 def test_what_is_known_and_leaves_something_passes():

@@ -64,33 +64,30 @@ def test_the_fingerprint_depends_on_content_alone():
     model.train().requires_grad_(False)
     model[0].weight.grad = torch.ones_like(model[0].weight)
     assert fingerprint(model) == fingerprint(copy.deepcopy(model)) == fingerprint(shared_view(model)) == before
+    one, other = nn.Conv2d(3, 4, 2), nn.Conv2d(3, 4, 2)
+    other.load_state_dict(one.state_dict())
+    assert fingerprint(one) == fingerprint(other.to(memory_format=torch.channels_last))
 
 
-@pytest.mark.parametrize("name", [name for name, _ in _model().state_dict().items()])
-def test_one_changed_element_anywhere_changes_the_fingerprint(name):
+def test_one_changed_element_anywhere_changes_the_fingerprint():
     model = _model()
-    before = fingerprint(model)
+    seen = {fingerprint(model)}
     with torch.no_grad():
-        model.state_dict()[name].view(-1)[-1] += 1
-    assert fingerprint(model) != before
+        for tensor in model.state_dict().values():
+            tensor.view(-1)[-1] += 1
+            seen.add(fingerprint(model))
+    assert len(seen) == 1 + len(model.state_dict())
 
 
-def test_the_sign_of_a_zero_changes_the_fingerprint():
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(model.weight)
-    before = fingerprint(model)
-    nn.init.constant_(model.weight, -0.0)
-    assert fingerprint(model) != before
-
-
-@pytest.mark.parametrize(
-    "other", [nn.Linear(3, 2, bias=False), nn.Linear(6, 1, bias=False), nn.Linear(2, 3, bias=False).double()]
-)
-def test_shape_and_type_are_part_of_the_fingerprint(other):
-    model = nn.Linear(2, 3, bias=False)
-    for each in (model, other):
-        nn.init.zeros_(each.weight)
-    assert fingerprint(model) != fingerprint(other)
+def test_shape_type_and_the_sign_of_a_zero_are_part_of_the_fingerprint():
+    models = [
+        *(nn.Linear(*shape, bias=False) for shape in ((2, 3), (3, 2), (6, 1), (2, 3))),
+        nn.Linear(2, 3, bias=False).double(),
+    ]
+    for model in models:
+        nn.init.zeros_(model.weight)
+    nn.init.constant_(models[3].weight, -0.0)
+    assert len(set(map(fingerprint, models))) == len(models)
 
 
 def test_names_are_part_of_the_fingerprint_and_their_order_is_not():
@@ -102,16 +99,10 @@ def test_names_are_part_of_the_fingerprint_and_their_order_is_not():
     assert fingerprint(forwards) == fingerprint(backwards) != fingerprint(swapped)
 
 
-def test_memory_layout_is_not_part_of_the_fingerprint():
-    model, other = nn.Conv2d(3, 4, 2), nn.Conv2d(3, 4, 2)
-    other.load_state_dict(model.state_dict())
-    assert fingerprint(model) == fingerprint(other.to(memory_format=torch.channels_last))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.bool, torch.int64])
-def test_every_element_type_has_a_fingerprint(dtype):
-    model = nn.Module()
-    model.register_buffer("table", torch.tensor([0, 1, 1]).to(dtype))
-    before = fingerprint(model)
-    model.table[0] = 1
-    assert fingerprint(model) != before
+def test_every_element_type_has_a_fingerprint():
+    for dtype in (torch.float16, torch.bfloat16, torch.bool, torch.int64):
+        model = nn.Module()
+        model.register_buffer("table", torch.tensor([0, 1, 1]).to(dtype))
+        before = fingerprint(model)
+        model.table[0] = 1
+        assert fingerprint(model) != before, dtype

@@ -1,13 +1,11 @@
 """How many threads torch computes with: what suits the work, what the user asked for, and what it was before."""
 
-import os
-
 import pytest
 import torch
 from torch import nn
 
-from fedup import Federation, FilterConfig, LocalTraining, Runtime, federate, iid
-from fedup.artifacts import load_tensors
+from fedup import Federation, FilterConfig, LocalTraining, Runtime, federate, fingerprint, iid
+from fedup.artifacts import load_tensors, save_tensors
 from fedup.errors import FedUPWarning, SettingError
 from fedup.filters.fit import Examples, fit_filter
 from fedup.threads import (
@@ -69,60 +67,39 @@ def test_little_work_gets_one_thread_and_much_what_torch_has():
     assert threads_for(SMALL_BATCH) == 3
     with using_threads(1):
         assert threads_for(SMALL_BATCH) == 1
+    example, model = torch.randn(1, 1000), nn.Linear(1000, 1000)
+    assert [threads_for_training(model, example, batch_size) for batch_size in (8, 16)] == [1, 3]
 
 
-def test_the_batch_counts_as_well_as_the_model():
-    example = torch.randn(1, 1000)
-    model = nn.Linear(1000, 1000)
-    assert threads_for_training(model, example, 8) == 1
-    assert threads_for_training(model, example, 16) == 3
+class Own(nn.Module):
+    """A weight that no known layer uses, and random numbers in every pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 7))
+
+    def forward(self, x):
+        torch.rand(1)
+        return x @ self.weight
 
 
-@pytest.mark.parametrize(
-    ("model", "shape", "work"),
-    [
+def test_work_is_the_multiply_adds_of_a_row():
+    for model, shape, work in (
         (nn.Linear(5, 7), (5,), 35),
         (nn.Linear(5, 7), (4, 5), 140),  # at each of four positions
-        (nn.Conv2d(3, 4, 3, padding=1), (3, 6, 6), 4 * 36 * 27),
         (nn.Conv2d(4, 4, 3, padding=1, groups=2), (4, 6, 6), 4 * 36 * 18),
-        (nn.ConvTranspose2d(2, 5, 2, stride=2), (2, 3, 3), 2 * 9 * 20),
+        (Own(), (5,), 35),
         (nn.Bilinear(5, 5, 7), (5,), float("inf")),  # cannot be called so: training will say it
-    ],
-)
-def test_work_is_the_multiply_adds_of_a_row(model, shape, work):
-    assert _work_of_a_row(model, torch.randn(2, *shape)) == work
-
-
-def test_a_weight_that_no_known_layer_uses_counts_once():
-    class Own(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(5, 7))
-
-        def forward(self, x):
-            return x @ self.weight
-
-    assert _work_of_a_row(Own(), torch.randn(1, 5)) == 35
+    ):
+        assert _work_of_a_row(model, torch.randn(2, *shape)) == work
 
 
 def test_looking_at_a_model_changes_neither_it_nor_what_is_drawn_next():
-    class Counting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer, self.calls = nn.Linear(4, 2), 0
-
-        def forward(self, x):
-            self.calls += 1
-            torch.rand(1)
-            return self.layer(x)
-
-    model = Counting().train()
-    torch.manual_seed(1)
-    expected = torch.rand(3)
-    torch.manual_seed(1)
-    threads_for_training(model, torch.randn(1, 4, generator=torch.Generator()), 8)
-    assert torch.equal(torch.rand(3), expected)
-    assert model.calls == 0 and model.training and not model.layer._forward_hooks
+    model = Own().train()
+    before, state = fingerprint(model), torch.get_rng_state()
+    threads_for_training(model, torch.ones(1, 5), 8)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert fingerprint(model) == before and model.training and not model._forward_hooks
 
 
 # --- what the user asked for
@@ -137,11 +114,11 @@ def test_what_was_asked_for_comes_before_what_suits(monkeypatch):
     assert asked_threads() == 2 and torch.get_num_threads() == 3
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5"])
-def test_a_variable_that_is_no_number_of_threads_is_refused(monkeypatch, text):
-    monkeypatch.setenv(VARIABLE, text)
-    with pytest.raises(SettingError, match=VARIABLE):
-        threads_for(1)
+def test_a_variable_that_is_no_number_of_threads_is_refused(monkeypatch):
+    for text in ("0", "-1", "two", "1.5"):
+        monkeypatch.setenv(VARIABLE, text)
+        with pytest.raises(SettingError, match=VARIABLE):
+            threads_for(1)
 
 
 def test_the_number_is_as_before_after_an_error():
@@ -155,27 +132,13 @@ def test_the_number_is_as_before_after_an_error():
 # --- training
 
 
-def test_a_small_model_is_trained_by_one_thread_and_a_larger_one_by_all():
-    for hidden, batch_size, expected in ((4, 8, 1), (2000, 1000, 3)):
-        seen = Seen()
-        trained = federate(
-            _model(hidden=hidden),
-            _federation(),
-            rounds=2,
-            local=LocalTraining(batch_size=batch_size),
-            observers=[seen],
-        )
-        assert trained.threads == expected
-        assert seen.threads == [expected] * 2
-        assert seen.started == [(0, expected)]
+def test_training_takes_the_threads_that_suit_it_or_that_it_is_given():
+    for hidden, batch_size, runtime, expected in ((4, 8, None, 1), (2000, 1000, None, 3), (4, 8, 2, 2)):
+        seen, local = Seen(), LocalTraining(batch_size=batch_size)
+        options = {"rounds": 2, "local": local, "observers": [seen], "runtime": Runtime(threads=runtime)}
+        assert federate(_model(hidden=hidden), _federation(), **options).threads == expected
+        assert (seen.threads, seen.started) == ([expected] * 2, [(0, expected)])
         assert torch.get_num_threads() == 3
-
-
-def test_training_takes_the_threads_it_is_given():
-    seen = Seen()
-    runtime = Runtime(threads=2)
-    assert federate(_model(), _federation(), rounds=1, local=LOCAL, observers=[seen], runtime=runtime).threads == 2
-    assert seen.threads == [2]
     with pytest.raises(SettingError, match="threads must be 1 or more"):
         Runtime(threads=0)
 
@@ -201,41 +164,27 @@ def test_a_resumed_training_keeps_the_threads_it_began_with(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(trained.model.parameters(), whole.model.parameters(), strict=True))
 
 
-def test_other_threads_than_before_are_used_on_demand_and_said(tmp_path):
-    path = tmp_path / "checkpoint"
-    _interrupt(path, threads=2)
+def test_other_threads_than_before_are_used_on_demand_or_where_torch_has_fewer_and_said(tmp_path):
+    _interrupt(tmp_path / "one", threads=2)
     with pytest.warns(FedUPWarning, match="trained with 2 threads, and the others will be with 1"):
-        assert _go_on(path, threads=1)[0].threads == 1
-
-
-def test_resuming_takes_no_more_threads_than_torch_has_and_says_so(tmp_path):
-    path = tmp_path / "checkpoint"
-    _interrupt(path, threads=3)
+        assert _go_on(tmp_path / "one", threads=1)[0].threads == 1
+    _interrupt(tmp_path / "other", threads=3)
     with using_threads(2), pytest.warns(FedUPWarning, match="with 3 threads, and the others will be with 2"):
-        assert _go_on(path)[0].threads == 2
+        assert _go_on(tmp_path / "other")[0].threads == 2
 
 
-def test_a_checkpoint_of_before_threads_were_noted_still_works(tmp_path):
-    from fedup.artifacts import save_tensors
-
+def test_an_older_checkpoint_still_works_and_the_time_is_that_of_all_rounds(tmp_path):
     path = tmp_path / "checkpoint"
-    _interrupt(path)
-    tensors, header = load_tensors(path, kind="checkpoint")
-    older = {name: header[name] for name in ("rounds", "settings")}
-    save_tensors(path, tensors, kind="checkpoint", header=older)
-    assert _go_on(path)[0].threads == 1
-
-
-def test_the_time_of_a_resumed_training_is_that_of_all_its_rounds(tmp_path):
-    from fedup.artifacts import save_tensors
-
-    path = tmp_path / "checkpoint"
-    _interrupt(path)
-    tensors, header = load_tensors(path, kind="checkpoint")
-    assert header["time_s"] > 0
-    header = {name: header[name] for name in ("rounds", "settings", "threads")} | {"time_s": 5000.0}
-    save_tensors(path, tensors, kind="checkpoint", header=header)
-    assert 5000 < _go_on(path)[0].time_s < 5600
+    for more, expected in (({}, 0), ({"threads": 1, "time_s": 5000.0}, 5000)):
+        path.unlink(missing_ok=True)
+        _interrupt(path)
+        tensors, header = load_tensors(path, kind="checkpoint")
+        assert header["time_s"] > 0
+        header = {name: header[name] for name in ("rounds", "settings")} | more
+        save_tensors(path, tensors, kind="checkpoint", header=header)
+        trained, _ = _go_on(path)
+        assert trained.threads == 1
+        assert expected < trained.time_s < expected + 600
 
 
 # --- the fit of a filter
@@ -254,10 +203,6 @@ def test_a_filter_is_fitted_by_as_many_threads_as_suit_its_width(width, threads)
     examples = Examples(vectors, torch.arange(30), torch.arange(30) % 3, nonnegative=True)
     fit_filter(tail, examples, FilterConfig(steps=2))
     assert seen == {threads} and torch.get_num_threads() == 3
-
-
-def test_the_tests_do_not_run_under_a_wish_of_the_environment():
-    assert VARIABLE not in os.environ
 
 
 def test_blocks_that_end_in_another_order_than_they_began_leave_torch_as_it_was():

@@ -12,7 +12,7 @@ class FedUPError(Exception):
 
 
 class FedUPWarning(UserWarning):
-    """Something that works, but not as the caller may think."""
+    """It works, but maybe not as the caller expects."""
 
 
 class SettingError(FedUPError, ValueError):
@@ -38,12 +38,12 @@ class RequestError(FedUPError, ValueError):
 
 
 class ContactError(RequestError):
-    """The request needs an answer from clients, and no way to reach them was given."""
+    """The request needs answers from clients, and no way to reach them was given."""
 
 
 class HarmError(RequestError):
-    """The answer would cost those who did not ask too much; `classes` are the ones that would pay, and `report` is what
-    finding that out took, where clients may have been asked."""
+    """The filter would cost other classes too much: `classes` lists them; `report` says what the check itself
+    took, such as questions to clients."""
 
     report: "Report | None" = None
 
@@ -81,7 +81,7 @@ class FingerprintError(ArtifactError):
 
 
 class StorageError(FedUPError, OSError):
-    """The disk did not take or give a file."""
+    """The disk could not write or read a file."""
 
 
 class BusyError(StorageError):
@@ -89,7 +89,7 @@ class BusyError(StorageError):
 
 
 class NoArchitectureError(FedUPError, LookupError):
-    """A folder's model can only be built by the program that made the folder."""
+    """Only the program that made the folder can build its model."""
 
 
 class MissingRunError(FedUPError, FileNotFoundError):

@@ -29,8 +29,8 @@ class Client:
 class Federation:
     """Clients over one pair of arrays; a sample's id is its row number.
 
-    `subjects` says whose each row is, for guarantees that protect a person and not one record; below 0 is unknown
-    (`with_subjects`).
+    `subjects` (`with_subjects`) numbers the person behind each row, for guarantees that protect a person instead of a
+    record; a number below 0 means unknown.
 
     >>> x, y = torch.randn(100, 8), torch.arange(100) % 5
     >>> federation = Federation.split(x, y, [torch.arange(i, 100, 4) for i in range(4)])
@@ -76,8 +76,8 @@ class Federation:
 
     def client(self, client_id: int) -> Client:
         """The client with this id."""
-        at_its_place = self.clients[client_id : client_id + 1]  # a client's id is its place, as a rule
-        for client in (*at_its_place, *self.clients):
+        likely = self.clients[client_id : client_id + 1]  # a client's id is mostly its index
+        for client in (*likely, *self.clients):
             if client.id == client_id:
                 return client
         raise RequestError(f"Unknown client {client_id}; this federation has clients {self.ids}.")
@@ -91,7 +91,7 @@ class Federation:
         return torch.cat([named_rows(client, request, getattr(client, part), self.y)[0] for client in self.clients])
 
     def retained(self, request: Forget, part: Part = "train") -> Tensor:
-        """The rows of `part` that the request leaves."""
+        """The rows of `part` that the request does not name."""
         return torch.cat([named_rows(client, request, getattr(client, part), self.y)[1] for client in self.clients])
 
     def without(self, request: Forget) -> Self:
@@ -109,7 +109,7 @@ class Federation:
         return replace(self, y=y)
 
     def with_subjects(self, subjects: Tensor) -> Self:
-        """The same federation that knows whose each row is."""
+        """The same federation with the person behind each row."""
         rows = len(self.x)
         if subjects.shape != (rows,) or subjects.is_floating_point():
             raise DataError(f"subjects must be one whole number per row; found {tuple(subjects.shape)} for {rows}.")
@@ -144,7 +144,7 @@ class Federation:
 
 
 def check_samples(train: Tensor, ids: frozenset[int], client_id: int) -> None:
-    """Raise unless all of these are rows that the client trained on."""
+    """Raise unless the client trained on all of these samples."""
     unknown = sorted(ids - set(train.tolist()))
     if unknown:
         shown = ", ".join(map(str, unknown[:5])) + (", …" if len(unknown) > 5 else "")
@@ -155,7 +155,7 @@ def check_samples(train: Tensor, ids: frozenset[int], client_id: int) -> None:
 
 
 def named_rows(client: Client, request: Forget, rows: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """`rows` split into those that the request names and those it leaves."""
+    """`rows` split into those that the request names and the others."""
     if client.id in request.client_ids:
         return rows, rows[:0]
     classes = torch.tensor(sorted(request.class_ids), dtype=y.dtype, device=y.device)

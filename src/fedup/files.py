@@ -1,4 +1,4 @@
-"""Files written whole or not at all: to a new file, synced, renamed, and the rename synced too."""
+"""Files written whole or not at all: write a new file, sync it, rename it, sync the folder."""
 
 import errno
 import os
@@ -20,9 +20,9 @@ _ADVICE = {
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A new file to write to; synced and renamed over `path` at the end, removed on an error.
+    """A new file to write to; synced and renamed to `path` at the end, removed on an error.
 
-    After a power cut there is the old file or the new one. A killed process may leave `.….partial` beside it.
+    After a power cut `path` is the old file or the new one. A killed process may leave a `.….partial` file beside it.
     """
     path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -56,7 +56,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Failures of the disk inside become one StorageError that says what was being done and what to do."""
+    """Turn an OSError inside into a StorageError that says what failed and what to do."""
     try:
         yield
     except FedUPError:

@@ -32,9 +32,7 @@ def dirichlet(
     """
     _check(labels, clients, min_rows)
     if not 0 < concentration < float("inf"):
-        raise SettingError(
-            f"The Dirichlet concentration must be a number above 0; found {concentration}. The paper uses 0.5."
-        )
+        raise SettingError(f"The Dirichlet concentration must be above 0; found {concentration}. The paper uses 0.5.")
     rng = np.random.default_rng(seed_for(seed, "dirichlet"))
     of_class = [np.flatnonzero(labels.cpu().numpy() == label) for label in labels.unique().tolist()]
     for _ in range(_REDRAWS):
@@ -63,10 +61,9 @@ def pathological(
     True
     """
     _check(labels, clients, min_rows)
-    if not 1 <= classes_per_client <= len(labels) // clients:
-        raise SettingError(
-            f"classes_per_client must be between 1 and {len(labels) // clients}; found {classes_per_client}."
-        )
+    most = len(labels) // clients
+    if not 1 <= classes_per_client <= most:
+        raise SettingError(f"classes_per_client must be between 1 and {most}; found {classes_per_client}.")
     rng = np.random.default_rng(seed_for(seed, "pathological"))
     shards = np.array_split(np.argsort(labels.cpu().numpy(), kind="stable"), clients * classes_per_client)
     order = rng.permutation(len(shards)).reshape(clients, classes_per_client)

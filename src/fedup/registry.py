@@ -1,4 +1,4 @@
-"""Parts found by name: one file per data set or model, nothing to register; or a file of the user's own."""
+"""Parts by name: one file per data set or model, nothing to register; or a file of the user's own."""
 
 import difflib
 import importlib
@@ -12,11 +12,11 @@ from types import ModuleType
 
 from fedup.errors import SettingError
 
-OWN_MODULE = "fedup_user_"  # begins the names of modules that were loaded from files of the user's
+OWN_MODULE = "fedup_user_"  # prefix of modules loaded from the user's files
 
 
 def names(package: str) -> list[str]:
-    """The parts of a package: its modules, those with a leading underscore apart.
+    """The parts of a package: its modules without a leading underscore.
 
     >>> "digits" in names("fedup.tasks.datasets")
     True
@@ -26,7 +26,7 @@ def names(package: str) -> list[str]:
 
 
 def find(package: str, name: str, *, needs: Sequence[str] = ()) -> ModuleType:
-    """The module of that name, or in a file of your own (`path/to/part.py`); an unknown name offers the closest."""
+    """The module of that name or path (`path/to/part.py`); an error suggests the closest name."""
     if name.endswith(".py"):
         return _from_file(Path(name), needs)
     known = names(package)
@@ -45,10 +45,10 @@ def _from_file(path: Path, needs: Sequence[str]) -> ModuleType:
     if spec is None or spec.loader is None or not path.is_file():
         raise SettingError(f"There is no Python file {path}.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickling look their module up there
+    sys.modules[spec.name] = module  # dataclasses and pickle look it up there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # it is the user's code: whatever it raises
+    except Exception as error:  # the user's code may raise anything
         line = line_in(path, error)
         where = f" (line {line.lineno})" if line else ""
         raise SettingError(f"{path} cannot be run{where}: {type(error).__name__}: {error}") from error
@@ -59,6 +59,6 @@ def _from_file(path: Path, needs: Sequence[str]) -> ModuleType:
 
 
 def line_in(path: Path, error: BaseException) -> traceback.FrameSummary | None:
-    """The innermost line of that file that the error came through; None where it came through none."""
+    """The innermost line of the file in the error's traceback; None if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     return next((frame for frame in reversed(frames) if Path(frame.filename).resolve() == path.resolve()), None)

@@ -17,9 +17,8 @@ Reason = Literal["withdrawal", "poison"]
 class Forget:
     """A request to forget clients, classes or samples; `|` joins several into one.
 
-    The `reason` says what it is to achieve: withdrawn rows are to look like rows that were never seen, poisoned ones
-    are to lose their hold on the label they carry. It is no part of what is forgotten: two requests for the same data
-    are equal whatever their reasons.
+    The `reason` sets the goal: withdrawn rows should look like rows never seen, poisoned rows should lose their effect
+    on their label. Requests for the same data are equal whatever their reasons.
 
     >>> request = Forget.classes([7]) | Forget.samples({3: [10, 11]})
     >>> request.kind
@@ -67,7 +66,7 @@ class Forget:
         return Forget(self.client_ids | other.client_ids, self.class_ids | other.class_ids, samples, reason)
 
     def at(self, client: int) -> "Forget":
-        """The part of it that a client needs to know: nothing of what other clients hold."""
+        """The part that concerns one client: nothing about other clients."""
         samples = {client: self.sample_ids[client]} if client in self.sample_ids else {}
         return Forget(self.client_ids & {client}, self.class_ids, samples, self.reason)
 
@@ -82,11 +81,11 @@ class Forget:
 
     @property
     def digest(self) -> str:
-        """sha256 of the request's canonical form: equal for equal requests, in this process and any other."""
+        """sha256 of the request's canonical form: the same for equal requests in every process."""
         return hashlib.sha256(json.dumps(self._data(), sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists and strings, sorted; a reason where it is not the usual one."""
+        """Sorted lists and strings; the reason only if it is not "withdrawal"."""
         return self._data() | ({"reason": self.reason} if self.reason != "withdrawal" else {})
 
     def _data(self) -> dict[str, Any]:
@@ -104,23 +103,20 @@ class Forget:
         return cls(frozenset(value["clients"]), frozenset(value["classes"]), samples, reason)
 
     def __str__(self) -> str:
-        parts = []
-        if self.client_ids:
-            parts.append(f"clients {sorted(self.client_ids)}")
-        if self.class_ids:
-            parts.append(f"classes {sorted(self.class_ids)}")
+        wholes = {"clients": self.client_ids, "classes": self.class_ids}
+        parts = [f"{name} {sorted(ids)}" for name, ids in wholes.items() if ids]
         for client, ids in self.sample_ids.items():
             parts.append(f"{len(ids)} sample{'s' if len(ids) > 1 else ''} of client {client}")
         return "forget " + " and ".join(parts)
 
 
 def union(requests: Iterable[Forget]) -> Forget:
-    """The forget set of several requests together: the order cannot matter."""
+    """Several requests as one; their order does not matter."""
     return reduce(or_, requests, Forget())
 
 
 def check_known(request: Forget, *, clients: Iterable[int], num_classes: int) -> None:
-    """Raise unless every client and class of the request exists and something would stay."""
+    """Raise unless every client and class of the request exists and something is left to keep."""
     known = set(clients)
     if not request.kind:
         raise RequestError("The request forgets nothing: name at least one client, class or sample.")

@@ -1,4 +1,4 @@
-"""Named streams of random numbers: what is drawn depends on what it is for, never on the order of calls."""
+"""Named streams of random numbers: draws depend on their purpose, never on the order of calls."""
 
 import hashlib
 
@@ -21,14 +21,14 @@ def generator(seed: int, *names: object) -> torch.Generator:
 
 
 def sample(rows: torch.Tensor, most: int, *names: object) -> torch.Tensor:
-    """All rows, or so many of them: always the same ones for the stream of these names."""
+    """At most `most` of the rows: always the same ones for these names."""
     if len(rows) <= most:
         return rows
     return rows[torch.randperm(len(rows), generator=generator(0, *names))[:most].to(rows.device)]
 
 
 def seed_default(seed: int, device: torch.device) -> None:
-    """Seed the streams that models draw from while they train (dropout), on the CPU and on the device."""
+    """Seed what models draw from in training (dropout), on the CPU and on the device."""
     if device.type not in ("cpu", "cuda"):
         torch.manual_seed(seed)
         return

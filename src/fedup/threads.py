@@ -1,7 +1,7 @@
-"""How many threads torch computes with on a CPU: one where a batch is little work, else as many as it was given.
+"""How many threads torch uses on a CPU: one for a batch of little work, else all it has.
 
-Threads that have nothing to do spin. On a busy machine they take the cores from the thread that they wait for, and a
-small model trains a hundred times slower with two threads than with one.
+Idle threads spin. On a busy machine they take the cores from the thread that they wait for: a small model can train a
+hundred times slower with two threads than with one.
 """
 
 import copy
@@ -20,29 +20,26 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedup.errors import SettingError
 
 VARIABLE = "FEDUP_THREADS"
-# Multiply-adds of a batch's forward pass, below which a second thread gains little: docs/reproducibility.md.
+# Multiply-adds in a batch's forward pass; below this a second thread gains little (docs/reproducibility.md).
 SMALL_BATCH = 10_000_000
 _fixed: ContextVar[bool] = ContextVar("fedup_threads_fixed", default=False)
 
 
 def threads_for(multiply_adds: float) -> int:
-    """How many threads suit a batch with so much work in its forward pass; never more than torch has now, unless the
-    user asked for more."""
-    chosen = asked_threads()
-    if chosen is not None:
-        return chosen
-    return 1 if multiply_adds < SMALL_BATCH else torch.get_num_threads()
+    """The user's number of threads, or one for a batch of little work, else what torch has now."""
+    suited = 1 if multiply_adds < SMALL_BATCH else torch.get_num_threads()
+    return asked_threads() or suited
 
 
 def threads_for_training(model: nn.Module, example: Tensor, batch_size: int) -> int:
-    """The same for batches of rows like the one in `example`; where a GPU computes, what torch has now."""
+    """The same for batches of rows like `example`; on a GPU what torch has now."""
     if example.device.type != "cpu" or torch.get_num_threads() == 1:
         return threads_for(math.inf)
     return threads_for(batch_size * _work_of_a_row(model, example))
 
 
 def asked_threads() -> int | None:
-    """What the user asked for, by `fixed_threads` or by the variable FEDUP_THREADS; None where they did not."""
+    """The number set by `fixed_threads` or by the variable FEDUP_THREADS; None if neither is set."""
     if _fixed.get():
         return torch.get_num_threads()
     text = os.environ.get(VARIABLE, "").strip()
@@ -55,9 +52,9 @@ def asked_threads() -> int | None:
 
 @dataclass(eq=False)
 class _Block:
-    """A block of `using_threads` that has not ended."""
+    """An open block of `using_threads`."""
 
-    before: int  # threads that torch is to have after it
+    before: int  # threads to set when it ends
 
 
 _BLOCKS: list[_Block] = []
@@ -66,9 +63,9 @@ _LOCK = threading.Lock()
 
 @contextmanager
 def using_threads(count: int) -> Iterator[None]:
-    """So many threads inside the block; after it what torch had before, also where blocks of several Python threads
-    end in another order than they began."""
-    if count == torch.get_num_threads():  # a call would reset what a user set for single libraries
+    """`count` threads inside the block, the former number after it; blocks of several Python threads may end in any
+    order."""
+    if count == torch.get_num_threads():  # setting it would reset what a user set for single libraries
         yield
         return
     with _LOCK:
@@ -89,7 +86,7 @@ def using_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def fixed_threads(count: int) -> Iterator[None]:
-    """So many threads inside the block, whatever suits the work."""
+    """`count` threads inside the block, whatever the work."""
     token = _fixed.set(True)
     try:
         with using_threads(count):
@@ -99,12 +96,12 @@ def fixed_threads(count: int) -> Iterator[None]:
 
 
 def _work_of_a_row(model: nn.Module, example: Tensor) -> float:
-    """Multiply-adds of a row's forward pass, as torch counts them, at least one for each weight."""
+    """Multiply-adds in a row's forward pass by torch's count; at least one per weight."""
     probe = copy.deepcopy(model).eval()
     try:
-        # With gradients: without them encoders are one fused operation, of which nothing is counted.
+        # Without gradients encoders run as one fused operation, which is not counted.
         with torch.enable_grad(), torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
             probe(example[:1])
-    except Exception:  # a user's model: training will say what is wrong with it
+    except Exception:  # the user's model may raise anything; training will report it
         return math.inf
     return max(counter.get_total_flops() / 2, sum(weight.numel() for weight in probe.parameters() if weight.ndim > 1))

@@ -2,7 +2,7 @@
 cell of the group may need it."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,22 +10,24 @@ from typing import Any
 
 import pytest
 import torch
+from tests.bench._progress import Watch, silent
 from torch import Tensor, nn
 
 import fedup.training.engines.plain as plain
 import fedup.training.fedavg as fedavg
-from fedup import Federation, Forget, fingerprint
-from fedup.bench.experiment import BenchCell, Experiment, load_experiment
+from fedup import Federation, Forget
+from fedup.bench.experiment import BenchCell
 from fedup.bench.history import History
 from fedup.bench.methods import method_class, needs_history
 from fedup.bench.results import Results
 from fedup.bench.runner import BudgetSpentError, CellEvent, run_cells
 from fedup.bench.task import Task
 from fedup.registry import names
-from fedup.tasks.progress import RoundsShown
 from fedup.tasks.recipe import Recipe
 from fedup.training.averaging import weights_of
 from fedup.training.local import Job
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 # --- the same cohorts, batches and first weights
 
@@ -33,10 +35,8 @@ SIZES = (13, 20, 9, 26, 17)  # training rows of the five clients; batches of 8
 RECIPE = Recipe("digits", "lenet5", rounds=4, clients=len(SIZES), batch_size=8, lr=0.1, seed=5)
 RECIPES = {
     "all clients": RECIPE,
-    "cohorts of two": replace(RECIPE, clients_per_round=2, seed=32),  # the target is in the last
-    "two epochs": replace(RECIPE, epochs=2),
+    "cohorts of two": replace(RECIPE, clients_per_round=2, epochs=2, seed=32),  # the target is in the last
 }
-FIRST_WEIGHTS = ("retrain", "exact_fun")  # these learn anew
 TRAINING = {
     "retrain": {},
     "finetune": {"rounds": 3},
@@ -122,7 +122,7 @@ class Group:
         return self._seen[method, request]
 
     def _answer(self, method: str, request: Forget) -> Seen:
-        task = Task(self.federation, request, self.model, self.start, self.recipe, _probe, _nothing, self.history)
+        task = Task(self.federation, request, self.model, self.start, self.recipe, _probe, silent, self.history)
         made = method_class(method.partition(",")[0])(**TRAINING[method])
         if "answered" in method:
             made.unlearn(task)  # its own federation is learned: what follows is the answer alone
@@ -136,24 +136,13 @@ def _probe(model: nn.Module) -> dict[str, float]:
     return {"r_a": 0.5, "unwanted": 0.5}
 
 
-def _nothing(what: str, done: int, total: int) -> None:
-    pass
+@pytest.fixture(scope="module", params=RECIPES)
+def group(request) -> Group:
+    return Group(RECIPES[request.param])
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("FEDUP_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "federations"
-
-
-@pytest.fixture(scope="module")
-def groups() -> dict[str, Group]:
-    return {name: Group(recipe) for name, recipe in RECIPES.items()}
-
-
-@pytest.fixture(params=RECIPES)
-def group(request, groups) -> Group:
-    return groups[request.param]
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
 def prefix(short: list[Any], long: list[Any]) -> bool:
@@ -161,20 +150,19 @@ def prefix(short: list[Any], long: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("method", TRAINING)
-def test_a_client_gets_the_batches_of_the_training_in_their_order_where_it_keeps_its_rows(group, method):
+def test_a_client_gets_cohorts_and_batches_of_the_training_where_it_keeps_its_rows(group, method):
     """FedEraser's clients train for fewer epochs: those are the first ones."""
-    seen = group.answers(method, WHOLE)
-    compared = 0
-    for (number, client), batches in seen.batches.items():
-        if number >= group.recipe.rounds:
-            continue  # rounds that the training did not have
-        assert prefix(batches, group.original.batches[number, client]), (number, client)
-        assert seen.dropout[number, client] == group.original.dropout[number, client]
-        compared += 1
-    if method == "eraseclient":
-        assert compared == 0 and seen.batches  # all its rounds come after those of the training
-    else:
-        assert compared >= 3
+    seen, original = group.answers(method, WHOLE), group.original
+    gone = set() if method == "exact_fun" else {1}  # its own federation is there before the request
+    for number, cohort in seen.cohorts.items():
+        if number < group.recipe.rounds:
+            assert cohort == [client for client in original.cohorts[number] if client not in gone], number
+    shared = [place for place in seen.batches if place[0] < group.recipe.rounds]
+    for place in shared:
+        assert prefix(seen.batches[place], original.batches[place]), place
+        assert seen.dropout[place] == original.dropout[place]
+    # all rounds of EraseClient come after those of the training
+    assert seen.batches and (not shared if method == "eraseclient" else len(shared) >= 3)
 
 
 @pytest.mark.parametrize("request_", [WHOLE, Forget.classes([1]), Forget.samples({3: [42, 43, 50]})], ids=str)
@@ -197,69 +185,28 @@ def test_all_methods_agree_on_the_batches_of_a_client_and_round_with_the_same_re
                 assert batches == reference.batches[number, client], (name, number, client)
 
 
-def test_what_overwrites_a_class_trains_on_the_batches_of_the_training_itself(group):
-    seen = group.answers("fused", Forget.classes([1]))
-    assert seen.batches
-    for place, batches in seen.batches.items():
-        assert batches == group.original.batches[place], place
-
-
-@pytest.mark.parametrize("method", TRAINING)
-def test_cohorts_are_those_of_the_training_less_who_has_nothing_left(group, method):
-    seen = group.answers(method, WHOLE)
-    gone = set() if method == "exact_fun" else {1}  # its own federation is there before the request
-    assert seen.cohorts
-    for number, cohort in seen.cohorts.items():
-        if number < group.recipe.rounds:
-            expected = [client for client in group.original.cohorts[number] if client not in gone]
-            assert cohort == expected, number
-
-
-def test_rounds_after_those_of_the_training_are_alike_for_all_methods_that_have_some(group):
-    """FedEraser's and EraseClient's: one epoch is the training's first."""
+def test_rounds_after_the_training_are_alike_and_what_overwrites_a_class_has_the_batches_of_the_training(group):
     one, other = (group.answers(name, WHOLE) for name in ("federaser", "eraseclient"))
     later = {place for place in one.batches if place[0] >= group.recipe.rounds}
-    assert later == set(other.batches)
-    assert later
+    assert later == set(other.batches) != set()
     for place in later:
         assert prefix(one.batches[place], other.batches[place])
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    overwriting = group.answers("fused", Forget.classes([1])).batches
+    assert overwriting == {place: group.original.batches[place] for place in overwriting} != {}
 
 
 def started_from(seen: Seen) -> dict[str, Tensor]:
     return seen.started_from[min(seen.batches)]
 
 
-@pytest.mark.parametrize("method", FIRST_WEIGHTS)
-def test_what_learns_anew_starts_from_the_first_weights_of_the_task(group, method):
+def test_what_learns_anew_starts_from_the_first_weights_and_what_goes_on_from_what_was_learned(group):
     first = weights_of(group.start)
-    assert same(started_from(group.original), first)
-    assert same(started_from(group.answers(method, WHOLE)), first)
+    for seen in (group.original, group.answers("retrain", WHOLE), group.answers("exact_fun", WHOLE)):
+        assert same(started_from(seen), first)
     assert same(group.history.before(0), first)
-
-
-def test_what_goes_on_starts_from_what_the_federation_learned(group):
     assert same(started_from(group.answers("finetune", WHOLE)), weights_of(group.model))
     deltas = started_from(group.answers("fused_retained", WHOLE))
     assert deltas and not any(bool(tensor.any()) for tensor in deltas.values())
-
-
-def test_federaser_starts_from_the_first_weights_and_the_stored_uploads_of_those_who_stay(group):
-    uploads = {c: group.history.upload(0, c) for c in group.history.shares(0) if c != 1}
-    rows = {client: SIZES[client] for client in uploads}
-    expected = sum(rows[c] / sum(rows.values()) * upload["0.weight"] for c, upload in uploads.items())
-    seen = group.answers("federaser", WHOLE)
-    assert min(seen.batches)[0] == 1  # the first stored round is applied as it is
-    torch.testing.assert_close(started_from(seen)["0.weight"], expected)
-
-
-def test_the_exact_replay_trains_only_who_holds_forgotten_rows_in_the_round_it_replays(groups):
-    group = groups["all clients"]
-    seen = group.answers("exact_fun, answered", Forget.samples({3: [42, 43, 50]}))
-    assert seen.cohorts == {0: [3], **{number: [0, 1, 2, 3, 4] for number in (1, 2, 3)}}
 
 
 # --- one history for all who need it
@@ -283,43 +230,19 @@ FAST = {name: "" for name in names("fedup.bench.methods") if name != "retrain"} 
 }
 
 
-@pytest.fixture
-def read(tmp_path) -> Callable[..., Experiment]:
-    def read(text: str, *methods: str) -> Experiment:
-        tables = "".join(f"[methods.{name}]\n{FAST[name]}" for name in methods)
-        (tmp_path / "mine.toml").write_text(text + tables)
-        return load_experiment(tmp_path / "mine.toml")
+class Told(Watch):
+    """Progress that may say that the time is over when a cell is."""
 
-    return read
-
-
-@pytest.fixture
-def results(tmp_path) -> Results:
-    return Results(tmp_path / "results")
-
-
-class Told:
-    """Progress that notes what is trained, and may say that the time is over when a cell is."""
-
-    def __init__(self, stop_after_cells: int | None = None, stop_in: str | None = None) -> None:
-        self.trainings: list[str] = []
-        self.rounds: dict[str, int] = {}
-        self._cells, self._stop_in = stop_after_cells, stop_in
+    def __init__(self, stop_after_cells: int | None = None) -> None:
+        super().__init__()
+        self._cells = stop_after_cells
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        if not what:  # a moment to stop at, between two cells
-            if self._cells is not None:
-                self._cells -= 1
+        super().__call__(what.rpartition(": ")[2], done, total)
+        if not what and self._cells is not None:  # a moment to stop at, between two cells
+            self._cells -= 1
             if self._cells == 0:
                 raise BudgetSpentError
-            return
-        name = what.rpartition(": ")[2]
-        if done == 0:
-            self.trainings.append(name)
-        else:
-            self.rounds[name] = self.rounds.get(name, 0) + 1
-        if done == 2 and self._stop_in is not None and name == self._stop_in:
-            raise BudgetSpentError
 
 
 LEARNS = "the federation learns"
@@ -336,49 +259,30 @@ def files(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
+@pytest.fixture
+def cache(cache) -> Path:
+    return cache / "federations"
+
+
+def of(*methods: str) -> str:
+    return "".join(f"[methods.{name}]\n{FAST[name]}" for name in methods)
+
+
 @pytest.mark.parametrize("name", FAST)
 def test_a_history_is_kept_exactly_when_some_method_of_the_experiment_needs_one(read, name):
-    experiment = read(ONE + "[scenarios.class]\n", "none", *({name} - {"none"}))
+    experiment = read(ONE + "[scenarios.class]\n" + of("none", *({name} - {"none"})))
     expected = name in ("federaser", "eraseclient", "fused_retained")
     assert needs_history(method_class(name)()) is expected
     assert {group.recorded for group in experiment.groups()} == {expected}
-    for only in ([], ["none"], [name], ["class"], ["retrain", "clean_client"]):
+    for only in (["none"], ["retrain", "clean_client"]):
         assert {cell.group.recorded for cell in experiment.cells(only=only)} == {expected}, only
+    plain_cells = {str(cell): cell.hash for cell in read(ONE + of("none")).cells()}
+    kept = {str(cell): cell.hash for cell in experiment.cells()}
+    assert plain_cells.items() <= kept.items()  # what is kept beside a training does not make it another one
 
 
-def test_cells_are_the_same_with_and_without_a_history(read):
-    """What is kept beside a training does not make it another one: results stay valid."""
-    plain_cells = {str(cell): cell.hash for cell in read(ONE, "none").cells()}
-    kept = {str(cell): cell.hash for cell in read(ONE, "none", "fused_retained").cells()}
-    assert plain_cells.items() <= kept.items()
-
-
-def test_a_method_that_asks_for_no_history_gets_the_same_model_beside_one_that_does(read, results, tmp_path):
-    def figures(events: list[CellEvent]) -> dict[str, Any]:
-        return {event.cell.method.name: event.result["metrics"]["r_a"] for event in events}
-
-    alone = figures(run(read(ONE, "none").cells(), results))
-    beside = figures(run(read(ONE, "none", "federaser").cells(), Results(tmp_path / "others")))
-    assert {name: beside[name] for name in alone} == alone
-
-
-def test_histories_are_gone_when_their_group_is_over_and_models_stay(read, results, cache):
-    cells = read(ONE, "federaser", "eraseclient", "exact_fun", "fused_retained").cells()
-    there: list[int] = []
-    told = Told()
-    for event in run_cells(cells, results, progress=told):
-        assert event.outcome == "done", event.result.get("failed")
-        there.append(len(list(cache.glob("*.history"))))
-    assert told.trainings.count(LEARNS) == told.trainings.count(ROUNDED) == 1
-    assert there[0] == 1  # the reference's cell, too, comes from a group that keeps one
-    assert max(there) == 2  # the training's, and Exact-Fun's own
-    assert files(cache) == {} and list(cache.glob("*.history")) == []
-    assert len(list(cache.glob("*.safetensors"))) == 3  # trained, retrained, rounded
-    assert list(cache.glob("*.rounds")) == []
-
-
-def test_a_run_that_is_stopped_keeps_histories_and_the_next_one_uses_them(read, results, cache):
-    experiment = read(ONE, "exact_fun", "federaser", "fused_retained")
+def test_a_run_that_is_stopped_keeps_histories_and_the_next_one_uses_them_and_ends_them(read, results, cache):
+    experiment = read(ONE + of("exact_fun", "federaser", "fused_retained"))
     with pytest.raises(BudgetSpentError):
         run(experiment.cells(), results, Told(stop_after_cells=2))  # Retrain and Exact-Fun are measured
     kept, told = files(cache), Told()
@@ -390,32 +294,7 @@ def test_a_run_that_is_stopped_keeps_histories_and_the_next_one_uses_them(read, 
         done.append(event.cell.method.name)
     assert done == ["federaser", "fused_retained"]
     assert LEARNS not in told.trainings and ROUNDED not in told.trainings
-
-
-def test_a_training_that_is_stopped_goes_on_with_the_history_it_has(read, results, cache, tmp_path, monkeypatch):
-    experiment = read(ONE, "federaser", "fused_retained")
-    whole = run(experiment.cells(), Results(tmp_path / "whole"))
-    monkeypatch.setenv("FEDUP_CACHE", str(tmp_path / "other"))
-    with pytest.raises(BudgetSpentError):
-        run(experiment.cells(), results, Told(stop_in=LEARNS))
-    assert files(tmp_path / "other" / "federations")
-    rounds, shown = [], RoundsShown.on_round
-    monkeypatch.setattr(RoundsShown, "on_round", lambda self, *args: (rounds.append(self._what), shown(self, *args)))
-    events = run(experiment.cells(), results)
-    assert [what for what in rounds if what.endswith(LEARNS)] == rounds[:1]  # of two: the first was kept
-    for event, expected in zip(events, whole, strict=True):
-        assert event.result["metrics"]["r_a"] == expected.result["metrics"]["r_a"], event.cell.method.name
-        assert event.result["about"] == expected.result["about"]
-
-
-def test_the_history_of_exact_funs_own_federation_goes_with_the_group_even_if_only_a_resumed_run_ends_it(
-    read, results, cache
-):
-    experiment = read(ONE, "exact_fun", "fused_retained")
-    with pytest.raises(BudgetSpentError):
-        run(experiment.cells(), results, Told(stop_after_cells=2))  # Exact-Fun's cell is over, the group is not
-    run(experiment.cells(), results)
-    assert list(cache.glob("*.history")) == []
+    assert list(cache.glob("*.history")) == []  # Exact-Fun's own, too
 
 
 OWN = """
@@ -436,36 +315,11 @@ class Method:
 """
 
 
-def test_histories_are_gone_even_after_a_method_that_spoilt_the_task(read, results, cache, tmp_path):
+def test_the_next_method_gets_the_history_after_one_that_spoilt_the_task_and_it_goes(read, results, cache, tmp_path):
     (tmp_path / "spoils.py").write_text(OWN)
-    own = f'[methods.spoils]\nuse = "{tmp_path / "spoils.py"}"\n'
-    experiment = read(ONE + own, "fused_retained", "exact_fun")
-    cells = sorted(experiment.cells(), key=lambda cell: cell.method.name == "spoils")  # it comes last
-    outcomes = {event.cell.method.name: event.outcome for event in run(cells, results)}
-    assert outcomes == {"retrain": "done", "fused_retained": "done", "exact_fun": "done", "spoils": "failed"}
-    assert list(cache.glob("*.history")) == []
-
-
-def test_the_next_method_gets_the_history_after_one_that_spoilt_the_task(read, results, tmp_path):
-    (tmp_path / "spoils.py").write_text(OWN)
-    experiment = read(f'{ONE}[methods.spoils]\nuse = "{tmp_path / "spoils.py"}"\n', "federaser")
+    experiment = read(f'{ONE}[methods.spoils]\nuse = "{tmp_path / "spoils.py"}"\n' + of("federaser"))
     told = Told()
     outcomes = {event.cell.method.name: event.outcome for event in run(experiment.cells(), results, told)}
     assert outcomes == {"retrain": "done", "spoils": "failed", "federaser": "done"}
     assert told.trainings.count(LEARNS) == 1
-
-
-def test_the_model_that_methods_get_is_the_one_whose_training_was_kept(read, results, cache):
-    """Its last round, averaged by hand from the stored uploads, is the model that the cache holds."""
-    experiment = read(ONE, "federaser", "fused_retained")
-    with pytest.raises(BudgetSpentError):
-        run(experiment.cells(), results, Told(stop_after_cells=1))
-    (folder,) = cache.glob("*.history")
-    history, recipe = History(folder), experiment.cells()[0].group.recipe
-    dataset = recipe.load()
-    start = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes)
-    assert same(history.before(0), weights_of(start))
-    trained = recipe.train(start, recipe.federation(dataset)).model
-    average = sum(share * history.upload(1, client)["head.weight"] for client, share in history.shares(1).items())
-    torch.testing.assert_close(average, trained.head.weight.detach())
-    assert fingerprint(trained) != fingerprint(start)
+    assert list(cache.glob("*.history")) == []

@@ -31,12 +31,12 @@ def test_on_mnist_a_class_is_forgotten_and_the_rest_kept():
         mnist = load_dataset("mnist")
     except MissingDataError as error:
         pytest.skip(str(error))
-    x, y = mnist.x[:8000], mnist.y[:8000]
+    x, y = mnist.x[:4000], mnist.y[:4000]
     federation = Federation.split(x, y, dirichlet(y, 10))
     torch.manual_seed(0)
     model = federate(build_model("lenet5", (1, 28, 28), 10), federation, rounds=6).model
     centroids = collect(model, federation)
-    for label in (3, 7):
+    for label in (3,):
         request, plugged = Forget.classes([label]), plug(model)
         before = retain_and_forget(model, federation, request)
         assert before["forget"] > 0.8  # it had been learned

@@ -5,9 +5,8 @@ import re
 import pytest
 from tests.bench._made_up import TOML, MadeUp
 
-from fedup.bench.experiment import Experiment, load_experiment
 from fedup.bench.experiment_report import write_report
-from fedup.bench.goals import Goal, Judged, judge_goals
+from fedup.bench.goals import Judged, judge_goals
 from fedup.bench.summary import summarize
 from fedup.errors import SettingError
 
@@ -18,28 +17,16 @@ def with_goals(*lines: str, federation: str = PLACE[0], scenario: str = PLACE[1]
     return f"{TOML}[goals.{federation}.{scenario}]\n" + "\n".join(lines)
 
 
-@pytest.fixture
-def read(tmp_path):
-    def read(text: str) -> Experiment:
-        (tmp_path / "mine.toml").write_text(text)
-        return load_experiment(tmp_path / "mine.toml")
-
-    return read
-
-
 # --- read
 
 
 GOOD = {
-    'asr = "<= retrain.asr + 0.02"': ("fedup", "asr", False, ("retrain", "asr"), 0.02),
     'asr = "<=retrain.asr+0.02"': ("fedup", "asr", False, ("retrain", "asr"), 0.02),
     'asr = "  <=  retrain.asr  +  .5 "': ("fedup", "asr", False, ("retrain", "asr"), 0.5),
     'r_a = ">= none.test - 0.005"': ("fedup", "r_a", True, ("none", "test"), -0.005),
-    'r_a = ">= retrain.r_a"': ("fedup", "r_a", True, ("retrain", "r_a"), 0.0),
     'f_a = "<= 0.1"': ("fedup", "f_a", False, None, 0.1),
     'gap_r_a = ">= -0.02"': ("fedup", "gap_r_a", True, None, -0.02),
     '"none.asr" = ">= 0.9"': ("none", "asr", True, None, 0.9),
-    '"logit_mask.kl" = "<= fedup.kl + 1"': ("logit_mask", "kl", False, ("fedup", "kl"), 1.0),
     'test = ">= fedup.r_a"': ("fedup", "test", True, ("fedup", "r_a"), 0.0),
 }
 
@@ -51,75 +38,48 @@ def test_a_line_says_which_figure_is_to_be_at_least_or_at_most_what(read, line, 
     assert (goal.method, goal.metric, goal.at_least, goal.other, goal.margin) == expected
 
 
-def test_goals_keep_the_order_in_which_they_are_written_and_need_not_be_there(read):
+def test_goals_keep_the_order_in_which_they_are_written_and_change_no_configuration(read):
     text = with_goals('r_a = ">= 0.9"', 'f_a = "<= 0.1"') + '\n[goals.mnist-lenet5.class]\nf_a = "<= 0.2"\n'
     found = [(goal.scenario, goal.metric, goal.margin) for goal in read(text).goals]
     assert found == [("client", "r_a", 0.9), ("client", "f_a", 0.1), ("class", "f_a", 0.2)]
+    assert [cell.hash for cell in read(text).cells()] == [cell.hash for cell in read(TOML).cells()]
     assert read(TOML).goals == ()
 
 
-def test_goals_change_no_configuration(read):
-    plain = [cell.hash for cell in read(TOML).cells()]
-    assert [cell.hash for cell in read(with_goals('r_a = ">= 0.9"')).cells()] == plain
-
-
 NO_GOALS = [
-    *["", "retrain.asr", "== 0.9", "< 0.9", "<=", ">= retrain", ">= retrain.", "<= retrain.asr +", "0.9", "<= +"],
-    *["<= 0.1 + 0.2", "<= retrain.asr * 2", "<= 1e-3x", "<= retrain.asr + 0.02 or so"],
-    *["<= 1.2.3", "<= .", "<= retrain.asr + .."],
+    *["", "retrain.asr", "== 0.9", "< 0.9", "<=", ">= retrain.", "<= retrain.asr +", "0.9", "<= 0.1 + 0.2"],
+    *["<= retrain.asr * 2", "<= 1e-3x", "<= retrain.asr + 0.02 or so", "<= 1.2.3", "<= .", "<= retrain.asr + .."],
 ]
 
 
-@pytest.mark.parametrize("text", NO_GOALS)
-def test_what_is_no_goal_is_refused_with_file_key_and_how_one_reads(read, text):
-    with pytest.raises(SettingError) as caught:
-        read(with_goals(f'asr = "{text}"'))
+def test_what_is_no_goal_is_refused_with_file_key_and_how_one_reads(read):
     place = "mine.toml: goals.mnist-lenet5.client.asr"
-    assert str(caught.value).endswith(f'{place} must read like "<= retrain.asr + 0.02" or ">= 0.9"; found {text!r}.')
+    for text in NO_GOALS:
+        with pytest.raises(SettingError) as caught:
+            read(with_goals(f'asr = "{text}"'))
+        wanted = f'{place} must read like "<= retrain.asr + 0.02" or ">= 0.9"; found {text!r}.'
+        assert str(caught.value).endswith(wanted)
 
 
-WRONG = {
-    "a federation": (
-        with_goals('asr = "<= 1"', federation="mnist-lenet"),
-        r"goals: there is no key 'mnist-lenet'.*Did you mean 'mnist-lenet5'\?",
-    ),
-    "a scenario": (
-        with_goals('asr = "<= 1"', scenario="clinet"),
-        r"goals\.mnist-lenet5: there is no key 'clinet'; there are class, client\. Did you mean 'client'\?",
-    ),
-    "a metric": (
-        with_goals('asrr = "<= 1"'),
-        r"goals\.mnist-lenet5\.client\.asrr: there is no metric 'asrr'; .*Did you mean 'asr'\?",
-    ),
-    "a method": (
-        with_goals('"nome.asr" = "<= 1"'),
-        r"client\.nome\.asr: there is no method 'nome'; there are retrain, none, fedup, logit_mask\. .*'none'\?",
-    ),
-    "a metric to compare with": (
-        with_goals('asr = "<= retrain.asrr + 0.1"'),
-        r"client\.asr: there is no metric 'asrr'; .*Did you mean 'asr'\?",
-    ),
-    "a method to compare with": (
-        with_goals('asr = "<= retrian.asr + 0.1"'),
-        r"client\.asr: there is no method 'retrian'; .*Did you mean 'retrain'\?",
-    ),
-    "fedup where it is not": (
-        with_goals('asr = "<= 1"').replace("[methods.fedup]\n", ""),
-        r"client\.asr: there is no method 'fedup'",
-    ),
-    "a number for a line": (with_goals("asr = 0.9"), r"client\.asr must be a text; found 0\.9"),
-    "a method's name without quotes": (with_goals('none.asr = "<= 1"'), r"client\.none must be a text; found \{"),
-    "a line for a scenario": (f'{TOML}[goals.mnist-lenet5]\nclient = "<= 1"', r"goals\.mnist-lenet5\.client must be a"),
-    "a line for a federation": (f'{TOML}[goals]\nmnist-lenet5 = "<= 1"', r"goals\.mnist-lenet5 must be a table"),
-    "a number for all": (f"goals = 3\n{TOML}", r"goals must be a table; found 3"),
-    "a scenario that the federation leaves out": (
+WRONG = [
+    (with_goals('asr = "<= 1"', federation="mnist-lenet"), r"goals: there is no key 'mnist-lenet'.*'mnist-lenet5'\?"),
+    (with_goals('asr = "<= 1"', scenario="clinet"), r"goals\.mnist-lenet5: there is no key 'clinet'.*'client'\?"),
+    (with_goals('asrr = "<= 1"'), r"client\.asrr: there is no metric 'asrr'; .*Did you mean 'asr'\?"),
+    (with_goals('"nome.asr" = "<= 1"'), r"client\.nome\.asr: there is no method 'nome'; .*'none'\?"),
+    (with_goals('asr = "<= retrain.asrr + 0.1"'), r"client\.asr: there is no metric 'asrr'"),
+    (with_goals('asr = "<= retrian.asr + 0.1"'), r"client\.asr: there is no method 'retrian'"),
+    (with_goals('asr = "<= 1"').replace("[methods.fedup]\n", ""), r"client\.asr: there is no method 'fedup'"),
+    (with_goals("asr = 0.9"), r"client\.asr must be a text; found 0\.9"),
+    (f'{TOML}[goals.mnist-lenet5]\nclient = "<= 1"', r"goals\.mnist-lenet5\.client must be a"),
+    (f"goals = 3\n{TOML}", r"goals must be a table; found 3"),
+    (
         with_goals('asr = "<= 1"').replace('data = "mnist"', 'data = "mnist"\nleave_out = ["client"]'),
         r"goals\.mnist-lenet5: there is no key 'client'; there are class",
     ),
-}
+]
 
 
-@pytest.mark.parametrize(("text", "told"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize(("text", "told"), WRONG)
 def test_what_is_not_there_is_named_with_file_and_key(read, text, told):
     with pytest.raises(SettingError, match=rf"(?s)mine\.toml: .*{told}"):
         read(text)
@@ -143,16 +103,11 @@ def judged(tmp_path):
 
 CASES = [
     ('f_a = "<= 0.25"', 0.25, 0.25, 0.0),
-    ('f_a = "<= 0.5"', 0.25, 0.5, 0.0),
     ('f_a = "<= 0.125"', 0.25, 0.125, 0.125),
-    ('f_a = ">= 0.125"', 0.25, 0.125, 0.0),
     ('f_a = ">= 0.75"', 0.25, 0.75, 0.5),
     ('f_a = "<= retrain.f_a + 0.125"', 0.25, 0.25, 0.0),
-    ('f_a = "<= retrain.f_a"', 0.25, 0.125, 0.125),
-    ('f_a = ">= retrain.f_a + 0.25"', 0.25, 0.375, 0.125),
     ('r_a = ">= retrain.r_a - 0.25"', 0.5, 0.5, 0.0),
     ('r_a = ">= retrain.r_a - 0.125"', 0.5, 0.625, 0.125),
-    ('r_a = ">= fedup.f_a"', 0.5, 0.25, 0.0),
     ('"retrain.r_a" = "<= fedup.r_a"', 0.75, 0.5, 0.25),
 ]
 
@@ -164,11 +119,13 @@ def test_a_goal_is_met_or_missed_by_so_much(judged, line, found, bound, missed_b
 
 
 def test_figures_are_means_over_the_seeds_that_both_sides_have(judged):
-    fedup = {0: {"f_a": 0.0}, 1: {"f_a": 0.5}, 2: {"f_a": 1.0}}
+    fedup = {0: {"f_a": 0.0, "r_a": 0.1}, 1: {"f_a": 0.5, "r_a": 0.1}, 2: {"f_a": 1.0, "r_a": 0.1}}
     retrain = {1: {"f_a": 0.25}, 2: {"f_a": 0.5}}
-    against, fixed = judged('f_a = "<= retrain.f_a"', '"fedup.f_a" = "<= 0.25"', fedup=fedup, retrain=retrain)
+    lines = 'f_a = "<= retrain.f_a"', '"fedup.f_a" = "<= 0.25"', 'r_a = "<= 0.1"'
+    against, fixed, to_the_digit = judged(*lines, fedup=fedup, retrain=retrain)
     assert (against.found, against.bound, against.missed_by, against.seeds) == (0.75, 0.375, 0.375, 2)
     assert (fixed.found, fixed.bound, fixed.missed_by, fixed.seeds) == (0.5, 0.25, 0.25, 3)
+    assert to_the_digit.missed_by == 0  # 0.1 + 0.1 + 0.1 is not 0.3
 
 
 def test_goals_without_results_are_left_out_and_the_others_judged(judged):
@@ -185,34 +142,6 @@ def test_goals_without_results_are_left_out_and_the_others_judged(judged):
         logit_mask={0: {"failed": {"error": "E", "message": "m", "where": ""}}},
     )
     assert [(one.goal.metric, one.goal.other, one.seeds) for one in found] == [("f_a", None, 1)]
-
-
-def test_goals_of_a_scenario_without_results_are_left_out(tmp_path):
-    made_up = MadeUp(tmp_path, with_goals('f_a = "<= 1"', scenario="class"))
-    made_up.put("client", "fedup", {0: {"f_a": 0.5}})
-    assert list(judge_goals(made_up.experiment.goals, summarize(made_up.experiment, made_up.results))) == []
-
-
-def test_goals_are_judged_in_the_order_in_which_they_are_written(judged):
-    found = judged(
-        'r_a = ">= 0"',
-        '"retrain.f_a" = "<= 1"',
-        'f_a = "<= 1"',
-        fedup={0: {"f_a": 0.5, "r_a": 0.5}},
-        retrain={0: {"f_a": 0.5}},
-    )
-    assert [(one.goal.method, one.goal.metric) for one in found] == [
-        ("fedup", "r_a"),
-        ("retrain", "f_a"),
-        ("fedup", "f_a"),
-    ]
-
-
-def test_a_goal_that_is_met_to_the_last_digit_is_not_missed_by_rounding(judged):
-    seeds = range(3)
-    (one,) = judged('f_a = "<= 0.1"', fedup={seed: {"f_a": 0.1} for seed in seeds})  # 0.1 + 0.1 + 0.1 is not 0.3
-    assert one.missed_by == pytest.approx(0)
-    assert one.missed_by == 0
 
 
 # --- shown
@@ -246,15 +175,3 @@ def test_a_report_shows_each_goal_with_what_was_found_and_by_how_much_it_was_mis
     for words in ("fedup.f_a &lt;= retrain.f_a + 0.01", "missed by 0.032", "none.r_a &gt;= 0.9", "met"):
         assert words in text
     assert "fedup.asr" not in markdown + text  # there is no such figure
-
-
-def test_without_goals_or_without_results_for_them_a_report_says_nothing_of_them(tmp_path):
-    for toml in (TOML, with_goals('asr = "<= 0.5"'), with_goals('f_a = "<= 1"', scenario="class")):
-        markdown, page = reported(tmp_path, toml)
-        assert "Goals" not in markdown + page
-
-
-def test_what_a_goal_is_missed_by_is_never_below_nothing():
-    goal = Goal("f", "s", "fedup", "r_a", True, None, 0.5, ">= 0.5")
-    assert Judged(goal, found=0.9, bound=0.5, seeds=1).missed_by == 0
-    assert Judged(goal, found=0.25, bound=0.5, seeds=1).missed_by == 0.25

@@ -85,27 +85,26 @@ def figures(setting):
 
 
 def test_figures_are_those_counted_by_hand(setting, figures):
+    answers = {"original": setting.base, "forgotten": setting.plugged, "restored": setting.base}
     assert {state: figures[state] for state in STATES} == {
-        "original": setting.by_hand(setting.base, setting.requests),
-        "forgotten": setting.by_hand(setting.plugged, setting.requests),
-        "restored": setting.by_hand(setting.base, setting.requests),
+        state: setting.by_hand(answer, setting.requests) for state, answer in answers.items()
     }
     assert figures["original"] != figures["forgotten"]
-
-
-def test_figures_by_request_are_those_counted_by_hand_on_what_it_names(setting, figures):
+    assert figures["original"]["per_class"][4] is None  # there is no row
     assert figures["by_request"] == {
-        request.digest: {
-            state: setting.request_by_hand(setting.plugged if state == "forgotten" else setting.base, request)
-            for state in STATES
-        }
+        request.digest: {state: setting.request_by_hand(answer, request) for state, answer in answers.items()}
         for request in setting.requests
     }
-
-
-def test_the_restored_model_is_the_original_to_the_bit(figures):
+    samples = figures["by_request"][setting.requests[2].digest]
+    assert all(samples[state]["heldout"] is None is not samples[state]["train"] for state in STATES)
     assert figures["restored_bit_identical"] is True
-    assert figures["restored"] == figures["original"]
+    assert json.loads(json.dumps(figures, allow_nan=False)) == figures  # for the journal
+    alone = FederationJudge(setting.federation).alone(setting.base, setting.requests)
+    assert alone.pop("by_request") == {digest: found["original"] for digest, found in figures["by_request"].items()}
+    assert alone == figures["original"]
+    found = FederationJudge(setting.federation)(setting.plugged, [])
+    assert (found["by_request"], found["original"]["train"]) == ({}, {"forget": None})
+    assert found["forgotten"] == setting.by_hand(setting.plugged, [])
 
 
 def test_a_model_that_is_not_restored_is_told_from_the_original(setting, monkeypatch):
@@ -115,40 +114,6 @@ def test_a_model_that_is_not_restored_is_told_from_the_original(setting, monkeyp
     figures = FederationJudge(setting.federation)(setting.plugged, setting.requests)
     assert figures["restored_bit_identical"] is False
     assert figures["restored"] == figures["original"]  # the same accuracies, and yet not the same model
-
-
-def test_where_there_is_no_row_there_is_no_figure(setting, figures):
-    assert figures["original"]["per_class"][4] is None
-    samples = figures["by_request"][setting.requests[2].digest]
-    assert all(samples[state]["heldout"] is None for state in STATES)  # single samples have no held-out counterpart
-    assert all(samples[state]["train"] is not None for state in STATES)
-
-
-def test_a_federation_that_keeps_nothing_apart_has_no_figures_but_those_on_forgotten_rows(setting):
-    everything = Federation.split(setting.x, setting.y, iid(setting.y, 3), heldout=0.0, validation=0.0)
-    found = FederationJudge(everything)(setting.plugged, [Forget.clients([1])])
-    for state in STATES:
-        assert found[state]["heldout"] == found[state]["validation"] == {"retain": None, "forget": None}
-        assert found[state]["per_class"] == [None] * 4
-        assert found[state]["train"]["forget"] is not None
-
-
-def test_without_requests_everything_is_retained(setting):
-    found = FederationJudge(setting.federation)(setting.plugged, [])
-    assert found["by_request"] == {}
-    assert found["forgotten"] == setting.by_hand(setting.plugged, [])
-    assert found["original"]["train"] == {"forget": None}
-
-
-def test_figures_can_go_into_a_journal(figures):
-    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
-
-
-def test_a_model_alone_has_the_figures_of_its_state(setting, figures):
-    alone = FederationJudge(setting.federation).alone(setting.base, setting.requests)
-    by_request = alone.pop("by_request")
-    assert alone == figures["original"]
-    assert by_request == {digest: found["original"] for digest, found in figures["by_request"].items()}
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
@@ -172,44 +137,25 @@ def test_any_requests_are_judged_as_counted_by_hand_in_any_order(setting, reques
     assert found == setting.by_hand(setting.base, requests)
 
 
-def test_described_rows_are_counted_by_client(setting):
-    request = Forget.clients([1]) | Forget.classes([2]) | Forget.samples(setting.sample)
-    named = setting.rows("train", [request], named=True)
-    found = describe_rows(setting.federation, request)
-    assert found["count"] == len(named)
-    assert found["clients"] == {
-        str(client.id): len(set(named) & set(client.train.tolist())) for client in setting.federation.clients
-    }
-
-
-def test_the_hash_of_a_forget_set_depends_on_its_rows_and_not_on_how_they_are_asked_for(setting):
+def test_described_rows_are_counted_by_client_and_their_hash_is_of_who_holds_which_rows(setting):
     federation = setting.federation
-    of_client = federation.client(1).train
+    request = Forget.clients([1]) | Forget.classes([2]) | Forget.samples(setting.sample)
+    named, found = setting.rows("train", [request], named=True), describe_rows(federation, request)
+    assert found["count"] == len(named)
+    assert found["clients"] == {str(c.id): len(set(named) & set(c.train.tolist())) for c in federation.clients}
+    assert describe_rows(federation, Forget.samples({0: federation.client(0).heldout}))["count"] == 0
+
+    of_client, request = federation.client(1).train, Forget.classes([2])
     asked = [
         Forget.clients([1]),
-        Forget.samples({1: of_client}),
         Forget.samples({1: of_client.flip(0).tolist()}),
         Forget.samples({1: of_client[:5]}) | Forget.samples({1: of_client[3:]}),
     ]
-    assert len({describe_rows(federation, request)["sha256"] for request in asked}) == 1
-    fewer = describe_rows(federation, Forget.samples({1: of_client[:-1]}))
-    assert fewer["sha256"] != describe_rows(federation, asked[0])["sha256"]
-
-
-def test_the_hash_of_a_forget_set_does_not_depend_on_the_order_of_clients_or_on_what_rows_hold(setting):
-    federation, request = setting.federation, Forget.classes([2])
+    digests = {describe_rows(federation, one)["sha256"] for one in asked}
+    assert len(digests) == 1  # however they are asked for
+    assert describe_rows(federation, Forget.samples({1: of_client[:-1]}))["sha256"] not in digests
     turned = Federation(federation.x * 2, federation.y, federation.clients[::-1], 5)
     assert describe_rows(turned, request) == describe_rows(federation, request)
-
-
-def test_the_hash_of_a_forget_set_depends_on_who_holds_the_rows(setting):
-    federation = setting.federation
     swapped = [Client({0: 1, 1: 0}.get(c.id, c.id), c.train, c.validation, c.heldout) for c in federation.clients]
     other = Federation(federation.x, federation.y, tuple(sorted(swapped, key=lambda client: client.id)), 5)
-    request = Forget.classes([2])
     assert describe_rows(other, request)["sha256"] != describe_rows(federation, request)["sha256"]
-
-
-def test_held_out_rows_are_no_part_of_a_forget_set(setting):
-    heldout = setting.federation.client(0).heldout
-    assert describe_rows(setting.federation, Forget.samples({0: heldout}))["count"] == 0

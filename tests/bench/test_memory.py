@@ -23,7 +23,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 
 
 @pytest.mark.data
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_resnet34_trains_on_all_of_cifar100_in_less_than_eight_gib():
     try:
         check_there("cifar100")

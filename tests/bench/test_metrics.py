@@ -1,13 +1,13 @@
 """Each metric's formula against figures worked out by hand, on models that answer what a table says."""
 
 import math
-import time
 from collections import Counter
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.bench._table import Table
 from torch import Tensor, nn
 
 from fedup import Federation, Forget
@@ -61,17 +61,6 @@ DATASET = Dataset(
 )
 
 
-class Table(nn.Module):
-    """Answers with the logits that a table has for a row's number."""
-
-    def __init__(self, logits: Tensor) -> None:
-        super().__init__()
-        self.logits = nn.Parameter(logits.double())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.logits[x[:, 0].long()].float()
-
-
 def right_but_for(*wrong: int) -> Table:
     """A model that is right about all rows but these, which it takes for the next class."""
     said = {number: (label + (number in wrong)) % 3 for number, label in TRUE.items()}
@@ -105,52 +94,17 @@ def figures(name: str, *args, **kwargs) -> dict:
 # --- accuracies
 
 
-def test_r_a_is_pooled_over_held_out_rows_of_clients_that_stay():
-    found = figures("accuracy", right_but_for(4, 15, 16, 17), CLIENT)
-    assert found["r_a"] == 2 / 3  # rows 4, 9, 10; those of client 2 do not count
-    assert found["r_a_groups"] == (0 + 1) / 2  # client 0 has one row, client 1 two
-    assert found["test"] == 1.0
-
-
-def test_r_a_of_a_class_request_leaves_the_class_out_and_averages_over_classes():
-    found = figures("accuracy", right_but_for(9, 15, 30, 32, 33), CLASS)
-    assert found["r_a"] == 4 / 5  # rows 4, 10, 15, 16, 17; row 9 is of class 1
-    assert found["r_a_groups"] == pytest.approx((1 + 2 / 3) / 2)  # class 0: 4, 17; class 2: 10, 15, 16
-    assert found["test"] == 4 / 5  # test rows of class 1 are left out
-
-
-def test_r_a_of_a_sample_request_counts_every_held_out_row_and_averages_over_clients():
-    found = figures("accuracy", right_but_for(0, 2, 5, 10, 17), SAMPLES)
-    assert found["r_a"] == 4 / 6
-    assert found["r_a_groups"] == pytest.approx((1 + 1 / 2 + 2 / 3) / 3)
-
-
-def test_f_a_is_over_held_out_rows_of_what_is_forgotten_and_over_its_training_rows():
-    assert figures("accuracy", right_but_for(9), CLASS)["f_a"] == 0.0  # the one held-out row of class 1
-    of_client = figures("accuracy", right_but_for(16, 17, 11, 4), CLIENT)
-    assert (of_client["f_a"], of_client["f_a_train"]) == (pytest.approx(1 / 3), 3 / 4)
-    of_class = figures("accuracy", right_but_for(2, 5, 19), CLASS)
-    assert (of_class["f_a"], of_class["f_a_train"]) == (1.0, 2 / 4)  # trained on: 2, 5, 6, 14
-    of_samples = figures("accuracy", right_but_for(2, 6), SAMPLES)
-    assert (of_samples["f_a"], of_samples["f_a_train"]) == (None, pytest.approx(2 / 3))
-
-
 def test_forgotten_training_rows_are_told_one_by_one_where_they_are_few():
     found = figures("accuracy", right_but_for(2), SAMPLES)["per_sample"]
     assert found["row"] == [0, 2, 5]
     assert found["right"] == [1, 0, 1]
-    sure = math.log(math.exp(5) + 2)
-    assert found["loss"] == [pytest.approx(loss, abs=1e-4) for loss in (sure - 5, sure, sure - 5)]
-
-
-def test_a_loss_that_is_infinite_is_none():
+    assert found["loss"] == [pytest.approx(loss, abs=1e-4) for loss in (RIGHT, RIGHT + 5, RIGHT)]
     masked = right_but_for()
-    with torch.no_grad():
-        masked.logits[:, 1] = -torch.inf
+    masked.logits.data[:, 1] = -torch.inf  # infinite losses are none
     assert figures("accuracy", masked, CLASS)["per_sample"]["loss"] == [None] * 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(sorted(REQUESTS)), st.sets(st.sampled_from(sorted(TRUE))))
 def test_accuracies_are_those_counted_row_by_row(kind, wrong):
     request = REQUESTS[kind]
@@ -180,34 +134,20 @@ def test_accuracies_are_those_counted_row_by_row(kind, wrong):
 # --- a backdoor that leads to class 0; triggered rows 50, 51 are of class 0, 52 … 54 of 1, 55 … 57 of 2
 
 
-def test_attack_success_counts_triggered_rows_of_other_classes_that_get_the_target():
-    model = saying({50: 1, 52: 0, 53: 0, 55: 0, 56: 1})
-    found = figures("backdoor", model, SAMPLES, target=0)
-    assert found["asr"] == 3 / 6
-    assert found["triggered"] == 3 / 8  # 51, 54 and 57
-
-
-def test_attack_success_does_not_look_at_rows_without_a_trigger():
-    model = saying(dict.fromkeys({**LABELS, **TEST}, 0))
-    assert figures("backdoor", model, SAMPLES, target=0) == {"asr": 0.0, "zero_a": 1.0, "ps": 1.0, "triggered": 1.0}
-
-
-def test_zero_accuracy_is_the_recall_of_the_target_under_the_trigger():
-    assert figures("backdoor", saying({50: 2, 52: 0}), SAMPLES, target=0)["zero_a"] == 1 / 2
-    assert figures("backdoor", saying({50: 2, 52: 0}), SAMPLES, target=1)["zero_a"] == pytest.approx(2 / 3)
-
-
-def test_precision_of_the_target_counts_what_is_called_by_its_name_under_the_trigger():
-    model = saying({50: 2, 52: 0, 53: 0, 30: 1})
-    assert figures("backdoor", model, SAMPLES, target=0)["ps"] == pytest.approx(1 / 3)  # 51, 52 and 53
-
-
-def test_precision_of_a_target_that_is_never_named_is_none():
-    assert figures("backdoor", saying({50: 1, 51: 2}), SAMPLES, target=0)["ps"] is None
-
-
-def test_without_a_backdoor_its_figures_are_none():
-    assert set(figures("backdoor", right_but_for(), SAMPLES).values()) == {None}
+@settings(max_examples=40, deadline=None)
+@given(st.dictionaries(st.sampled_from([*TRIGGERED, *TEST]), st.integers(0, 2)), st.integers(0, 2))
+def test_figures_of_a_backdoor_are_counts_of_triggered_rows(said, target):
+    answers = {number: said.get(number, label) for number, label in TRIGGERED.items()}
+    named = [number for number, answer in answers.items() if answer == target]
+    of_target = [number for number, label in TRIGGERED.items() if label == target]
+    hits = set(named) & set(of_target)
+    assert figures("backdoor", saying(said), SAMPLES, target=target) == {
+        "asr": pytest.approx((len(named) - len(hits)) / (8 - len(of_target))),  # of other classes
+        "zero_a": pytest.approx(len(hits) / len(of_target)),  # recall
+        "ps": pytest.approx(len(hits) / len(named)) if named else None,  # precision
+        "triggered": pytest.approx(sum(answers[number] == label for number, label in TRIGGERED.items()) / 8),
+    }
+    assert set(figures("backdoor", saying(said), SAMPLES).values()) == {None}  # there is none
 
 
 # --- closeness to Retrain
@@ -222,25 +162,26 @@ def test_gaps_are_ours_less_retrains():
     assert figures("closeness", right_but_for(), SAMPLES)["gap_f_a"] is None
 
 
+RIGHT = math.log(1 + 2 * math.exp(-5))  # the loss of a row with logits 5, 0, 0
+
+
+def test_the_loss_is_the_mean_over_forgotten_training_rows_and_a_masked_logit_has_none():
+    found = figures("closeness", right_but_for(0, 1, 3, 6, 4), SAMPLES, retrained=right_but_for(0, 2, 5))
+    assert found["forget_loss"] == pytest.approx(RIGHT + 5 / 3)  # of 0, 2 and 5 one is wrong
+    assert found["gap_forget_loss"] == pytest.approx(5 / 3 - 5)
+    assert figures("closeness", right_but_for(15, 19), CLIENT)["forget_loss"] == pytest.approx(RIGHT)
+    masked = right_but_for()
+    masked.logits.data[5, 1] = -math.inf  # row 5 is of class 1
+    found = figures("closeness", masked, SAMPLES)
+    assert (found["forget_loss"], found["gap_forget_loss"]) == (None, None)
+    found = figures("closeness", right_but_for(), SAMPLES, retrained=masked)
+    assert (found["forget_loss"], found["gap_forget_loss"]) == (pytest.approx(RIGHT), None)
+
+
 def test_tug_of_war_multiplies_closeness_on_forgotten_retained_and_test_rows():
     found = figures("closeness", right_but_for(2, 0, 3), CLASS, retrained=right_but_for(2, 5, 6, 14, 35))
     forgotten, retained, test = 3 / 4 - 0, 6 / 8 - 1, 1 - 4 / 5
     assert found["tow"] == pytest.approx((1 - forgotten) * (1 + retained) * (1 - test))
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.sampled_from(sorted(REQUESTS)),
-    st.sets(st.sampled_from(sorted({**LABELS, **TEST}))),
-    st.sets(st.sampled_from(sorted({**LABELS, **TEST}))),
-)
-def test_tug_of_war_is_one_just_where_all_accuracies_are_retrains(kind, ours, retrains):
-    case = case_of(right_but_for(*ours), REQUESTS[kind], retrained=right_but_for(*retrains))
-    found = metric("closeness").measure(case)["tow"]
-    parts = (("forgotten", True), ("retained", False), ("test", False))
-    equal = all(case.now.accuracy(p, forgotten=f) == case.retrained.accuracy(p, forgotten=f) for p, f in parts)
-    assert 0 <= found <= 1
-    assert (found == 1) == equal
 
 
 def logits_for(numbers: dict[int, list[float]]) -> Table:
@@ -269,39 +210,15 @@ def test_the_distance_on_samples_is_over_the_samples_themselves():
     assert (other_rows["tv"], other_rows["kl"]) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("struck_out", ["ours", "retrains", "both"])
-def test_a_class_that_is_struck_out_makes_no_infinite_distance(struck_out):
+def test_a_class_that_is_struck_out_makes_no_infinite_distance():
     masked = right_but_for()
-    with torch.no_grad():
-        masked.logits[:, 1] = -torch.inf
-    now = right_but_for() if struck_out == "retrains" else masked
-    retrained = right_but_for() if struck_out == "ours" else masked
-    found = figures("closeness", now, CLASS, retrained=retrained)
-    assert 0 <= found["tv"] <= 1
-    assert math.isfinite(found["kl"])
-    if struck_out == "ours":  # Retrain puts nearly all on the class that has none
-        certain = math.exp(5) / (math.exp(5) + 2)
-        assert found["tv"] == pytest.approx(certain)
-        assert found["kl"] > certain * math.log(certain / 1e-9) - 1
-    if struck_out == "both":
-        assert (found["tv"], found["kl"]) == (0.0, 0.0)
-
-
-logit_tables = st.lists(st.floats(-60, 60), min_size=9, max_size=9)
-
-
-@settings(max_examples=80, deadline=None)
-@given(logit_tables, logit_tables)
-def test_total_variation_lies_in_zero_to_one_is_symmetric_and_zero_for_the_same(first, second):
-    models = [logits_for({15 + i: values[3 * i : 3 * i + 3] for i in range(3)}) for values in (first, second)]
-    there = figures("closeness", models[0], CLIENT, retrained=models[1])
-    back = figures("closeness", models[1], CLIENT, retrained=models[0])
-    assert 0 <= there["tv"] <= 1 + 1e-12
-    assert there["tv"] == pytest.approx(back["tv"])
-    assert there["kl"] >= -1e-6 and math.isfinite(there["kl"])
-    assert there["kl"] >= 2 * there["tv"] ** 2 - 1e-6  # Pinsker
-    same = figures("closeness", models[0], CLIENT, retrained=models[0])
-    assert (same["tv"], same["kl"]) == (0.0, 0.0)
+    masked.logits.data[:, 1] = -torch.inf
+    found = figures("closeness", masked, CLASS, retrained=right_but_for())
+    certain = math.exp(5) / (math.exp(5) + 2)  # Retrain puts nearly all on the class that has none
+    assert found["tv"] == pytest.approx(certain)
+    assert math.isfinite(found["kl"]) and found["kl"] > certain * math.log(certain / 1e-9) - 1
+    both = figures("closeness", masked, CLASS, retrained=masked)
+    assert (both["tv"], both["kl"]) == (0.0, 0.0)
 
 
 # --- whether the original is back
@@ -318,80 +235,32 @@ def restored(original: nn.Module, back: nn.Module | None) -> float | None:
     return figures("serving", right_but_for(), original=original, restore=restore)["restored"]
 
 
-def test_the_original_and_a_copy_of_it_are_restored():
+def test_restored_is_the_original_or_a_copy_and_nothing_that_differs_in_a_bit():
     model = linear()
-    assert restored(model, model) == 1.0
-    assert restored(model, linear()) == 1.0
-    assert restored(model, None) is None
-
-
-def test_one_changed_weight_is_not_restored():
+    assert (restored(model, model), restored(model, linear()), restored(model, None)) == (1.0, 1.0, None)
     for name in ("weight", "bias"):
         back = linear()
-        with torch.no_grad():
-            weight = getattr(back, name).view(-1)
-            weight[0] = torch.nextafter(weight[0], torch.tensor(torch.inf))  # the last bit
+        weight = getattr(back, name).data.view(-1)
+        weight[0] = torch.nextafter(weight[0], torch.tensor(torch.inf))  # the last bit
         assert restored(linear(), back) == 0.0
-
-
-class WithUnused(nn.Module):
-    """A layer that no answer depends on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.unused = linear(), nn.Parameter(torch.zeros(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.used(x)
-
-
-def test_a_changed_weight_that_no_answer_depends_on_is_not_restored():
-    back = WithUnused()
-    back.unused.data += 1
-    assert restored(WithUnused(), back) == 0.0
-
-
-def test_the_same_weights_that_answer_otherwise_are_not_restored():
     back = linear()
-    back.register_forward_hook(lambda module, args, output: output + 1e-3)
+    back.register_forward_hook(lambda module, args, output: output + 1e-3)  # the same weights, other answers
     assert restored(linear(), back) == 0.0
 
 
 # --- what it took
 
 
-def test_bytes_are_told_by_direction_and_all_together():
-    cost = Cost(bytes_up=3, bytes_down=50, ahead_bytes_up=700, storage_bytes=9)
-    told = {"bytes_up": 3, "bytes_down": 50, "ahead_bytes_up": 700, "bytes_all": 753}
+def test_costs_are_told_by_direction_by_stage_and_all_together():
+    cost = Cost(
+        time_s={"contact": 0.5, "fit": 1.25},
+        **{"bytes_up": 3, "bytes_down": 50, "ahead_bytes_up": 700, "ahead_time_s": 8.0},
+        **{"clients": {4, 2, 9}, "local_steps": 17, "storage_bytes": 23},
+    )
+    told = {"bytes_up": 3, "bytes_down": 50, "ahead_bytes_up": 700, "bytes_all": 753, "clients_contacted": 3}
+    told |= {"local_steps": 17, "storage_bytes": 23, "time": 1.75, "ahead_time": 8.0}
     assert figures("cost", right_but_for(), cost=cost).items() >= told.items()
-
-
-def test_clients_their_steps_and_the_servers_storage_are_counted():
-    cost = Cost(clients={4, 2, 9}, local_steps=17, storage_bytes=23)
-    told = {"clients_contacted": 3, "local_steps": 17, "storage_bytes": 23}
-    assert figures("cost", right_but_for(), cost=cost).items() >= told.items()
-
-
-def test_time_is_the_sum_of_its_stages_without_what_was_done_ahead():
-    cost = Cost(time_s={"contact": 0.5, "fit": 1.25}, ahead_time_s=8.0)
-    found = figures("cost", right_but_for(), cost=cost)
-    assert (found["time"], found["ahead_time"]) == (1.75, 8.0)
-    assert found["time_by_stage"] == {"contact": 0.5, "fit": 1.25}
-
-
-class Slow(nn.Module):
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.seconds = seconds
-
-    def forward(self, x: Tensor) -> Tensor:
-        time.sleep(self.seconds)
-        return torch.zeros(len(x), 3)
-
-
-def test_the_overhead_of_serving_is_over_the_originals_time():
-    assert figures("serving", Slow(0.008), original=Slow(0.002))["overhead"] > 1.5
-    assert figures("serving", Slow(0.002), original=Slow(0.008))["overhead"] < 1 / 1.5
+    assert figures("cost", right_but_for(), cost=cost)["time_by_stage"] == {"contact": 0.5, "fit": 1.25}
 
 
 # --- time to effect
@@ -425,13 +294,13 @@ def test_time_to_effect_is_the_first_moment_within_a_point_of_retrain_on_both_si
     assert effect(path, now=FORGOT, retrained=FORGOT) == expected
 
 
-def test_a_model_better_than_retrain_is_in_effect():
+def test_only_a_model_near_retrain_or_better_has_a_time_to_effect():
     assert effect([], now=FORGOT, retrained=right_but_for(4)) == 9.0  # more R-A, less F-A
-
-
-def test_a_model_that_never_comes_near_retrain_has_no_time_to_effect():
     assert effect([figures_at(1, 0.5, 0.0)], now=right_but_for(), retrained=FORGOT) is None  # still knows class 1
     assert effect([], now=right_but_for(9, 4), retrained=FORGOT) is None  # lost too much besides
+    remembers = saying({50: 1})  # right about the named rows, but its trigger does nothing
+    assert effect([], now=remembers, request=SAMPLES, retrained=right_but_for(0, 2, 5), target=0) == 9.0
+    assert effect([], now=saying({55: 0}), request=SAMPLES, retrained=right_but_for(), target=0) is None
 
 
 def test_figures_on_the_way_are_r_a_and_f_a_or_attack_success():
@@ -444,13 +313,6 @@ def test_figures_on_the_way_are_r_a_and_f_a_or_attack_success():
     }  # of rows 0, 2, 5
     backdoor = Outputs(saying({52: 0, 53: 0}), data_of(SAMPLES, target=0)).moment()
     assert backdoor == {"r_a": 1.0, "unwanted": pytest.approx(2 / 6)}
-
-
-def test_a_backdoors_effect_is_over_when_its_trigger_fails_whatever_the_samples_say():
-    remembers = saying({50: 1})  # right about the named rows, as is Retrain's double; the trigger does nothing
-    assert effect([], now=remembers, request=SAMPLES, retrained=right_but_for(0, 2, 5), target=0) == 9.0
-    led = saying({55: 0})
-    assert effect([], now=led, request=SAMPLES, retrained=right_but_for(), target=0) is None
 
 
 # --- one pass over each set of rows
@@ -473,12 +335,11 @@ CLOCKED = 13  # passes of serving_overhead over test rows, through two of the mo
 
 @pytest.mark.parametrize("target", [None, 0], ids=["no trigger", "a trigger"])
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
-@pytest.mark.parametrize("order", [1, -1], ids=["in order", "backwards"])
-def test_all_metrics_together_ask_each_model_for_each_row_of_a_set_once(request_, target, order):
+def test_all_metrics_together_ask_each_model_for_each_row_of_a_set_once(request_, target):
     now, original, retrained = (Counting(right_but_for(*wrong)) for wrong in ((9, 2), (), (4, 52)))
     back = Counting(right_but_for())
     case = case_of(now, request_, original=original, retrained=retrained, target=target, restore=lambda: back)
-    for name in names("fedup.bench.metrics")[::order]:
+    for name in names("fedup.bench.metrics"):
         metric(name).measure(case)
     gone = set(FEDERATION.forgotten(request_).tolist())
     for model, extra in ((now, CLOCKED), (original, CLOCKED), (retrained, 0), (back, 0)):
@@ -489,79 +350,17 @@ def test_all_metrics_together_ask_each_model_for_each_row_of_a_set_once(request_
     assert back.asked.keys() <= TEST.keys()
 
 
-def test_a_set_is_asked_for_once_and_the_sets_of_different_models_do_not_mix():
-    models = Counting(right_but_for()), Counting(right_but_for(4))
-    of = [Outputs(model, data_of(CLASS)) for model in models]
-    for _ in range(3):
-        assert [outputs.accuracy("heldout", forgotten=False) for outputs in of] == [1.0, 4 / 5]
-        assert all(set(model.asked.values()) == {1} for model in models)
-
-
-@pytest.mark.parametrize("part", ["heldout", "forgotten", "retained", "test", "triggered"])
-@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS.keys())
-def test_logits_labels_and_marks_of_a_set_belong_to_the_same_rows(request_, part):
-    place = data_of(request_, target=0)
-    x, chosen = place.inputs(part)
-    numbers = (x if chosen is None else x[chosen])[:, 0].int().tolist()
-    assert place.labels(part).tolist() == [TRUE[number] for number in numbers]
-    assert len(place.to_forget(part)) == len(numbers)
-    logits = Outputs(right_but_for(), place).logits(part)
-    assert logits.argmax(1).tolist() == [TRUE[number] for number in numbers]
-
-
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.lists(st.integers(0, 29), min_size=1, max_size=40), st.integers(1, 12))
-def test_predictions_of_chosen_rows_are_those_of_the_rows_alone(chosen, batch_size):
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 29), max_size=40), st.integers(1, 12))
+def test_predictions_of_chosen_rows_are_those_of_the_rows_alone_and_need_no_second_array(chosen, batch_size):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(16, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).eval()
         x = torch.randn(30, 16)
-    picked = rows(*chosen)
-    found = predict(model, x, picked, batch_size=batch_size)
-    torch.testing.assert_close(found, predict(model, x[picked], batch_size=batch_size))  # bits depend on the CPU
-    y = torch.arange(30) % 3
-    assert accuracy(model, x, y, picked) == accuracy(model, x[picked], y[picked])
-
-
-def test_predictions_need_no_second_array_of_the_data():
-    sizes = []
-    model = linear()
+    sizes, picked, y = [0], rows(*chosen), torch.arange(30) % 3
     model.register_forward_pre_hook(lambda module, args: sizes.append(args[0].untyped_storage().nbytes()))
-    predict(model, torch.zeros(2000, 1), torch.arange(1500))
-    assert max(sizes) == 512 * 4  # a batch of floats
-
-
-def test_the_accuracy_on_no_row_is_no_number():
-    assert math.isnan(accuracy(linear(), torch.zeros(3, 1), torch.zeros(3, dtype=torch.long), rows()))
-
-
-# --- loss on what is forgotten
-
-
-RIGHT = math.log(1 + 2 * math.exp(-5))  # of a row with logits 5, 0, 0
-
-
-def test_the_loss_is_the_mean_over_forgotten_training_rows_and_no_others():
-    found = figures("closeness", right_but_for(0, 1, 3, 6, 4), SAMPLES)  # of 0, 2 and 5 one is wrong
-    assert found["forget_loss"] == pytest.approx(RIGHT + 5 / 3)
-    assert figures("closeness", right_but_for(15, 19), CLIENT)["forget_loss"] == pytest.approx(RIGHT)
-    of_class = figures("closeness", right_but_for(2, 5, 6, 9), CLASS)  # trained on: 2, 5, 6, 14
-    assert of_class["forget_loss"] == pytest.approx(RIGHT + 5 * 3 / 4)
-
-
-def test_the_gap_is_ours_less_retrains():
-    found = figures("closeness", right_but_for(0), SAMPLES, retrained=right_but_for(0, 2, 5))
-    assert found["gap_forget_loss"] == pytest.approx(5 / 3 - 5)
-    retrained = right_but_for(0, 2)
-    assert figures("closeness", retrained, SAMPLES, retrained=retrained)["gap_forget_loss"] == 0
-
-
-def test_a_masked_logit_has_no_loss_and_leaves_no_gap():
-    masked = right_but_for()
-    masked.logits.data[5, 1] = -math.inf  # row 5 is of class 1
-    found = figures("closeness", masked, SAMPLES)
-    assert (found["forget_loss"], found["gap_forget_loss"]) == (None, None)
-    found = figures("closeness", right_but_for(), SAMPLES, retrained=masked)
-    assert (found["forget_loss"], found["gap_forget_loss"]) == (pytest.approx(RIGHT), None)
-    masked.logits.data[5, 1], masked.logits.data[6, 1] = 5.0, -math.inf  # not among those forgotten
-    assert figures("closeness", masked, SAMPLES)["forget_loss"] == pytest.approx(RIGHT)
+    found = predict(model, x, picked, batch_size=batch_size)
+    assert max(sizes) <= batch_size * 16 * 4  # a batch of floats
+    torch.testing.assert_close(found, predict(model, x[picked], batch_size=batch_size))  # bits depend on the CPU
+    right, alone = accuracy(model, x, y, picked), accuracy(model, x[picked], y[picked])
+    assert right == alone if chosen else math.isnan(right)

@@ -4,6 +4,7 @@ import csv
 from pathlib import Path
 
 import pytest
+from tests.bench._progress import silent
 
 from fedup.bench.experiment import load_experiment
 from fedup.bench.experiment_report import write_report
@@ -15,6 +16,7 @@ from fedup.errors import MissingDataError
 from fedup.registry import names
 from fedup.tasks.datasets import check_there
 
+pytestmark = pytest.mark.slow
 SMOKE = Path(__file__).parents[2] / "benchmarks" / "experiments" / "smoke.toml"
 
 
@@ -31,44 +33,24 @@ def report(tmp_path_factory):
     results = Results(folder / "results")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDUP_CACHE", str(folder / "cache"))
-        events = list(run_cells(cells, results, progress=lambda *told: None))
+        events = list(run_cells(cells, results, progress=silent))
     blocks = summarize(experiment, results)
     paths = write_report(experiment, blocks, tables=folder / "tables", pages=folder / "pages")
     return experiment, events, blocks, paths
 
 
-@pytest.mark.slow
-def test_every_scenario_and_method_is_in_it_and_no_cell_fails(report):
+def test_every_scenario_method_and_figure_is_in_it_and_no_cell_fails(report):
     experiment, events, blocks, _ = report
     scenarios = {block.scenario.name for block in blocks}
-    methods = {method.use for method in experiment.methods}
     assert scenarios == {"class", "client", "sample", "clean_client", "random_samples"}
-    assert methods == set(names("fedup.bench.methods"))
+    assert {method.use for method in experiment.methods} == set(names("fedup.bench.methods"))
     assert {event.outcome for event in events} == {"done", "not supported"}
-
-
-@pytest.mark.slow
-def test_every_figure_of_every_metric_is_measured_somewhere(report):
-    _, _, blocks, _ = report
-    measured = {
-        column.key
-        for block in blocks
-        for row in block.rows
-        for column in columns()
-        if row.figure(column.key) or row.uncounted(column.key)
-    }
-    assert measured == {column.key for column in columns()}
-
-
-@pytest.mark.slow
-def test_whatever_can_be_taken_back_gives_the_original_bit_for_bit(report):
-    _, events, _, _ = report
+    rows, keys = [row for block in blocks for row in block.rows], {column.key for column in columns()}
+    assert {key for row in rows for key in keys if row.figure(key) or row.uncounted(key)} == keys
     restored = [event.result["metrics"]["restored"] for event in events if event.outcome == "done"]
-    assert {value for value in restored if value is not None} == {1.0}
-    assert any(value is None for value in restored)
+    assert set(restored) == {1.0, None}  # bit for bit, whatever can be taken back
 
 
-@pytest.mark.slow
 def test_the_report_has_every_figure_in_csv_and_every_method_in_markdown_and_html(report):
     _, events, _, (markdown, table, page) = report
     with table.open(encoding="utf-8") as file:

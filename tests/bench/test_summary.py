@@ -3,9 +3,9 @@
 import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.bench._made_up import TOML, MadeUp
+from tests.bench._made_up import MadeUp
 
 from fedup.bench.summary import Figure, _paper, summarize
 
@@ -17,6 +17,7 @@ def made_up(tmp_path) -> MadeUp:
     return MadeUp(tmp_path)
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.dictionaries(st.integers(0, 9), st.floats(-1e6, 1e6), min_size=1))
 def test_a_figure_is_the_mean_and_the_sample_deviation_over_its_seeds(values):
     figure = Figure(values)
@@ -25,27 +26,16 @@ def test_a_figure_is_the_mean_and_the_sample_deviation_over_its_seeds(values):
     assert figure.std == (statistics.stdev(values.values()) if len(values) > 1 else None)
 
 
-def test_seeds_without_a_value_do_not_count(made_up):
-    made_up.put("class", "fedup", {0: GOOD, 1: {"r_a": 0.8, "f_a": None}})
+def test_seeds_without_a_value_do_not_count_and_a_failure_is_told(made_up):
+    assert summarize(made_up.experiment, made_up.results) == []
+    failed = {"failed": {"error": "RuntimeError", "message": "no memory", "where": ""}}
+    made_up.put("class", "fedup", {0: GOOD, 1: {"r_a": 0.8, "f_a": None}, 2: failed})
     (block,) = summarize(made_up.experiment, made_up.results)
     (row,) = block.rows
-    assert row.seeds == [0, 1]
+    assert (row.seeds, row.failures) == ([0, 1], {2: "RuntimeError: no memory"})
     assert row.figure("r_a").mean == pytest.approx(0.85)
     assert row.figure("f_a").values == {0: 0.0}
     assert row.figure("asr") is None
-
-
-def test_a_failure_is_no_value_and_is_told(made_up):
-    made_up.put(
-        "class", "fedup", {0: GOOD, 1: {"failed": {"error": "RuntimeError", "message": "no memory", "where": ""}}}
-    )
-    (block,) = summarize(made_up.experiment, made_up.results)
-    assert block.rows[0].seeds == [0]
-    assert block.rows[0].failures == {1: "RuntimeError: no memory"}
-
-
-def test_without_results_there_is_no_block(made_up):
-    assert summarize(made_up.experiment, made_up.results) == []
 
 
 def test_results_of_other_settings_are_left_alone(made_up, tmp_path):
@@ -54,19 +44,14 @@ def test_results_of_other_settings_are_left_alone(made_up, tmp_path):
     assert summarize(other.experiment, made_up.results) == []
 
 
-def test_an_attack_that_cost_less_than_half_a_point_did_not_take(made_up):
+def test_an_attack_that_cost_less_than_half_a_point_did_not_take_and_a_class_request_is_none(made_up):
     made_up.put("client", "retrain", {seed: {"r_a": 0.9, "asr": None} for seed in range(3)})
     costs = {0: 0.8949, 1: 0.8951, 2: 0.5}
     made_up.put("client", "none", {seed: {"r_a": r_a, "asr": None} for seed, r_a in costs.items()})
-    (block,) = summarize(made_up.experiment, made_up.results)
-    assert block.failed_attacks == [1]
-
-
-def test_a_class_request_is_no_attack(made_up):
     for method in ("retrain", "none"):
         made_up.put("class", method, {0: GOOD})
-    (block,) = summarize(made_up.experiment, made_up.results)
-    assert block.failed_attacks == []
+    blocks = {block.scenario.name: block for block in summarize(made_up.experiment, made_up.results)}
+    assert (blocks["client"].failed_attacks, blocks["class"].failed_attacks) == ([1], [])
 
 
 def test_the_papers_figure_stands_beside_ours_where_it_printed_one(made_up):
@@ -85,11 +70,3 @@ def test_the_papers_main_table_is_there_with_its_row_of_membership_inference(pai
     for scenario, named in (("client", methods), ("class", methods[3:]), ("sample", methods[3:])):
         figures = _paper()[pair][scenario]
         assert all(0 < figures[method]["mia_learned"] < 1 for method in named)
-
-
-def test_the_second_retrain_is_the_floor_once_it_is_measured(tmp_path):
-    made_up = MadeUp(tmp_path, TOML + "[methods.retrain_again]\n")
-    made_up.put("class", "retrain", {0: GOOD})
-    assert summarize(made_up.experiment, made_up.results)[0].floor is None
-    made_up.put("class", "retrain_again", {0: {**GOOD, "tv": 0.02}})
-    assert summarize(made_up.experiment, made_up.results)[0].floor.figure("tv").mean == 0.02

@@ -2,6 +2,7 @@
 
 import copy
 import multiprocessing
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,8 @@ from torch import nn
 
 from fedup import Federation, Forget, fingerprint
 from fedup.bench.history import History
-from fedup.bench.training_cache import keep, recorded, trained, use_histories
+from fedup.bench.training_cache import _path, keep, recorded, trained, use_histories
 from fedup.errors import StorageError
-from fedup.federation import Client
 from fedup.tasks.datasets import load_dataset
 from fedup.tasks.recipe import Recipe
 from fedup.training.averaging import RunningAverage
@@ -36,9 +36,8 @@ class Rounds:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("FEDUP_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "federations"
+def cache(cache) -> Path:
+    return cache / "federations"
 
 
 @pytest.fixture(scope="module")
@@ -52,48 +51,18 @@ def start(small_model) -> nn.Module:
     return copy.deepcopy(small_model)
 
 
-def files(cache: Path) -> list[str]:
-    return sorted(path.name for path in cache.glob("*")) if cache.exists() else []
-
-
 def test_the_second_time_it_comes_from_the_cache_with_the_same_bits(federation, start, cache):
-    first, second = Rounds(), Rounds()
+    first, second, before = Rounds(), Rounds(), fingerprint(start)
     made = trained(start, federation, RECIPE, progress=first)
     again = trained(start, federation, RECIPE, progress=second)
     assert (first.trainings, first.rounds) == (1, 3)
     assert (second.trainings, second.rounds) == (0, 0)
-    assert fingerprint(made) == fingerprint(again) != fingerprint(start)
-    state, other = made.state_dict(), again.state_dict()
-    assert all(torch.equal(state[name], other[name]) and state[name].dtype == other[name].dtype for name in state)
+    assert fingerprint(made) == fingerprint(again) != fingerprint(start) == before
     assert not again.training
-    assert len(files(cache)) == 1  # no rest of the training
-
-
-def test_the_first_weights_are_left_as_they_are(federation, start):
-    before, mode = fingerprint(start), start.training
-    for _ in range(2):  # trained, and from the cache
-        made = trained(start, federation, RECIPE, progress=Rounds())
-        assert fingerprint(start) == before
-        assert start.training is mode
-        assert made is not start
-
-
-def test_what_is_changed_in_a_model_from_the_cache_does_not_reach_the_next(federation, start):
-    expected = fingerprint(trained(start, federation, RECIPE, progress=Rounds()))
-    spoilt = trained(start, federation, RECIPE, progress=Rounds())
+    assert len(list(cache.iterdir())) == 1  # no rest of the training
     with torch.no_grad():
-        next(spoilt.parameters()).zero_()
-    assert fingerprint(trained(start, federation, RECIPE, progress=Rounds())) == expected
-
-
-def _moved(federation: Federation) -> Federation:
-    """One training row changes hands."""
-    first, second, *others = federation.clients
-    clients = (
-        Client(first.id, first.train[1:], first.validation, first.heldout),
-        Client(second.id, torch.cat([second.train, first.train[:1]]).sort().values, second.validation, second.heldout),
-    )
-    return replace(federation, clients=(*clients, *others))
+        next(again.parameters()).zero_()  # what is done to a model does not reach the cache
+    assert fingerprint(trained(start, federation, RECIPE, progress=second)) == fingerprint(made)
 
 
 def _changed_x(federation: Federation) -> Federation:
@@ -102,71 +71,47 @@ def _changed_x(federation: Federation) -> Federation:
     return replace(federation, x=x)
 
 
-def _changed_y(federation: Federation) -> Federation:
-    y = federation.y.clone()
-    row = federation.clients[1].train[3]
-    y[row] = (y[row] + 1) % 10
-    return federation.relabeled(y)
-
-
-def _swapped_x(federation: Federation) -> Federation:
-    """The same images in other rows."""
-    x, rows = federation.x.clone(), federation.clients[0].train[:2]
-    x[rows] = x[rows.flip(0)]
-    return replace(federation, x=x)
-
-
 FEDERATIONS = {
-    "a row at another client": _moved,
     "a row left out": lambda f: f.without(Forget.samples({0: [int(f.clients[0].train[0])]})),
-    "a class left out": lambda f: f.without(Forget.classes([3])),
-    "a client left out": lambda f: f.without(Forget.clients([1])),
     "one pixel": _changed_x,
-    "images in other rows": _swapped_x,
-    "one label": _changed_y,
+    "other labels": lambda f: f.relabeled((f.y + 1) % 10),
     "a client with another number": lambda f: replace(f, clients=(*f.clients[:2], replace(f.clients[2], id=7))),
 }
 
 
-@pytest.mark.parametrize("change", FEDERATIONS.values(), ids=FEDERATIONS.keys())
-def test_other_rows_or_labels_are_trained_anew(federation, start, change):
-    trained(start, federation, RECIPE, progress=Rounds())
-    counted = Rounds()
-    trained(start, change(federation), RECIPE, progress=counted)
-    assert counted.trainings == 1
+def _other(start: nn.Module, tensor: str) -> nn.Module:
+    other = copy.deepcopy(start)
+    with torch.no_grad():
+        other.state_dict()[tensor].flatten()[0] += 1e-3
+    return other
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_any_other_content_has_another_place_in_the_cache_and_names_do_not_matter(federation, start):
+    changes = [
         {"rounds": 2},
         {"epochs": 2},
         {"batch_size": 31},
         {"lr": 0.049},
         {"momentum": 0.8},
         {"optimizer": "adam"},
-        {"precision": "bfloat16"},
-        {"clients_per_round": 2},
-        {"seed": 3},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_another_setting_is_trained_anew(federation, start, change):
-    trained(start, federation, RECIPE, progress=Rounds())
-    counted = Rounds()
-    trained(start, federation, replace(RECIPE, **change), progress=counted)
-    assert counted.trainings == 1
-
-
-def test_other_first_weights_are_trained_anew_even_in_a_buffer(federation, start):
-    trained(start, federation, RECIPE, progress=Rounds())
-    for change in ("1.weight", "2.running_mean"):
-        other = copy.deepcopy(start)
-        with torch.no_grad():
-            other.state_dict()[change].flatten()[0] += 1e-3
-        counted = Rounds()
-        trained(other, federation, RECIPE, progress=counted)
-        assert counted.trainings == 1, change
+    ]
+    changes += [{"precision": "bfloat16"}, {"clients_per_round": 2}, {"seed": 3}]
+    places = [
+        *(_path(start, federation, replace(RECIPE, **change)) for change in ({}, *changes)),
+        *(_path(start, change(federation), RECIPE) for change in FEDERATIONS.values()),
+        *(_path(_other(start, tensor), federation, RECIPE) for tensor in ("1.weight", "2.running_mean")),
+    ]
+    assert len(set(places)) == len(places)
+    x = federation.x.clone()
+    x[federation.rows("heldout")] = 0  # nobody trains on these
+    renamed = replace(RECIPE, data="another name for it", cut="4")
+    assert _path(start, replace(federation, x=x), renamed) == places[0]
+    digits = load_dataset("digits")
+    x, y = digits.x.repeat(4, 1, 1, 1), digits.y.repeat(4)  # read in blocks of 4,096 rows
+    large = Federation.split(x, y, [torch.arange(len(y))], heldout=0, validation=0, num_classes=10)
+    changed = x.clone()
+    changed[-1, 0, 0, 0] += 1
+    assert _path(start, large, RECIPE) != _path(start, replace(large, x=changed), RECIPE)
 
 
 def test_a_model_of_other_code_with_the_same_weights_is_trained_anew(tmp_path, federation):
@@ -189,108 +134,35 @@ def test_a_model_of_other_code_with_the_same_weights_is_trained_anew(tmp_path, f
     assert made[0] != made[1]
 
 
-def test_what_nobody_trains_on_does_not_matter(federation, start):
-    x = federation.x.clone()
-    x[federation.rows("heldout")] = 0
+def broken(data: bytes) -> list[bytes]:
+    """Nothing, half of it, one bit flipped, and something else."""
+    return [b"", data[: len(data) // 2], data[:-5] + bytes([data[-5] ^ 1]) + data[-4:], b"no model"]
+
+
+def test_a_damaged_file_is_trained_anew_to_the_same_bits_and_a_cache_that_cannot_be_written_is_said(
+    federation, start, cache, tmp_path, monkeypatch
+):
     made = trained(start, federation, RECIPE, progress=Rounds())
-    counted = Rounds()
-    again = trained(start, replace(federation, x=x), RECIPE, progress=counted)
-    assert counted.trainings == 0
-    assert fingerprint(again) == fingerprint(made)
-
-
-def test_names_of_data_and_model_do_not_matter(federation, start):
-    trained(start, federation, RECIPE, progress=Rounds())
-    counted = Rounds()
-    trained(start, federation, replace(RECIPE, data="another name for it", cut="4"), progress=counted)
-    assert counted.trainings == 0
-
-
-DAMAGE = {
-    "empty": lambda data: b"",
-    "cut off": lambda data: data[: len(data) // 2],
-    "one bit": lambda data: data[:-5] + bytes([data[-5] ^ 1]) + data[-4:],
-    "text": lambda data: b"no model",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_file_is_trained_anew_to_the_same_bits(federation, start, cache, damage):
-    expected = fingerprint(trained(start, federation, RECIPE, progress=Rounds()))
     (path,) = cache.iterdir()
     good = path.read_bytes()
-    path.write_bytes(damage(good))
-    counted = Rounds()
-    assert fingerprint(trained(start, federation, RECIPE, progress=counted)) == expected
-    assert counted.trainings == 1
-    assert path.read_bytes() == good
-
-
-def test_a_file_of_another_model_in_its_place_is_not_taken(federation, start, cache):
-    expected = fingerprint(trained(start, federation, RECIPE, progress=Rounds()))
-    (path,) = cache.iterdir()
-    other = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
-    trained(other, federation, RECIPE, progress=Rounds())
-    (foreign,) = (one for one in cache.iterdir() if one != path)
-    foreign.replace(path)
-    assert fingerprint(trained(start, federation, RECIPE, progress=Rounds())) == expected
-
-
-@pytest.mark.parametrize("stop_at", [0, 1, 2, 3])
-def test_an_interrupted_training_goes_on_to_the_same_bits(federation, start, cache, tmp_path, monkeypatch, stop_at):
-    expected = fingerprint(trained(start, federation, RECIPE, progress=Rounds()))
+    trained(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), federation, RECIPE, progress=Rounds())
+    (foreign,) = (other.read_bytes() for other in cache.iterdir() if other != path)
+    for content in [*broken(good), foreign]:
+        path.write_bytes(content)
+        counted = Rounds()
+        assert fingerprint(trained(start, federation, RECIPE, progress=counted)) == fingerprint(made)
+        assert counted.trainings == 1
+        assert path.read_bytes() == good
     monkeypatch.setenv("FEDUP_CACHE", str(tmp_path / "other"))
-    with pytest.raises(KeyboardInterrupt):
-        trained(start, federation, RECIPE, progress=Rounds(stop_at))
-    counted = Rounds()
-    assert fingerprint(trained(start, federation, RECIPE, progress=counted)) == expected
-    # The round at whose end it was stopped was not kept yet; those before it were.
-    assert counted.rounds == 3 - max(0, stop_at - 1)
-    assert len(files(tmp_path / "other" / "federations")) == 1
-
-
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_damaged_rounds_of_an_interrupted_training_are_trained_anew(federation, start, cache, damage):
-    # Found here: a damaged checkpoint was refused, and every cell of the federation failed until somebody removed it.
-    with pytest.raises(KeyboardInterrupt):
-        trained(start, federation, RECIPE, progress=Rounds(2))
-    (path,) = cache.iterdir()
-    path.write_bytes(damage(path.read_bytes()))
-    counted = Rounds()
-    trained(start, federation, RECIPE, progress=counted)
-    assert counted.rounds == 3
-    assert len(files(cache)) == 1
-
-
-def test_a_model_that_was_kept_is_what_training_gives(federation, start, tmp_path, monkeypatch):
-    made = trained(start, federation, RECIPE, progress=Rounds())
-    monkeypatch.setenv("FEDUP_CACHE", str(tmp_path / "other"))
-    keep(made, start, federation, RECIPE)
+    keep(made, start, federation, RECIPE)  # trained elsewhere
     counted = Rounds()
     assert fingerprint(trained(start, federation, RECIPE, progress=counted)) == fingerprint(made)
     assert counted.trainings == 0
-
-
-def test_a_cache_that_cannot_be_written_is_said(federation, start, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine")
     monkeypatch.setenv("FEDUP_CACHE", str(tmp_path / "file"))
     with pytest.raises(StorageError, match="Could not write"):
         trained(start, federation, RECIPE, progress=Rounds())
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_rows_beyond_a_block_decide_too(start):
-    # The digest reads the data in blocks of 4,096 rows.
-    digits = load_dataset("digits")
-    x, y = digits.x.repeat(4, 1, 1, 1), digits.y.repeat(4)
-    federation = Federation.split(x, y, [torch.arange(len(y))], heldout=0, validation=0, num_classes=10)
-    recipe = replace(RECIPE, clients=1, rounds=1, batch_size=512)
-    trained(start, federation, recipe, progress=Rounds())
-    changed = x.clone()
-    changed[-1, 0, 0, 0] += 1
-    counted = Rounds()
-    trained(start, replace(federation, x=changed), recipe, progress=counted)
-    assert counted.trainings == 1
 
 
 # --- with the history of the training
@@ -327,158 +199,86 @@ class Shifted(RunningAverage):
         self.current["4.bias"] += 0.5
 
 
-def test_a_recorded_model_is_the_trained_one_to_the_bit_and_its_history_that_of_the_training(
-    federation, start, tmp_path, monkeypatch, reference
-):
-    plain = trained(start, federation, RECIPE, progress=Rounds())
-    monkeypatch.setenv("FEDUP_CACHE", str(tmp_path / "other"))
-    counted = Rounds()
-    model, history = recorded(start, federation, RECIPE, progress=counted)
-    assert (counted.trainings, counted.rounds) == (1, 3)
-    assert fingerprint(model) == fingerprint(plain) == reference[0]
-    assert contents(history) == reference[1]
-    assert not model.training
-
-
 def test_the_second_time_model_and_history_come_from_the_cache(federation, start, cache, reference):
-    first, _ = recorded(start, federation, RECIPE, progress=Rounds())
-    before, counted = files(cache), Rounds()
-    again, history = recorded(start, federation, RECIPE, progress=counted)
-    assert (counted.trainings, counted.rounds) == (0, 0)
-    assert fingerprint(again) == fingerprint(first)
-    assert contents(history) == reference[1]
-    assert files(cache) == before
-    assert not list(cache.glob("*.rounds"))  # no rest of the training
-
-
-def test_recording_leaves_the_first_weights_as_they_are(federation, start):
-    before = fingerprint(start)
-    for _ in range(2):  # trained, and from the cache
-        made, _ = recorded(start, federation, RECIPE, progress=Rounds())
-        assert fingerprint(start) == before
-        assert made is not start
-
-
-def test_a_history_that_was_removed_is_made_again_with_its_model(federation, start, cache, reference):
-    _, history = recorded(start, federation, RECIPE, progress=Rounds())
+    for expected in (3, 0):
+        counted = Rounds()
+        model, history = recorded(start, federation, RECIPE, progress=counted)
+        assert (counted.rounds, model.training) == (expected, False)
+        assert (fingerprint(model), contents(history)) == reference
+        assert not list(cache.glob("*.rounds"))  # no rest of the training
     history.remove()
     assert not list(cache.glob("*.history"))
-    counted = Rounds()
-    model, again = recorded(start, federation, RECIPE, progress=counted)
-    assert (counted.trainings, counted.rounds) == (1, 3)
-    assert (fingerprint(model), contents(again)) == reference
+    counted = Rounds()  # a model is taken from a recording, even without its history
+    assert fingerprint(trained(start, federation, RECIPE, progress=counted)) == reference[0]
+    assert counted.trainings == 0
 
 
-def test_a_model_that_was_removed_is_made_again_with_its_history(federation, start, cache, reference):
+def test_a_history_that_is_not_whole_is_made_again(federation, start, cache, reference):
+    trained(start, federation, RECIPE, progress=Rounds())  # a model without a history is no recording
     recorded(start, federation, RECIPE, progress=Rounds())
-    (path,) = cache.glob("*.safetensors")
-    path.unlink()
-    counted = Rounds()
-    model, again = recorded(start, federation, RECIPE, progress=counted)
-    assert (counted.trainings, counted.rounds) == (1, 3)
-    assert (fingerprint(model), contents(again)) == reference
-
-
-LOST = {
-    "a round's list": lambda folder: (folder / "0001.json").unlink(),
-    "the last round's list": lambda folder: (folder / "0002.json").unlink(),
-    "a damaged list": lambda folder: (folder / "0001.json").write_text("{"),
-    "an upload": lambda folder: (folder / "0001-client-2.safetensors").unlink(),
-    "half an upload": lambda folder: (folder / "0001-client-2.safetensors").write_bytes(b"half"),
-}
-
-
-@pytest.mark.parametrize("lose", [pytest.param(lose, id=name) for name, lose in LOST.items()])
-def test_a_history_that_is_not_whole_is_made_again(federation, start, cache, reference, lose):
-    recorded(start, federation, RECIPE, progress=Rounds())
-    (folder,) = cache.glob("*.history")
-    lose(folder)
-    counted = Rounds()
-    model, again = recorded(start, federation, RECIPE, progress=counted)
-    assert counted.rounds == 3
-    assert (fingerprint(model), contents(again)) == reference
+    (folder,), upload = cache.glob("*.history"), "0001-client-2.safetensors"
+    (model_file,) = (path.with_suffix(".safetensors") for path in cache.glob("*.history"))
+    for lose in (
+        lambda: (folder / "0001.json").unlink(),
+        lambda: (folder / "0002.json").unlink(),
+        lambda: (folder / "0001.json").write_text("{"),
+        lambda: (folder / upload).unlink(),
+        lambda: (folder / upload).write_bytes(b"half"),
+        lambda: shutil.rmtree(folder),
+        lambda: model_file.unlink(),
+    ):
+        lose()
+        counted = Rounds()
+        model, again = recorded(start, federation, RECIPE, progress=counted)
+        assert counted.rounds == 3
+        assert (fingerprint(model), contents(again)) == reference
 
 
 @pytest.mark.parametrize("stop_at", [0, 1, 2, 3])
-def test_an_interrupted_recording_goes_on_to_the_same_model_and_history(federation, start, cache, reference, stop_at):
-    with pytest.raises(KeyboardInterrupt):
-        recorded(start, federation, RECIPE, progress=Rounds(stop_at))
-    counted = Rounds()
-    model, history = recorded(start, federation, RECIPE, progress=counted)
-    assert (fingerprint(model), contents(history)) == reference
-    assert counted.rounds == 3 - max(0, stop_at - 1)
-    assert not list(cache.glob("*.rounds"))
+def test_an_interrupted_training_goes_on_to_the_same_model_and_history(federation, start, cache, reference, stop_at):
+    for learn in (recorded, trained):
+        with pytest.raises(KeyboardInterrupt):
+            learn(start, federation, RECIPE, progress=Rounds(stop_at))
+        counted = Rounds()
+        made = learn(start, federation, RECIPE, progress=counted)
+        model, *history = made if isinstance(made, tuple) else (made,)
+        assert [fingerprint(model), *map(contents, history)] == [*reference][: 1 + len(history)]
+        # The round at whose end it was stopped was not kept yet; those before it were.
+        assert counted.rounds == 3 - max(0, stop_at - 1)
+        assert not list(cache.glob("*.rounds"))
+        shutil.rmtree(cache)
 
 
-@pytest.mark.parametrize("lost", ["*.rounds", "*.history/0000.json"])
-def test_half_a_recording_without_its_other_half_is_made_anew(federation, start, cache, reference, lost):
-    with pytest.raises(KeyboardInterrupt):
-        recorded(start, federation, RECIPE, progress=Rounds(2))
-    (path,) = cache.glob(lost)
-    path.unlink()
-    model, history = recorded(start, federation, RECIPE, progress=Rounds())
-    assert (fingerprint(model), contents(history)) == reference
-    assert not list(cache.glob("*.rounds"))
-
-
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_damaged_rounds_of_an_interrupted_recording_are_trained_anew(federation, start, cache, reference, damage):
-    with pytest.raises(KeyboardInterrupt):
-        recorded(start, federation, RECIPE, progress=Rounds(2))
-    (path,) = cache.glob("*.rounds")
-    path.write_bytes(damage(path.read_bytes()))
-    model, history = recorded(start, federation, RECIPE, progress=Rounds())
-    assert (fingerprint(model), contents(history)) == reference
+@pytest.mark.parametrize("learn", [recorded, trained])
+def test_half_a_training_that_is_damaged_is_made_anew(federation, start, cache, reference, learn):
+    # Found here: a damaged checkpoint was refused, and every cell of the federation failed until somebody removed it.
+    for number in range(6 if learn is recorded else 4):
+        with pytest.raises(KeyboardInterrupt):
+            learn(start, federation, RECIPE, progress=Rounds(2))
+        (path,) = cache.glob("*.history/0000.json" if number == 5 else "*.rounds")
+        path.write_bytes(broken(path.read_bytes())[number]) if number < 4 else path.unlink()
+        made = learn(start, federation, RECIPE, progress=Rounds())
+        model, *history = made if isinstance(made, tuple) else (made,)
+        assert [fingerprint(model), *map(contents, history)] == [*reference][: 1 + len(history)]
+        shutil.rmtree(cache)
 
 
 def test_another_average_has_a_name_and_is_cached_apart(federation, start, reference):
     usual, other, third = Rounds(), Rounds(), Rounds()
-    recorded(start, federation, RECIPE, progress=usual)
     options = {"averaging": Shifted, "named": "shifted"}
     model, history = recorded(start, federation, RECIPE, progress=other, **options)
+    assert fingerprint(trained(start, federation, RECIPE, progress=usual)) == reference[0]
+    _, plain = recorded(start, federation, RECIPE, progress=usual)
     recorded(start, federation, RECIPE, progress=third, averaging=Shifted, named="of another name")
-    assert (usual.trainings, other.trainings, third.trainings) == (1, 1, 1)
+    assert (usual.trainings, other.trainings, third.trainings) == (2, 1, 1)
     expected = RECIPE.train(start, federation, averaging=Shifted).model
     assert fingerprint(model) == fingerprint(expected) != reference[0]
-    assert contents(history) != reference[1]
-    for averaging in ({}, options):  # each still gets its own
-        counted = Rounds()
-        again, kept = recorded(start, federation, RECIPE, progress=counted, **averaging)
-        assert counted.trainings == 0
-        assert fingerprint(again) == (fingerprint(model) if averaging else reference[0])
-        assert contents(kept) == (contents(history) if averaging else reference[1])
-
-
-def test_a_history_removed_takes_none_of_another_average(federation, start):
-    _, usual = recorded(start, federation, RECIPE, progress=Rounds())
-    _, other = recorded(start, federation, RECIPE, progress=Rounds(), averaging=Shifted, named="shifted")
-    expected = contents(other)
-    usual.remove()
-    assert contents(other) == expected
-
-
-def test_a_model_is_taken_from_a_recording_where_there_is_one_even_without_its_history(federation, start, reference):
-    _, history = recorded(start, federation, RECIPE, progress=Rounds())
-    for _ in range(2):
-        counted = Rounds()
-        assert fingerprint(trained(start, federation, RECIPE, progress=counted)) == reference[0]
-        assert counted.trainings == 0
-        history.remove()
-
-
-def test_a_model_of_another_average_is_not_taken_for_the_trained_one(federation, start, reference):
-    recorded(start, federation, RECIPE, progress=Rounds(), averaging=Shifted, named="shifted")
+    kept = contents(history)
+    plain.remove()  # takes none of another average
     counted = Rounds()
-    assert fingerprint(trained(start, federation, RECIPE, progress=counted)) == reference[0]
-    assert counted.trainings == 1
-
-
-def test_a_model_without_a_history_is_no_recording(federation, start, reference):
-    trained(start, federation, RECIPE, progress=Rounds())
-    counted = Rounds()
-    model, history = recorded(start, federation, RECIPE, progress=counted)
-    assert counted.trainings == 1
-    assert (fingerprint(model), contents(history)) == reference
+    again, history = recorded(start, federation, RECIPE, progress=counted, **options)
+    assert counted.trainings == 0
+    assert (fingerprint(again), contents(history)) == (fingerprint(model), kept)
 
 
 def _record_beside_another(federation: Federation, start: nn.Module, meet, answers) -> None:
@@ -522,7 +322,8 @@ def _use_until(told: str, start: nn.Module, federation: Federation) -> None:
     done()
 
 
-def test_histories_stay_until_their_last_user_is_done(federation, start, cache, tmp_path):
+@pytest.mark.parametrize("killed", [False, True])
+def test_histories_stay_until_their_last_user_is_done_or_killed(federation, start, cache, tmp_path, killed):
     done = use_histories(start, federation, RECIPE)
     recorded(start, federation, RECIPE, progress=Rounds())
     recorded(start, federation, RECIPE, progress=Rounds(), named="another way")
@@ -531,24 +332,12 @@ def test_histories_stay_until_their_last_user_is_done(federation, start, cache, 
     other.start()
     while not busy.exists():
         time.sleep(0.01)
-
     done()
     assert len(list(cache.glob("*.history"))) == 2  # the other process may be reading them
+    if killed:
+        other.kill()
     busy.unlink()
-    other.join(60)
-    assert other.exitcode == 0
-    assert not list(cache.glob("*.history"))
-    assert len(list(cache.glob("*.safetensors"))) == 2  # the models stay
-
-
-def test_a_user_that_was_killed_is_none(federation, start, cache, tmp_path):
-    recorded(start, federation, RECIPE, progress=Rounds())
-    busy = tmp_path / "busy"
-    other = multiprocessing.get_context("fork").Process(target=_use_until, args=(str(busy), start, federation))
-    other.start()
-    while not busy.exists():
-        time.sleep(0.01)
-    other.kill()
     other.join(60)
     use_histories(start, federation, RECIPE)()
     assert not list(cache.glob("*.history"))
+    assert len(list(cache.glob("*.safetensors"))) == 2  # the models stay

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedup.bench.experiment import load_experiment
@@ -47,21 +47,20 @@ def settings_of(place, method: str, scenario: str = "class"):
     return cell.method.settings
 
 
-def test_what_is_written_is_read_again(tmp_path):
-    save_tuned(tmp_path / "finetune.toml", "finetune", "equal", [chosen(), chosen("client", rounds=5)])
-    assert load_tuned(tmp_path / "finetune.toml") == [chosen(), chosen("client", rounds=5)]
-
-
 values = st.one_of(
     st.booleans(), st.integers(-(2**60), 2**60), st.text(max_size=20), st.floats(-1e6, 1e6).map(lambda x: round(x, 6))
 )
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.dictionaries(st.from_regex(r"[a-z_]{1,12}", fullmatch=True), values, max_size=4))
-def test_settings_of_any_kind_survive(tmp_path_factory, settings):
+def test_what_is_written_is_read_again_whatever_its_settings(tmp_path_factory, given_settings):
     path = tmp_path_factory.mktemp("tuned") / "any.toml"
-    save_tuned(path, "any", "equal", [dataclasses.replace(chosen(), settings=settings)])
-    assert load_tuned(path)[0].settings == settings
+    assert load_tuned(path) == []
+    choices = [dataclasses.replace(chosen(), settings=given_settings), chosen("client", rounds=5)]
+    save_tuned(path, "any", "equal", choices)
+    assert load_tuned(path) == choices
+    assert f"budget = {BUDGET}" in path.read_text()
 
 
 def test_a_second_choice_replaces_the_first_of_its_place_and_no_other(tmp_path):
@@ -71,10 +70,6 @@ def test_a_second_choice_replaces_the_first_of_its_place_and_no_other(tmp_path):
     assert {one.scenario: one.settings["rounds"] for one in load_tuned(path)} == {"class": 5, "client": 2}
 
 
-def test_without_a_file_nothing_is_chosen(tmp_path):
-    assert load_tuned(tmp_path / "none.toml") == []
-
-
 @pytest.mark.parametrize("text", ["[[places]]\nfederation = 1", "no toml", "[[places]]\ntried = [1]", "places = 3"])
 def test_a_file_of_another_kind_is_refused(tmp_path, text):
     (tmp_path / "bad.toml").write_text(text)
@@ -82,26 +77,15 @@ def test_a_file_of_another_kind_is_refused(tmp_path, text):
         load_tuned(tmp_path / "bad.toml")
 
 
-def test_a_choice_holds_in_its_place_only(place):
-    save_tuned(place / "chosen" / "finetune.toml", "finetune", "equal", [chosen(rounds=5)])
-    assert settings_of(place, "finetune").rounds == 5
-    assert settings_of(place, "finetune", "client").rounds == 3  # the default
-
-
-def test_what_an_experiment_gives_itself_stays(place):
-    save_tuned(place / "chosen" / "finetune.toml", "finetune", "equal", [chosen(rounds=5)])
-    assert settings_of(place, "short").rounds == 1
-
-
-def test_every_name_of_a_method_gets_its_choice(place):
-    save_tuned(place / "chosen" / "exact_fun.toml", "exact_fun", "equal", [chosen(step=0.003)])
-    assert settings_of(place, "before").step == 0.003 and not settings_of(place, "before").answer
-    assert settings_of(place, "exact_fun").step == 0.003 and settings_of(place, "exact_fun").answer
-
-
-def test_a_choice_changes_what_is_measured(place):
+def test_a_choice_holds_in_its_place_for_every_name_of_the_method_but_not_over_what_the_experiment_gives(place):
     before = load_experiment(place / "equal.toml").cells([0], ["finetune", "class"])[0].hash
     save_tuned(place / "chosen" / "finetune.toml", "finetune", "equal", [chosen(rounds=5)])
+    save_tuned(place / "chosen" / "exact_fun.toml", "exact_fun", "equal", [chosen(step=0.003)])
+    assert settings_of(place, "finetune").rounds == 5
+    assert settings_of(place, "finetune", "client").rounds == 3  # the default
+    assert settings_of(place, "short").rounds == 1
+    for name, answers in (("before", False), ("exact_fun", True)):
+        assert (settings_of(place, name).step, settings_of(place, name).answer) == (0.003, answers)
     assert load_experiment(place / "equal.toml").cells([0], ["finetune", "class"])[0].hash != before
 
 
@@ -110,8 +94,3 @@ def test_a_choice_that_the_method_does_not_know_is_refused_with_its_file(place, 
     save_tuned(place / "chosen" / "finetune.toml", "finetune", "equal", [chosen(**wrong)])
     with pytest.raises(SettingError, match="chosen"):
         load_experiment(place / "equal.toml")
-
-
-def test_the_budget_is_on_record(tmp_path):
-    save_tuned(tmp_path / "finetune.toml", "finetune", "equal", [chosen()])
-    assert f"budget = {BUDGET}" in (tmp_path / "finetune.toml").read_text()

@@ -24,7 +24,7 @@ def told(tmp_path):
     return make
 
 
-BASE = {"r_a": 0.9, "f_a": 0.0, "tv": 0.3}
+BASE = {"r_a": 0.9, "f_a": 0.0, "tv": 0.3, "kl": 0.012}
 
 
 def test_a_control_that_is_better_in_every_seed_is_named_with_both_values(told):
@@ -35,8 +35,8 @@ def test_a_control_that_is_better_in_every_seed_is_named_with_both_values(told):
 
 @pytest.mark.parametrize(
     "better",
-    [{"tv": 0.299}, {"tv": [0.1, 0.1, 0.4]}, {"tv": 0.3}, {"tv": 0.5}, {"r_a": 0.75, "tv": 0.1}],
-    ids=["by next to nothing", "in two seeds of three", "equal", "worse", "useless otherwise"],
+    [{"tv": 0.299}, {"tv": [0.1, 0.1, 0.4]}, {"tv": 0.3}, {"tv": 0.5}, {"r_a": 0.75, "tv": 0.1}, {"kl": 0.004}],
+    ids=["by next to nothing", "in two seeds of three", "equal", "worse", "useless otherwise", "as an average varies"],
 )
 def test_a_control_that_is_not_is_not_named(told, better):
     assert told(retrain=BASE, fedup=BASE, logit_mask={**BASE, **better}) == []
@@ -63,10 +63,6 @@ def test_an_effect_that_fedup_never_reaches_is_lost_to_whoever_does(told):
     assert told(retrain=BASE, fedup=never, none={**BASE, "time_to_effect": [5.0, 5.0, None]}) == []
 
 
-def test_fedup_and_retrain_are_no_controls(told):
-    assert told(retrain={**BASE, "tv": 0.0, "r_a": 0.99}, fedup=BASE) == []
-
-
 # --- privacy is judged, too
 
 
@@ -83,12 +79,6 @@ def test_fedup_and_retrain_are_no_controls(told):
 def test_membership_inference_kl_and_the_forget_loss_are_judged(told, key, goal, ours, theirs, told_as):
     figures = told(retrain={**BASE, key: goal}, fedup={**BASE, key: ours}, none={**BASE, key: theirs})
     assert figures == [f"mnist-lenet5, class: none does better than FedUP on {told_as}."]
-
-
-@pytest.mark.parametrize(("key", "ours", "theirs"), [("mia_learned", 0.558, 0.55), ("kl", 0.012, 0.004)])
-def test_less_than_an_attack_or_an_average_can_tell_is_no_difference(told, key, ours, theirs):
-    goal = {"mia_learned": 0.55, "kl": 0.0}[key]
-    assert told(retrain={**BASE, key: goal}, fedup={**BASE, key: ours}, none={**BASE, key: theirs}) == []
 
 
 def test_where_fedup_is_the_worst_of_all_is_said_with_the_range_of_the_others(told):
@@ -113,11 +103,3 @@ def test_the_floor_stands_beside_what_is_measured_against_retrain_and_is_no_riva
     assert sentences == [
         "mnist-lenet5, class: logit_mask does better than FedUP on TV to Retrain (0.100 against 0.500, floor 0.020)."
     ]
-
-
-def test_fedup_is_not_called_the_worst_at_finding_a_class_beside_those_who_keep_the_backdoor(told):
-    goal, ours = {**BASE, "asr": 0.04, "zero_a": 0.6}, {**BASE, "asr": 0.02, "zero_a": 0.5}
-    keeps = {**BASE, "asr": 0.9, "zero_a": 0.99}
-    assert not any(
-        "worst" in one and "0A" in one for one in told(retrain=goal, fedup=ours, logit_mask=keeps, finetune=keeps)
-    )

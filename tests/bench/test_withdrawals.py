@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.bench._progress import silent
 
 from fedup import Forget
 from fedup.bench.result_tables import write_result_tables
@@ -23,22 +24,16 @@ from fedup.bench.withdrawals_table import (
     withdrawals_table,
 )
 from fedup.errors import DataError, SettingError
-from fedup.statistics.proportions import Paired
-from fedup.unlearning.verdict import against
 
-SMALL = {"data": "digits", "clients": 2, "partition": "dirichlet:1.0", "rounds": 2, "rows": 600}
+SMALL = {"data": "digits", "clients": 2, "partition": "dirichlet:1.0", "rounds": 2, "rows": 500}
 SETTING = Setting("digits", SMALL, (("half", 0), ("person", 1), ("source", 1), ("class", 0)), least_person_rows=50)
-
-
-def quiet(what, done, total):
-    pass
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("FEDUP_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return json.loads(json.dumps(run_withdrawals(SETTING, seed=100, progress=quiet), allow_nan=False))
+        return json.loads(json.dumps(run_withdrawals(SETTING, seed=100, progress=silent), allow_nan=False))
 
 
 @pytest.fixture
@@ -48,13 +43,6 @@ def thirty(result):
     good["worst_class_loss"] = 1.0
     good["verdict"]["finding"] = good["verdict_by_retrain"]["finding"] = "forgotten"
     return [copy.deepcopy(good) for _ in range(CASES)]
-
-
-def test_there_are_thirty_and_settings_know_all_kinds():
-    assert CASES == 30
-    assert {kind for setting in SETTINGS.values() for kind, _ in setting.cases} == set(KINDS)
-    with pytest.raises(SettingError, match="nobody"):
-        Setting("odd", SMALL, (("nobody", 0),))
 
 
 def test_every_case_has_verdicts_of_the_same_rows(result):
@@ -97,10 +85,20 @@ def test_the_tables_counts_are_those_of_the_cases(result, tmp_path):
     assert "Not measured: mnist, memorised." in text and f"{len(cases)} of 30" in text
 
 
-def test_goals_are_not_met_by_cases_that_are_missing(thirty):
+def test_goals_are_not_met_by_cases_that_are_missing_and_seeds_have_sections_of_their_own(thirty, result):
+    assert CASES == 30 and {kind for setting in SETTINGS.values() for kind, _ in setting.cases} == set(KINDS)
+    with pytest.raises(SettingError, match="nobody"):
+        Setting("odd", SMALL, (("nobody", 0),))
     assert [goal.met for goal in goals(thirty)] == ["yes"] * 3
     assert [goal.met for goal in goals(thirty[:-1])] == ["cases missing"] * 3
     assert [goal.met for goal in goals([])] == ["cases missing", "no", "cases missing"]
+    text = withdrawals_table([result, result | {"seed": 3}])
+    assert text.index("## Seed 3") < text.index("## Seed 100")
+    thirty[0]["withheld"] = True
+    assert case_row("mnist", thirty[0])[11] == "withheld"
+    thirty[0] |= {"refused": "would harm", "verdict": None, "verdict_by_retrain": None, "time_s": None}
+    row = case_row("mnist", thirty[0])
+    assert (row[6], row[8], row[9], row[11], row[12]) == ("refused", "refused", "no", "refused", "–")
 
 
 def test_goals_fail_when_a_case_breaks_them(thirty):
@@ -120,14 +118,6 @@ def test_goals_fail_when_a_case_breaks_them(thirty):
     for case in thirty[: MOST_TOO_FEW + 1]:
         case["verdict"]["finding"] = "too few rows"
     assert [goal.met == "yes" for goal in goals(thirty)] == [True, False, False]
-
-
-def test_withheld_and_refused_cases_are_told_apart(thirty):
-    thirty[0]["withheld"] = True
-    assert case_row("mnist", thirty[0])[11] == "withheld"
-    thirty[0] |= {"refused": "would harm", "verdict": None, "verdict_by_retrain": None, "time_s": None}
-    row = case_row("mnist", thirty[0])
-    assert (row[6], row[8], row[9], row[11], row[12]) == ("refused", "refused", "no", "refused", "–")
 
 
 def test_persons_and_sources_have_their_own_rows_among_those_held_out_too():
@@ -169,29 +159,6 @@ def test_wrong_labels_are_a_fifth_of_every_part_of_every_client():
 def test_a_federation_that_does_not_learn_by_heart_is_an_error_and_one_that_does_stops():
     setting = replace(SETTING, recipe=SMALL | {"rounds": 2, "rows": 200}, cases=(), until=1.1, step=1)
     with pytest.raises(DataError, match="by heart"):
-        run_withdrawals(setting, seed=100, progress=quiet)
-    stopped = run_withdrawals(replace(setting, until=0.0), seed=100, progress=quiet)
+        run_withdrawals(setting, seed=100, progress=silent)
+    stopped = run_withdrawals(replace(setting, until=0.0), seed=100, progress=silent)
     assert stopped["recipe"]["rounds"] == 1 and stopped["train_accuracy"] >= 0
-
-
-def test_the_counts_of_a_verdict_can_be_compared_again():
-    own, unseen = Paired(300, 290, 270, 265), Paired(200, 180, 178, 170)
-    verdict = against(own, unseen, "hits")
-    assert verdict.statistic is not None
-    again = against(verdict.statistic.counts, unseen, "hits")
-    assert again.change is not None and verdict.change is not None
-    assert again.change.low == pytest.approx(verdict.change.low)
-    assert again.finding == verdict.finding
-
-
-def test_a_file_of_something_else_is_named(tmp_path):
-    folder = tmp_path / "results" / "withdrawals"
-    folder.mkdir(parents=True)
-    (folder / "odd.json").write_text('{"cases": []}')
-    with pytest.raises(DataError, match=r"odd\.json"):
-        write_result_tables(tmp_path)
-
-
-def test_seeds_have_sections_of_their_own(result):
-    text = withdrawals_table([result, result | {"seed": 3}])
-    assert text.index("## Seed 3") < text.index("## Seed 100")

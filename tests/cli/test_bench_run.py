@@ -15,7 +15,7 @@ seeds = [0]
 data = "digits"
 rounds = 2
 clients = 3
-rows = 200
+rows = 90
 batch_size = 32
 
 [scenarios.class]
@@ -34,7 +34,7 @@ class Method:
         return True
 
     def unlearn(self, task):
-        raise RuntimeError("out of ideas")
+        raise RuntimeError("out of ideas\\nand more")
 """
 
 
@@ -105,21 +105,6 @@ def test_a_run_tells_each_cell_and_what_to_do_next_and_a_second_run_says_all_is_
     assert contents(tmp_path / "results") == before
 
 
-def test_what_is_not_a_cells_line_fits_a_hundred_columns(bench, tmp_path):
-    here = ("bench", "run", "mine.toml", "--device", "cpu")  # results in benchmarks/results
-    for arguments in (
-        (),
-        ("--dry-run",),
-        ("--budget-minutes", "0"),
-        ("--only", "class", "--only", "none"),
-        ("--seeds", "a"),
-    ):
-        ran = fedup(*here, *arguments, cwd=tmp_path)
-        lines = [line for line in (ran.out + ran.err).splitlines() if line not in cell_lines(ran)]
-        assert lines
-        assert max(map(len, lines)) <= 100, lines
-
-
 def test_a_dry_run_names_the_cells_and_makes_nothing(bench, tmp_path):
     ran = bench("--dry-run")
     assert ran.code == 0
@@ -141,23 +126,16 @@ def test_a_dry_run_names_the_cells_and_makes_nothing(bench, tmp_path):
     assert bench("--dry-run", "--force").out.splitlines()[-1] == "0 of 6 cells are done; 6 to run."
 
 
-def test_only_and_seeds_choose_cells(bench, tmp_path):
-    assert bench("--only", "none", "--only", "class", "--seeds", "1,3").code == 0
+def test_only_and_seeds_choose_cells_and_force_measures_again(bench, tmp_path):
+    chosen = ("--only", "none", "--only", "class", "--seeds", "1,1,3")
+    assert "2 of 2 cells done" in bench(*chosen).out
     assert results(tmp_path) == ["class/none-seed1", "class/none-seed3"]
-    assert (
-        "2 of 6 cells are done; 4 to run."
-        in bench("--dry-run", "--only", "class", "--seeds", "0-1", "--seeds", "1,3").out
-    )
+    dry = bench("--dry-run", "--only", "class", "--seeds", "0-1", "--seeds", "1,3")
+    assert "2 of 6 cells are done; 4 to run." in dry.out
+    assert len(cell_lines(bench(*chosen, "--force", "--note", "beside a film"))) == 2
     found = json.loads(next((tmp_path / "results").rglob("none-seed3-*.json")).read_text())
     assert found["seed"] == found["config"]["federation"]["seed"] == 3
-
-
-def test_force_measures_again_and_a_note_is_kept(bench, tmp_path):
-    bench("--only", "class", "--only", "none")
-    ran = bench("--only", "class", "--only", "none", "--force", "--note", "beside a film")
-    assert len(cell_lines(ran)) == 1
-    (path,) = (tmp_path / "results").rglob("none-*.json")
-    assert json.loads(path.read_text())["note"] == "beside a film"
+    assert found["note"] == "beside a film"
 
 
 def test_no_time_is_said_and_the_same_command_goes_on(bench, tmp_path):
@@ -176,35 +154,15 @@ def test_a_cell_that_fails_is_named_with_its_error_and_status_1_and_the_others_a
     toml.write_text(EXPERIMENT + f'[methods.mine]\nuse = "{tmp_path / "failing.py"}"\n')
     ran = bench("--only", "class")
     assert ran.code == 1
-    failed = [line for line in cell_lines(ran) if "failed" in line]
-    assert len(failed) == 1
-    assert "digits-lenet5, class, mine, seed 0: failed: RuntimeError: out of ideas" in failed[0]
+    (failed,) = (line for line in cell_lines(ran) if "failed" in line)
+    assert "digits-lenet5, class, mine, seed 0: failed: RuntimeError: out of ideas" in failed
     assert "3 of 4 cells done, 1 failed, 0 left" in ran.out
     assert "Traceback" not in ran.out + ran.err
     dry = bench("--only", "class", "--dry-run")
-    assert dry.out.splitlines() == [
-        "digits-lenet5, class, mine, seed 0",
-        "3 of 4 cells are done; 1 to run.",
-    ]
+    assert dry.out.splitlines() == ["digits-lenet5, class, mine, seed 0", "3 of 4 cells are done; 1 to run."]
     again = bench("--only", "class")
-    assert again.code == 1
-    assert len(cell_lines(again)) == 1
-
-
-def test_an_error_of_many_lines_is_told_in_one(bench, toml, tmp_path):
-    (tmp_path / "failing.py").write_text(FAILING.replace("out of ideas", "first\\nsecond\\nthird"))
-    toml.write_text(EXPERIMENT + f'[methods.mine]\nuse = "{tmp_path / "failing.py"}"\n')
-    ran = bench("--only", "class", "--only", "mine")
-    assert ran.code == 1
-    assert len(ran.err.splitlines()) == 1, ran.err
-    (path,) = (tmp_path / "results").rglob("mine-*.json")
-    assert json.loads(path.read_text())["failed"]["message"] == "first\nsecond\nthird"
-
-
-def test_a_failure_that_was_not_tried_again_is_left_not_done(bench, toml, tmp_path):
-    (tmp_path / "failing.py").write_text(FAILING)
-    toml.write_text(EXPERIMENT + f'[methods.mine]\nuse = "{tmp_path / "failing.py"}"\n')
-    bench("--only", "class")
+    assert (again.code, len(cell_lines(again))) == (1, 1)
+    assert len(again.err.splitlines()) == 1  # an error of many lines is told in one
     ran = bench("--only", "class", "--budget-minutes", "0", "--force")
     assert "3 of 4 cells done, 0 failed, 1 left" in ran.out
 
@@ -220,19 +178,12 @@ def test_missing_data_is_named_before_any_work(bench, toml, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ('"digits"', '"digitz"', ["mine.toml", "Did you mean 'digits'?"]),
         ('"digits"', '"my_photos/train.parquet"', ["mine.toml", "no Parquet file my_photos/train.parquet"]),
-        ("[scenarios.class]", "[scenarios.klass]", ["mine.toml", "Did you mean 'class'?"]),
-        ("[methods.none]", "[methods.nonne]", ["mine.toml", "Did you mean 'none'?"]),
-        ("rounds = 2", "rounds = true", ["mine.toml", "federations[0].rounds must be a whole number"]),
         ("rounds = 2", "round = 2", ["mine.toml", "federations[0]", "Did you mean 'rounds'?"]),
         ("title = ", "title ", ["mine.toml is no readable TOML file"]),
-        ("[methods.none]", '[methods.mine]\nuse = "no.py"', ["mine.toml", "no Python file no.py"]),
-        ("[scenarios.class]\n[scenarios.clean_client]", "", ["mine.toml", "add [scenarios.NAME]"]),
     ],
 )
 def test_what_is_wrong_in_the_file_is_one_clear_line(bench, toml, tmp_path, old, new, told):
-    assert old in EXPERIMENT
     toml.write_text(EXPERIMENT.replace(old, new))
     check_refused(bench(), *told)
     assert not (tmp_path / "results").exists()
@@ -241,37 +192,18 @@ def test_what_is_wrong_in_the_file_is_one_clear_line(bench, toml, tmp_path, old,
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--only", "fedupp"), ["nothing in mine is called 'fedupp'"]),
-        (("--only", "nonne"), ["Did you mean 'none'?"]),
-        (("--seeds", "a"), ["0-2 or 0,1,5", "'a'"]),
-        (("--seeds", "1-"), ["0-2 or 0,1,5"]),
-        (("--seeds", "-1"), ["0-2 or 0,1,5"]),
+        (("--only", "nonne"), ["nothing in mine is called 'nonne'", "Did you mean 'none'?"]),
+        *((("--seeds", seeds), ["0-2 or 0,1,5"]) for seeds in ("a", "1-", "-1", "²", "0,,1")),
         (("--seeds", "3-1"), ["3-1"]),
-        (("--seeds", "²"), ["0-2 or 0,1,5"]),
-        (("--seeds", "0,,1"), ["0-2 or 0,1,5"]),
         (("--device", "cuda:77"), ["cuda:77"]),
         (("--device", "gpu"), ["gpu"]),
     ],
 )
 def test_names_that_are_none_are_one_clear_line(bench, tmp_path, arguments, told):
     check_refused(bench(*arguments), *told)
-    assert not (tmp_path / "results").exists()
-
-
-def test_seeds_named_twice_are_run_once(bench, tmp_path):
-    ran = bench("--only", "none", "--only", "class", "--seeds", "1,1,0-1")
-    assert "2 of 2 cells done" in ran.out
-    assert len(cell_lines(ran)) == 2
-
-
-def test_wrong_usage_is_status_2(bench):
-    check_refused(bench("--no-such-option"), code=2)
     check_refused(bench("--budget-minutes", "-1"), code=2)
-    check_refused(fedup("bench", "run"), code=2)
-
-
-def test_an_experiment_that_is_not_there_is_named(bench, tmp_path):
     check_refused(bench(experiment=tmp_path / "none.toml"), "no experiment", "none.toml")
+    assert not (tmp_path / "results").exists()
 
 
 def test_results_that_cannot_be_read_or_written_are_one_clear_line(bench, toml, tmp_path):

@@ -73,9 +73,8 @@ def measured(world) -> dict[str, dict[str, Measured]]:
 
 @pytest.mark.parametrize("name", METRICS)
 def test_columns_say_what_a_table_needs(name):
-    shown = metric(name).COLUMNS
-    assert len(shown) > 0
-    for column in shown:
+    assert len(metric(name).COLUMNS) > 0
+    for column in metric(name).COLUMNS:
         assert column.key.isidentifier() and column.title
         assert column.about.endswith(".")
         assert column.style in RANGES
@@ -83,19 +82,11 @@ def test_columns_say_what_a_table_needs(name):
         assert column.better in ("higher", "lower", "retrain", "neither")
 
 
-def test_no_two_metrics_share_a_key_or_a_title():
-    keys = [column.key for column in columns()]
-    assert len(keys) == len(set(keys)) == sum(len(metric(name).COLUMNS) for name in METRICS)
-    titles = [column.title for column in columns()]
-    assert len(titles) == len(set(titles))
-
-
-def test_columns_of_a_table_stand_in_an_order_that_no_file_name_decides():
-    orders = [(column.table, column.order) for column in columns()]
-    assert len(orders) == len(set(orders))
-
-
-def test_figures_of_all_metrics_have_names_of_their_own(measured):
+def test_no_two_metrics_share_a_key_a_title_or_a_place_in_a_table(measured):
+    shown = columns()
+    assert len(shown) == sum(len(metric(name).COLUMNS) for name in METRICS)
+    for unique in (lambda c: c.key, lambda c: c.title, lambda c: (c.table, c.order)):
+        assert len(set(map(unique, shown))) == len(shown)
     for what, by_metric in measured.items():
         keys = [key for one in by_metric.values() for key in one.first]
         assert len(keys) == len(set(keys)), what
@@ -115,15 +106,10 @@ def test_every_column_has_a_figure_in_range_or_none_that_json_can_hold(name, mea
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_figures_are_the_same_when_measured_again(name, measured):
+def test_figures_are_the_same_when_measured_again_and_measuring_changes_nothing(name, measured):
     for what, by_metric in measured.items():
         first, again = ({**one, **dict.fromkeys(CLOCKED)} for one in (by_metric[name].first, by_metric[name].again))
         assert first == again, what
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_a_metric_changes_neither_models_nor_task_nor_cost(name, measured):
-    for what, by_metric in measured.items():
         assert by_metric[name].after == by_metric[name].before, what
 
 
@@ -139,32 +125,16 @@ def test_retrain_measured_against_itself_is_no_distance_away(world, measured):
         assert figures["time_to_effect"] is not None, place.name
 
 
-def test_figures_of_a_backdoor_are_there_where_there_is_one_and_nowhere_else(world, measured):
-    for place, _ in world.answers("none"):
-        figures = all_of(measured[f"none in {place.name}"])
-        there = place.data.situation.triggered is not None
-        assert [figures[key] is not None for key in ("asr", "triggered", "zero_a")] == [there] * 3, place.name
-
-
-def test_samples_have_no_held_out_accuracy_and_all_else_has(world, measured):
-    for place, _ in world.answers("none"):
-        figures = all_of(measured[f"none in {place.name}"])
-        assert (figures["f_a"] is None) == (place.task.request.kind == "sample"), place.name
-        assert figures["f_a_train"] is not None, place.name
-
-
-def test_what_can_be_taken_back_is_restored_to_the_bit(world, measured):
+def test_figures_are_there_where_there_is_something_to_measure_and_nowhere_else(world, measured):
     for method in METHODS:
         for place, unlearned in world.answers(method):
-            restored = all_of(measured[f"{method} in {place.name}"])["restored"]
-            assert restored == (1.0 if unlearned.reversible else None), (method, place.name)
-
-
-def test_what_is_forgotten_has_a_loss_but_where_a_logit_is_masked(world, measured):
-    for method in METHODS:
-        for place, _ in world.answers(method):
-            figures = all_of(measured[f"{method} in {place.name}"])
+            figures, where = all_of(measured[f"{method} in {place.name}"]), (method, place.name)
+            there = place.data.situation.triggered is not None
+            assert [figures[key] is not None for key in ("asr", "triggered", "zero_a")] == [there] * 3, where
+            assert (figures["f_a"] is None) == (place.task.request.kind == "sample"), where
+            assert figures["f_a_train"] is not None, where
+            assert figures["restored"] == (1.0 if unlearned.reversible else None), where
             if method == "logit_mask":
-                assert (figures["forget_loss"], figures["gap_forget_loss"]) == (None, None), place.name
+                assert (figures["forget_loss"], figures["gap_forget_loss"]) == (None, None), where
             else:
-                assert figures["forget_loss"] > 0, (method, place.name)
+                assert figures["forget_loss"] > 0, where

@@ -16,32 +16,22 @@ def transcript():
     return module
 
 
-def test_what_commands_print_replaces_what_stood_below_them(transcript, tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(
-        "Before.\n\n```console\n$ echo new > file; cat file\nold\nolder\n```\n\n```console\n$ cat file\n```\n"
-    )
+def test_what_commands_print_replaces_what_stood_below_them_and_other_blocks_stay(transcript, tmp_path):
+    page, python = tmp_path / "page.md", "```python\n$ echo no\n```\n\n"
+    command, second = "```console\n$ echo new > file; cat file\n", "```\n\n```console\n$ cat file\n"
+    page.write_text(f"{python}{command}old\nolder\n{second}```\n")
     transcript.main(page)
-    assert page.read_text() == (
-        "Before.\n\n```console\n$ echo new > file; cat file\nnew\n```\n\n```console\n$ cat file\nnew\n```\n"
-    )
+    assert page.read_text() == f"{python}{command}new\n{second}new\n```\n"
 
 
-def test_other_blocks_are_left_alone(transcript, tmp_path):
+def test_an_unexpected_exit_code_stops_it_and_nothing_is_written(transcript, tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("```python\n$ echo no\n```\n")
-    transcript.main(page)
-    assert page.read_text() == "```python\n$ echo no\n```\n"
-
-
-@pytest.mark.parametrize("command", ["false", "true  # (exit 1)", "exit 3  # (exit 1)"])
-def test_an_unexpected_exit_code_stops_it_and_nothing_is_written(transcript, tmp_path, command):
-    page = tmp_path / "page.md"
-    text = f"```console\n$ {command}\nkept\n```\n"
-    page.write_text(text)
-    with pytest.raises(SystemExit, match="expected"):
-        transcript.main(page)
-    assert page.read_text() == text
+    for command in ("false", "true  # (exit 1)", "exit 3  # (exit 1)"):
+        text = f"```console\n$ {command}\nkept\n```\n"
+        page.write_text(text)
+        with pytest.raises(SystemExit, match="expected"):
+            transcript.main(page)
+        assert page.read_text() == text
 
 
 def test_the_operators_page_names_no_path_of_the_machine_it_was_made_on(transcript):

@@ -1,7 +1,5 @@
 """Small federations with all that makes engines differ: odd sizes, empty clients, normalisation and dropout."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 
@@ -60,14 +58,6 @@ KINDS = ("plain", "batchnorm", "layernorm", "dropout", "all", "convolution")
 def federation_for(kind: str, sizes: tuple[int, ...] = SIZES) -> Federation:
     """Rows that a model of this kind takes."""
     return make_federation(sizes, images=kind == "convolution")
-
-
-def without_rows(federation: Federation, *empty: int) -> Federation:
-    """The same federation with clients that have nothing to train on."""
-    clients = tuple(
-        replace(client, train=client.train[:0]) if client.id in empty else client for client in federation.clients
-    )
-    return replace(federation, clients=clients)
 
 
 def train_locally(model: nn.Module, x: Tensor, y: Tensor, rows: Tensor, *, local: LocalTraining, seed: int) -> None:

@@ -92,13 +92,12 @@ def assert_same_rounds(kind, how, rounds, federation):
         torch.testing.assert_close(found[name], value)
 
 
-@pytest.mark.parametrize("kind", ["plain", "batchnorm", "layernorm"])
 @pytest.mark.parametrize(
-    "how",
+    ("kind", "how"),
     [
-        LocalTraining(batch_size=16, epochs=2),
-        LocalTraining(batch_size=16, optimizer="adam", lr=0.01),
-        LocalTraining(batch_size=8, momentum=0.0, weight_decay=0.01),
+        ("batchnorm", LocalTraining(batch_size=16, epochs=2)),
+        ("layernorm", LocalTraining(batch_size=16, optimizer="adam", lr=0.01)),
+        ("plain", LocalTraining(batch_size=8, momentum=0.0, weight_decay=0.01)),
     ],
     ids=["sgd", "adam", "decay"],
 )
@@ -108,32 +107,22 @@ def test_every_client_ends_at_the_weights_of_the_plain_engine(without_gpu, kind,
     assert Rerun.replays > 0
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 8, 9, 25])
+@pytest.mark.parametrize("count", [1, 3, 5, 8, 9])
 def test_slots_without_work_do_no_harm_however_long_training_lasts(without_gpu, count):
     federation, how = make_federation((64,) * count), LocalTraining(batch_size=16)
-    assert_same_rounds("plain", how, [jobs_of(federation, how, i) for i in range(12)], federation)
+    assert_same_rounds("plain", how, [jobs_of(federation, how, i) for i in range(9)], federation)
 
 
 def test_cohorts_that_change_from_round_to_round(without_gpu):
     federation, how = make_federation((64, 16, 100, 7, 33, 48, 90, 20, 61)), LocalTraining(batch_size=16)
     source = torch.Generator().manual_seed(0)
-    cohorts = [set(torch.randperm(9, generator=source)[: 1 + i % 9].tolist()) for i in range(20)]
+    cohorts = [set(torch.randperm(9, generator=source)[: i % 10].tolist()) for i in range(15)]  # of nobody, too
     rounds = [jobs_of(federation, how, i, cohort) for i, cohort in enumerate(cohorts)]
     assert_same_rounds("plain", how, rounds, federation)
 
 
-def test_a_round_takes_as_many_replays_as_its_longest_lane_has_steps(without_gpu):
-    federation, how = make_federation((160,) * 8), LocalTraining(batch_size=16)
+@pytest.mark.parametrize(("sizes", "replays"), [((160,) * 8, 10), ((20, 30, 5), 0)], ids=["many", "rare"])
+def test_a_round_takes_as_many_replays_as_its_longest_lane_has_steps_and_rare_sizes_none(without_gpu, sizes, replays):
+    federation, how = make_federation(sizes), LocalTraining(batch_size=16)
     assert_same_rounds("plain", how, [jobs_of(federation, how)], federation)
-    assert Rerun.replays == 10
-
-
-def test_rare_batch_sizes_stay_plain(without_gpu):
-    federation, how = make_federation((20, 30, 5)), LocalTraining(batch_size=16)
-    assert_same_rounds("plain", how, [jobs_of(federation, how)], federation)
-    assert Rerun.replays == 0
-
-
-def test_a_round_without_clients_changes_nothing(without_gpu):
-    federation, how = make_federation((64,) * 3), LocalTraining(batch_size=4)
-    assert_same_rounds("plain", how, [[], jobs_of(federation, how), [], jobs_of(federation, how, 1)], federation)
+    assert Rerun.replays == replays

@@ -1,4 +1,4 @@
-"""Whether a measurement had its device to itself: times of a shared one say nothing of a method."""
+"""Whether a measurement had its device to itself: times taken on a shared device do not count."""
 
 import os
 import subprocess
@@ -19,23 +19,23 @@ _LEAST_S = 0.5  # below it the kernel's counts of CPU time are too coarse
 
 @dataclass(frozen=True)
 class Alone:
-    """Whether a device was alone (None where nothing could be seen), and what was seen."""
+    """Whether nobody else used a device (None: could not be checked), and the evidence."""
 
     alone: bool | None
     seen: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As results keep it."""
+        """Plain data, as stored in results."""
         return {"alone": self.alone, "seen": self.seen}
 
     @property
     def others(self) -> str:
-        """Who else is there, in words; empty where nobody is."""
+        """Signs of other users, in words; empty if there are none."""
         return "; ".join(self.seen.get("others", []))
 
 
 class AloneCheck:
-    """Looks at a device before something is measured there, and after it."""
+    """Checks a device before and after a measurement."""
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
@@ -43,8 +43,8 @@ class AloneCheck:
         self._started = _cpu_now()
 
     def finish(self, *, idle: bool = False) -> Alone:
-        """The device was alone if nobody else was seen before, meanwhile and after. With `idle` this process waits a
-        moment: a GPU that is busy then is busy for somebody else."""
+        """Alone means: no sign of others before, during or after. With `idle` this process waits a moment first: a GPU
+        that is still busy then works for somebody else."""
         if idle:
             time.sleep(max(0.0, _LEAST_S - (time.perf_counter() - self._started.at)))
         cores = _others_cores(self._started, _cpu_now())
@@ -83,7 +83,7 @@ def _judge(device: torch.device, looks: list[dict[str, Any]], cores: float | Non
 
 
 def _look(device: torch.device, *, idle: bool) -> dict[str, Any]:
-    """What can be seen at one moment; None where it cannot."""
+    """Load and GPU state now; None for what cannot be read."""
     seen: dict[str, Any] = {"load": round(os.getloadavg()[0], 2)}
     if device.type != "cuda":
         return seen
@@ -111,7 +111,7 @@ def _utilization(device: torch.device) -> int | None:
 
 
 def _smi(device: torch.device, query: str) -> list[str] | None:
-    """The lines of an answer of the driver's tool about one GPU; None where there is none."""
+    """The output lines of `nvidia-smi` for one GPU; None if it is missing or fails."""
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     which = [f"--id=GPU-{uuid}"] if uuid else []
     try:
@@ -137,7 +137,7 @@ def _cpu_now() -> _Cpu:
 
 
 def _stat() -> list[list[str]]:
-    """The kernel's counts of CPU time, of all cores together and of each; none where it does not tell."""
+    """The kernel's CPU time, total and per core; empty if it is not available."""
     try:
         return [line.split() for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu")]
     except OSError:
@@ -145,12 +145,12 @@ def _stat() -> list[list[str]]:
 
 
 def _cores() -> int:
-    """As many as the kernel counts CPU time for; a container may have fewer of its own."""
+    """Cores of the machine; a container may be limited to fewer."""
     return max(0, len(_stat()) - 1) or os.cpu_count() or 1
 
 
 def _busy_s() -> float | None:
-    """Seconds that all cores together have worked; None where the kernel does not tell."""
+    """Seconds of work of all cores together; None if the kernel does not report them."""
     counts = _stat()[:1]
     if not counts or len(counts[0]) < 8:
         return None
@@ -159,7 +159,7 @@ def _busy_s() -> float | None:
 
 
 def _others_cores(first: _Cpu, last: _Cpu) -> float | None:
-    """Cores that other processes kept busy between two moments; by the load average where nothing better is told."""
+    """Cores kept busy by other processes between two moments; estimated from the load average if need be."""
     elapsed = last.at - first.at
     if first.busy_s is None or last.busy_s is None:
         return max(0.0, os.getloadavg()[0] - torch.get_num_threads())

@@ -1,4 +1,4 @@
-"""A model that is to have forgotten, beside the original and the retrained one: what metrics look at."""
+"""What metrics look at: an unlearned model beside the original and the retrained one."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -41,7 +41,7 @@ class EvaluationData:
         return self.federation.rows("validation" if rows == "validation" else "heldout")
 
     def inputs(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        """An array, and which of its rows make up a set (None for all); none where nothing carries a trigger."""
+        """An array, and which of its rows make up a set (None for all); empty without a trigger."""
         x, _, ids = self._arrays(rows)
         return x, ids
 
@@ -55,9 +55,9 @@ class EvaluationData:
         federation, dataset, triggered = self.federation, self.dataset, self.situation.triggered
         if rows == "triggered":
             return (triggered.x, triggered.y, None) if triggered else (dataset.test_x[:0], dataset.test_y[:0], None)
-        return (
-            (dataset.test_x, dataset.test_y, None) if rows == "test" else (federation.x, federation.y, self.ids(rows))
-        )
+        if rows == "test":
+            return dataset.test_x, dataset.test_y, None
+        return federation.x, federation.y, self.ids(rows)
 
     def to_forget(self, rows: Rows) -> Tensor:
         """Which of these rows are to be forgotten; of test rows, those of forgotten classes. (N,)"""
@@ -97,7 +97,7 @@ class Outputs:
         return share(self.right(rows)[mask if forgotten else ~mask])
 
     def moment(self) -> dict[str, float]:
-        """R-A and what is to go down: a backdoor's success, else F-A (of training rows, where samples are named)."""
+        """R-A, and what unlearning lowers: a backdoor's success, else F-A (on training rows for sample requests)."""
         triggered = self.data.situation.triggered
         if triggered is not None:
             named = self.logits("triggered").argmax(1) == triggered.target
@@ -132,5 +132,5 @@ class Case:
 
 
 def share(right: Tensor) -> float | None:
-    """Share of true values; None where there is none at all."""
+    """Share of true values; None for an empty tensor."""
     return float(right.double().mean()) if len(right) else None

@@ -20,7 +20,7 @@ Probe = Callable[[nn.Module], dict[str, float]]
 
 @dataclass
 class Cost:
-    """From request to effect; `ahead` is what a method needs done before any request comes, once a federation."""
+    """Cost from request to effect; `ahead` is the work before any request, once for each federation."""
 
     time_s: dict[str, float] = field(default_factory=dict)  # by stage
     bytes_up: int = 0
@@ -29,8 +29,8 @@ class Cost:
     local_steps: int = 0  # of gradient descent, at clients
     ahead_time_s: float = 0.0
     ahead_bytes_up: int = 0
-    storage_bytes: int = 0  # kept for the sake of requests to come, or to take this one back
-    path: list[dict[str, float]] = field(default_factory=list)  # how things stood on the way: `time_s` and figures
+    storage_bytes: int = 0  # kept to answer later requests, or to undo this one
+    path: list[dict[str, float]] = field(default_factory=list)  # figures on the way, each with its `time_s`
     _paused_s: float = field(default=0.0, compare=False, repr=False)
     _stage: tuple[float, float] = field(default=(0.0, 0.0), compare=False, repr=False)  # its start; pauses until then
 
@@ -49,13 +49,13 @@ class Cost:
             self.time_s[name] = self.time_s.get(name, 0.0) + self._spent(_now())
 
     def count(self, *, bytes_up: int, bytes_down: int, clients: Iterable[int]) -> None:
-        """Add messages after the request, and whom they went to or came from."""
+        """Add messages after the request, and the clients involved."""
         self.bytes_up += bytes_up
         self.bytes_down += bytes_down
         self.clients.update(clients)
 
     def probe(self, probe: Probe, model: nn.Module) -> None:
-        """Note how things stand now, within a stage; the clock is stopped meanwhile."""
+        """Record the model's figures within a stage; the clock stops meanwhile."""
         started = _now()
         self.path.append({"time_s": self.total_time_s + self._spent(started), **probe(model)})
         self._paused_s += _now() - started

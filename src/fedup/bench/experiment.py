@@ -81,7 +81,7 @@ class BenchCell:
 
 @dataclass(frozen=True)
 class Experiment:
-    """All that a TOML file asks for."""
+    """An experiment as its TOML file defines it."""
 
     name: str
     title: str
@@ -102,8 +102,12 @@ class Experiment:
                     yield Group(replace(recipe, seed=seed), scenario, recorded)
 
     def cells(self, seeds: Sequence[int] | None = None, only: Sequence[str] = ()) -> list[BenchCell]:
-        """All cells, or those that bear the names in `only`: of federations, data sets, models, scenarios, methods."""
-        cells = [BenchCell(group, self._at(group, method)) for group in self.groups(seeds) for method in self.methods]
+        """All cells, or those named in `only`: federations, data sets, models, scenarios or methods."""
+        cells = [
+            BenchCell(group, self.tuned.get((group.federation, group.scenario.name, method.name), method))
+            for group in self.groups(seeds)
+            for method in self.methods
+        ]
         kinds: list[Callable[[BenchCell], set[str]]] = [
             lambda cell: {cell.group.federation, cell.group.recipe.data, cell.group.recipe.model},
             lambda cell: {cell.group.scenario.name},
@@ -118,10 +122,6 @@ class Experiment:
             cells = [cell for cell in cells if not wanted or kind(cell) & wanted]
         return cells
 
-    def _at(self, group: Group, method: Named) -> Named:
-        """The method with the settings that were chosen for this place."""
-        return self.tuned.get((group.federation, group.scenario.name, method.name), method)
-
 
 def federation_name(recipe: Recipe) -> str:
     """Data set and model, for people and folders."""
@@ -131,7 +131,7 @@ def federation_name(recipe: Recipe) -> str:
 
 
 def load_experiment(path: Path) -> Experiment:
-    """Read a TOML file; whatever is wrong in it is named with file and key."""
+    """Read a TOML file; errors name file and key."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
@@ -169,7 +169,7 @@ def _read(name: str, table: dict[str, Any]) -> Experiment:
             raise SettingError(f"{where}: {name_here} is there already; an experiment has each pair once.")
         recipes.append(recipe)
         wanted = _named(table, "scenarios", scenario_class, own)
-        scenarios[name_here] = tuple(one for one in wanted if one.name not in left_out)
+        scenarios[name_here] = tuple(scenario for scenario in wanted if scenario.name not in left_out)
     methods = _named(table, "methods", method_class)
     if any((method.name == REFERENCE) != (method.use == REFERENCE) for method in methods):
         raise SettingError(
@@ -182,22 +182,22 @@ def _read(name: str, table: dict[str, Any]) -> Experiment:
     if not seeds or len(set(seeds)) != len(seeds):
         raise SettingError(f"seeds must be at least one, each once; found {list(seeds)}.")
     title = convert(table.get("title", name), str, "title")
-    known = {federation: [one.name for one in named] for federation, named in scenarios.items()}
+    known = {federation: [scenario.name for scenario in named] for federation, named in scenarios.items()}
     goals = read_goals(table.get("goals", {}), known, [method.name for method in methods])
     return Experiment(name, title, seeds, tuple(recipes), scenarios, methods, goals)
 
 
 def _with_tuned(experiment: Experiment, table: dict[str, Any], folder: Path) -> Experiment:
-    """The experiment with what was chosen by tuning; settings that it gives itself stay."""
+    """The experiment with tuned settings; settings given in its own file win."""
     if "tuned" not in table:
         return experiment
     place = folder / convert(table["tuned"], str, "tuned")
     chosen: dict[tuple[str, str, str], Named] = {}
     for method in experiment.methods:
         own = {name: value for name, value in table["methods"].get(method.name, {}).items() if name != "use"}
-        for one in load_tuned(place / f"{Path(method.use).stem}.toml"):
-            settings = build(type(method.settings), {**one.settings, **own}, f"{place}, {method.use}")
-            chosen[one.federation, one.scenario, method.name] = replace(method, settings=settings)
+        for choice in load_tuned(place / f"{Path(method.use).stem}.toml"):
+            settings = build(type(method.settings), {**choice.settings, **own}, f"{place}, {method.use}")
+            chosen[choice.federation, choice.scenario, method.name] = replace(method, settings=settings)
     return replace(experiment, tuned=chosen, tuned_folder=place)
 
 
@@ -215,7 +215,7 @@ def _named(
     table: dict[str, Any], kind: str, find: Callable[[str], type[Any]], own: Mapping[str, Any] | None = None
 ) -> tuple[Named, ...]:
     """The scenarios or methods of an experiment: `[methods.NAME]` with settings, and `use` where NAME is no file's."""
-    found = []
+    parts = []
     for name, settings in convert(table.get(kind, {}), dict, kind).items():
         where = f"{kind}.{name}"
         if not _NAME.fullmatch(name):
@@ -226,14 +226,14 @@ def _named(
         use = convert(given.pop("use", name), str, f"{where}.use")
         if use != name and name in names(f"fedup.bench.{kind}"):
             raise SettingError(f"{where}: {name} is the name of another one than {use!r}; choose a name of your own.")
-        found.append(Named(name, use, build(find(use), given, where)))
-    if not found:
+        parts.append(Named(name, use, build(find(use), given, where)))
+    if not parts:
         raise SettingError(f"{kind}: there is none; add [{kind}.NAME] for each.")
-    return tuple(found)
+    return tuple(parts)
 
 
 def _own_code(**sources: str) -> dict[str, Any]:
-    """sha256 of the user's own files among these: what they hold is part of the configuration."""
+    """sha256 of the user's own files: their content is part of the configuration."""
     files = {name: [(path, path.stat()) for path in _own_files(source)] for name, source in sources.items()}
     own = {
         name: [_sha256(path, stat.st_size, stat.st_mtime_ns) for path, stat in paths]
@@ -244,7 +244,7 @@ def _own_code(**sources: str) -> dict[str, Any]:
 
 
 def _own_files(source: str) -> list[Path]:
-    """The files of the user's own that a name in an experiment stands for."""
+    """The user's own files behind a name in an experiment."""
     if Path(source).suffix in (".py", ".safetensors"):
         return [Path(source)] if Path(source).is_file() else []
     if not source or source in names("fedup.tasks.datasets"):

@@ -26,7 +26,7 @@ GOALS_HEAD = ["federation", "scenario", "goal", "found", "bound", "", "n"]
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure of a method that is to be at least, or at most, another one and a margin."""
+    """A method's figure that must be at least, or at most, another figure plus a margin."""
 
     federation: str
     scenario: str
@@ -40,7 +40,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Judged:
-    """A goal beside what was found, means over the seeds in which both figures are there."""
+    """A goal and its figures: means over the seeds that have both."""
 
     goal: Goal
     found: float
@@ -60,15 +60,15 @@ class Judged:
 
 
 def read_goals(table: object, federations: Mapping[str, Sequence[str]], methods: Sequence[str]) -> tuple[Goal, ...]:
-    """The goals in `[goals.FEDERATION.SCENARIO]`: lines such as `asr = "<= retrain.asr + 0.02"`, the left side being a
-    metric of FedUP or `method.metric`."""
-    found = []
+    """The goals in `[goals.FEDERATION.SCENARIO]`: lines such as `asr = "<= retrain.asr + 0.02"`; on the left stands a
+    metric of FedUP, or `method.metric`."""
+    goals = []
     for federation, scenarios in checked(table, list(federations), "goals").items():
         where = f"goals.{federation}"
         for scenario, lines in checked(scenarios, federations[federation], where).items():
             for figure, text in convert(lines, dict, f"{where}.{scenario}").items():
-                found.append(_goal(federation, scenario, figure, text, methods, f"{where}.{scenario}.{figure}"))
-    return tuple(found)
+                goals.append(_goal(federation, scenario, figure, text, methods, f"{where}.{scenario}.{figure}"))
+    return tuple(goals)
 
 
 def _goal(federation: str, scenario: str, figure: str, text: Any, methods: Sequence[str], where: str) -> Goal:
@@ -87,7 +87,7 @@ def _goal(federation: str, scenario: str, figure: str, text: Any, methods: Seque
 
 
 def judge_goals(goals: Sequence[Goal], blocks: "Sequence[Block]") -> Iterator[Judged]:
-    """Goals for which there are results, in the order in which they are written."""
+    """The goals that have results, in their order in the file."""
     by_name = {(block.federation, block.scenario.name): block for block in blocks}
     for goal in goals:
         block = by_name.get((goal.federation, goal.scenario))
@@ -102,7 +102,7 @@ def judge_goals(goals: Sequence[Goal], blocks: "Sequence[Block]") -> Iterator[Ju
 
 
 def goal_rows(goals: Sequence[Goal], blocks: "Sequence[Block]") -> list[list[str]]:
-    """Goals as rows of a table, each met or missed by so much; without clean times those for times are not judged."""
+    """Goals as rows of a table: met, or missed by how much; goals for times need clean times."""
     judged = list(judge_goals(goals, blocks))
     there = {(block.federation, block.scenario.name) for block in blocks}
     lines = [(one.goal, f"{one.found:.3f}", f"{one.bound:.3f}", one.verdict, str(one.seeds)) for one in judged]

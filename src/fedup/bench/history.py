@@ -1,4 +1,4 @@
-"""What a server keeps of a training for the sake of requests to come: each round's global weights, and each upload."""
+"""The history of a training, kept by the server for later requests: each round's global weights and uploads."""
 
 import json
 import shutil
@@ -20,17 +20,17 @@ from fedup.training.fedavg import Observer
 
 @dataclass
 class _Round:
-    """Who took part in a round, with which share, and how far each tensor moved at them: sums over the clients."""
+    """A round's clients and their shares, and how far each tensor moved, summed over the clients."""
 
     shares: dict[int, float] = field(default_factory=dict)
     moved: dict[str, float] = field(default_factory=dict)  # mean |after − before| of a tensor's entries
 
 
 class History(Observer):
-    """An observer that keeps everything: in memory, or below a folder, where a training of any size fits.
+    """An observer that keeps everything, in memory or in a folder.
 
-    A training that was interrupted and goes on from its checkpoint goes on with the same folder. Files carry no
-    checksum: together they are many times a model's size.
+    A training that resumes from its checkpoint continues the same folder. Files carry no checksum: together they are
+    many times a model's size.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -68,7 +68,7 @@ class History(Observer):
         return sorted(self._rounds)
 
     def holds(self, rounds: int) -> bool:
-        """Whether so many rounds are here, from the first on, with a file of full size for all weights of each."""
+        """Whether the first `rounds` rounds are complete: all files are there, all of one size."""
         if self.rounds != list(range(rounds)):
             return False
         names = [name for number in self.rounds for name in _names(number, self.shares(number))]
@@ -96,18 +96,18 @@ class History(Observer):
 
     def changes(self) -> dict[str, float]:
         """The mean change of an entry of each tensor from weights sent out to weights sent back, over all uploads."""
-        uploads = sum(len(one.shares) for one in self._rounds.values())
-        names = {name for one in self._rounds.values() for name in one.moved}
-        return {name: sum(one.moved.get(name, 0.0) for one in self._rounds.values()) / uploads for name in names}
+        rounds = self._rounds.values()
+        uploads, names = sum(len(each.shares) for each in rounds), {name for each in rounds for name in each.moved}
+        return {name: sum(each.moved.get(name, 0.0) for each in rounds) / uploads for name in names}
 
     def remove(self) -> None:
-        """Give the disk back."""
+        """Delete everything, on disk too."""
         self._rounds, self._memory = {}, {}
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _put(self, name: str, weights: Weights) -> None:
-        plain = {one: tensor.detach().to("cpu", copy=True).contiguous() for one, tensor in weights.items()}
+        plain = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in weights.items()}
         if self._folder is None:
             self._memory[name] = plain
             return
@@ -118,7 +118,7 @@ class History(Observer):
 
     def _get(self, name: str) -> dict[str, Tensor]:
         if self._folder is None and name in self._memory:
-            return {one: tensor.clone() for one, tensor in self._memory[name].items()}
+            return {key: tensor.clone() for key, tensor in self._memory[name].items()}
         path = (self._folder or Path()) / f"{name}.safetensors"
         try:
             return load_file(path)
@@ -141,7 +141,7 @@ def _names(number: int, clients: Collection[int]) -> list[str]:
 
 def _read(path: Path) -> _Round:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        return _Round({int(client): share for client, share in told["shares"].items()}, told["moved"])
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return _Round({int(client): share for client, share in content["shares"].items()}, content["moved"])
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise ArtifactError(f"{path} is no round of a history ({error}). Train again.") from error

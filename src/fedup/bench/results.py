@@ -1,5 +1,5 @@
-"""Results on disk: one JSON file for each cell, named by its configuration, written whole or not at all; beside it its
-clean times, where they were taken."""
+"""Results on disk: one JSON file for each cell, named by its configuration, written whole or not at all; its clean
+times lie beside it."""
 
 import json
 import re
@@ -21,12 +21,12 @@ class Results:
         self.folder = folder
 
     def path(self, cell: BenchCell) -> Path:
-        """Where a cell's result lies: another configuration has another file, so nothing is ever overwritten by it."""
+        """The file of a cell's result; another configuration has another file."""
         group = self.folder / cell.group.federation / cell.group.scenario.name
         return group / f"{cell.method.name}-seed{cell.group.recipe.seed}-{cell.hash[:8]}.json"
 
     def timing_path(self, cell: BenchCell) -> Path:
-        """Where a cell's clean times lie: beside its result, which they leave as it is."""
+        """The file of a cell's clean times, beside its result."""
         return self.path(cell).with_suffix(".time.json")
 
     def load(self, cell: BenchCell) -> dict[str, Any] | None:
@@ -37,7 +37,7 @@ class Results:
         return result
 
     def load_timing(self, cell: BenchCell) -> dict[str, Any] | None:
-        """What `fedup bench time` took of a cell, or None where it did not."""
+        """A cell's times from `fedup bench time`, or None where there are none."""
         return _load(self.timing_path(cell), cell)
 
     def save_timing(self, cell: BenchCell, taken: Mapping[str, Any]) -> None:
@@ -46,7 +46,7 @@ class Results:
         write_text(self.timing_path(cell), json.dumps({**about, **taken}, indent=1) + "\n")
 
     def seeds(self) -> list[int]:
-        """The seeds of which there are results."""
+        """The seeds that have results."""
         matches = (re.search(r"-seed(-?\d+)-[0-9a-f]{8}\.json$", path.name) for path in self.folder.glob("*/*/*.json"))
         return sorted({int(match[1]) for match in matches if match})
 
@@ -55,28 +55,28 @@ class Results:
         result = self.load(cell)
         return result is not None and "failed" not in result
 
-    def save(self, cell: BenchCell, found: Mapping[str, Any]) -> None:
+    def save(self, cell: BenchCell, result: Mapping[str, Any]) -> None:
         """Write a cell's result."""
         about = {"format": FORMAT, "hash": cell.hash, "seed": cell.group.recipe.seed, "config": cell.config()}
-        write_text(self.path(cell), json.dumps({**about, **found}, indent=1, sort_keys=False) + "\n")
+        write_text(self.path(cell), json.dumps({**about, **result}, indent=1, sort_keys=False) + "\n")
 
 
 def _load(path: Path, cell: BenchCell) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ArtifactError(f"{path} is not a result ({error}): remove it, and its cell is measured again.") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        version = found.get("format") if isinstance(found, dict) else None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        version = content.get("format") if isinstance(content, dict) else None
         raise ArtifactError(
             f"{path} is a result of format {version}, and this fedup reads and writes {FORMAT}: keep that folder "
             "for the version that wrote it, and choose another with --results. Nothing was changed."
         )
-    if found.get("hash") != cell.hash:
+    if content.get("hash") != cell.hash:
         raise _of_another(path)
-    return found
+    return content
 
 
 def _of_another(path: Path) -> ArtifactError:

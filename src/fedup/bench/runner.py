@@ -1,4 +1,4 @@
-"""Runs an experiment: cell by cell, only what is missing, from shared federations; interrupt it anywhere."""
+"""Runs the missing cells of an experiment, on shared federations; it can be interrupted at any time."""
 
 import json
 import os
@@ -34,7 +34,7 @@ _ANY, _SHARED = "*", "*"  # federation, and what a group shares in place of a me
 
 @dataclass(frozen=True)
 class CellEvent:
-    """A cell is over."""
+    """A cell has ended."""
 
     cell: BenchCell
     outcome: Outcome
@@ -45,7 +45,7 @@ class CellEvent:
 
 
 class BudgetSpentError(Exception):
-    """The time given is nearly over; what is finished is kept."""
+    """The time budget is nearly spent; finished cells are kept."""
 
 
 def run_cells(
@@ -58,13 +58,13 @@ def run_cells(
     force: bool = False,
     note: str | None = None,
 ) -> Iterator[CellEvent]:
-    """Measure what is missing: one event for each cell that is over.
+    """Measure the missing cells: one event for each that ends.
 
     A cell that fails is recorded with its error, and the others go on.
 
     Raises BudgetSpentError shortly before the budget is over.
     """
-    finished = {cell for cell in cells if results.is_done(cell)}  # raises before any work if what is there is no result
+    finished = {cell for cell in cells if results.is_done(cell)}  # raises on a damaged result, before any work
     missing = [cell for cell in cells if force or cell not in finished]
     clock = _Clock(missing, results, cells)
     watched = within(budget_s, progress)
@@ -88,7 +88,7 @@ def run_cells(
 def setups(
     cells: Sequence[BenchCell], device: str, progress: Progress
 ) -> Iterator[tuple[SharedSetup, list[BenchCell]]]:
-    """The cells group by group, each with what it shares."""
+    """The cells by group, each group with its shared setup."""
     loaded: dict[Recipe, Dataset] = {}
     for group, members in groupby(cells, key=lambda cell: cell.group):
         left = list(members)
@@ -135,7 +135,7 @@ def _measure(cell: BenchCell, setup: SharedSetup) -> tuple[Outcome, dict[str, An
 
 
 class _Clock:
-    """How long the rest will take, from how long cells took: in this run, or in those whose results are there."""
+    """Estimates the remaining time from how long cells took, in this run and in stored results."""
 
     def __init__(self, missing: Sequence[BenchCell], results: Results, cells: Sequence[BenchCell]) -> None:
         self._left = list(missing)
@@ -144,14 +144,14 @@ class _Clock:
             self._add(cell, cell.method.name, (results.load(cell) or {}).get("wall_s", 0.0))
 
     def note(self, cell: BenchCell, seconds: float, shared_s: float) -> None:
-        """A cell took so many seconds, and what its group shares so many more."""
+        """Record the seconds of a cell, and of its group's shared setup."""
         self._add(cell, cell.method.name, seconds)
         self._left.remove(cell)
         if shared_s > 1:
             self._add(cell, _SHARED, shared_s)
 
     def left_s(self) -> float:
-        """Seconds that the rest will take."""
+        """Seconds that the remaining cells will take."""
         groups = {cell.group: cell for cell in self._left}
         return sum(self._guess(cell, cell.method.name) for cell in self._left) + sum(
             self._guess(cell, _SHARED) for cell in groups.values()
@@ -162,13 +162,13 @@ class _Clock:
             self._seen[federation, kind].append(seconds)
 
     def _guess(self, cell: BenchCell, kind: str) -> float:
-        """As long as its like took, else as what is less like it."""
+        """The mean of this federation's cells of that kind, else of all federations'."""
         seen = self._seen.get((cell.group.federation, kind)) or self._seen.get((_ANY, kind)) or [0.0]
         return statistics.fmean(seen)
 
 
 def within(budget_s: float | None, progress: Progress) -> Progress:
-    """Progress that stops the run when the next step would not end within the budget."""
+    """Progress that stops the run before a step that would exceed the budget."""
     if budget_s is None:
         return progress
     started = last = time.perf_counter()

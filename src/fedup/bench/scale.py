@@ -78,7 +78,7 @@ def _digits() -> tuple[Tensor, Tensor]:
 
 
 def rows_of(context: Any) -> tuple[Tensor, Tensor]:
-    """A client's: the digits, over and over; those that are to be forgotten have a bright corner."""
+    """A client's rows: the digits, repeated; rows to be forgotten have a bright corner."""
     x, y = _digits()
     client = int(context.node_config["partition-id"])
     rows = (torch.arange(ROWS) + ROWS * client) % len(y)
@@ -89,7 +89,7 @@ def rows_of(context: Any) -> tuple[Tensor, Tensor]:
 
 
 def _trained() -> nn.Module:
-    """As a federation would have it: its training is Flower's, and nothing of it is measured here."""
+    """A trained model; training is Flower's job and is not measured here."""
     torch.manual_seed(0)
     model, (x, y) = small_net(), _digits()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -146,7 +146,7 @@ def measure(grid: Any, clients: int) -> dict[str, Any]:
 
 @contextmanager
 def _measured(figures: dict[str, Any], name: str, contact: Any) -> Iterator[None]:
-    """Time, traffic, and by how many bytes the process's own memory has grown at most."""
+    """Time, traffic, and the peak growth of the process's own memory."""
     before, started = contact.traffic, time.perf_counter()
     with _watched_memory() as peaks:
         yield
@@ -157,7 +157,7 @@ def _measured(figures: dict[str, Any], name: str, contact: Any) -> Iterator[None
 
 @contextmanager
 def _watched_memory() -> Iterator[list[int]]:
-    """Bytes above the level at first, without pages of files, again and again; none where Linux is not."""
+    """Samples of memory growth in bytes, without pages of files; empty without Linux."""
     grown: list[int] = []
     if not STATUS.exists():
         yield grown

@@ -9,25 +9,22 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from fedup.errors import FedUPError, SettingError
 
 T = TypeVar("T")
-_FORMER_NAMES = {
-    "eraser_cut": "erase_at",
-    "max_variance_loss": "most_price",
-}  # in results on disk, and so in their hashes
+_FORMER_NAMES = {"eraser_cut": "erase_at", "max_variance_loss": "most_price"}  # in stored results and their hashes
 _TOLD_BY_ALL = "__told_by_all_results__"  # of a base class of borrowed settings; no setting has such a name
 _OF_RUNS = ("seed", "replay_seed")  # no settings of a method
 
 
 def later(default: Any, *, before: Any = MISSING) -> Any:
-    """A field that was added after results had been measured, all of them as with the value `before` (the default,
-    where none is given): `config_of` leaves it out where it has that value, so that they stay valid."""
+    """A field added after results were stored; they count as measured with `before` (by default, the default).
+    `config_of` leaves the field out where it has that value, so that stored results stay valid."""
     return field(default=default, metadata={"before": default if before is MISSING else before})
 
 
 def borrowed(*parts: Any, first: Mapping[str, Any], before: Mapping[str, Any]) -> Any:
-    """A base class that has all settings of other dataclasses: what is added there is a setting here.
+    """A base class with all settings of other dataclasses.
 
-    `first` are the settings that all results tell, as they were then (those that are no more included). All others
-    count as added `later`: they are told where they have neither their default nor the value `before`.
+    `first` are the settings that every stored result contains, with their values then. All others count as added
+    `later`: results contain them where they differ from their value `before`.
     """
     was = {**first, **before}
     own: list[tuple[str, Any, Any]] = []
@@ -42,13 +39,13 @@ def borrowed(*parts: Any, first: Mapping[str, Any], before: Mapping[str, Any]) -
 
 
 def lent(settings: Any, cls: type[T], **also: Any) -> T:
-    """The borrowed settings as the dataclass that they are from."""
+    """The borrowed settings as their original dataclass."""
     own = {one.name: getattr(settings, one.name) for one in fields(cls) if one.name not in _OF_RUNS}  # type: ignore
     return cls(**{**own, **also})
 
 
 def config_of(settings: Any) -> dict[str, Any]:
-    """A dataclass as plain data that says what was measured."""
+    """A dataclass as plain data, for results and their hashes."""
     before = {one.name: one.metadata["before"] for one in fields(settings) if "before" in one.metadata}
     told = {name: value for name, value in asdict(settings).items() if name not in before or value != before[name]}
     return {
@@ -57,7 +54,7 @@ def config_of(settings: Any) -> dict[str, Any]:
 
 
 def build(cls: type[T], table: object, where: str, *, also: Mapping[str, Any] | None = None) -> T:
-    """An instance made of a table, which stands at `where`; `also` are values that no table gives."""
+    """An instance from the table at `where`; `also` holds values that no table may set."""
     if not is_dataclass(cls) or not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         raise SettingError(f"{where}: {cls.__name__} must be a frozen dataclass.")
     hints, taken = get_type_hints(cls), also or {}
@@ -77,7 +74,7 @@ def build(cls: type[T], table: object, where: str, *, also: Mapping[str, Any] | 
 
 
 def checked(table: object, known: Collection[str], where: str) -> dict[str, Any]:
-    """The table itself, if it is one and has no key but these."""
+    """The table itself, if it is a table with known keys only."""
     if not isinstance(table, dict):
         raise SettingError(f"{where} must be a table; found {table!r}.")
     for key in table:
@@ -87,13 +84,13 @@ def checked(table: object, known: Collection[str], where: str) -> dict[str, Any]
 
 
 def closest(name: str, known: Collection[str]) -> str:
-    """What there is, and the nearest to what was asked for."""
+    """The known names, and the one nearest to `name`."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"there are {', '.join(known) or 'none'}." + (f" Did you mean {near[0]!r}?" if near else "")
 
 
 def convert(value: object, hint: Any, where: str) -> Any:
-    """The value, if it is of that type; whole numbers do for fractions, lists for tuples."""
+    """The value, if it has that type; integers count as floats, lists as tuples."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return convert(value, next(one for one in inner if one is not type(None)), where)
@@ -105,11 +102,8 @@ def convert(value: object, hint: Any, where: str) -> Any:
         return float(value)
     if isinstance(hint, type) and isinstance(value, hint) and not (hint is not bool and isinstance(value, bool)):
         return value
-    wanted = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", list: "a list"}.get(
-        hint, "a table"
-    )
-    if origin is tuple:
-        wanted = "a list"
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", list: "a list"}
+    wanted = "a list" if origin is tuple else words.get(hint, "a table")
     if origin is Literal:
         wanted = "one of " + ", ".join(map(repr, inner))
     raise SettingError(f"{where} must be {wanted}; found {value!r}.")

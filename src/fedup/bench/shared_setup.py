@@ -1,4 +1,4 @@
-"""What the cells of a group share: data, situation, trained federation, reference; each made when first needed."""
+"""What the cells of a group share: data, situation, trained federation and reference."""
 
 import time
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class SharedSetup:
         self._done_with_histories: Callable[[], None] | None = None  # once they are in use
 
     def make(self, *, reference: bool) -> None:
-        """Train what a method needs to be there; the reference too, unless the method is it."""
+        """Train what a method needs: the federation, and the reference if asked for."""
         started = time.perf_counter()
         try:
             _ = self.task, self.original.logits("heldout")
@@ -46,7 +46,7 @@ class SharedSetup:
             self._seconds += time.perf_counter() - started
 
     def made_in_s(self) -> float:
-        """Seconds spent on making things since last asked."""
+        """Seconds of `make` since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
@@ -94,13 +94,13 @@ class SharedSetup:
 
     @cached_property
     def retrained(self) -> Outputs:
-        """The reference: from this run, from the cache, or made now."""
+        """The reference: from this run, from the cache, or trained now."""
         task = self.task
         model = trained(task.start, task.retained, task.recipe, progress=self._progress, what="Retrain, the reference")
         return Outputs(model, self.data)
 
     def answer(self, method: Method) -> tuple[Unlearned, Outputs]:
-        """What a method makes of the task; Retrain's model is kept as the reference of the others."""
+        """A method's answer to the task; Retrain's model becomes the reference of the others."""
         task = self.task
         before = fingerprint(task.model), fingerprint(task.start)
         unlearned = method.unlearn(task)
@@ -115,7 +115,7 @@ class SharedSetup:
         return unlearned, outputs
 
     def clear(self) -> None:
-        """All cells of the group are over: its histories go, unless another process still needs them."""
+        """Delete the group's histories, unless another process still uses them."""
         if self._done_with_histories is not None:
             self._done_with_histories()
             self._done_with_histories = None

@@ -51,30 +51,30 @@ class Row:
     times: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # by seed: clean ones, all from one place
 
     def figure(self, key: str, seeds: Collection[int] | None = None) -> Figure | None:
-        """A figure over the seeds that have it, or over those of these; of what is made of seconds, clean ones only."""
+        """A figure over all seeds that have it, or over these; of times, clean ones only."""
         if key not in timed_keys():
             return _figure(self._measured(key), seeds)
         return _figure({seed: timing["median"].get(key) for seed, timing in self.times.items()}, seeds)
 
     def values(self, key: str) -> Mapping[int, float]:
-        """The values of a figure by seed; none where there is none."""
+        """The values of a figure by seed; empty without a figure."""
         figure = self.figure(key)
         return figure.values if figure else {}
 
     def uncounted(self, key: str) -> Figure | None:
-        """Seconds that were measured beside the accuracies, once and on a device that others may have used: to be shown
-        with a mark where there are no clean ones, and to enter nothing."""
+        """Seconds measured once, beside the accuracies, on a device that may have been shared: shown with a mark where
+        clean times are missing, and used in no comparison."""
         if key not in timed_keys() or self.figure(key) is not None:
             return None
         return _figure(self._measured(key))
 
     @property
     def reached(self) -> int:
-        """In how many seeds the effect was reached: that is no matter of clocks."""
+        """In how many seeds the effect was reached; this needs no clean time."""
         return sum(value is not None for value in self._measured("time_to_effect").values())
 
     def never(self, key: str) -> bool:
-        """Whether it is an effect, and was reached in no seed."""
+        """Whether `key` is the time to effect, and no seed reached it."""
         return key == "time_to_effect" and bool(self.seeds) and not self.reached
 
     def _measured(self, key: str) -> dict[int, Any]:
@@ -119,7 +119,7 @@ class Block:
 
     @property
     def failed_attacks(self) -> list[int]:
-        """Seeds in which the attack did not take, so that there was nothing to forget."""
+        """Seeds in which the attack failed, so that there was nothing to forget."""
         original = next((row for row in self.rows if row.method.use == ORIGINAL), None)
         retrained = self.row(REFERENCE)
         if original is None or retrained is None:
@@ -129,7 +129,7 @@ class Block:
         return [s for s in both if not took(original.results[s]["metrics"], retrained.results[s]["metrics"])]
 
     def shown(self, table: str) -> list[Column]:
-        """The columns of a table for which some method has a figure."""
+        """The columns of a table in which some method has a figure."""
         return [
             column
             for column in columns()
@@ -139,12 +139,15 @@ class Block:
     @property
     def commits(self) -> list[str]:
         """The code that the results come from."""
-        return sorted({_commit(result) for row in self.rows for result in row.results.values()})
+        codes = [result.get("code", {}) for row in self.rows for result in row.results.values()]
+        commits = ((str(code.get("commit") or "unknown")[:10], code.get("changed")) for code in codes)
+        return sorted({f"{commit} with local changes" if changed else commit for commit, changed in commits})
 
     @property
     def machines(self) -> list[str]:
-        """Where the results come from."""
-        return sorted({_machine(result) for row in self.rows for result in row.results.values()})
+        """The machines that the results come from."""
+        results = [result for row in self.rows for result in row.results.values()]
+        return sorted({place_of(one) + (f" ({one['note']})" if one.get("note") else "") for one in results})
 
 
 def summarize(experiment: Experiment, results: Results) -> list[Block]:
@@ -166,7 +169,7 @@ def _check_parts(result: Mapping[str, Any], path: Path) -> None:
 
 
 class _Measured(NamedTuple):
-    """What there is of a cell."""
+    """A cell with its result and its times."""
 
     cell: BenchCell
     result: Mapping[str, Any]
@@ -209,32 +212,18 @@ def _figure(found: Mapping[int, Any], seeds: Collection[int] | None = None) -> F
 
 def printed(cell: BenchCell) -> dict[str, float]:
     """What the paper printed for such a cell; nothing where it has none, or where a part is the user's own."""
-    recipe, known = cell.group.recipe, names("fedup.tasks.datasets") + names("fedup.tasks.models")
-    if recipe.data not in known or recipe.model not in known or not _is_of_the_paper(cell.method):
+    recipe, method = cell.group.recipe, cell.method
+    known, noise = names("fedup.tasks.datasets") + names("fedup.tasks.models"), getattr(method.settings, "sigma", None)
+    # the paper's figures are about a method as it is, or FedUP with a named noise
+    of_paper = method.name in (method.use, f"paper-{noise:g}" if noise else None)
+    if recipe.data not in known or recipe.model not in known or not of_paper:
         return {}
-    found: dict[str, float] = (
-        _paper().get(cell.group.federation, {}).get(cell.group.scenario.use, {}).get(cell.method.name, {})
+    figures: dict[str, float] = (
+        _paper().get(cell.group.federation, {}).get(cell.group.scenario.use, {}).get(method.name, {})
     )
-    return found
-
-
-def _is_of_the_paper(method: Named) -> bool:
-    """Whether it is what the paper's figures of that name are about: a method as it is, or FedUP with a named noise."""
-    noise = getattr(method.settings, "sigma", None)
-    return method.name in (method.use, f"paper-{noise:g}" if noise else None)
+    return figures
 
 
 @cache
 def _paper() -> dict[str, Any]:
     return tomllib.loads(files("fedup.bench").joinpath("paper.toml").read_text(encoding="utf-8"))
-
-
-def _machine(result: Mapping[str, Any]) -> str:
-    note = f" ({result['note']})" if result.get("note") else ""
-    return f"{place_of(result)}{note}"
-
-
-def _commit(result: Mapping[str, Any]) -> str:
-    code = result.get("code", {})
-    commit = str(code.get("commit") or "unknown")[:10]
-    return f"{commit} with local changes" if code.get("changed") else commit

@@ -30,16 +30,16 @@ from fedup.training.local import LocalTraining
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A trained federation and a request. Nothing of it may be changed: other methods get the same."""
+    """A trained federation and a request. Methods must not change it: others get the same."""
 
     federation: Federation  # as it learned, harm included
     request: Forget
     model: nn.Module  # what it learned
     start: nn.Module  # the weights it started from
     recipe: Recipe  # how it learned
-    probe: Probe  # figures of a model on the way, for `Cost.path`
+    probe: Probe  # figures of an intermediate model, for `Cost.path`
     progress: Progress
-    history: History | None = None  # what the server kept of the training, where a method of the experiment needs it
+    history: History | None = None  # of the training, where a method of the experiment needs it
     _collected: dict[tuple[Any, ...], tuple[Centroids, float]] = field(default_factory=dict)
     _learned: dict[str, tuple[nn.Module, History]] = field(default_factory=dict)
 
@@ -71,25 +71,25 @@ class Task:
             ).model
 
     def train_after(self, model: nn.Module, *, rounds: int, cost: Cost, what: str) -> nn.Module:
-        """So many more rounds after those of the training, on what is retained."""
+        """More rounds after those of the training, on what is retained."""
         last = self.recipe.rounds
         return self.train(model, self.retained, rounds=range(last, last + rounds), cost=cost, what=what)
 
     def kept(self) -> History:
-        """What the server kept of the training."""
+        """The history of the training."""
         if self.history is None or not self.history.rounds:
             raise DataError("This method needs the history of the training, and none was kept of any round.")
         return self.history
 
     def forget_learned(self) -> None:
-        """Give back the disk that trainings with other averages take."""
+        """Delete the histories of trainings with other averages."""
         for _, history in self._learned.values():
             history.remove()
         self._learned.clear()
 
     def learned_otherwise(self, averaging: Averaging, *, named: str) -> tuple[nn.Module, History]:
-        """The same federation trained from the same first weights with another average, ahead of any request; `named`
-        tells such trainings apart."""
+        """The same federation, trained from the same first weights with another average, before any request. `named`
+        identifies it in the cache."""
         if named not in self._learned:
             learn = partial(recorded, self.start, self.federation, self.recipe, progress=self.progress)
             self._learned[named] = learn(what=f"{LEARNING} with {named}", averaging=averaging, named=named)
@@ -103,14 +103,14 @@ class Task:
         cost: Cost,
     ) -> Centroids:
         """The centroids of everything, as clients send them once, ahead of any request; the caller's own copy."""
-        how = CentroidConfig() if statistics is None else statistics
-        how = replace(how, seed=self.recipe.seed) if isinstance(how, CentroidConfig) else how
-        key = how, cut
+        config = CentroidConfig() if statistics is None else statistics
+        config = replace(config, seed=self.recipe.seed) if isinstance(config, CentroidConfig) else config
+        key = config, cut
         if key not in self._collected:
             started = time.perf_counter()
             contact = InProcess(self.federation, self.model, one_reader=True)
-            made = collect_cells(self.model, contact, how, cut, frozenset(), with_forgotten=False)
-            self._collected[key] = made, time.perf_counter() - started
+            collected = collect_cells(self.model, contact, config, cut, frozenset(), with_forgotten=False)
+            self._collected[key] = collected, time.perf_counter() - started
         centroids, seconds = self._collected[key]
         cost.ahead_time_s += seconds
         cost.ahead_bytes_up += centroids.size_bytes
@@ -120,7 +120,7 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Unlearned:
-    """A model that is to have forgotten, what it took, and the way back where there is one."""
+    """An unlearned model, its cost, and config to undo it where that is possible."""
 
     model: nn.Module
     cost: Cost
@@ -129,5 +129,5 @@ class Unlearned:
 
     @property
     def reversible(self) -> bool:
-        """Whether the original model can be had back."""
+        """Whether the original model can be restored."""
         return self.restore is not None

@@ -1,4 +1,4 @@
-"""The table of clean times, and the part of it that the README shows: ratios come from nowhere else."""
+"""The table of clean times, and its part in the README; ratios of times come only from here."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,7 +31,11 @@ def times_table(summed: Sequence[Summed]) -> str:
     for experiment, blocks in summed:
         rows = [line for block in blocks for line in _lines(block)]
         if rows:
-            parts += [f"## {experiment.name}: {experiment.title}", _origin(blocks), markdown_table(_HEAD, rows)]
+            timings = [timing for block in blocks for row in block.rows for timing in row.times.values()]
+            places = "; ".join(dict.fromkeys(block.timed_on for block in blocks if block.timed_on))
+            commits = ", ".join(sorted({show_commit(timing["code"]) for timing in timings}))
+            origin = f"On {places}. Commit {commits}."
+            parts += [f"## {experiment.name}: {experiment.title}", origin, markdown_table(_HEAD, rows)]
     return "\n\n".join(parts if len(parts) > 2 else [*parts, NONE])
 
 
@@ -62,7 +66,7 @@ def write_times(summed: Sequence[Summed], benchmarks: Path) -> list[Path]:
 
 
 def fill(path: Path, text: str) -> list[Path]:
-    """Put a text between the marks of a document; nothing is done to one without marks."""
+    """Put a text between the marks of a document; one without marks is left as it is."""
     document = path.read_text(encoding="utf-8") if path.is_file() else ""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -101,10 +105,3 @@ def _ratio(row: Row, reference: Row | None, seed: int) -> str:
         return "–"
     ratio = theirs / own
     return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}" if ratio >= 1 else f"{ratio:.2f}"
-
-
-def _origin(blocks: Sequence[Block]) -> str:
-    timings = [timing for block in blocks for row in block.rows for timing in row.times.values()]
-    places = "; ".join(dict.fromkeys(block.timed_on for block in blocks if block.timed_on))
-    commits = sorted({show_commit(timing["code"]) for timing in timings})
-    return f"On {places}. Commit {', '.join(commits)}."

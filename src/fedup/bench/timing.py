@@ -1,7 +1,7 @@
 """Clean times: one process on an idle device, a warm-up, then the median of three runs; nothing else is measured again.
 
-What is timed is what `Cost` counts: from the request to the final model, by stage, without probes. Trained federations,
-their histories and what clients sent ahead of the request are there before. Time ahead is taken, too, on its own.
+Times are those of `Cost`: from the request to the final model, by stage, without probes. Trained federations, their
+histories and what clients sent ahead of the request exist before. Time ahead is taken separately.
 """
 
 import gc
@@ -34,7 +34,7 @@ _METHODS = {REFERENCE: 0, "fedup": 1}  # a ratio needs both
 
 @dataclass(frozen=True)
 class TimedEvent:
-    """A cell is over: its times, or why there are none."""
+    """A cell has ended: its times, or the error."""
 
     cell: BenchCell
     timing: Mapping[str, Any]
@@ -44,7 +44,7 @@ class TimedEvent:
 
 
 def is_clean(timing: Mapping[str, Any] | None) -> bool:
-    """Whether these times count: taken on a device that was alone, three or more."""
+    """Whether these times count: at least three, on a device that nobody else used."""
     return timing is not None and timing.get("alone") is True and len(timing.get("runs", ())) >= REPEATS
 
 
@@ -79,7 +79,7 @@ def to_time(cells: Sequence[BenchCell], results: Results, *, device: str, force:
 
 
 def place_of(result: Mapping[str, Any]) -> str:
-    """On what it was measured, in words: only times from one place are compared."""
+    """The machine in words: only times from one machine are compared."""
     machine, on_gpu = result["machine"], str(result["device"]).startswith("cuda")
     where = machine["accelerator"] if on_gpu else f"{machine['processor']}, {machine['threads']} threads"
     return f"{where}, torch {machine['torch']}"
@@ -95,7 +95,7 @@ def time_cells(
     budget_s: float | None = None,
     note: str | None = None,
 ) -> Iterator[TimedEvent]:
-    """Time these finished cells: one event for each; its times lie beside its result, which is not touched.
+    """Time finished cells, one event for each; times are written beside the results, which stay as they are.
 
     Raises BudgetSpentError shortly before the budget is over, and before runs that would not end within it.
     """
@@ -148,13 +148,13 @@ def _take(
 
 
 def _answer(cell: BenchCell, task: Task) -> tuple[Cost, nn.Module]:
-    """One answer as the benchmark asks for it; probes only note the moment, and what is sent ahead is sent anew."""
+    """One answer; probes only record the moment, and clients send ahead again."""
     unlearned = cell.method.settings.unlearn(replace(task, probe=lambda model: {}, _collected={}))
     return unlearned.cost, unlearned.model
 
 
 def effect_moment(result: Mapping[str, Any]) -> int | None:
-    """Which moment on the way had the effect, by the accuracies of the result: the last is the end; None for never."""
+    """The moment of the result's path at which the effect was reached: -1 for the end, None for never."""
     effect = result["metrics"].get("time_to_effect")
     moments = [moment["time_s"] for moment in result.get("cost", {}).get("path", [])]
     if effect is None:

@@ -1,4 +1,4 @@
-"""Federations trained once, kept in the cache folder and shared by all methods, scenarios and experiments."""
+"""Trained federations in the cache folder, shared by all methods, scenarios and experiments."""
 
 import copy
 import fcntl
@@ -13,7 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fedup
 from fedup.bench.history import History
@@ -37,10 +37,10 @@ _A_DAY_S = 86_400.0
 def trained(
     start: nn.Module, federation: Federation, recipe: Recipe, *, progress: Progress, what: str = LEARNING
 ) -> nn.Module:
-    """The model that a federation learns from these first weights; from the cache where it was learned before.
+    """The model that a federation learns from these first weights, from the cache if it is there.
 
-    What decides is the content: rows, labels, first weights, settings, kind of device and version of torch. An
-    interrupted training goes on where it stopped.
+    The key is the content: rows, labels, first weights, settings, kind of device and version of torch. An interrupted
+    training resumes.
     """
     path, recorded_path = _path(start, federation, recipe), _path(start, federation, recipe, ["recorded"])
     found = _load(start, recorded_path, federation) or _load(start, path, federation)
@@ -57,9 +57,9 @@ def recorded(
     averaging: Averaging = RunningAverage,
     named: str = "",
 ) -> tuple[nn.Module, History]:
-    """The same with the history of its training, which lies beside it; another averaging has a name.
+    """The same with the history of its training; another averaging needs a name.
 
-    A model without its history is learned again: on a GPU one that was learned twice differs in its last bits.
+    A model without its history is trained again: on a GPU a second training differs in the last bits.
     """
     path = _path(start, federation, recipe, ["recorded"])
     if named:
@@ -69,7 +69,7 @@ def recorded(
     with held(path.with_suffix(".lock"), "bench", wait_s=_A_DAY_S):  # two processes would mix their histories
         found, history = _load(start, path, federation), _history(folder)
         if found is None or not history.holds(recipe.rounds):
-            if not history.rounds or not path.with_suffix(".rounds").exists():  # one without the other is of no use
+            if not history.rounds or not path.with_suffix(".rounds").exists():  # neither is of use alone
                 path.with_suffix(".rounds").unlink(missing_ok=True)
                 history.remove()
             watchers = [history, _shown(recipe, progress, what)]
@@ -81,8 +81,8 @@ def recorded(
 
 
 def use_histories(start: nn.Module, federation: Federation, recipe: Recipe) -> Callable[[], None]:
-    """Until the returned function is called (or this process ends) nobody takes away a federation's histories. The last
-    user's call does: they may be many times the model's size. Models stay."""
+    """Keep a federation's histories until the returned function is called, or this process ends. The last user's call
+    deletes them: they may be many times the model's size. Models stay."""
     path = _path(start, federation, recipe, ["recorded"])
     with explained(f"write to {path.parent}"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def use_histories(start: nn.Module, federation: Federation, recipe: Recipe) -> C
 
 
 def _digest_of(averaging: Averaging, named: str) -> str:
-    """Of the name and of the code: models that were averaged by other code are others."""
+    """A digest of the name and of the averaging's code."""
     code = Path(inspect.getfile(getattr(averaging, "func", averaging))).read_bytes()
     return hashlib.sha256(named.encode() + code).hexdigest()[:16]
 
@@ -150,7 +150,7 @@ def _learn(
 
 
 def keep(model: nn.Module, start: nn.Module, federation: Federation, recipe: Recipe) -> None:
-    """Put a model that was trained elsewhere in just this way into the cache."""
+    """Store a model that was trained elsewhere in exactly this way."""
     save_model(model, _path(start, federation, recipe))
 
 
@@ -169,19 +169,15 @@ def _path(start: nn.Module, federation: Federation, recipe: Recipe, kind: Sequen
     }
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     for rows in federation.rows("train").sort().values.split(4096):  # no second array of the data's size
-        digest.update(_bytes(federation.x[rows]))
+        digest.update(federation.x[rows].detach().cpu().contiguous().numpy().data.cast("B"))
     return cache_folder() / "federations" / f"{digest.hexdigest()[:32]}.safetensors"
 
 
 @cache
 def _training_code() -> str:
-    """sha256 of the files that decide what training gives: a model trained by other code is another model."""
+    """sha256 of the code that training depends on."""
     core = Path(fedup.__file__).parent
     files = [core / f"{name}.py" for name in ("rng", "threads", "models/cut", "bench/history")]
     files += sorted((core / "training").rglob("*.py"))
     files += sorted((core / "tasks" / "models").glob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-
-
-def _bytes(values: Tensor) -> memoryview:
-    return values.detach().cpu().contiguous().numpy().data.cast("B")

@@ -1,4 +1,4 @@
-"""What tuning chose, with its evidence, as a TOML file."""
+"""Tuned settings and their evidence, as a TOML file."""
 
 import fcntl
 import json
@@ -18,7 +18,7 @@ BUDGET = 4  # combinations that each method may try in each place
 
 @dataclass(frozen=True)
 class Trial:
-    """One combination, on validation rows of the tuning seed's federation."""
+    """One combination of settings, scored on validation rows of the tuning seed's federation."""
 
     settings: Mapping[str, Any]
     score: float
@@ -30,7 +30,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was chosen in one place (a federation and a scenario), and why."""
+    """The choice for one place (a federation and a scenario), and its evidence."""
 
     federation: str
     scenario: str
@@ -40,10 +40,10 @@ class Tuned:
     about: Mapping[str, Any]  # seed, device, machine, code, date
 
 
-def save_tuned(path: Path, use: str, experiment: str, found: Sequence[Tuned]) -> None:
-    """Write choices and evidence as TOML; those of other places that are there already stay."""
+def save_tuned(path: Path, use: str, experiment: str, choices: Sequence[Tuned]) -> None:
+    """Write choices and evidence as TOML; those of other places stay."""
     with _alone_in(path.parent):
-        places = {(one.federation, one.scenario): one for one in [*load_tuned(path), *found]}
+        places = {(choice.federation, choice.scenario): choice for choice in [*load_tuned(path), *choices]}
         lines = [
             f"# Chosen by `fedup bench tune {use} benchmarks/experiments/{experiment}.toml`; do not edit.",
             "# score = (1 + R-A - Retrain's) * (1 - |F-A - Retrain's|), on validation rows; of samples, F-A is that",
@@ -51,14 +51,14 @@ def save_tuned(path: Path, use: str, experiment: str, found: Sequence[Tuned]) ->
             f"method = {_toml(use)}",
             f"budget = {BUDGET}",
         ]
-        for _, one in sorted(places.items()):
-            lines += ["", "[[places]]", *(f"{name} = {_toml(value)}" for name, value in asdict(one).items())]
+        for _, choice in sorted(places.items()):
+            lines += ["", "[[places]]", *(f"{name} = {_toml(value)}" for name, value in asdict(choice).items())]
         write_text(path, "\n".join(lines) + "\n")
 
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Other processes that tune other places wait outside: each adds to what is there."""
+    """A lock: processes that tune other places wait, and then add to the file."""
     with explained(f"write to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
@@ -70,7 +70,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def load_tuned(path: Path) -> list[Tuned]:
-    """What was chosen so far; nothing where there is no such file."""
+    """The choices so far; empty without such a file."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         places = [dict(place) for place in table.get("places", [])]

@@ -55,15 +55,21 @@ def tune_places(
     device: str,
     progress: Progress,
 ) -> Iterator[tuple[str, Tuned]]:
-    """Try methods' grids in every place of the experiment that they can answer for, but for some (federation, scenario,
-    method); place by place, so that each federation is trained once."""
+    """Try the methods' grids in every place of the experiment that they support, except `leave_out` (federation,
+    scenario, method); place by place, so that each federation is trained once."""
     grids = {use: combinations(use) for use in uses}
     cells = experiment.cells([seed], only)
     for use in uses:
         if not any(cell.method.name == use for cell in cells):
             raise SettingError(f"{experiment.name} has no method {use}, or none where --only says.")
     bases = {method.name: method.settings for method in experiment.methods}
-    about = _origin(seed, device)
+    about = {
+        "seed": seed,
+        "device": device,
+        "accelerator": str(describe_machine()["accelerator"] or "") if device.startswith("cuda") else "",
+        "commit": str(describe_code().get("commit") or "unknown"),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     for setup, members in setups(cells, device, progress):
         place = setup.group.federation, setup.group.scenario.name
         for use in [cell.method.name for cell in members if cell.method.name in uses]:
@@ -78,16 +84,6 @@ def tune_places(
             yield use, Tuned(*place, best.settings, dict(zip(("r_a", "f_a"), goal, strict=True)), tried, about)
 
 
-def _origin(seed: int, device: str) -> dict[str, Any]:
-    return {
-        "seed": seed,
-        "device": device,
-        "accelerator": str(describe_machine()["accelerator"] or "") if device.startswith("cuda") else "",
-        "commit": str(describe_code().get("commit") or "unknown"),
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
 def _try(method: Any, settings: Mapping[str, Any], setup: SharedSetup, goal: tuple[float, float]) -> Trial:
     started = time.perf_counter()
     try:
@@ -95,20 +91,19 @@ def _try(method: Any, settings: Mapping[str, Any], setup: SharedSetup, goal: tup
     except DataError as error:  # settings under which training diverges are no good, and the others go on
         return Trial(settings, 0.0, 0.0, 0.0, time.perf_counter() - started, failed=str(error))
     finally:
-        setup.task.forget_learned()  # nobody else learns in that way
+        setup.task.forget_learned()  # no other method uses this training
     return Trial(settings, score(found, goal), *found, time_s=time.perf_counter() - started)
 
 
 def accuracies(of: Outputs) -> tuple[float, float]:
-    """On validation rows of what is retained, and of what is forgotten: of samples, which have none, the rows
-    themselves."""
+    """On validation rows of what is retained and of what is forgotten; samples have none, so their own rows count."""
     rows: Rows = "validation" if bool(of.data.to_forget("validation").any()) else "forgotten"
     retained, forgotten = of.accuracy("validation", forgotten=False), of.accuracy(rows, forgotten=True)
     return retained or 0.0, forgotten or 0.0
 
 
 def score(found: tuple[float, float], goal: tuple[float, float]) -> float:
-    """How much more of what is retained is known than Retrain knows, times how alike both know what is forgotten.
+    """(1 + R-A − Retrain's) · (1 − |F-A − Retrain's|).
 
     >>> score((0.8, 0.0), (0.8, 0.0)), score((0.8, 0.5), (0.8, 0.0)), score((0.3, 0.0), (0.8, 0.0))
     (1.0, 0.5, 0.5)

@@ -1,4 +1,4 @@
-"""How times are compared: in turns, so that drift hits all that is compared."""
+"""Times are compared in turns, so that drift affects all pieces of work alike."""
 
 import statistics
 import time
@@ -40,14 +40,11 @@ def in_turns(work: Mapping[str, Callable[[], object]], device: torch.device, *, 
 
 def clocked(work: Callable[[], object], device: torch.device) -> float:
     """Seconds until the work is done, on the device too."""
-    _wait_for(device)
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize(device)
     started = time.perf_counter()
     work()
-    _wait_for(device)
-    return time.perf_counter() - started
-
-
-def _wait_for(device: torch.device) -> None:
-    """Until the device has done all it was given."""
-    if device.type == "cuda":
+    if on_gpu:
         torch.cuda.synchronize(device)
+    return time.perf_counter() - started

@@ -1,5 +1,5 @@
-"""In words, from the results: where another method does better than FedUP, where FedUP is the worst of all, and a line
-for each row of a table: what the method did, what it took, and how it stands beside FedUP."""
+"""Sentences about results: where another method beats FedUP, where FedUP is worst, and a line for each method: what it
+did, what it cost, and how it compares with FedUP."""
 
 import math
 import statistics
@@ -33,8 +33,8 @@ _TAKES = {  # what a row's words say that it took: name before, unit after
 
 
 def verdicts(blocks: Sequence[Block]) -> list[str]:
-    """A sentence for each method that beats FedUP somewhere, in every seed in which there was something to forget; and
-    one for each place in which FedUP is the worst of all on something."""
+    """A sentence for each method that beats FedUP on a figure in every valid seed, and one for each place where FedUP
+    is worst on a figure. A seed is valid if there was something to forget."""
     return [sentence for block in blocks for sentence in _of_block(block)]
 
 
@@ -65,14 +65,13 @@ def _judged() -> list[Column]:
 
 
 def _above(block: Block, column: Column, seeds: set[int]) -> str:
-    """The floor of what is compared with Retrain: how far a second Retrain is from the first."""
+    """The floor of a distance to Retrain: that of a second Retrain."""
     floor = block.floor.figure(column.key, seeds) if block.floor and column.key in CLOSE else None
     return f", floor {show_value(floor.mean, column)}" if floor else ""
 
 
 def _worst(block: Block, ours: Row, reference: Row, column: Column, valid: set[int]) -> str:
-    """The figures, where FedUP's mean is worse than that of each other method that answers and is an alternative; at
-    least two of these must have one."""
+    """The figures, if FedUP's mean is worse than that of every usable rival, and at least two rivals have a figure."""
     rivals = [
         row
         for row in block.rows
@@ -93,15 +92,15 @@ def _worst(block: Block, ours: Row, reference: Row, column: Column, valid: set[i
 
 
 def _badness(value: float, goal: float | None, column: Column) -> float:
-    """The larger the worse: the distance to Retrain's value (none without one), the value, or what it lacks."""
+    """Larger is worse: the distance to Retrain's value (0 without one), the value, or its negative."""
     if column.better == "retrain":
         return 0.0 if goal is None else abs(value - goal)
     return value if column.better == "lower" else -value
 
 
 def _mean_badness(row: Row, reference: Row, column: Column, seeds: set[int]) -> float | None:
-    """None where a seed has no figure. Where closeness to Retrain decides it is the mean of the distances: a mean of
-    figures above and below Retrain's would look close."""
+    """None if a seed has no figure. Distances to Retrain are averaged, not figures: a mean of figures above and below
+    Retrain's would look close."""
     values, goals = row.values(column.key), reference.values(column.key)
     if not seeds or not seeds <= values.keys() or (column.better == "retrain" and not seeds <= goals.keys()):
         return None
@@ -114,7 +113,7 @@ def _usable(row: Row, reference: Row, seeds: set[int]) -> bool:
 
 
 def beats(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) -> bool:
-    """Whether the row is better in every one of these seeds, and by more than nothing."""
+    """Whether the row is better in every seed, by more than the least difference."""
     theirs, mine, goals = (one.values(column.key) for one in (row, ours, reference))
     if column.timed:  # only where both have clean times
         seeds = seeds & set(row.times) & set(ours.times)
@@ -132,20 +131,20 @@ def beats(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) 
 
 
 def _least(column: Column, size: float) -> float:
-    """Less than this is no difference."""
+    """The least difference that counts."""
     if column.style == "share":
         return _LEAST_OF.get(column.key, _LEAST)
     return max(_LEAST_OF.get(column.key, 0.0), _LEAST_SHARE * size)
 
 
 def _resists(row: Row, reference: Row, seeds: set[int]) -> bool:
-    """Whether the backdoor is gone: a model that gives its class to every triggered row has a 0A of 1 for nothing."""
+    """Whether the backdoor is gone: a model that answers every triggered row with its class has a 0A of 1, too."""
     here, goal = row.figure("asr", seeds), reference.figure("asr", seeds)
     return here is not None and goal is not None and here.mean <= goal.mean + _USABLE
 
 
 def _compared(row: Row, ours: Row, reference: Row, column: Column, seeds: set[int]) -> str:
-    """Up to the closing bracket. Means over the seeds that were judged."""
+    """The text up to the closing bracket: means over the judged seeds."""
     if column.timed:
         seeds = seeds & set(row.times) & set(ours.times)
     sign, what = -1 if column.better == "higher" else 1, " from Retrain's" if column.better == "retrain" else ""
@@ -155,7 +154,7 @@ def _compared(row: Row, ours: Row, reference: Row, column: Column, seeds: set[in
 
 
 def rows_in_words(experiment: Experiment, block: Block) -> list[str]:
-    """A line for each method that answered and says what it did."""
+    """A line for each method that reports what it did."""
     return [line for row in block.rows if (line := _line(experiment, block, row))]
 
 
@@ -175,7 +174,7 @@ def _line(experiment: Experiment, block: Block, row: Row) -> str:
 
 
 def _settings(experiment: Experiment, block: Block, row: Row) -> str:
-    """What could be chosen, and who chose it."""
+    """The settings of the grid, and whether they were tuned."""
     values = asdict(row.method.settings)
     chosen = ", ".join(f"{name} = {values[name]}" for name in grid_of(row.method.use))
     tuned = (block.federation, block.scenario.name, row.method.name) in experiment.tuned
@@ -183,14 +182,14 @@ def _settings(experiment: Experiment, block: Block, row: Row) -> str:
 
 
 def _knows(row: Row, reference: Row | None) -> str:
-    """What is to stay and the first of what is to go, beside Retrain's."""
+    """R-A, and F-A or ASR, beside Retrain's."""
     to_go = next((key for key in ("f_a", "asr", "f_a_train") if row.figure(key)), "")
     other = None if row is reference else reference
     return _sentence(_beside(row, column, other) for column in columns_of("r_a", to_go))
 
 
 def _privacy(block: Block, row: Row) -> str:
-    """What its outputs still tell of the forgotten rows: each figure beside Retrain's, or beside the floor."""
+    """What outputs reveal about forgotten rows, beside Retrain's figures or the floor."""
     reference, floor = block.row(REFERENCE), None if row is block.floor else block.floor
     if reference is None or row is reference:
         return ""
@@ -201,7 +200,7 @@ def _privacy(block: Block, row: Row) -> str:
 
 
 def _beside_ours(block: Block, row: Row) -> str:
-    """Where it is better than FedUP, and where FedUP is: in every seed in which there was something to forget."""
+    """On which figures it beats FedUP, and FedUP beats it, in every valid seed."""
     ours, reference = block.row(OURS), block.row(REFERENCE)
     if ours is None or reference is None or row is ours or row is block.floor:
         return ""
@@ -216,7 +215,7 @@ def _beside_ours(block: Block, row: Row) -> str:
 
 
 def _beside(row: Row, column: Column, other: Row | None, name: str = "Retrain") -> str:
-    """A figure, with another row's in brackets; empty where there is none."""
+    """A figure, with another row's in brackets; empty without a figure."""
     figure, goal = row.figure(column.key), other.figure(column.key) if other else None
     brackets = f" ({name} {show_value(goal.mean, column)})" if goal else ""
     return f"{column.title} {show_value(figure.mean, column)}{brackets}" if figure else ""

@@ -1,5 +1,5 @@
-"""Ordinary withdrawals (of classes, persons, sources, random rows), each answered by the library's default call, and
-each verdict beside the one that has Retrain as its reference."""
+"""Ordinary withdrawals (of classes, persons, sources, random rows), each answered by the library's default call; each
+verdict is compared with one that uses Retrain as its reference."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -43,9 +43,9 @@ KINDS = {
 class Setting:
     """A federation and the withdrawals made in it, each alone: `(kind, client)`.
 
-    A person writes slanted, and has at least `least_person_rows` training rows; a source has another contrast and
-    brightness. Both have rows among those that a client holds out, too, in the same proportion. With `until` training
-    goes on, `step` rounds at a time and no more than the recipe's, until so much of the training rows is known.
+    A person's rows are slanted, at least `least_person_rows` of them; a source's have another contrast and brightness.
+    Both have held-out rows in the same proportion. With `until`, training goes on in steps of `step` rounds, at most
+    the recipe's, until the accuracy on training rows reaches it.
     """
 
     name: str
@@ -148,7 +148,7 @@ def make_cases(federation: Federation, setting: Setting, seed: int) -> tuple[Fed
 
 
 def _mislabel(federation: Federation, share: float, seed: int) -> Tensor:
-    """Labels of which so many at each client, in each of its parts, are another one at random."""
+    """Labels with this share replaced by random other labels, at each client in each of its parts."""
     y = federation.y.clone()
     for client in federation.clients:
         for name in ("train", "validation", "heldout"):
@@ -162,7 +162,7 @@ def _mislabel(federation: Federation, share: float, seed: int) -> Tensor:
 def _choose_groups(
     client: Client, setting: Setting, kinds: Sequence[str], seed: int
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Training and other rows of a client's person and source, which have no row in common."""
+    """Training and held-out rows of a client's person and source, without overlap."""
     train = _shuffled(client.train, seed, "train", client.id)
     held_out = _shuffled(torch.cat([client.validation, client.heldout]), seed, "held out", client.id)
     half = len(train) // 2  # more would not be a part of a client
@@ -205,7 +205,7 @@ def _shuffled(values: Tensor, seed: int, *names: object) -> Tensor:
 def run_withdrawals(
     setting: Setting, *, seed: int, device: torch.device | str = "cpu", progress: Progress
 ) -> dict[str, Any]:
-    """Train a federation, answer each of its withdrawals alone, retrain without its rows, and tell as plain data."""
+    """Train a federation, answer each withdrawal alone, retrain without its rows; the result is plain data."""
     recipe = setting.recipe_for(seed)
     check_there(recipe.data)
     dataset = recipe.load()
@@ -265,7 +265,7 @@ def _learn(
 
 @dataclass(frozen=True, eq=False)
 class _Withdrawn:
-    """One trained federation, to which each withdrawal comes as if it were the first."""
+    """One trained federation; each withdrawal is answered as if it were the first."""
 
     model: nn.Module
     store: Centroids
@@ -274,7 +274,7 @@ class _Withdrawn:
     test_before: list[float]
 
     def measure(self, case: Withdrawal, retrained: nn.Module) -> dict[str, Any]:
-        """Answer a withdrawal; all figures of it, beside those of Retrain's model."""
+        """Answer a withdrawal; its figures, beside those of Retrain's model."""
         plugged, store = fedup.plug(self.model), self.store.to(self.store.vectors.device)
         report, refusal, verdict, beside = None, "", None, None
         try:

@@ -32,11 +32,11 @@ def find_cut(model: nn.Module, name: str | None = None) -> str:
 
 
 def offered_cuts(model: nn.Module, cut: str | None = None) -> dict[str, Granularity]:
-    """The places for a filter that a model offers, from early to late, and what an eraser acts on there.
+    """The cuts that a model offers, from early to late, and what an eraser acts on at each.
 
-    A model says so in an attribute `cuts`: names, or names with `each` (every position of a map by itself, the usual
-    way) or `tokens` (texts, where nothing has a fixed place). Without one these are the layers of a plain
-    `nn.Sequential` from the second on; else `cut` alone, where the model was plugged, or the default one.
+    A model may list them in an attribute `cuts`: names, or names with `each` (every position of a map by itself, the
+    default) or `tokens` (texts, where nothing has a fixed position). Without it they are the layers of a plain
+    `nn.Sequential` from the second on; otherwise only `cut`, or the default cut.
 
     >>> offered_cuts(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
     {'2': 'each'}
@@ -55,8 +55,8 @@ def offered_cuts(model: nn.Module, cut: str | None = None) -> dict[str, Granular
 def tail_of(model: nn.Module, cut: str) -> Callable[[Tensor], Tensor]:
     """What comes after the cut, as a function of the features.
 
-    A model may define `tail(features, cut)` for cuts deep inside; a plain `nn.Sequential` is cut at any of its
-    children; elsewhere the tail is the module at the cut. Readers of features check that the tail completes it.
+    A model may define `tail(features, cut)` for inner cuts. A plain `nn.Sequential` can be cut at any child. Otherwise
+    the tail is the module at the cut. `FeatureReader` checks that the tail completes the model.
     """
     own_tail: Any = getattr(model, "tail", None)
     if callable(own_tail) and not isinstance(own_tail, nn.Module) and "cut" in inspect.signature(own_tail).parameters:
@@ -69,9 +69,9 @@ def tail_of(model: nn.Module, cut: str) -> Callable[[Tensor], Tensor]:
 
 
 def flat_tail(model: nn.Module, cut: str, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-    """The tail as a function of flattened features (N, D) of rows that have `shape` at the cut."""
+    """The tail as a function of flattened features (N, D); one row has `shape` at the cut."""
     tail = tail_of(model, cut)
-    dtype = next(model.parameters()).dtype  # features are kept in single precision, whatever the model computes in
+    dtype = next(model.parameters()).dtype  # features are stored in single precision, whatever the model's type
     return lambda features: logits_of(tail(features.reshape(-1, *shape).to(dtype, copy=True))).float()
 
 

@@ -1,4 +1,4 @@
-"""What is read of a model at its cuts, in batches: one reader for one cut or several."""
+"""Features of rows at one cut or several, read in batches."""
 
 import math
 import threading
@@ -14,9 +14,9 @@ from fedup.errors import CutError, DataError
 from fedup.models.cut import logits_of, tail_of
 from fedup.models.views import shared_view
 
-FEATURE_BATCH = 256  # features differ in the last bit between batch sizes: one size for every client
+FEATURE_BATCH = 256  # the last bit of features depends on the batch size: one size for every client
 
-# Autograd nodes that keep the sign of what they get, and those whose result cannot be negative.
+# Autograd nodes that keep the sign of their input, and those whose result cannot be negative.
 _SIGN_KEEPING = {
     *("View", "UnsafeView", "ReshapeAlias", "Alias", "Clone", "ToCopy", "Permute", "Transpose", "T", "Squeeze"),
     *("Unsqueeze", "Slice", "Select", "Expand", "Mean", "Sum", "Amax", "Max", "AvgPool2D", "AdaptiveAvgPool2D"),
@@ -35,12 +35,12 @@ class Features:
 
 
 class FeatureReader:
-    """A frozen extractor: a view of the model, in eval mode, that notes what arrives at its cuts. One reader can read
-    for many clients, and in several threads at a time.
+    """A view of the model in eval mode that records the inputs of its cuts. One reader can serve many clients and
+    several threads at a time.
 
-    `read` gives all features at the first cut, and checks that the tail behind it completes the model. Nothing is asked
-    of what follows the cuts of `batches`: an eraser can sit where no tail can be written down as a function of features
-    alone. `at_once` is what both are made of, and what private releases read (`fedup.statistics.private_features`).
+    `read` gives all features at the first cut, and checks that the tail behind it completes the model. `batches` checks
+    no tail: an eraser can sit where the rest of the model is no function of the features alone. Both use `at_once`, as
+    do private releases (`fedup.statistics.private_features`).
     """
 
     def __init__(self, model: nn.Module, *cuts: str) -> None:
@@ -49,7 +49,7 @@ class FeatureReader:
         self._head = _before(self._view, self.cut) if len(cuts) == 1 else None
         for cut in cuts:
             self._view.get_submodule(cut).register_forward_pre_hook(partial(self._note, cut))
-        self._passing = threading.local()  # what a forward pass has met so far, by cut: each thread has its own
+        self._passing = threading.local()  # features of the current forward pass by cut; one per thread
         self._known: tuple[bool, tuple[int, ...], torch.device] | None = None
 
     def read(
@@ -57,12 +57,12 @@ class FeatureReader:
     ) -> Features:
         """Features of the wanted rows (a mask over `rows`) at the first cut, flattened to (N, D).
 
-        Batches are laid out over all `rows`, so that a feature has the same bits whichever rows are wanted; rows that
-        are not wanted are never read.
+        Batches span all `rows`, so that features have the same bits whichever rows are wanted; rows that are not wanted
+        are never read.
         """
         wanted = torch.ones_like(rows, dtype=torch.bool) if wanted is None else wanted
         masks, chosen = wanted.split(batch_size), rows[wanted]
-        counts = torch.stack([mask.sum() for mask in masks]).tolist()  # asked of the device once
+        counts = torch.stack([mask.sum() for mask in masks]).tolist()  # one transfer from the device
         nonnegative, shape, device = self._probe(x, chosen)
         values = torch.empty(len(chosen), math.prod(shape), device=device)
         for part, batch, mask in zip(values.split(counts), rows.split(batch_size), masks, strict=True):
@@ -81,8 +81,8 @@ class FeatureReader:
 
     @torch.no_grad()
     def at_once(self, batch: Tensor) -> dict[str, Tensor]:
-        """Features of a batch at each cut, whatever they are. (B, *shape) each"""
-        with torch.autocast(batch.device.type, enabled=False):  # the same bits whatever the caller is doing
+        """Features of a batch at each cut, finite or not. (B, *shape) each"""
+        with torch.autocast(batch.device.type, enabled=False):  # the same bits in any context of the caller
             features = {self.cut: self._head(batch)} if self._head is not None else self._pass(batch)[0]
         for cut, values in features.items():
             if len(values) != len(batch):
@@ -93,7 +93,7 @@ class FeatureReader:
         return features
 
     def check_tail(self, x: Tensor) -> Tensor:
-        """The features at the first cut, if tail(features) gives the model's own probabilities; raises otherwise."""
+        """The features at the first cut; raises unless tail(features) gives the model's own probabilities."""
         with torch.no_grad():
             features, output = self._pass(x)
             values, logits = features[self.cut], logits_of(output)
@@ -113,9 +113,9 @@ class FeatureReader:
         return values
 
     def _probe(self, x: Tensor, rows: Tensor) -> tuple[bool, tuple[int, ...], torch.device]:
-        """What the operations before the cut tell, after a look at one row; once for a reader."""
+        """Sign, shape and device of features, from one row; done once per reader."""
         if self._known is None:
-            first = x[rows[:1]] if len(rows) else torch.zeros_like(x[:1])  # a blank tells the width
+            first = x[rows[:1]] if len(rows) else torch.zeros_like(x[:1])  # a blank row has the same shape
             nonnegative = self._is_nonnegative(first)
             features = self.check_tail(first)
             self._known = nonnegative, tuple(features.shape[1:]), features.device
@@ -146,11 +146,11 @@ class FeatureReader:
         self._passing.seen[cut].append(args[0].clone())  # a module that works in place would change it
 
     def _is_nonnegative(self, x: Tensor) -> bool:
-        """Decided from the operations that lead to the cut, never from values."""
+        """By the operations before the cut, never by values."""
         with torch.inference_mode(False), torch.enable_grad():
             inputs = x.detach().clone()
             if x.is_floating_point():
-                inputs = inputs.requires_grad_().clone()  # so that a forward pass may write to its input
+                inputs = inputs.requires_grad_().clone()  # a forward pass may write to its input
             node = self._pass(inputs)[0][self.cut].grad_fn
         while node is not None:
             operation = node.name().split("Backward")[0]
@@ -163,20 +163,19 @@ class FeatureReader:
 
 
 def _before(model: nn.Module, cut: str) -> nn.Module | None:
-    """What comes before the cut as a model of its own, so that nothing after it need run; None where only the whole
-    model knows the way."""
+    """The layers before the cut as one model, so that nothing after it runs; None if the model is no plain sequence."""
     children = list(model._modules.items())
     names = [name for name, _ in children]
     own_ways = model._forward_pre_hooks or model._forward_hooks or type(model).forward is not nn.Sequential.forward
     if own_ways or cut not in names or [module for _, module in children].count(model._modules[cut]) > 1:
         return None
-    if model.get_submodule(cut)._forward_pre_hooks:  # what arrives there is not what was sent
+    if model.get_submodule(cut)._forward_pre_hooks:  # they may change the input of the cut
         return None
     return nn.Sequential(*(module for _, module in children[: names.index(cut)] if module is not None)).eval()
 
 
 def _check_finite(values: Tensor, rows: Tensor, cut: str) -> None:
-    if bool(values.sum().isfinite()):  # one number tells nearly always; an overflowing sum is looked at row by row
+    if bool(values.sum().isfinite()):  # fast, and nearly always true; an overflowing sum is checked row by row
         return
     bad = ~values.isfinite().all(1)
     if bool(bad.any()):

@@ -1,4 +1,4 @@
-"""Features as positions × channels: the places of a convolution map, the tokens of a transformer, or one vector."""
+"""Features as positions × channels: positions of a convolution map, tokens of a transformer, or one vector."""
 
 import math
 from typing import Literal, get_args
@@ -7,13 +7,13 @@ from torch import Tensor
 
 from fedup.errors import SettingError
 
-Granularity = Literal["each", "tokens"]  # an eraser acts on each position by itself, or on any token wherever it stands
+Granularity = Literal["each", "tokens"]  # an eraser acts on each position by itself, or on all tokens alike
 
 
 def to_positions(features: Tensor, granularity: Granularity = "each") -> Tensor:
-    """(N, *shape) as (N, positions, channels); with one filter for all tokens each token is a row.
+    """(N, *shape) as (N, positions, channels); for "tokens" each token is a row.
 
-    (C, H, W) is a map with its channels first, (T, C) are tokens, (C,) is a single vector.
+    (C, H, W) is a map, (T, C) are tokens, (C,) is one vector.
     """
     if features.ndim < 3:
         return features.flatten(1)[:, None]
@@ -29,7 +29,7 @@ def from_positions(spread: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def known_granularity(name: str) -> Granularity:
-    """What a filter acts on, by its name; an unknown one is refused."""
+    """The granularity of that name; raises if there is none."""
     if name not in get_args(Granularity):
         raise SettingError(f"A filter acts on {', '.join(get_args(Granularity))}; found {name!r}.")
     return name  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Views of a model: module trees of their own over the very same tensors."""
+"""Views of a model: separate module trees that share its tensors."""
 
 import copy
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from fedup.errors import PlugError
 
 
 def shared_view(model: nn.Module, *, frozen: bool = False) -> nn.Module:
-    """A copy of the module tree in eval mode over the very memory of `model`'s parameters and buffers.
+    """A copy of the module tree in eval mode that shares the memory of `model`'s parameters and buffers.
 
-    A view can carry hooks and a mode of its own, so `model` is never touched and views never mix. A `frozen` view has
-    parameters that take no gradient, so nothing that runs through it reaches the model's `.grad`.
+    A view has its own hooks and mode, so `model` and other views never change. The parameters of a `frozen` view take
+    no gradient, so nothing reaches the model's `.grad`.
 
     >>> model = nn.Linear(2, 2)
     >>> shared_view(model).weight is model.weight

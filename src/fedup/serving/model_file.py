@@ -1,4 +1,4 @@
-"""Files of model weights: parameters and buffers with their fingerprint, without the model's code."""
+"""Model weights on disk: parameters and buffers with their fingerprint, loaded into an architecture at hand."""
 
 from itertools import chain
 from pathlib import Path
@@ -12,12 +12,12 @@ from fedup.models.views import fingerprint
 
 
 def save_model(model: nn.Module, path: str | Path) -> None:
-    """Write all parameters and buffers of a model."""
+    """Write all parameters and buffers; what a model's code does is not in the file."""
     save_tensors(path, _weights(model), kind="model", header={"fingerprint": fingerprint(model)})
 
 
 def load_model(model: nn.Module, path: str | Path) -> nn.Module:
-    """The model with the weights of a file, in eval mode; a file of another architecture changes nothing.
+    """The same model with the file's weights, in eval mode; a file that is refused changes nothing.
 
     >>> from tempfile import mkdtemp
     >>> path = Path(mkdtemp(), "model.safetensors")
@@ -37,12 +37,18 @@ def load_model(model: nn.Module, path: str | Path) -> nn.Module:
             f"The weights in {path} are of another architecture: {'; '.join(other[:3])}"
             f"{f' and {len(other) - 3} more' if len(other) > 3 else ''}. Build the model they were saved from."
         )
-    with torch.no_grad():
-        for name, tensor in weights.items():
-            tensor.copy_(tensors[name])
+    before = {name: tensor.detach().clone() for name, tensor in weights.items()}
+    _copy(tensors, weights)
     if fingerprint(model) != header.get("fingerprint"):
+        _copy(before, weights)
         raise ArtifactError(f"The weights in {path} do not have the fingerprint stored with them: take a good copy.")
     return model.eval()
+
+
+@torch.no_grad()
+def _copy(tensors: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
+    for name, tensor in weights.items():
+        tensor.copy_(tensors[name])
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ class MomentConfig:
     """
 
     bound: float = field(default=256.0, metadata={"help": "Longest row of features (l2); longer ones are shortened."})
-    step: float = field(default=2.0**-10, metadata={"help": "Features are rounded to multiples of this."})
+    step: float = field(default=0.0009765625, metadata={"help": "Features are rounded to multiples of this."})
     least_rows: int = field(default=5, metadata={"help": "Fewest rows of a class that a client reports.", "min": 1})
 
     sigma: ClassVar[float] = 0.0

@@ -1,4 +1,4 @@
-"""How well a model answers: logits, accuracies, and those of a plugged model before, under and after its filter."""
+"""Logits and accuracies of a model, and of a plugged model before, with and after its filter."""
 
 import hashlib
 import json
@@ -19,21 +19,21 @@ _PARTS: tuple[Part, ...] = ("validation", "heldout")
 
 @torch.no_grad()
 def predict(model: nn.Module, x: Tensor, rows: Tensor | None = None, *, batch_size: int = 512) -> Tensor:
-    """Logits of the rows chosen, or of all, batch after batch: no second array of the data's size."""
+    """Logits of the chosen rows, or of all, in batches: no second array of the data's size."""
     batches = x.split(batch_size) if rows is None else (x[chosen] for chosen in rows.split(batch_size))
     return torch.cat([logits_of(model(batch)) for batch in batches])
 
 
 def accuracy(model: nn.Module, x: Tensor, y: Tensor, rows: Tensor | None = None) -> float:
-    """Share of the rows (chosen, or all) whose largest logit is their label's; NaN where there is no row."""
+    """Share of rows (chosen, or all) whose largest logit is their label's; NaN without rows."""
     labels = y if rows is None else y[rows]
     return float((predict(model, x, rows).argmax(1) == labels).float().mean()) if len(labels) else float("nan")
 
 
 def retain_and_forget(model: nn.Module, federation: Federation, request: Forget) -> dict[str, float]:
-    """R-A on held-out rows that the request leaves, F-A on held-out rows that it names.
+    """R-A on held-out rows that the request does not name, F-A on held-out rows that it names.
 
-    Single samples have no held-out counterpart: for them F-A is the accuracy on the forgotten training rows.
+    Samples have no held-out rows: their F-A is the accuracy on the forgotten training rows.
     """
     forgotten = federation.forgotten(request, "train" if request.sample_ids else "heldout")
     retained = federation.retained(request, "heldout")
@@ -56,9 +56,9 @@ class FederationJudge:
         self._federation = federation
 
     def __call__(self, plugged: PluggedModel, requests: Collection[Forget]) -> dict[str, Any]:
-        """Accuracies by state, part and side for all requests together, and by request on what it names alone.
+        """Accuracies by state, part and side for all requests together, and by request on the rows it names.
 
-        `per_class` is on held-out rows; None stands where there is no row.
+        `per_class` is on held-out rows; None means no rows.
         """
         rows = self._rows(requests)
         x = self._federation.x
@@ -76,7 +76,7 @@ class FederationJudge:
         return figures | {"restored_bit_identical": torch.equal(before, logits["restored"])}
 
     def alone(self, model: nn.Module, requests: Collection[Forget]) -> dict[str, Any]:
-        """The same for one model, such as Retrain's, without states."""
+        """The same for one model, such as Retrain's."""
         rows = self._rows(requests)
         predicted = predict(model, self._federation.x, rows).argmax(1)
         return self._accuracies(rows, predicted, union(requests)) | {
@@ -108,7 +108,7 @@ class FederationJudge:
 
 
 def describe_rows(federation: Federation, request: Forget) -> dict[str, Any]:
-    """How many training rows a request names, by client, and the sha256 of their ids: the hash of the forget set."""
+    """How many training rows a request names, in all and by client, and the sha256 of their ids."""
     named = federation.forgotten(request)
     ids_of = {client.id: client.train[torch.isin(client.train, named)].tolist() for client in federation.clients}
     by_client = {client: ids for client, ids in sorted(ids_of.items()) if ids}

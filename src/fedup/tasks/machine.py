@@ -13,7 +13,7 @@ import fedup
 
 
 def describe_machine() -> dict[str, str | int]:
-    """Processor, cores, accelerator and versions, to be kept with every result."""
+    """Processor, cores, accelerator and versions, stored with every result."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count() or 0,
@@ -26,14 +26,10 @@ def describe_machine() -> dict[str, str | int]:
 
 
 def describe_code() -> dict[str, str | bool | None]:
-    """The commit that this process runs from, and whether files differ from it; FEDUP_COMMIT tells it for a copy."""
-    told = os.environ.get("FEDUP_COMMIT")
-    if told:
-        return {"commit": told, "changed": None}
-    package = Path(fedup.__file__).parent
-    is_tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py") is not None
-    if not is_tracked:  # installed, inside another repository maybe
-        return {"commit": None, "changed": None}
+    """The commit of the running code, and whether files differ from it; FEDUP_COMMIT names the commit of a copy."""
+    named, package = os.environ.get("FEDUP_COMMIT"), Path(fedup.__file__).parent
+    if named or _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:  # a copy, or installed
+        return {"commit": named or None, "changed": None}
     changed = _git(package, "status", "--porcelain", "--", str(package))
     return {"commit": _git(package, "rev-parse", "HEAD"), "changed": None if changed is None else bool(changed)}
 

@@ -1,4 +1,4 @@
-"""Work that tells how far it is."""
+"""Work that reports its progress."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -14,11 +14,11 @@ from fedup.privacy.ledger import Ledger
 from fedup.training.fedavg import Observer
 
 A = TypeVar("A")
-Progress = Callable[[str, int, int], None]  # what is going on, steps done, steps in all
+Progress = Callable[[str, int, int], None]  # task, steps done, steps in all
 
 
 class RoundsShown(Observer):
-    """Rounds of a training: how many, or which."""
+    """Counts the rounds of a training."""
 
     def __init__(self, show: Progress, what: str, rounds: int | Sequence[int]) -> None:
         self._show, self._what = show, what
@@ -30,7 +30,7 @@ class RoundsShown(Observer):
 
 
 class ClientsShown(InProcess):
-    """Clients in this process, counted as they answer."""
+    """Clients in this process; counts their answers."""
 
     def __init__(
         self, federation: Federation, model: nn.Module, show: Progress, what: str, *, ledger: Ledger | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -20,26 +20,17 @@ from fedup.training.averaging import RunningAverage
 from fedup.training.fedavg import Averaging, Observer, Rounds, Runtime, Trained, federate
 from fedup.training.local import LocalTraining
 
-
-def _no_value(value: str) -> dict[str, int]:
-    if value:
-        raise ValueError("takes no value")
-    return {}
-
-
-# Each takes labels, the number of clients, what stands behind the colon, and the seed.
-PARTITIONS: dict[str, Callable[[Tensor, int, str, int], Sequence[Tensor]]] = {
-    "iid": lambda y, clients, value, seed: iid(y, clients, seed=seed, **_no_value(value)),
-    "dirichlet": lambda y, clients, value, seed: dirichlet(y, clients, concentration=float(value or 0.5), seed=seed),
-    "pathological": lambda y, clients, value, seed: pathological(
-        y, clients, classes_per_client=int(value or 2), seed=seed
-    ),
+# The function, and the options that the value behind the colon sets.
+PARTITIONS: dict[str, tuple[Callable[..., list[Tensor]], dict[str, Callable[[str], float]]]] = {
+    "iid": (iid, {}),
+    "dirichlet": (dirichlet, {"concentration": float}),
+    "pathological": (pathological, {"classes_per_client": int}),
 }
 
-_LATER = ("precision", "weight_decay")  # settings that came later: results from before have none of them
+_LATER = ("precision", "weight_decay")  # settings added later: older results do not have them
 
-# What the public code of the paper's authors does (docs/fidelity.md). Each of the 50 rounds that it counts is two of
-# FedAvg. It leaves the number of clients to whoever runs it.
+# What the public code of the paper's authors does (docs/fidelity.md). Each of its 50 rounds is two rounds of FedAvg.
+# The user chooses the number of clients there.
 RECIPE_PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "authors": {
@@ -102,8 +93,7 @@ class Recipe:
 
     @classmethod
     def suited_to(cls, data: str, *, preset: str = "default", **chosen: Any) -> "Recipe":
-        """The data set's and the model's own defaults, or those of a preset, with what was chosen instead (None chooses
-        nothing)."""
+        """The defaults of data set and model, overridden by the preset, overridden by `chosen` (None: not chosen)."""
         if preset not in RECIPE_PRESETS:
             raise SettingError(f"preset is one of {', '.join(RECIPE_PRESETS)}; found {preset!r}.")
         given = {name: value for name, value in chosen.items() if value is not None}
@@ -121,8 +111,8 @@ class Recipe:
         }
 
     def settings(self) -> dict[str, Any]:
-        """All settings as plain data; those that came later only where they are not as before there was a choice:
-        they name results, and those of then stay valid."""
+        """All settings as plain data. Settings added later are left out at their defaults, so that older results keep
+        their names."""
         settings = asdict(self).items()
         return {name: value for name, value in settings if name not in _LATER or value != getattr(Recipe, name)}
 
@@ -141,15 +131,7 @@ class Recipe:
     @property
     def local(self) -> LocalTraining:
         """How clients train."""
-        return LocalTraining(
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            lr=self.lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            optimizer=cast(Any, self.optimizer),  # checked there
-            precision=cast(Any, self.precision),
-        )
+        return LocalTraining(**{setting.name: getattr(self, setting.name) for setting in fields(LocalTraining)})
 
     def train(
         self,
@@ -162,7 +144,7 @@ class Recipe:
         observers: Sequence[Observer] = (),
         runtime: Runtime = Runtime(),
     ) -> Trained:
-        """FedAvg as the recipe says, from these first weights; other rounds or local training on demand."""
+        """FedAvg by the recipe, from the weights of `start`; `rounds` and `local` override the recipe."""
         count = self.rounds if rounds is None else rounds
         return federate(
             start,
@@ -191,11 +173,15 @@ class Recipe:
             raise SettingError(
                 f"partition is one of {', '.join(PARTITIONS)}, as in dirichlet:0.5; found {self.partition!r}."
             )
+        make, options = PARTITIONS[name]
         try:
-            parts = PARTITIONS[name](dataset.y, self.clients, value, self.seed)
+            if value and not options:
+                raise ValueError("takes no value")
+            chosen = {option: convert(value) for option, convert in options.items() if value}
+            parts = make(dataset.y, self.clients, seed=self.seed, **chosen)
+        except SettingError:
+            raise
         except ValueError as error:
-            if isinstance(error, SettingError | DataError):
-                raise
             raise SettingError(f"partition is given as in dirichlet:0.5; found {self.partition!r}.") from error
         return Federation.split(dataset.x, dataset.y, parts, seed=self.seed, num_classes=dataset.num_classes)
 
@@ -210,9 +196,9 @@ class Recipe:
 
 
 def _take_weights(model: nn.Module, path: Path) -> None:
-    """Copy weights that a user brings into the model, by name; nothing may be missing, left over or of another shape.
+    """Copy the user's weights into the model, by name; none may be missing, left over or of another shape.
 
-    From a folder the model itself takes what it can use, where it knows how (`load_pretrained`).
+    From a folder the model itself takes what it can use, if it has `load_pretrained`.
     """
     if path.is_dir():
         if not hasattr(model, "load_pretrained"):

@@ -1,4 +1,4 @@
-"""The weighted average of clients' weights, added up as they come: no copy for each client."""
+"""The weighted average of clients' weights, summed as they arrive: no copy per client."""
 
 from collections.abc import Callable, Mapping
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 Weights = Mapping[str, Tensor]
-Load = Callable[..., None]  # writes the weights that every client starts from into each of the sets given
+Load = Callable[..., None]  # writes the global weights into each of the given sets of weights
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
@@ -16,7 +16,7 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 class RunningAverage:
-    """The global weights, and beside them the weighted sum of what clients made of them."""
+    """The global weights, and the weighted sum of the clients' weights."""
 
     def __init__(self, start: Weights) -> None:
         self.current = {name: tensor.clone() for name, tensor in start.items()}
@@ -24,17 +24,17 @@ class RunningAverage:
         self._added = 0
         self._floats = [name for name, tensor in start.items() if tensor.is_floating_point()]
         self._counters = [name for name, tensor in start.items() if not tensor.is_floating_point()]
-        self._largest: dict[torch.dtype, Tensor] = {}  # all counters of a type in one row: they are many and tiny
+        self._largest: dict[torch.dtype, Tensor] = {}  # all counters of a type in one tensor: they are many and tiny
 
     def load(self, *clients: Weights) -> None:
         """Write the global weights into those of each client."""
-        for names in (self._floats, self._counters):  # types mixed in one call would be copied one by one
+        for names in (self._floats, self._counters):  # one call with mixed types would copy one by one
             if names:
                 targets = [weights[name] for weights in clients for name in names]
                 torch._foreach_copy_(targets, _pick(self.current, names) * len(clients))
 
     def add(self, weights: Weights, share: float, *, round_index: int = 0, client: int = 0) -> None:
-        """Take a client's weights into the sum; whose they are matters to other ways of averaging."""
+        """Add a client's weights to the sum; other averages may use the round and the client."""
         torch._foreach_add_(_pick(self._sum, self._floats), _pick(weights, self._floats), alpha=share)
         for dtype, found in self._joined(weights).items():  # BatchNorm's count of batches: the largest, never a mean
             self._largest[dtype] = torch.maximum(self._largest[dtype], found) if self._added else found

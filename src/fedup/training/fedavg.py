@@ -22,19 +22,19 @@ from fedup.training.averaging import RunningAverage, Weights, weights_of
 from fedup.training.engines import EngineName, make_engine
 from fedup.training.local import Job, LocalTraining
 
-Averaging = Callable[[Weights], RunningAverage]  # makes, of the first weights, what averages clients' weights
+Averaging = Callable[[Weights], RunningAverage]  # makes an average that starts from these weights
 
 
 class Observer:
     """Watches a federation learn. The tensors are live: copy what you keep."""
 
     def on_start(self, rounds_done: int, threads: int) -> None:
-        """Training begins, or goes on after so many rounds, with so many threads of torch's."""
+        """Training starts, or resumes after `rounds_done` rounds; torch uses `threads` threads."""
 
     def on_update(self, round_index: int, client: int, *, before: Weights, after: Weights, weight: float) -> None:
-        """A client has trained: the global weights it got, its own, and its share in the average.
+        """A client has trained: the global weights before, its weights after, its share in the average.
 
-        Once for each client of a round, in the order in which they finish.
+        Called once for each client of a round, in the order in which clients finish.
         """
 
     def on_round(self, round_index: int, model: nn.Module) -> None:
@@ -43,14 +43,14 @@ class Observer:
 
 @dataclass(frozen=True)
 class Rounds:
-    """What the server does: how many rounds or which, with how many clients each, and how it averages their weights.
+    """What the server does: how many rounds or which ones, clients per round, and how it averages their weights.
 
     >>> Rounds(20, clients_per_round=5).numbers
     range(0, 20)
     """
 
-    count: int | Sequence[int]  # so many from 0, or the numbers of those to do: cohorts and batches are drawn by number
-    clients_per_round: int | None = None  # drawn anew in each round; None: all
+    count: int | Sequence[int]  # how many, from round 0; or the numbers of the rounds, which seed cohorts and batches
+    clients_per_round: int | None = None  # drawn in each round; None: all
     averaging: Averaging = RunningAverage  # FedAvg's, or another
 
     def __post_init__(self) -> None:
@@ -61,16 +61,16 @@ class Rounds:
 
     @property
     def numbers(self) -> Sequence[int]:
-        """The rounds' numbers, in the order in which they are done."""
+        """The numbers of the rounds, in order."""
         return range(self.count) if isinstance(self.count, int) else self.count
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where and how training is computed, and where it is kept so that it can go on.
+    """Where and how training is computed, and the checkpoint it can resume from.
 
-    With `checkpoint` the global weights are written after each round, and a call with the same settings goes on from
-    there to the same bits (a client's optimizer starts anew each round, so there is nothing else to keep).
+    With `checkpoint` the global weights are written after each round. A call with the same settings resumes there, and
+    ends at the same bits (optimizers start anew each round, so there is nothing else to store).
     `engine="plain"` switches off what makes training fast on a GPU.
 
     `threads` is how many torch computes with; None: what FEDUP_THREADS says, else those that a checkpoint was written
@@ -92,13 +92,13 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Trained:
-    """A federation's model and what it took."""
+    """A federation's model and how it was trained."""
 
     model: nn.Module
     rounds: int
-    time_s: float  # of all rounds, those before an interruption included
-    engine: str  # what it was trained by in the end
-    threads: int  # that torch computed with: the bits depend on it
+    time_s: float  # of all rounds, also those before an interruption
+    engine: str  # the last one used
+    threads: int  # of torch: the bits depend on it
 
 
 def federate(
@@ -111,10 +111,10 @@ def federate(
     observers: Sequence[Observer] = (),
     runtime: Runtime = Runtime(),
 ) -> Trained:
-    """Train by FedAvg, weighted by client size; `model` itself is left as it is.
+    """Train by FedAvg, weighted by client size; `model` itself stays unchanged.
 
-    `rounds` is how many, or which; `Rounds` says also with how many clients, and which average. `runtime` says where
-    and how it is computed, such as on which device.
+    `rounds` is how many, or which ones; `Rounds` also sets the clients per round and the average. `runtime` sets the
+    device, engine, threads and checkpoint.
     """
     local = local or LocalTraining()
     rounds = rounds if isinstance(rounds, Rounds) else Rounds(rounds)
@@ -128,7 +128,8 @@ def federate(
     with using_threads(threads), torch.cuda.device(target) if target.type == "cuda" else nullcontext():
         work = make_engine(runtime.engine, trained, federation.x.to(target), federation.y.to(target), local)
         average, live = rounds.averaging(work.weights), weights_of(trained)
-        rows = _training_rows(federation)
+        parts = [client.train.long() for client in federation.clients]
+        rows = torch.cat(parts).cpu().split([len(part) for part in parts])  # on the CPU, where batches are drawn
         rounds_done = store.resume(average, len(numbers))
         for observer in observers:
             observer.on_start(rounds_done, threads)
@@ -153,12 +154,11 @@ def federate(
 
 
 def _threads(wanted: int | None, recorded: int | None, model: nn.Module, example: Tensor, local: LocalTraining) -> int:
-    """How many threads to train with: those asked for, else those of the rounds done so far, else what suits."""
-    asked = wanted or asked_threads()
-    if asked is None and recorded is not None:
+    """How many threads to train with: the user's choice, else as in the rounds so far, else what suits the work."""
+    chosen = wanted or asked_threads()
+    if chosen is None and recorded is not None:
         chosen = min(recorded, torch.get_num_threads())
-    else:
-        chosen = asked or threads_for_training(model, example, local.batch_size)
+    chosen = chosen or threads_for_training(model, example, local.batch_size)
     if recorded is not None and chosen != recorded and example.device.type == "cpu":
         warnings.warn(
             f"The rounds done so far were trained with {recorded} threads, and the others will be with {chosen}: the "
@@ -180,20 +180,12 @@ def _check(federation: Federation, rounds: Rounds, runtime: Runtime) -> None:
         raise DataError("No client has a row to train on.")
 
 
-def _training_rows(federation: Federation) -> list[Tensor]:
-    """Each client's rows, on the CPU, where batches are drawn."""
-    rows = [client.train.long() for client in federation.clients]
-    return list(torch.cat(rows).cpu().split([len(each) for each in rows]))
-
-
 def _draw_jobs(
     ids: Sequence[int], rows: Sequence[Tensor], local: LocalTraining, size: int | None, seed: int, round_index: int
 ) -> list[Job]:
-    """The clients of a round; those without data drop out after the draw, so that Retrain sees the same cohorts."""
-    cohort = list(range(len(ids)))
-    if size is not None:
-        order = torch.randperm(len(ids), generator=generator(seed, "cohort", round_index))
-        cohort = sorted(order[:size].tolist())
+    """The jobs of a round. Clients without data drop out after the draw, so that Retrain draws the same cohorts."""
+    order = torch.randperm(len(ids), generator=generator(seed, "cohort", round_index))
+    cohort = sorted(order[:size].tolist())  # all of them where size is None
     total = sum(len(rows[i]) for i in cohort)
     seeds = {i: seed_for(seed, "round", round_index, "client", ids[i]) for i in cohort}
     return [Job(ids[i], rows[i], local, seeds[i], share=len(rows[i]) / total) for i in cohort if len(rows[i])]
@@ -202,7 +194,7 @@ def _draw_jobs(
 def _settings(
     model: nn.Module, federation: Federation, local: LocalTraining, clients_per_round: int | None, seed: int
 ) -> dict[str, Any]:
-    """What the bits of a training depend on, as a checkpoint tells it."""
+    """What the bits of a training depend on, for its checkpoint."""
     return {
         "initial": fingerprint(model),
         "local": local.settings(),
@@ -217,8 +209,8 @@ class _Checkpoint:
 
     def __init__(self, path: str | Path | None, settings: Callable[[], dict[str, Any]]) -> None:
         self.path = None if path is None else Path(path)
-        self.threads: int | None = None  # that the rounds so far were trained with
-        self.time_s = 0.0  # that they took
+        self.threads: int | None = None  # of the rounds so far
+        self.time_s = 0.0  # of the rounds so far
         self._rounds, self._weights = 0, dict[str, Tensor]()
         self.settings = settings() if self.path is not None else {}
         if self.path is not None and self.path.exists():
@@ -238,8 +230,8 @@ class _Checkpoint:
         """Rounds already done; their weights are loaded."""
         if self._rounds > rounds:
             raise ArtifactError(
-                f"The checkpoint {self.path} is {self._rounds} rounds old already, and {rounds} were asked for. "
-                "Ask for at least as many, or use another file."
+                f"The checkpoint {self.path} already holds {self._rounds} rounds, and {rounds} were requested. "
+                "Request at least as many, or use another file."
             )
         if self._weights:
             for name, tensor in average.current.items():

@@ -16,8 +16,8 @@ from fedup.rng import generator, seed_for
 class LocalTraining:
     """How a client trains in one round; the optimizer starts anew each time.
 
-    With `precision="bfloat16"` matrix products are computed in it, and weights kept in single precision; "auto" does
-    so where a GPU is good at it.
+    With `precision="bfloat16"` matrix products are computed in bfloat16, and weights stay in single precision; "auto"
+    does so on a GPU that supports it.
     """
 
     epochs: int = 1
@@ -40,7 +40,7 @@ class LocalTraining:
             raise SettingError(f"precision must be 'float32', 'bfloat16' or 'auto'; found {self.precision!r}.")
 
     def start(self, model: nn.Module, *, fused: bool = True) -> torch.optim.Optimizer:
-        """A fresh optimizer for the model's parameters, in one kernel for all of them where torch does that right."""
+        """A fresh optimizer for the model's parameters, fused into one kernel where torch does that correctly."""
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trainable:
             raise SettingError(f"No parameter of {type(model).__name__} takes a gradient: there is nothing to train.")
@@ -48,25 +48,24 @@ class LocalTraining:
         options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused}
         if self.optimizer == "sgd":
             return torch.optim.SGD(trainable, momentum=self.momentum, **options)
-        on_gpu = any(weight.device.type == "cuda" for weight in trainable)  # the step count is kept there, too
+        on_gpu = any(weight.device.type == "cuda" for weight in trainable)  # then the step count is there, too
         return torch.optim.Adam(trainable, capturable=on_gpu, **options)
 
     def settings(self) -> dict[str, Any]:
-        """Plain data; precision only where it is not single, as it always was before there was a choice."""
+        """Plain data; precision only if it is not float32, so that settings from before that choice still match."""
         return {name: value for name, value in asdict(self).items() if (name, value) != ("precision", "float32")}
 
     def in_bfloat16(self, device: torch.device) -> bool:
-        """Whether products are computed in bfloat16 there."""
+        """Whether products on this device are computed in bfloat16."""
         gpu_can = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return self.precision == "bfloat16" or (self.precision == "auto" and gpu_can)
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """The context of a forward pass, whichever the caller is in: one around several steps would keep the weights of
-        the first."""
+        """The context of one forward pass; around several steps it would cache the weights of the first."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.in_bfloat16(device))
 
     def batch_of(self, rows: int) -> int:
-        """The size of the batches of a client with so many rows: all are of one size."""
+        """The batch size of a client with so many rows; all its batches are equal in size."""
         return max(2, min(rows, self.batch_size))
 
     def steps_of(self, rows: int) -> int:
@@ -75,23 +74,18 @@ class LocalTraining:
 
 
 def restart(*optimizers: torch.optim.Optimizer) -> None:
-    """Momenta and counts to zero: so an optimizer does what a new one does.
+    """Set momenta and counts to zero: the optimizer then works like a new one.
 
-    In place: it takes no new memory, and captured steps read and write these very tensors.
+    In place: no new memory, and captured steps read and write these tensors.
     """
-    state = [
-        value
-        for optimizer in optimizers
-        for each in optimizer.state.values()
-        for value in each.values()
-        if value is not None  # there is none without momentum
-    ]
-    if state:
-        torch._foreach_zero_(state)
+    states = (state for optimizer in optimizers for state in optimizer.state.values())
+    values = [value for state in states for value in state.values() if value is not None]  # None without momentum
+    if values:
+        torch._foreach_zero_(values)
 
 
 def _can_be_fused(weight: nn.Parameter) -> bool:
-    """Fused kernels take memory to be dense, and torch 2.13's own for half types on a CPU does not move them."""
+    """Fused kernels need dense memory; in torch 2.13 those for half types on a CPU do not change the weights."""
     dense = weight.is_contiguous() or (weight.ndim == 4 and weight.is_contiguous(memory_format=torch.channels_last))
     known = weight.dtype in (torch.float32, torch.float64) or weight.device.type == "cuda"
     return dense and known and weight.is_floating_point() and weight.device.type in ("cpu", "cuda")
@@ -110,7 +104,7 @@ def full_batches(n: int, size: int, order: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One client's part in a round; what is drawn depends on its seed only, not on when or where it is done."""
+    """One client's part in a round; its draws depend on its seed only, not on when or where it runs."""
 
     client: int
     rows: Tensor  # its training rows, on the CPU
@@ -130,7 +124,7 @@ class Job:
 
     @cached_property
     def dropout_seed(self) -> int:
-        """For whatever the model draws while it trains."""
+        """For what the model draws in training."""
         return seed_for(self.seed, "dropout")
 
     def batches(self) -> Tensor:

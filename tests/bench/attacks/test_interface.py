@@ -2,21 +2,19 @@
 
 import pytest
 import torch
+from tests.bench._progress import Watch, silent
 
-from fedup.bench.attacks import AttackData, interface
+from fedup.bench.attacks import interface
 from fedup.bench.attacks.interface import DIFFERENT, LABELS, OPEN, PIXELS, PRIVATE, TIME, audit_interface
 
 
 @pytest.fixture(scope="module")
-def ground(small_model, digits_federation):
-    return AttackData.of(small_model, digits_federation, "4")
-
-
-@pytest.fixture(scope="module")
 def results(ground):
-    seen = []
-    found = audit_interface(ground, progress=lambda what, done, total: seen.append((done, total)))
-    assert seen == [*sorted(seen)] and seen[-1][0] == seen[-1][1]
+    watch = Watch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interface, "_TARGETS", 3)
+        found = audit_interface(ground, progress=watch)
+    assert [(done, total) for _, done, total in watch.told] == [(0, 2), (1, 2), (2, 2)]
     return {(result.measure, result.protection): result for result in found}
 
 
@@ -40,7 +38,6 @@ def test_the_audit_sees_through_a_node_without_rules(results):
 @pytest.mark.parametrize("leak", ["a refusal", "a detail", "a size", "an uncharged question"])
 def test_the_audit_finds_out_whatever_turns_on_a_record(ground, monkeypatch, leak):
     """A node that is broken on purpose, for rows that it holds."""
-    from fedup.flower import private
     from fedup.flower.wire import Answer
 
     def leaking(work, question):
@@ -50,18 +47,17 @@ def test_the_audit_finds_out_whatever_turns_on_a_record(ground, monkeypatch, lea
         if leak == "an uncharged question":
             work.source.ledger.spend(0, question.dp, "centroids") if rows % 2 else None
             return Answer("ok", work.ask.base)
-        told = {"rows": rows} if leak == "a detail" else {}
-        return Answer("ok", work.ask.base, told, {"vectors": torch.zeros(rows)} if leak == "a size" else {})
+        details = {"rows": rows} if leak == "a detail" else {}
+        return Answer("ok", work.ask.base, details, {"vectors": torch.zeros(rows)} if leak == "a size" else {})
 
-    assert private.answer_privately is not leaking
     monkeypatch.setattr("fedup.flower.node.answer_privately", leaking)
-    monkeypatch.setattr(interface, "_TARGETS", 1)
-    monkeypatch.setattr(interface, "_TIMED", 2)
-    found = {(one.measure, one.protection): one for one in audit_interface(ground, progress=lambda *told: None)}
+    for name, few in {"_TARGETS": 1, "_TIMED": 2, "_HALVINGS": 1}.items():
+        monkeypatch.setattr(interface, name, few)
+    found = {(one.measure, one.protection): one for one in audit_interface(ground, progress=silent)}
     assert found[DIFFERENT, PRIVATE].exceeds
 
 
 def test_where_flower_is_not_installed_the_audit_says_so(ground, monkeypatch):
     monkeypatch.setattr(interface, "find_spec", lambda name: None)
-    (result,) = audit_interface(ground, progress=lambda *told: None)
+    (result,) = audit_interface(ground, progress=silent)
     assert "not installed" in result.note and result.n == "0 questions" and not result.exceeds

@@ -4,23 +4,14 @@ import math
 
 import pytest
 import torch
+from tests.bench._progress import silent
 
-from fedup.bench.attacks import EPSILONS, AttackData, guarantees, likelihoods
+from fedup.bench.attacks import EPSILONS, guarantees
 from fedup.bench.attacks import reidentify as module
 from fedup.bench.attacks.canary import QuarterNoise
 from fedup.bench.attacks.reidentify import bound, reidentify
 from fedup.errors import DataError
 from fedup.privacy import DP
-from fedup.privacy.dp import release
-
-
-def silent(what, done, total):
-    pass
-
-
-@pytest.fixture(scope="module")
-def ground(small_model, digits_federation) -> AttackData:
-    return AttackData.of(small_model, digits_federation, "4")
 
 
 def simulated(candidates: torch.Tensor, sigma: float, trials: int = 40_000) -> float:
@@ -32,14 +23,14 @@ def simulated(candidates: torch.Tensor, sigma: float, trials: int = 40_000) -> f
     return float((scores.argmax(1) == truth).float().mean())
 
 
-@pytest.mark.parametrize("mu", [0.2, 0.6, 1.2])
+@pytest.mark.parametrize("mu", [0.2, 1.2])
 def test_the_bound_is_reached_by_two_opposite_records_and_passed_with_less_noise(mu):
     opposite = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
     assert simulated(opposite, 1 / mu) == pytest.approx(bound(mu, 2), abs=0.01)
     assert simulated(opposite, 0.5 / mu) > bound(mu, 2) + 0.03
 
 
-@pytest.mark.parametrize(("mu", "count"), [(0.5, 10), (1.5, 10), (1.5, 100), (4.0, 100)])
+@pytest.mark.parametrize(("mu", "count"), [(0.5, 10), (4.0, 100)])
 def test_the_bound_holds_for_records_in_all_directions(mu, count):
     source = torch.Generator().manual_seed(1)
     for dims in (2, 200):  # crowded, and nearly orthogonal
@@ -71,40 +62,21 @@ def test_centroids_give_records_away_and_messages_under_dp_do_not(ground):
     informed = {result.protection: result for result in results if result.name == module.INFORMED}
     assert len(by_name) == 2 + len(EPSILONS)
     assert list(informed) == [name for name in by_name if name.startswith("DP")]
-    assert not any(result.exceeds for result in informed.values())
-    for name, result in by_name.items():
-        assert result.low <= result.figure <= result.high
-        assert result.chance == 0.01
-        if name.startswith("DP"):
-            assert result.figure < 0.12
-            assert not result.exceeds
-        else:
-            assert result.low > 0.5
+    for name, result in [*by_name.items(), *informed.items()]:
+        assert result.low <= result.figure <= result.high and result.chance == 0.01
+        assert not result.exceeds
+        assert result.figure < 0.12 if name.startswith("DP") else result.low > 0.5
     assert by_name["DP, ε = 8"].bound == bound(guarantees()["DP, ε = 8"].mu, 100)
-    assert reidentify(ground, trials=80, seed=3, progress=silent) == results
 
 
-def test_the_attack_on_dp_finds_the_record_where_noise_is_little(ground):
-    dp = DP(50_000.0, clip="unit", replay_seed=1)
-    points, client = ground.points(dp), ground.federation.clients[0]
-    labels, y = ground.federation.y[client.train], ground.federation.y
-    label = int(labels.mode().values)
-    others = ((y == label) & (ground.owner != client.id)).nonzero().flatten()[:50]
-    hits = 0
-    for target in client.train[labels == label][:20]:
-        own = ground.contributions(dp, points[torch.cat([target[None], others])])
-        held = ground.exact(dp, points)[client.id][label]
-        message = release(dp, held[None], name=(int(target),))[0].double()
-        hits += int(likelihoods(message, held - own[0], own).argmax()) == 0
-    assert hits >= 18
-
-
-def test_the_attack_does_better_against_less_noise(ground, monkeypatch):
-    both = {"sound": DP(8.0, clip="unit"), "broken": QuarterNoise(8.0, clip="unit")}
-    monkeypatch.setattr(module, "guarantees", lambda: both)
-    results = reidentify(ground, trials=100, candidates=4, progress=silent)
+def test_the_attack_does_better_against_less_noise_and_the_same_seed_gives_the_same_figures(ground, monkeypatch):
+    names = {"sound": DP(8.0, clip="unit"), "broken": QuarterNoise(8.0, clip="unit"), "open": DP(5e4, clip="unit")}
+    monkeypatch.setattr(module, "guarantees", lambda: names)
+    results, again = (reidentify(ground, trials=60, candidates=4, progress=silent) for _ in range(2))
     found = {result.protection: result for result in results if result.name == module.INFORMED}
     assert found["broken"].low > found["sound"].figure
+    assert found["open"].figure > 0.9
+    assert again == results
 
 
 def test_more_candidates_than_there_are_rows_are_refused(ground):

@@ -5,21 +5,22 @@ import json
 from dataclasses import asdict
 
 import pytest
+from tests.bench._progress import Watch
 
-from fedup.bench.attacks import CENTROIDS, AttackData, Result, guarantees
+from fedup.bench.attacks import CENTROIDS, Result, guarantees, interface
 from fedup.bench.attacks.run import HEAD, attack, attacks_table, cells, results_of
 from fedup.bench.result_tables import write_result_tables
 from fedup.errors import DataError
 
 
 @pytest.fixture(scope="module")
-def told(small_model, digits_federation):
-    seen = []
-    ground = AttackData.of(small_model, digits_federation, "4")
-    results = attack(
-        ground, trials=20, seed=0, candidates=20, progress=lambda what, done, total: seen.append((done, total))
-    )
-    assert {(0, 20), (20, 20)} <= set(seen)
+def told(ground):
+    watch = Watch()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, few in {"_TARGETS": 1, "_TIMED": 2, "_HALVINGS": 1}.items():
+            patch.setattr(interface, name, few)
+        results = attack(ground, trials=20, seed=0, candidates=20, progress=watch)
+    assert {("Re-identification", 0, 20), ("Re-identification", 20, 20)} <= set(watch.told)
     return {
         "recipe": {"data": "digits", "model": "m", "clients": 5, "partition": "iid", "rounds": 0, "seed": 0},
         "trials": 20,

@@ -53,7 +53,7 @@ class Result:
 
 
 def shown(steps: Collection[T], what: str, progress: Progress) -> Iterator[T]:
-    """The steps of an attack, and how many are done."""
+    """The steps of an attack, with progress after each."""
     for done, step in enumerate(steps):
         progress(what, done, len(steps))
         yield step
@@ -66,8 +66,8 @@ def guarantees() -> dict[str, DP]:
 
 
 def message_of(dp: DP, statistics: Tensor, *, client: int, seed: int | None, trial: tuple[object, ...]) -> Tensor:
-    """What a client sends of a class, with noise of this trial's own, the same in every run; without a seed as a real
-    client's would be. (numbers of a class,)"""
+    """What a client sends about a class, with this trial's own noise: replayed from a seed, or fresh without one.
+    (numbers of a class,)"""
     noisy = dp if seed is None else replace(dp, replay_seed=seed_for(seed, f"{dp.epsilon:g}", *trial))
     return release(noisy, statistics[None], name=(client,))[0].double()
 

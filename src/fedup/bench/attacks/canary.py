@@ -63,8 +63,11 @@ def lower_bound(inside: Scores, outside: Scores, of: Callable[[Rates], float]) -
     """The lower bound on ε that two worlds' scores prove, by the better of the two directions on the first half."""
     directions = [(inside, outside), (-outside, -inside)]
     chosen = [(*_choose(a[: len(a) // 2], b[: len(b) // 2], of), a, b) for a, b in directions]
-    _, threshold, a, b = max(chosen, key=lambda choice: choice[0])
-    return of(_count(a[len(a) // 2 :], b[len(b) // 2 :], threshold))
+    _, threshold, *worlds = max(chosen, key=lambda choice: choice[0])
+    a, b = (world[len(world) // 2 :] for world in worlds)
+    tpr_low, _ = clopper_pearson(int((a > threshold).sum()), len(a), CONFIDENCE)
+    _, fpr_high = clopper_pearson(int((b > threshold).sum()), len(b), CONFIDENCE)
+    return of(Rates(tpr_low, fpr_high))
 
 
 def ceiling(trials: int, of: Callable[[Rates], float]) -> float:
@@ -73,14 +76,8 @@ def ceiling(trials: int, of: Callable[[Rates], float]) -> float:
     return of(Rates(clopper_pearson(half, half, CONFIDENCE)[0], clopper_pearson(0, half, CONFIDENCE)[1]))
 
 
-def _count(inside: Scores, outside: Scores, threshold: float) -> Rates:
-    tpr_low, _ = clopper_pearson(int((inside > threshold).sum()), len(inside), CONFIDENCE)
-    _, fpr_high = clopper_pearson(int((outside > threshold).sum()), len(outside), CONFIDENCE)
-    return Rates(tpr_low, fpr_high)
-
-
 def _choose(inside: Scores, outside: Scores, of: Callable[[Rates], float]) -> tuple[float, float]:
-    """The most promising threshold, by approximate bounds (Wilson 1927) that are quick: it proves nothing yet."""
+    """The most promising threshold, by quick approximate bounds (Wilson 1927); it proves nothing yet."""
     thresholds = np.quantile(np.concatenate([inside, outside]), np.linspace(0, 1, 401))
     tpr = _wilson(_share_above(inside, thresholds), len(inside), -1)
     fpr = _wilson(_share_above(outside, thresholds), len(outside), +1)
@@ -99,7 +96,7 @@ def _wilson(rates: Scores, n: int, sign: int) -> Scores:
     return np.clip((middle + sign * reach) / (1 + z * z / n), 1e-12, 1 - 1e-12)
 
 
-def audit_guarantees(ground: AttackData, *, trials: int, seed: int = 0, progress: Progress) -> list[Result]:
+def audit_guarantees(data: AttackData, *, trials: int, seed: int = 0, progress: Progress) -> list[Result]:
     """Lower bounds on the ε of every guarantee, of one as deployed, and of a broken one, for comparison."""
     trials *= _MORE
     protections = guarantees()
@@ -112,23 +109,23 @@ def audit_guarantees(ground: AttackData, *, trials: int, seed: int = 0, progress
     }
     results = []
     for name, (dp, note) in shown(cases.items(), "Canary audit of the guarantee", progress):
-        worlds = guarded_worlds(ground, dp, trials=trials, seed=None if name.endswith("as deployed") else seed)
+        worlds = guarded_worlds(data, dp, trials=trials, seed=None if name.endswith("as deployed") else seed)
         results += _results(name, *worlds, claimed=dp.epsilon, delta=dp.delta, note=note)
     return results
 
 
-def guarded_worlds(ground: AttackData, dp: DP, *, trials: int, seed: int | None) -> tuple[Scores, Scores]:
+def guarded_worlds(data: AttackData, dp: DP, *, trials: int, seed: int | None) -> tuple[Scores, Scores]:
     """How far each world's messages go along what the canary adds, with it and without it: the likelihood ratio.
 
     The canary is the worst case: a vector of the clip's norm, in a class that the client does not have where there is
     one. Every trial is a release of its own; without a seed its noise is what a real client's would be.
     """
-    client = ground.federation.clients[0]
-    points, labels = ground.points(dp)[client.train], ground.federation.y[client.train]
-    label = labels.bincount(minlength=ground.num_classes).argmin()
+    client = data.federation.clients[0]
+    points, labels = data.points(dp)[client.train], data.federation.y[client.train]
+    label = labels.bincount(minlength=data.num_classes).argmin()
     canary = torch.nn.functional.one_hot(torch.tensor([0]), points.shape[1]).to(points) * dp.scale
     without, with_it = (
-        joint_vector(dp, x, y, None, ground.num_classes)[label]
+        joint_vector(dp, x, y, None, data.num_classes)[label]
         for x, y in ((points, labels), (torch.cat([points, canary]), torch.cat([labels, label[None]])))
     )
     added = (with_it - without) / (with_it - without).norm()
@@ -155,22 +152,22 @@ class _Replaced:
     widest: float  # how far any centroid without the record does: no mean goes further than its points
 
 
-def audit_paper(ground: AttackData, *, trials: int, seed: int = 0, progress: Progress) -> list[Result]:
+def audit_paper(data: AttackData, *, trials: int, seed: int = 0, progress: Progress) -> list[Result]:
     """The ε that the paper's formula claims for its noise, beside lower bounds counted in the same way.
 
     The formula's ε at σ = 0.001 is in the hundreds, more than counting can ever refute. So it is refuted in two ways:
     with as much noise as makes it claim ε = 1, by counting alone; and as published, with a false-positive rate that is
     not counted but follows from the noise's tail, which is known.
     """
-    worlds = _replaced(ground)
-    x = ground.federation.x
+    worlds = _replaced(data)
+    x = data.federation.x
     claim = max(paper_epsilon(x[rows], 1.0) for rows in (worlds.with_it, worlds.without))  # at σ = 1
     delta = 1 / len(worlds.with_it)
     results: list[Result] = []
     cases = {next(name for name, sigma in CENTROIDS.items() if sigma): SIGMA, "paper, σ for ε = 1": claim}
     for name, sigma in shown(cases.items(), "Canary audit of the paper's noise", progress):
         inside, outside = (
-            paper_scores(ground, worlds, rows, sigma=sigma, trials=trials, seed=seed_for(seed, name, world))
+            paper_scores(data, worlds, rows, sigma=sigma, trials=trials, seed=seed_for(seed, name, world))
             for world, rows in (("with", worlds.with_it), ("without", worlds.without))
         )
         note = f"one real record of {len(worlds.with_it)} replaced, σ = {sigma:.3g}, δ = 1/n = {delta:.2g}"
@@ -182,23 +179,21 @@ def audit_paper(ground: AttackData, *, trials: int, seed: int = 0, progress: Pro
     return results
 
 
-def paper_scores(
-    ground: AttackData, worlds: _Replaced, rows: Tensor, *, sigma: float, trials: int, seed: int
-) -> Scores:
+def paper_scores(data: AttackData, worlds: _Replaced, rows: Tensor, *, sigma: float, trials: int, seed: int) -> Scores:
     """How far the furthest uploaded vector goes along the record's direction: a message of its own in each trial."""
-    federation = ground.federation
+    federation = data.federation
     client = replace(federation.client(worlds.client), train=rows)
-    world = replace(ground, federation=replace(federation, clients=(client,)))
+    world = replace(data, federation=replace(federation, clients=(client,)))
     label = int(federation.y[rows[0]])
     messages = (world.centroids(client.id, label, sigma=sigma, seed=seed_for(seed, trial)) for trial in range(trials))
     return np.array([float((vectors @ worlds.direction).max()) for vectors in messages])
 
 
-def _replaced(ground: AttackData) -> _Replaced:
+def _replaced(data: AttackData) -> _Replaced:
     """The record that stands out most of a cell of middling size, and a held-out record of the same class instead."""
-    x, y = ground.federation.x, ground.federation.y
+    x, y = data.federation.x, data.federation.y
     cells = []
-    for client in ground.federation.clients:
+    for client in data.federation.clients:
         for label in y[client.heldout].unique().tolist():
             own = client.train[y[client.train] == label]
             if len(own) >= _SMALLEST_CELL:
@@ -233,10 +228,10 @@ def _proved(inside: Scores, worlds: _Replaced, *, sigma: float, delta: float) ->
 def _results(
     protection: str, inside: Scores, outside: Scores, *, claimed: float, delta: float, note: str
 ) -> list[Result]:
-    made = []
+    results = []
     for measure, of in ((COUNTED, Rates.epsilon), (GAUSSIAN, Rates.gaussian)):
         needed = partial(of, delta=delta)
         figure = lower_bound(inside, outside, needed)
         n = f"{len(inside)} a world, can show {ceiling(len(inside), needed):.1f}"
-        made.append(Result(NAME, measure, protection, figure, None, None, None, claimed, n, note))
-    return made
+        results.append(Result(NAME, measure, protection, figure, None, None, None, claimed, n, note))
+    return results

@@ -59,7 +59,7 @@ class Probe:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What a node holds; ids name the records, so that one can be taken away and the others stay what they are."""
+    """A node's records; with ids, so that one can be removed and the others keep their names."""
 
     x: Tensor
     y: Tensor
@@ -143,7 +143,7 @@ def release(dp: DP | CentroidConfig = GUARANTEE, /, *, width: int, num_classes: 
 
 
 def battery(rows: Rows, target: int, num_classes: int) -> Iterator[Probe]:
-    """Questions whose answers would turn on one record, if they turned on anything."""
+    """Questions whose answers might depend on one record."""
     width, own, unknown = rows.x.shape[1], int(rows.ids[target]), int(rows.ids.max()) + 1000
     usual, public = model_of(width, num_classes), {"width": width, "num_classes": num_classes}
     others = rows.others(target)
@@ -195,14 +195,14 @@ def _eraser(samples: Sequence[int], num_classes: int, width: int) -> dict[str, A
     return {"cut": _EARLY, "how": config, "question": question, "num_classes": num_classes, "row": row}
 
 
-def audit_interface(ground: AttackData, *, seed: int = 0, progress: Progress) -> list[Result]:
-    """How many answers of a private node turn on a record, pixels and labels found by that, and how time differs; the
-    same of a node without rules, which the audit must see through."""
+def audit_interface(data: AttackData, *, seed: int = 0, progress: Progress) -> list[Result]:
+    """How many answers of a private node depend on one record, which pixels and labels that reveals, and how times
+    differ; then the same for a node without rules, which the audit must expose."""
     if find_spec("flwr") is None:
         note = "Flower is not installed, so that there are no nodes: nothing was asked"
         return [Result(NAME, DIFFERENT, PRIVATE, 0.0, None, None, None, None, "0 questions", note)]
-    ids, classes = ground.federation.clients[0].train[:_MOST_ROWS], ground.num_classes
-    rows = Rows(ground.federation.x[ids].float().cpu(), ground.federation.y[ids].cpu(), ids.cpu())
+    ids, classes = data.federation.clients[0].train[:_MOST_ROWS], data.num_classes
+    rows = Rows(data.federation.x[ids].float().cpu(), data.federation.y[ids].cpu(), ids.cpu())
     chosen = torch.randperm(len(ids), generator=generator(seed, "interface"))[:_TARGETS].tolist()
     results, probes = [], list(battery(rows, chosen[0], classes))
     cases: dict[str, DP | CentroidConfig] = {PRIVATE: GUARANTEE, OPEN: CentroidConfig(1.0)}
@@ -229,8 +229,8 @@ def _share(measure: str, name: str, hits: int, n: int, bound: float | None, note
 
 
 def _finds_pixel(node: Node, rows: Rows, place: int, config: DP | CentroidConfig) -> bool:
-    """By halving, all other records left out: whether a threshold is passed shows where the answer is another than to
-    one that no pixel passes."""
+    """Bisection, with all other records excluded: a pixel exceeds a threshold if the answer differs from that to a
+    threshold out of reach."""
     width = rows.x.shape[1]
     pixel, kind = place % width, _RELEASE if isinstance(config, DP) else _CENTROIDS
     details = release(config, width=width, num_classes=node.num_classes, excluded=rows.others(place))
@@ -248,7 +248,7 @@ def _finds_pixel(node: Node, rows: Rows, place: int, config: DP | CentroidConfig
 
 
 def _finds_label(node: Node, rows: Rows, place: int) -> bool:
-    """All other records left out: fewer classes than its label needs would show. (Sizes are those of the question.)"""
+    """With all other records excluded, too few classes for its label would show. (Sizes follow the question.)"""
     width, classes = rows.x.shape[1], node.num_classes
     model = model_of(width, classes)
 

@@ -11,7 +11,7 @@ Scores = NDArray[np.float64]
 
 
 def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """An interval for a rate that holds at least so often, whatever the rate; either end alone errs half as often.
+    """An interval for a rate with at least this confidence, whatever the rate; each end alone errs half as often.
 
     >>> [round(end, 3) for end in clopper_pearson(0, 10)]
     [0.0, 0.308]
@@ -42,7 +42,7 @@ def auc(members: Scores, others: Scores) -> tuple[float, float, float]:
 
 
 def tpr_at_fpr(members: Scores, others: Scores, rate: float) -> tuple[float, float, float]:
-    """The share of members found while that share of non-members is accused, with its 95 % interval.
+    """The share of members found at this false-positive rate, with its 95 % interval.
 
     Two things are uncertain: where the threshold lies, for which order statistics of the non-members bound the true
     quantile, and the share of members above it (Clopper & Pearson 1934). Four one-sided errors share the 5 %.

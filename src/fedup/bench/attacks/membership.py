@@ -56,62 +56,62 @@ class _Records:
         return scores
 
 
-def membership(ground: AttackData, *, trials: int, seed: int = 0, progress: Progress) -> list[Result]:
+def membership(data: AttackData, *, trials: int, seed: int = 0, progress: Progress) -> list[Result]:
     """AUC, and members found at 1 % false accusations, for each protection.
 
     `message only`: nearness to the closest centroid of the record's class, or to its released mean. `knowing all other
     records`: the likelihood ratio of a message made for this record alone, the strongest attack there is.
     """
-    records = _draw(ground, trials, seed)
-    only = _results(NEAREST, CONTROL, _near_strangers(ground, records), records, None)
+    records = _draw(data, trials, seed)
+    only = _results(NEAREST, CONTROL, _near_strangers(data, records), records, None)
     knowing: list[Result] = []
     protections: dict[str, float | DP] = {**CENTROIDS, **guarantees()}
     for name, protection in shown(protections.items(), "Membership", progress):
         if isinstance(protection, DP):
-            nearest, informed = _under_guarantee(ground, protection, records, seed)
+            nearest, informed = _under_guarantee(data, protection, records, seed)
             only += _results(NEAREST, name, nearest, records, protection)
             knowing += _results(INFORMED, name, informed, records, protection)
         else:
-            near = partial(ground.near_centroids, sigma=protection, seed=seed_for(seed, "membership"))
+            near = partial(data.near_centroids, sigma=protection, seed=seed_for(seed, "membership"))
             only += _results(NEAREST, name, records.by_cell(near), records, None)
     return only + knowing
 
 
-def _under_guarantee(ground: AttackData, dp: DP, records: _Records, seed: int) -> tuple[Tensor, Tensor]:
+def _under_guarantee(data: AttackData, dp: DP, records: _Records, seed: int) -> tuple[Tensor, Tensor]:
     """Scores of both attacks; a fresh message for each record, so that records are independent trials."""
-    points = ground.points(dp)
-    exact = ground.exact(dp, points)
-    contributions = ground.contributions(dp, points[records.rows])
+    points = data.points(dp)
+    exact = data.exact(dp, points)
+    contributions = data.contributions(dp, points[records.rows])
     nearest, informed = torch.empty(2, len(records.rows), dtype=torch.float64)
     columns = (records.rows, records.clients, records.labels, records.member)
     for i, (row, client, label, member) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         held, own = exact[client][label], contributions[i : i + 1]
         message = message_of(dp, held, client=client, seed=seed, trial=("membership", row))
         informed[i] = likelihoods(message, held - own[0] if member else held, own)[0]
-        nearest[i] = ground.near_mean(dp, message, own, points.shape[1])[0]
+        nearest[i] = data.near_mean(dp, message, own, points.shape[1])[0]
     return nearest, informed
 
 
-def _near_strangers(ground: AttackData, records: _Records) -> Tensor:
+def _near_strangers(data: AttackData, records: _Records) -> Tensor:
     """Nearness to the mean of all other clients' training rows of the class: without any message of the client."""
-    x, y = ground.federation.x, ground.federation.y
+    x, y = data.federation.x, data.federation.y
 
     def near(rows: Tensor, client: int, label: int) -> Tensor:
-        strangers = (y == label) & (ground.owner >= 0) & (ground.owner != client)
+        strangers = (y == label) & (data.owner >= 0) & (data.owner != client)
         strangers = strangers if bool(strangers.any()) else y == label
         return -(x[rows].double() - x[strangers].double().mean(0)).norm(dim=1)
 
     return records.by_cell(near)
 
 
-def _draw(ground: AttackData, trials: int, seed: int) -> _Records:
-    """So many random training rows of all clients, and held-out rows of classes that their client sends; fewer where
-    there are no more."""
-    y, source = ground.federation.y, generator(seed, "membership")
+def _draw(data: AttackData, trials: int, seed: int) -> _Records:
+    """Random training rows of all clients, and held-out rows of classes that their client sends: `trials` of each, or
+    all there are."""
+    y, source = data.federation.y, generator(seed, "membership")
     parts = []
     for member in (True, False):
         rows, clients = [], []
-        for client in ground.federation.clients:
+        for client in data.federation.clients:
             own = client.train if member else client.heldout
             own = own[torch.isin(y[own], y[client.train])]
             rows.append(own)

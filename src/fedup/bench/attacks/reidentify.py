@@ -34,7 +34,7 @@ def bound(mu: float, candidates: int) -> float:
 
 
 def reidentify(
-    ground: AttackData, *, trials: int, seed: int = 0, candidates: int = 100, progress: Progress
+    data: AttackData, *, trials: int, seed: int = 0, candidates: int = 100, progress: Progress
 ) -> list[Result]:
     """How often the attack names the right candidate, for each protection; a fresh message in every trial.
 
@@ -45,19 +45,19 @@ def reidentify(
     hits = dict.fromkeys([(NEAREST, name) for name in (*CENTROIDS, *protected)], 0)
     hits |= dict.fromkeys([(INFORMED, name) for name in protected], 0)
     some = next(iter(protected.values()))  # statistics before noise do not depend on ε
-    points = ground.points(some)
-    exact = ground.exact(some, points)
-    for number, (client, label, rows) in enumerate(_draw(ground, trials, candidates, seed)):
+    points = data.points(some)
+    exact = data.exact(some, points)
+    for number, (client, label, rows) in enumerate(_draw(data, trials, candidates, seed)):
         if number % _SHOWN == 0:
             progress("Re-identification", number, trials)
         names = ("reidentify", number)
         for name, sigma in CENTROIDS.items():
-            near = ground.near_centroids(rows, client, label, sigma=sigma, seed=seed_for(seed, *names))
+            near = data.near_centroids(rows, client, label, sigma=sigma, seed=seed_for(seed, *names))
             hits[NEAREST, name] += _leads(near)
-        own, held = ground.contributions(some, points[rows]), exact[client][label]
+        own, held = data.contributions(some, points[rows]), exact[client][label]
         for name, dp in protected.items():
             message = message_of(dp, held, client=client, seed=seed, trial=names)
-            hits[NEAREST, name] += _leads(ground.near_mean(dp, message, own, points.shape[1]))
+            hits[NEAREST, name] += _leads(data.near_mean(dp, message, own, points.shape[1]))
             hits[INFORMED, name] += _leads(likelihoods(message, held - own[0], own))
     progress("Re-identification", trials, trials)
     return [
@@ -80,20 +80,20 @@ def _leads(scores: Tensor) -> bool:
     return bool(scores[0] > scores[1:].max())
 
 
-def _draw(ground: AttackData, trials: int, candidates: int, seed: int) -> Iterator[tuple[int, int, Tensor]]:
+def _draw(data: AttackData, trials: int, candidates: int, seed: int) -> Iterator[tuple[int, int, Tensor]]:
     """A client, a class and rows of it: first a random training row of the client (the attack does not know which it
     is), then others that this client did not train on."""
-    y, source = ground.federation.y, generator(seed, "reidentify")
-    of_class = [(y == label).nonzero().flatten() for label in range(ground.num_classes)]
-    rows = torch.cat([client.train for client in ground.federation.clients])
-    held = torch.zeros(max(ground.federation.ids) + 1, ground.num_classes, dtype=torch.long)
-    held.index_put_((ground.owner[rows], y[rows]), torch.ones_like(rows), accumulate=True)
-    rows = rows[y.bincount(minlength=ground.num_classes)[y[rows]] - held[ground.owner[rows], y[rows]] >= candidates - 1]
+    y, source = data.federation.y, generator(seed, "reidentify")
+    of_class = [(y == label).nonzero().flatten() for label in range(data.num_classes)]
+    rows = torch.cat([client.train for client in data.federation.clients])
+    held = torch.zeros(max(data.federation.ids) + 1, data.num_classes, dtype=torch.long)
+    held.index_put_((data.owner[rows], y[rows]), torch.ones_like(rows), accumulate=True)
+    rows = rows[y.bincount(minlength=data.num_classes)[y[rows]] - held[data.owner[rows], y[rows]] >= candidates - 1]
     if not len(rows):
         raise DataError(f"No class has {candidates} rows to choose from: use fewer candidates, or more data.")
     for chosen in torch.randint(len(rows), (trials,), generator=source).tolist():
         target = rows[chosen]
-        client, label = int(ground.owner[target]), int(y[target])
-        pool = of_class[label][ground.owner[of_class[label]] != client]
+        client, label = int(data.owner[target]), int(y[target])
+        pool = of_class[label][data.owner[of_class[label]] != client]
         decoys = pool[torch.randperm(len(pool), generator=source)[: candidates - 1]]
         yield client, label, torch.cat([target[None], decoys])

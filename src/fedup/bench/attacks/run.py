@@ -53,8 +53,8 @@ def run_attacks(
     federation = recipe.federation(dataset)
     start = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes)
     network = trained(start, federation, recipe, progress=progress)
-    ground = AttackData.of(network, federation, find_cut(network, recipe.cut))
-    results = attack(ground, trials=trials, seed=seed, candidates=candidates, progress=progress)
+    attacked = AttackData.of(network, federation, find_cut(network, recipe.cut))
+    results = attack(attacked, trials=trials, seed=seed, candidates=candidates, progress=progress)
     return {
         "recipe": recipe.settings(),
         "trials": trials,
@@ -65,14 +65,14 @@ def run_attacks(
     }
 
 
-def attack(ground: AttackData, *, trials: int, seed: int, candidates: int, progress: Progress) -> list[Result]:
+def attack(data: AttackData, *, trials: int, seed: int, candidates: int, progress: Progress) -> list[Result]:
     """All attacks, with that many trials each; ten times as many for the audit of a guarantee."""
     return [
-        *reidentify(ground, trials=trials, seed=seed, candidates=candidates, progress=progress),
-        *membership(ground, trials=trials, seed=seed, progress=progress),
-        *audit_guarantees(ground, trials=trials, seed=seed, progress=progress),
-        *audit_paper(ground, trials=trials, seed=seed, progress=progress),
-        *audit_interface(ground, seed=seed, progress=progress),
+        *reidentify(data, trials=trials, seed=seed, candidates=candidates, progress=progress),
+        *membership(data, trials=trials, seed=seed, progress=progress),
+        *audit_guarantees(data, trials=trials, seed=seed, progress=progress),
+        *audit_paper(data, trials=trials, seed=seed, progress=progress),
+        *audit_interface(data, seed=seed, progress=progress),
     ]
 
 

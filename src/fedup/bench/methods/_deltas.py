@@ -82,7 +82,7 @@ class Adapted(nn.Module):
 def train_deltas(
     task: Task, start: Adapted, federation: Federation, *, rounds: int, lr: float, cost: Cost
 ) -> tuple[Adapted, int]:
-    """The model under deltas that clients trained, at `lr` times the federation's learning rate; their entries."""
+    """The model with deltas trained at `lr` times the federation's learning rate, and the number of their entries."""
     local = replace(task.recipe.local, lr=lr * task.recipe.lr)
     model = cast(Adapted, task.train(start, federation, rounds=rounds, cost=cost, what="FUSED", local=local))
     cost.storage_bytes = serialized_size(dict(model.named_parameters()), {})

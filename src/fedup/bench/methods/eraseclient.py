@@ -95,7 +95,7 @@ class Method:
     def _ascend(
         self, model: nn.Module, task: Task, target: int, radius: float, upload: dict[str, Tensor]
     ) -> list[dict[str, Any]]:
-        """Ascent on the target's data; how things stood at the start and after each epoch."""
+        """Ascent on the target's data; returns the state at the start and after each epoch."""
         federation, local = task.federation, self._local(task.recipe.batch_size)
         rows = federation.client(target).train
         centre = _vector(model)
@@ -122,7 +122,7 @@ class Method:
     def _stand(
         self, model: nn.Module, task: Task, rows: Tensor, centre: Tensor, last_sent: Tensor, *, steps: int
     ) -> dict[str, Any]:
-        """Loss and accuracy on the target's own rows, and the distances that count."""
+        """Loss and accuracy on the target's rows, and the distances from the centre and its last upload."""
         labels, now = task.federation.y[rows].long(), _vector(model)
         logits = predict(model, task.federation.x, rows)
         return {
@@ -151,7 +151,7 @@ def radius_of(model: nn.Module, random_models: Sequence[nn.Module]) -> float:
 
 
 def ascend(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, *, clip: float) -> float:
-    """One step up the loss, with the gradient's norm clipped; the accuracy on the batch before it."""
+    """One clipped gradient step up the loss; returns the batch accuracy before it."""
     logits = logits_of(model(x))
     optimizer.zero_grad(set_to_none=True)
     cross_entropy(logits, y).backward()
@@ -161,7 +161,7 @@ def ascend(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Ten
 
 
 def project(model: nn.Module, centre: Tensor, radius: float) -> None:
-    """Back to the ball's surface, from outside of it."""
+    """Project parameters outside the ball onto its surface."""
     offset = _vector(model) - centre
     distance = float(offset.norm())
     if distance > radius:

@@ -43,7 +43,7 @@ class Method(AnswersAll):
             raise SettingError(f"step must lie between 0 and 1; found {self.step}.")
 
     def averaging(self, model: nn.Module) -> Averaging:
-        """FedAvg's average, with parameters rounded; buffers are as they come, since a variance must not become 0."""
+        """FedAvg's average with rounded parameters; buffers are not rounded: a variance must not become 0."""
         return partial(RoundedAverage, step=self.step, names=[name for name, _ in model.named_parameters()])
 
     def unlearn(self, task: Task) -> Unlearned:
@@ -89,7 +89,7 @@ class RoundedAverage(RunningAverage):
 
 
 class Replay:
-    """The stored rounds again, on what is retained."""
+    """Replays the stored rounds on what is retained."""
 
     def __init__(self, task: Task, history: History, averaging: Averaging, *, final: Weights) -> None:
         self.averaging, self.retained = averaging, task.retained
@@ -101,7 +101,7 @@ class Replay:
         """The first round whose rounded average is not the stored one, and the model after it; None if all are."""
         for number in self._history.rounds:
             if not set(self._touched) & set(self._history.shares(number)):
-                continue  # neither uploads nor shares are others
+                continue  # uploads and shares are unchanged
             average = self._round(number, cost)
             with cost.stage("replay"):
                 stored = self._after(number)
@@ -112,7 +112,7 @@ class Replay:
         return None
 
     def _round(self, number: int, cost: Cost) -> RunningAverage:
-        """A round's average: uploads of touched clients made anew, those of the others from the store."""
+        """A round's average: touched clients train again, the others' uploads come from the store."""
         fresh = self._train_touched(number, cost)
         with cost.stage("replay"):
             sizes = {client: len(self.retained.client(client).train) for client in self._history.shares(number)}

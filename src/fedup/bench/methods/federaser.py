@@ -53,8 +53,8 @@ class Method:
         """A model rebuilt from the updates of those who stay."""
         cost, history, recipe = Cost(), task.kept(), task.recipe
         stored = history.rounds[:: self.every]
-        one = {name: tensor for name, tensor in weights_of(task.start).items() if tensor.is_floating_point()}
-        cost.storage_bytes = serialized_size(one, {}) * sum(len(history.shares(number)) for number in stored)
+        update = {name: tensor for name, tensor in weights_of(task.start).items() if tensor.is_floating_point()}
+        cost.storage_bytes = serialized_size(update, {}) * sum(len(history.shares(number)) for number in stored)
         model = copy.deepcopy(task.start)
         with cost.stage("apply"):
             apply_without(model, history, stored[0], task.request.client_ids)
@@ -75,7 +75,7 @@ class Method:
 
 
 def apply_without(model: nn.Module, history: History, number: int, gone: Iterable[int]) -> None:
-    """One stored round as it was, averaged over those who stay."""
+    """Apply one stored round, averaged over the clients that stay."""
     shares = {client: share for client, share in history.shares(number).items() if client not in set(gone)}
     live = weights_of(model)
     average, total = RunningAverage(live), sum(shares.values())
@@ -104,7 +104,7 @@ class CalibratedAverage(RunningAverage):
 
 
 def calibrated(fresh: Mapping[str, Tensor], stored: Mapping[str, Tensor], *, by_layer: bool) -> dict[str, Tensor]:
-    """The fresh update at the stored one's length; one that does not move stays where it is."""
+    """The fresh update, scaled to the length of the stored one; a zero update stays zero."""
     new, old = _lengths(fresh), _lengths(stored).to(next(iter(fresh.values())).device)
     if not by_layer:
         new, old = new.norm().expand_as(new), old.norm().expand_as(old)

@@ -17,7 +17,6 @@ from fedup.filters.bottleneck import DEFAULT_RANK, FilterConfig
 from fedup.filters.closed_form import ClosedForm
 from fedup.filters.presets import PresetName, preset
 from fedup.privacy.guarantee import DP
-from fedup.request import Forget
 from fedup.serving.plugged import PluggedModel, plug
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.integer_moments import MomentConfig
@@ -40,14 +39,13 @@ _Borrowed: Any = borrowed(DP, CentroidConfig, FilterConfig, first=_FIRST, before
 class Method(AnswersAll, _Borrowed):  # type: ignore[misc]
     """The settings of the filter, of the centroids, of the guarantee and of the protocol.
 
-    With `cache` clients send centroids of all their data once, ahead of any request; without it, as in the paper, they
-    are asked after the request and leave out what it names. With `preset = "paper"` ratio, sigma, cache, class_policy,
-    guard and filter are the paper's, whatever is given here; with `"authors"` they are those of its authors' code, and
-    so are optimizer, lr, batch_size and epochs. The default `rank` is that of the features where they are
-    fewer.
+    With `cache` clients send centroids of all their data once, before any request; without it, as in the paper, they
+    are asked after the request and leave out its data. `preset = "paper"` sets ratio, sigma, cache, class_policy, guard
+    and filter as in the paper; `"authors"` as in its authors' code, with optimizer, lr, batch_size and epochs. The
+    default `rank` shrinks to the number of features.
 
-    With an `epsilon` clients send noisy statistics under differential privacy instead; the noise is replayable here, so
-    that results can be reproduced: no privacy, of public data. `paper_accounting` counts the paper's ε of `sigma`.
+    With an `epsilon` clients send statistics under differential privacy; the noise is replayable, so that results can
+    be reproduced, and protects nothing: the data are public. `paper_accounting` adds the paper's ε for `sigma`.
     """
 
     cut: str | None = None
@@ -76,17 +74,13 @@ class Method(AnswersAll, _Borrowed):  # type: ignore[misc]
             return lent(self, CentroidConfig, seed=seed)
         return lent(self, DP, clip=self.clip if self.clip == "unit" else float(self.clip), replay_seed=seed)
 
-    def _resolved(self, request: Forget) -> "Method":
-        """The same with the preset's values in place."""
-        chosen, usual = preset(self.preset, request), asdict(FilterConfig())
-        settled = {name: value for name, value in asdict(chosen.config).items() if value != usual[name]}
-        settled |= {"preset": "default", "ratio": chosen.ratio, "sigma": chosen.sigma, "cache": chosen.cache}
-        return replace(self, **settled)
-
     def unlearn(self, task: Task) -> Unlearned:
         """The original model behind a filter."""
-        if self.preset != "default":
-            return self._resolved(task.request).unlearn(task)
+        if self.preset != "default":  # the same with the preset's values in place
+            chosen, usual = preset(self.preset, task.request), asdict(FilterConfig())
+            settled = {name: value for name, value in asdict(chosen.config).items() if value != usual[name]}
+            settled |= {"preset": "default", "ratio": chosen.ratio, "sigma": chosen.sigma, "cache": chosen.cache}
+            return replace(self, **settled).unlearn(task)
         cost = Cost()
         cut = self.cut or task.recipe.cut
         centroids = (
@@ -146,7 +140,7 @@ class Method(AnswersAll, _Borrowed):  # type: ignore[misc]
 
 
 def _privacy_of(centroids: Centroids) -> dict[str, Any]:
-    """What the messages cost by account."""
+    """The privacy cost of all messages, and the largest upload."""
     counted, ledger = centroids.paper_epsilons, centroids.ledger
     return {
         "mechanism": centroids.how.mechanism,
@@ -157,7 +151,7 @@ def _privacy_of(centroids: Centroids) -> dict[str, Any]:
 
 
 def _unplugged(plugged: PluggedModel) -> nn.Module:
-    """What unplugging gives; done to a second plugged model with the same filter, since the first is still in use."""
+    """The unplugged model, made from a second plugged copy: the first is still in use."""
     second = plug(plugged.base, plugged.cut)
     second.serve(plugged.served)
     return second.unplug()

@@ -79,8 +79,8 @@ class Method(AnswersAll):
 
 
 def overwritten(federation: Federation, request: Forget, seed: int) -> tuple[Federation, int]:
-    """What deltas are trained on, and how many of its rows have a new label: forgotten clients and samples are left
-    out, each training row of a forgotten class gets a retained class, drawn at random."""
+    """The federation that deltas are trained on, and its number of relabelled rows: forgotten clients and samples are
+    left out, each training row of a forgotten class gets a random retained class."""
     federation.check(request)
     left = sorted(set(range(federation.num_classes)) - request.class_ids)
     retained = torch.tensor(left, dtype=federation.y.dtype, device=federation.y.device)

@@ -41,47 +41,46 @@ class Method(AnswersAll):
     def unlearn(self, task: Task) -> Unlearned:
         """The original model with another last layer."""
         cost = Cost()
-        place = find_cut(task.model)
-        centroids = task.collect(statistics=CentroidConfig(self.ratio), cut=place, cost=cost)
+        cut = find_cut(task.model)
+        centroids = task.collect(statistics=CentroidConfig(self.ratio), cut=cut, cost=cost)
         with cost.stage("contact"):
             vectors, labels = _retained(centroids, task, cost)
         with cost.stage("fit"):
             model = shared_view(task.model)
-            _fresh_last_layer(model, place, task.recipe.seed)
-            self._fit(model, place, centroids.shape, vectors, labels, task.recipe.seed)
+            _fresh_last_layer(model, cut, task.recipe.seed)
+            tail, order = flat_tail(model, cut, centroids.shape), generator(task.recipe.seed, "head only")
+            optimizer = torch.optim.Adam(model.get_submodule(cut).parameters(), lr=self.lr)
+            size = min(len(labels), self.batch_size)
+            for _ in range(self.steps):
+                batch = torch.randint(len(labels), (size,), generator=order).to(labels.device)
+                loss = cross_entropy(tail(vectors[batch]), labels[batch])
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
         did = f"a fresh last layer was fitted to the centroids of what is retained, in {self.steps} steps"
         return Unlearned(model.eval(), cost, restore=lambda: task.model, about={"did": did})
-
-    def _fit(
-        self, model: nn.Module, place: str, shape: tuple[int, ...], vectors: Tensor, labels: Tensor, seed: int
-    ) -> None:
-        tail = flat_tail(model, place, shape)
-        optimizer = torch.optim.Adam(model.get_submodule(place).parameters(), lr=self.lr)
-        order = generator(seed, "head only")
-        for _ in range(self.steps):
-            batch = torch.randint(len(labels), (min(len(labels), self.batch_size),), generator=order).to(labels.device)
-            loss = cross_entropy(tail(vectors[batch]), labels[batch])
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
 
 
 def _retained(centroids: Centroids, task: Task, cost: Cost) -> tuple[Tensor, Tensor]:
     """Centroids of what is retained and their classes; touched clients cluster again, as for a filter."""
-    gone, report = task.request, Report(frozenset([task.request]))
-    used = [cell for cell in centroids.cells if cell.client not in gone.client_ids and cell.label not in gone.class_ids]
+    request, report = task.request, Report(frozenset([task.request]))
+    used = [
+        cell
+        for cell in centroids.cells
+        if cell.client not in request.client_ids and cell.label not in request.class_ids
+    ]
     contact = InProcess(task.federation, task.model, one_reader=True)
-    Refresh(centroids, contact, report, keep_sealed=False).bring_up_to_date(used, gone)
+    Refresh(centroids, contact, report, keep_sealed=False).bring_up_to_date(used, request)
     sent = contact.traffic
     cost.count(bytes_up=sent.bytes_up, bytes_down=sent.bytes_down, clients=report.clients_contacted)
     rows = centroids.rows_of(used)
     return centroids.vectors[rows], centroids.row_labels()[rows]
 
 
-def _fresh_last_layer(model: nn.Module, place: str, seed: int) -> None:
-    """Put a copy with first weights of its own in place of the last layer, in this view of the model only."""
-    parent, _, name = place.rpartition(".")
-    old = model.get_submodule(place)
+def _fresh_last_layer(model: nn.Module, cut: str, seed: int) -> None:
+    """Put a copy with first weights of its own in cut of the last layer, in this view of the model only."""
+    parent, _, name = cut.rpartition(".")
+    old = model.get_submodule(cut)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(seed, "head only"))
         layer = nn.Linear(old.in_features, old.out_features, old.bias is not None)  # type: ignore[arg-type]

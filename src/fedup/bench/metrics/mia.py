@@ -29,12 +29,12 @@ def measure(case: Case) -> dict[str, float | None]:
     """None where there are too few rows of a side."""
     there, away = case.data.labels("forgotten"), case.data.labels("heldout")
     outside = case.data.to_forget("heldout")
-    found: dict[str, float | None] = {"mia_auc": None, "mia_tpr": None}
+    figures: dict[str, float | None] = {"mia_auc": None, "mia_tpr": None}
     if min(len(there), int(outside.sum())) >= _FEWEST:
         members = -cross_entropy(case.now.logits("forgotten"), there, reduction="none").double()
         others = -cross_entropy(case.now.logits("heldout")[outside], away[outside], reduction="none").double()
-        found = {"mia_auc": _auc(members, others), "mia_tpr": _tpr(members, others, alarms=0.01)}
-    return found | {"mia_learned": _learned(case)}
+        figures = {"mia_auc": _auc(members, others), "mia_tpr": _tpr(members, others, alarms=0.01)}
+    return figures | {"mia_learned": _learned(case)}
 
 
 def _auc(members: Tensor, others: Tensor) -> float:
@@ -50,7 +50,7 @@ def _tpr(members: Tensor, others: Tensor, *, alarms: float) -> float:
 
 
 def _learned(case: Case) -> float | None:
-    """Accuracy on balanced rows of an attack that learned from others."""
+    """Accuracy, on balanced rows, of an attack trained on other rows."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPClassifier
     from sklearn.pipeline import make_pipeline

@@ -44,7 +44,7 @@ class Scenario(Protocol):
 
 
 class NoAttack:
-    """A base for scenarios that do no harm before: there is always something to forget."""
+    """A base for scenarios without an attack: there is always something to forget."""
 
     def took(self, original: Mapping[str, float | None], retrained: Mapping[str, float | None]) -> bool:
         return True

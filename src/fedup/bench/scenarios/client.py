@@ -10,7 +10,7 @@ from fedup.federation import Federation
 from fedup.request import Forget
 from fedup.tasks.datasets import Dataset, Images, Texts
 
-_LEAST_HARM = 0.005  # of Retrain's R-A: a liar who costs less was not heard
+_LEAST_HARM = 0.005  # of Retrain's R-A: an attack that costs less had no effect
 
 
 @dataclass(frozen=True)

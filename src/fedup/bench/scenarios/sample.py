@@ -79,5 +79,5 @@ class Scenario:
 
 
 def _outside(federation: Federation, client: Client, target: int) -> Tensor:
-    """Training rows of a client that a trigger can lead astray."""
+    """Training rows of a client outside the target class."""
     return client.train[federation.y[client.train] != target]

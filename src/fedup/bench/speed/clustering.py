@@ -38,16 +38,14 @@ _WITHIN = 64  # dimensions in which rows of a class differ
 
 
 def measure(device: torch.device, tell: Tell, *, rows: int, width: int, literal: bool) -> Iterator[Row]:
-    """On features made up: what is measured is what comes after the model. The literal recipe and memory: CPU only."""
+    """On made-up features: only what comes after the model is measured. The literal recipe and memory need a CPU."""
     federation, model = _feature_federation(rows=rows, width=width)
     federation, model = federation.to(device), model.to(device)
     size = {"rows": rows, "width": width, "clients": len(federation.clients), "classes": federation.num_classes}
     tell("clustering")
     usual = CentroidConfig(RATIO)
-    collecting = in_turns(
-        {"all": lambda: collect(model, federation, statistics=CentroidConfig(RATIO))}, device, repeats=REPEATS
-    )
-    clustering_s = collecting.median("all")
+    work = {"all": lambda: collect(model, federation, statistics=usual)}
+    clustering_s = in_turns(work, device, repeats=REPEATS).median("all")
     yield Row("reading and clustering all cells", clustering_s, "s", 0.6, detail=size | {"ratio": RATIO})
     centroids = collect(model, federation, statistics=usual)
     times: dict[str, float] = {}
@@ -67,7 +65,9 @@ def measure(device: torch.device, tell: Tell, *, rows: int, width: int, literal:
         yield Row(name, faster, "× faster", 5, at_most=False, detail=compared)
         yield Row("clustering and class request, likewise", both, "× faster", 50, at_most=False, detail=compared)
     tell("memory")
-    yield Row("peak memory above the features", _peak_memory_ratio(rows=rows, width=width), "× features", 1.2)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        peak = float(pool.apply(_peak_ratio, (rows, width)))
+    yield Row("peak memory above the features", peak, "× features", 1.2)
 
 
 def _some_samples(federation: Federation) -> Forget:
@@ -79,7 +79,7 @@ def _some_samples(federation: Federation) -> Forget:
 def _time_request(
     model: nn.Module, federation: Federation, centroids: Centroids, request: Forget
 ) -> tuple[float, dict[str, float]]:
-    """Median seconds from request to effect, from the cache, and the accuracies it gives."""
+    """Median seconds from request to effect, with stored centroids, and the resulting accuracies."""
     seconds = []
     for _ in range(REPEATS + 1):
         plugged = plug(model)
@@ -134,14 +134,8 @@ def _fit_literally(head: nn.Module, centroids: Tensor, labels: Tensor) -> Bottle
     return fitted.eval().requires_grad_(False)
 
 
-def _peak_memory_ratio(*, rows: int, width: int) -> float:
-    """Peak above the level with the features loaded, over the size of the feature array; NaN where Linux is not."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return float(pool.apply(_peak_ratio, (rows, width)))
-
-
 def _peak_ratio(rows: int, width: int) -> float:
+    """Peak memory above the level with the features loaded, over the size of the features; NaN without Linux."""
     if not STATUS.exists():
         return float("nan")
     small, small_model = _feature_federation(rows=2000, width=width)  # libraries allocate on first use

@@ -52,7 +52,7 @@ def _measure_model(setting: Setting, device: torch.device) -> Iterator[Row]:
     on_gpu = device.type == "cuda"
     eager = setting.build(device)
     if on_gpu:
-        eager = channels_last(eager)  # it is not to lose by a setting that its user would make
+        eager = channels_last(eager)  # a setting that users of the eager loop would make, too
     batches = [batch for job in jobs for batch in job.batches().to(device)]
     first_s = clocked(lambda: rounds.run(jobs), device)
     work: dict[str, Callable[[], object]] = {

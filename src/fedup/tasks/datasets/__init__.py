@@ -6,24 +6,14 @@ from typing import Any
 
 from fedup.errors import MissingDataError
 from fedup.registry import find, names
-from fedup.tasks.datasets._dataset import Dataset, Defaults
+from fedup.tasks.datasets._dataset import Dataset as Dataset
+from fedup.tasks.datasets._dataset import Defaults as Defaults
 from fedup.tasks.datasets._hub import HubFile, missing
-from fedup.tasks.datasets._inputs import Images, Texts, inputs_from
+from fedup.tasks.datasets._inputs import Images as Images
+from fedup.tasks.datasets._inputs import Texts as Texts
+from fedup.tasks.datasets._inputs import inputs_from as inputs_from
 from fedup.tasks.datasets._own import own_parquet
 from fedup.tasks.datasets._parquet import data_root
-
-__all__ = [
-    "Dataset",
-    "Defaults",
-    "Images",
-    "Texts",
-    "check_there",
-    "defaults_of",
-    "files_of",
-    "input_of",
-    "inputs_from",
-    "load_dataset",
-]
 
 
 def load_dataset(name: str) -> Dataset:
@@ -33,26 +23,22 @@ def load_dataset(name: str) -> Dataset:
     torch.Size([1437, 1, 28, 28])
     """
     check_there(name)
-    dataset: Dataset = _find(name).load()
-    return dataset
+    return _find(name).load()
 
 
 def defaults_of(name: str) -> Defaults:
-    """The settings that suit the data set, which need not be there."""
-    found: Defaults = getattr(_find(name), "DEFAULTS", Defaults())
-    return found
+    """The settings that suit the data set; its files may be missing."""
+    return getattr(_find(name), "DEFAULTS", Defaults())
 
 
 def input_of(name: str) -> Images | Texts:
-    """How raw images or texts become rows of the data set, which need not be there."""
-    found: Images | Texts = _find(name).INPUT
-    return found
+    """How raw images or texts become rows of the data set; its files may be missing."""
+    return _find(name).INPUT
 
 
 def files_of(name: str) -> tuple[HubFile, ...]:
-    """The hub's files that the data set needs; none where it is built in or the user's own."""
-    found: tuple[HubFile, ...] = getattr(_find(name), "FILES", ())
-    return found
+    """The hub's files that the data set needs; none if it is built in or the user's own."""
+    return getattr(_find(name), "FILES", ())
 
 
 def check_there(name: str) -> None:
@@ -74,9 +60,7 @@ def check_there(name: str) -> None:
 
 
 def _find(name: str) -> Any:
-    """A file of that name here, a .py file, or Parquet files of the user's own."""
-    if name not in names(__name__) and not name.endswith(".py"):
-        own = own_parquet(name)
-        if own is not None:
-            return own
+    """A module of that name here, a .py file, or Parquet files of the user's own."""
+    if name not in names(__name__) and not name.endswith(".py") and (own := own_parquet(name)) is not None:
+        return own
     return find(__name__, name, needs=("load", "INPUT"))

@@ -1,4 +1,4 @@
-"""Files of the Hugging Face hub: which ones a data set needs, and getting them."""
+"""Files of the Hugging Face hub: which ones a data set needs, and their download."""
 
 import os
 import urllib.error
@@ -32,12 +32,12 @@ def splits(folder: str, repository: str, subfolder: str) -> tuple[HubFile, ...]:
 
 
 def missing(files: tuple[HubFile, ...], root: Path) -> list[HubFile]:
-    """Those that are not there."""
+    """The files that are not there."""
     return [file for file in files if not (root / file.place).is_file()]
 
 
 def to_fetch(files: tuple[HubFile, ...], root: Path) -> list[HubFile]:
-    """Those that are not there, or are no Parquet files though they should be."""
+    """The files that are not there, or should be Parquet files and are not."""
     return [file for file in files if file in missing(files, root) or not _is_whole(root / file.place)]
 
 
@@ -47,7 +47,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def download(file: HubFile, root: Path, show: Callable[[int, int], None]) -> None:
-    """Get one file, whole or not at all. `HF_ENDPOINT` names another address than the hub's own."""
+    """Download one file, whole or not at all. `HF_ENDPOINT` sets another address than the hub's."""
     address = f"{os.environ.get('HF_ENDPOINT', 'https://huggingface.co').rstrip('/')}/{file.source}"
     try:
         with urllib.request.urlopen(address, timeout=30) as answer:

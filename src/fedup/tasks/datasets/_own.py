@@ -1,4 +1,4 @@
-"""A data set of the user's own: any Parquet files in the hub's layout, read without a line of code."""
+"""A data set of the user's own: any Parquet files in the hub's layout, without code."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +13,7 @@ from fedup.tasks.datasets._dataset import Dataset, Defaults
 from fedup.tasks.datasets._inputs import Images, Texts
 from fedup.tasks.datasets._parquet import class_names, data_root, read_images, read_labels, read_schema, read_texts
 
-_TEST_EVERY = 5  # without a test split every fifth row is the official test set's
+_TEST_EVERY = 5  # without a test split every fifth row is a test row
 _LENGTH = 64  # word pieces of a text
 
 
@@ -32,7 +32,7 @@ def own_parquet(name: str) -> "OwnParquet | None":
 
 @dataclass(frozen=True)
 class OwnParquet:
-    """What a data set's file would define, found out from the Parquet files themselves."""
+    """What a data set's module defines, derived from the Parquet files."""
 
     path: Path
     label: str | None = None
@@ -54,7 +54,7 @@ class OwnParquet:
             means = means + share.mean((0, 2, 3)) * len(block) / len(pixels)
             squares = squares + share.square().mean((0, 2, 3)) * len(block) / len(pixels)
         deviations = (squares - means.square()).clamp(min=0).sqrt().clamp(min=1e-3)
-        mean, std = (tuple(round(float(one), 4) for one in values) for values in (means, deviations))
+        mean, std = (tuple(round(value, 4) for value in values.tolist()) for values in (means, deviations))
         channels, height, width = pixels.shape[1:]
         return Images(channels, height, width, mean=mean, std=std)
 
@@ -85,7 +85,7 @@ class OwnParquet:
         return [*self._files("train"), *self._files("test")]
 
     def _files(self, split: str) -> list[Path]:
-        """The files of a split; what bears no split's name is trained on."""
+        """The files of a split; files without a split's name belong to train."""
         if self.path.is_file():
             return [self.path] if split == "train" else []
         found = sorted(self.path.glob("*.parquet"))

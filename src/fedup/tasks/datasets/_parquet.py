@@ -26,29 +26,29 @@ def data_root() -> Path | None:
 def data_folder(name: str) -> Path:
     """The folder of a data set below `FEDUP_DATA`."""
     root = data_root()
-    found = root / name if root else None
-    if found is None or not found.is_dir():
-        where = f"{found} does not exist" if found else "the variable FEDUP_DATA is not set"
+    folder = root / name if root else None
+    if folder is None or not folder.is_dir():
+        where = f"{folder} does not exist" if folder else "the variable FEDUP_DATA is not set"
         raise MissingDataError(
             f"{name!r} is not here: {where}. Set FEDUP_DATA to a folder for data sets, with the Hugging Face hub's "
             f"files in {name}/ below it."
         )
-    return found
+    return folder
 
 
-def load_images(name: str, how: Images, *, image_column: str, label_column: str) -> Dataset:
-    """An image data set with the class names that its files carry."""
+def load_images(name: str, inputs: Images, *, image_column: str, label_column: str) -> Dataset:
+    """An image data set with the class names in its files."""
     folder = data_folder(name)
     paths = [folder / f"{split}-00000-of-00001.parquet" for split in ("train", "test")]
     (x, y), (test_x, test_y) = (
         read_images(path, image_column=image_column, label_column=label_column) for path in paths
     )
     names = class_names(paths[0], label_column) or tuple(map(str, range(int(y.max()) + 1)))
-    return Dataset(name, how.scale(x), y, how.scale(test_x), test_y, names)
+    return Dataset(name, inputs.scale(x), y, inputs.scale(test_x), test_y, names)
 
 
 def class_names(path: Path, label_column: str) -> tuple[str, ...]:
-    """The names that the hub's schema gives to the labels; none where it gives none."""
+    """The names of the labels in the hub's schema, if there are any."""
     try:
         features = json.loads((read_schema(path).metadata or {})[b"huggingface"])["info"]["features"]
         return tuple(map(str, features[label_column]["names"]))
@@ -57,8 +57,8 @@ def class_names(path: Path, label_column: str) -> tuple[str, ...]:
 
 
 def read_images(path: Path, *, image_column: str, label_column: str = "label") -> tuple[Tensor, Tensor]:
-    """Images (N, C, H, W) as uint8, and labels; decoded once, then from the cache."""
-    labels = read_labels(path, label_column)  # cheap, and first: a wrong column is told before a long decoding
+    """Images (N, C, H, W) as uint8, and labels; decoded once, then cached."""
+    labels = read_labels(path, label_column)  # first, since a wrong column should fail before a long decoding
     arrays = cached(path, image_column, lambda: {"images": _decode_images(path, image_column)})
     return torch.from_numpy(arrays["images"]), labels
 

@@ -4,6 +4,7 @@ FUSED put deltas on (`FUSED_LAYERS`)."""
 
 import hashlib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,7 @@ _KINDS = {3: "image", 1: "text"}  # by the number of a row's axes
 
 def build_model(name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """The model of that name for inputs of a shape; weights from torch's global random state."""
-    module = find(__name__, name, needs=("build",))
+    module = _find(name)
     takes, kind = getattr(module, "TAKES", None), _KINDS.get(len(shape))
     if takes is not None and kind is not None and takes != kind:
         raise SettingError(f"{name} takes {takes}s, and the data set has {kind}s: choose another model (`fedup list`).")
@@ -30,15 +31,18 @@ def build_model(name: str, shape: tuple[int, ...], num_classes: int) -> nn.Modul
 
 def cuts_of(name: str) -> tuple[str, ...]:
     """The places for a filter that the model names, from early to late; the last is the default."""
-    return tuple(getattr(find(__name__, name, needs=("build",)), "CUTS", ()))
+    return tuple(getattr(_find(name), "CUTS", ()))
 
 
 def training_of(name: str) -> dict[str, Any]:
     """The local optimizer and learning rate that suit the model."""
-    found: dict[str, Any] = getattr(find(__name__, name, needs=("build",)), "TRAINING", {})
-    return found
+    return getattr(_find(name), "TRAINING", {})
 
 
 def model_code(name: str) -> str:
     """sha256 of the file that defines the model: with other code the same weights are another model."""
-    return hashlib.sha256(Path(str(find(__name__, name, needs=("build",)).__file__)).read_bytes()).hexdigest()
+    return hashlib.sha256(Path(str(_find(name).__file__)).read_bytes()).hexdigest()
+
+
+def _find(name: str) -> ModuleType:
+    return find(__name__, name, needs=("build",))

@@ -42,10 +42,8 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(_WIDTH, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        projected = self.query_key_value(self.norm1(x))  # (N, patches, 3 · width)
-        query, key, value = projected.unflatten(2, (3, _HEADS, -1)).permute(
-            2, 0, 3, 1, 4
-        )  # (N, heads, patches, width / heads) each
+        projected = self.query_key_value(self.norm1(x)).unflatten(2, (3, _HEADS, -1))
+        query, key, value = projected.permute(2, 0, 3, 1, 4)  # (N, heads, patches, width / heads) each
         attended = scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
         x = x + self.joined(attended)
         return x + self.mlp(self.norm2(x))
@@ -64,7 +62,6 @@ def build(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     if height % _PATCH or width % _PATCH:
         raise SettingError(f"vit cuts images into {_PATCH}×{_PATCH} patches; found {height}×{width}.")
     layers: list[tuple[str, nn.Module]] = [("patches", Patches(channels, height // _PATCH * (width // _PATCH)))]
-    for depth in range(_DEPTH):
-        layers.append((f"block{depth + 1}", Block()))
+    layers += [(f"block{depth + 1}", Block()) for depth in range(_DEPTH)]
     layers += [("norm", nn.LayerNorm(_WIDTH)), ("pool", Pool()), ("head", nn.Linear(_WIDTH, num_classes))]
     return nn.Sequential(OrderedDict(layers))

@@ -1,4 +1,4 @@
-"""Engines: ways to train the clients of a round. All do the same jobs; they differ in how fast."""
+"""Engines: ways to train the clients of a round. All do the same jobs at different speeds."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -22,24 +22,22 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """The way it trains now: an engine that was chosen by "auto" may have to change it."""
+        """How it trains now: an engine chosen by "auto" may have to fall back."""
 
     @property
     def weights(self) -> Weights:
-        """Weights as it holds them: the same names and shapes as the model's, on its device."""
+        """Its weights: the model's names and shapes, on its device."""
 
     def train(self, jobs: Sequence[Job], load: Load) -> Iterator[tuple[Job, Weights]]:
-        """Each job once, in any order, with the weights it ended at: live ones, until the next is asked for.
+        """Each job once, in any order, with its final weights, valid until the next job is yielded.
 
         `load` writes the weights that every job starts from.
         """
 
 
 def make_engine(name: EngineName, model: nn.Module, x: Tensor, y: Tensor, local: LocalTraining) -> Engine:
-    """The engine of that name; "auto" is what FEDUP_ENGINE says, else captured on a GPU and plain elsewhere.
-
-    `model` may be trained in place.
-    """
+    """The engine of that name; it may train `model` in place. "auto" means the variable FEDUP_ENGINE, else captured on
+    a GPU and plain elsewhere."""
     name = known_engine(name, x.device)
     if name == "plain" or x.device.type != "cuda":
         return PlainEngine(model, x, y, local)
@@ -48,7 +46,7 @@ def make_engine(name: EngineName, model: nn.Module, x: Tensor, y: Tensor, local:
 
 
 def known_engine(name: str, device: torch.device) -> EngineName:
-    """The engine that is meant; raises where there is none of that name, or none for that device."""
+    """The name of the engine to use; raises if it is unknown or needs another device."""
     by_variable = os.environ.get(VARIABLE) if name == "auto" else None
     meant, setting = by_variable or name, VARIABLE if by_variable else "engine"
     if meant not in get_args(EngineName):

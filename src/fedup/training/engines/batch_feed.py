@@ -1,4 +1,4 @@
-"""Batches on the way to the device: a round's rows in one list, and for each slot where in it its next batch starts."""
+"""Batches for the device: a round's rows in one list, and for each slot the start of its next batch."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from fedup.training.local import Job
 
 
 class BatchFeed:
-    """Sends from pinned memory and waits for nothing: what was sent is written over only when it has arrived."""
+    """Sends from pinned memory without waiting; memory is reused only after its content has arrived."""
 
     def __init__(self, slots: int, largest_batch: int, device: torch.device) -> None:
         self._rows = torch.empty(0, dtype=torch.long, device=device)
@@ -21,7 +21,7 @@ class BatchFeed:
         self._rows_used = self._cursors_used = 0
 
     def start_round(self, jobs: Sequence[Job]) -> bool:
-        """Make room for the batches of these jobs; whether the list has moved, which captured steps would not know."""
+        """Make room for the batches of these jobs; True if the list moved, so that captured steps are invalid."""
         self._arrived.synchronize()
         self._rows_used = self._cursors_used = 0
         if len(jobs) > len(self._cursors_sent):  # cursors are sent at most once for each job
@@ -29,13 +29,13 @@ class BatchFeed:
         needed = max(sum(job.steps * job.size for job in jobs), 2 * len(self._offsets))
         if not jobs or needed <= len(self._rows):
             return False
-        some = jobs[0].batches().flatten()  # until others come: what is tried out is tried on a client's rows
+        some = jobs[0].batches().flatten()  # trial steps run on these rows, until others are sent
         self._rows = some.repeat(-(-needed // len(some)))[:needed].to(self._rows.device)
         self._rows_sent = torch.empty(needed, dtype=torch.long, pin_memory=True)
         return True
 
     def send(self, jobs: Sequence[Job]) -> list[int]:
-        """Send the jobs' batches; the place at which each job's first one starts."""
+        """Send the jobs' batches; returns where each job's first batch starts."""
         batches = [job.batches() for job in jobs]
         starts = [self._rows_used]
         for each in batches:
@@ -47,7 +47,7 @@ class BatchFeed:
         return starts[:-1]
 
     def move(self, places: Mapping[int, int]) -> None:
-        """Set where each slot's next batch starts; slots without work go over rows that are there, to no effect."""
+        """Set where each slot's next batch starts; slots without work read valid rows, to no effect."""
         sent = self._cursors_sent[self._cursors_used]
         sent.copy_(torch.tensor([places.get(slot, 0) for slot in range(len(self.cursors))]))
         self.cursors.copy_(sent, non_blocking=True)

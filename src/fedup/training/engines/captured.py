@@ -1,6 +1,6 @@
 """Steps captured as CUDA graphs, several clients at a time: a step costs its arithmetic, not its kernel launches.
 
-A graph holds one training step of each of several slots, side by side; between steps nothing is sent or waited for.
+A graph holds one training step for each of several slots; between steps nothing is sent or waited for.
 """
 
 import copy
@@ -22,13 +22,13 @@ from fedup.training.engines.schedule import Segment, assign, segments
 from fedup.training.local import Job, LocalTraining, restart
 
 _WIDTHS = (1, 2, 3, 4, 6, 8)  # slots in a graph: on an H200 10 and 16 slots were no faster than 8
-_WORTH_CAPTURING = 32  # steps of one batch size: a capture costs about as much as so many plain ones
-_TOLERANCE = 0.2  # of an update's length: rounding stays far below, another computation lands at 1 or more
+_WORTH_CAPTURING = 32  # steps of one batch size: a capture costs about as much as that many plain steps
+_TOLERANCE = 0.2  # of an update's length: rounding stays far below, a wrong step is at 1 or more
 _TRIAL_SEED = 0
 
 
 class CapturedEngine:
-    """Captures what pays, and leaves the rest to the plain engine."""
+    """Captures steps where it pays; the plain engine does the rest."""
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, local: LocalTraining, *, else_plain: bool) -> None:
         self._x, self._y, self._local, self._else_plain = x, y.long(), local, else_plain
@@ -60,7 +60,7 @@ class CapturedEngine:
         self._feed.end_round()
 
     def _run(self, course: Sequence[Segment], size: int, load: Load) -> Iterator[tuple[Job, Weights]]:
-        places: dict[int, int] = {}  # of the slots at work, in the list of batches
+        places: dict[int, int] = {}  # by busy slot: where its next batch starts
         for segment in course:
             if segment.begin:
                 places |= self._begin(segment.begin, load)
@@ -74,14 +74,14 @@ class CapturedEngine:
                 del places[slot]
 
     def _begin(self, work: Sequence[tuple[int, Job]], load: Load) -> dict[int, int]:
-        """Give slots their jobs: batches, weights, and everything else anew; where each slot starts."""
+        """Give slots their jobs with fresh weights and optimizers; returns where each slot's first batch starts."""
         slots = [self._slots[slot] for slot, _ in work]
         starts = self._feed.send([job for _, job in work])
         _restart(slots, [job.dropout_seed for _, job in work], load)
         return dict(zip([slot.number for slot in slots], starts, strict=True))
 
     def _prepare(self, jobs: Sequence[Job], size: int, load: Load) -> list[Segment] | None:
-        """How the jobs go over slots, with all graphs for it captured; None where the plain engine is to do them."""
+        """The schedule of the jobs, with all its graphs captured; None if the plain engine is to do them."""
         while self._most_slots and self._met[size] >= _WORTH_CAPTURING:
             course = list(segments(assign(jobs, self._most_slots)))
             try:
@@ -96,7 +96,7 @@ class CapturedEngine:
         return None
 
     def _fall_back(self, slots: int, error: Exception) -> None:
-        """Go on with fewer slots; with none, plainly."""
+        """Continue with fewer slots; with none, by the plain engine."""
         self._most_slots = slots
         self._graphs.clear()
         self._slots.clear()
@@ -119,7 +119,7 @@ class CapturedEngine:
         for slot in slots:
             graph.register_generator_state(slot.generator)
         with drawing_from(self._x.device) as draw_from:
-            draw_from(slots[0].generator)  # a capture that fails leaves unusable what models drew from when it began
+            draw_from(slots[0].generator)  # a failed capture makes the current generator unusable
             with torch.cuda.graph(graph, pool=self._memory):
                 now = torch.cuda.current_stream()
                 for slot in slots:
@@ -138,7 +138,7 @@ class CapturedEngine:
         return graph
 
     def _try_out(self, slots: Sequence[ClientSlot], size: int, load: Load) -> tuple[Weights, Weights]:
-        """The same plain step in each slot, which a capture needs anyway; weights before it, and after."""
+        """One plain step in each slot, which a capture needs anyway; returns the weights before and after it."""
         self._feed.cursors.zero_()
         _restart(slots, [_TRIAL_SEED] * len(slots), load)
         before = {name: tensor.clone() for name, tensor in slots[0].weights.items()}
@@ -168,7 +168,7 @@ def _check_same(before: Weights, expected: Weights, captured: Weights) -> None:
     names = [name for name, tensor in before.items() if tensor.is_floating_point()]
     error = sum((captured[name] - expected[name]).double().square().sum() for name in names)
     moved = sum((expected[name] - before[name]).double().square().sum() for name in names)
-    if bool(error > _TOLERANCE**2 * moved):  # not where training has diverged: then both are NaN
+    if bool(error > _TOLERANCE**2 * moved):  # False if training has diverged: both are NaN
         raise RuntimeError("the captured step moves the weights otherwise than the plain one")
 
 
@@ -178,7 +178,7 @@ def _width(slots: int) -> int:
 
 
 def channels_last(model: nn.Module) -> nn.Module:
-    """Convolutions are fastest so; values are the same."""
+    """The same model with the memory layout that is fastest for convolutions."""
     for parameter in model.parameters():
         if parameter.ndim == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""A client's place on the device: a model, its optimizer and a stream of random numbers, used again and again."""
+"""A slot for one client on the device: model, optimizer and random numbers, reused for every job."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from fedup.training.local import LocalTraining
 
 
 class ClientSlot:
-    """What a captured step reads and writes stays where it is: everything is set in place."""
+    """All its tensors are set in place: captured steps read and write fixed memory."""
 
     def __init__(self, number: int, model: nn.Module, local: LocalTraining, device: torch.device) -> None:
         self.number = number
@@ -24,7 +24,7 @@ class ClientSlot:
 
 @contextmanager
 def drawing_from(device: torch.device) -> Iterator[Callable[[torch.Generator], None]]:
-    """Lets models draw from the stream of a generator of one's choice: they always ask the device's own."""
+    """Lets models, which draw from the device's default generator, draw from another one."""
     default = torch.cuda.default_generators[device.index or 0]
     own = default.graphsafe_get_state()
 

@@ -1,4 +1,4 @@
-"""One client after another, one step after another, in the one model there is; other engines are checked against it."""
+"""Clients trained one after another, step by step, in one model; other engines are checked against it."""
 
 from collections.abc import Iterator, Sequence
 
@@ -30,7 +30,7 @@ class PlainEngine:
             yield job, self.weights
 
     def run(self, job: Job, optimizer: torch.optim.Optimizer | None = None) -> torch.optim.Optimizer:
-        """Train on the job's batches, from the weights as they are; the optimizer can be used again."""
+        """Train on the job's batches from the current weights; returns an optimizer to reuse."""
         device = self._x.device
         optimizer = optimizer or self._local.start(self._model)
         restart(optimizer)
@@ -41,16 +41,13 @@ class PlainEngine:
                 try:
                     train_step(self._model, optimizer, self._x, self._y, batch, self._local)
                 except RuntimeError:
-                    if not self._fused or not any(_is_sparse(weight.grad) for weight in self._model.parameters()):
+                    gradients = [weight.grad for weight in self._model.parameters() if weight.grad is not None]
+                    if not self._fused or not any(gradient.is_sparse for gradient in gradients):
                         raise
-                    self._fused = False  # fused kernels refuse sparse gradients before they move anything
+                    self._fused = False  # fused kernels refuse sparse gradients before they change a weight
                     optimizer = self._local.start(self._model, fused=False)
                     optimizer.step()
         return optimizer
-
-
-def _is_sparse(gradient: Tensor | None) -> bool:
-    return gradient is not None and gradient.is_sparse
 
 
 def train_step(

@@ -1,4 +1,4 @@
-"""Which job goes to which slot: slots train at the same time, step by step, and each takes a job after another."""
+"""Which job runs in which slot: slots train in parallel, step by step, each one job after another."""
 
 import heapq
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from fedup.training.local import Job
 
 
 def assign(jobs: Sequence[Job], slots: int) -> list[list[Job]]:
-    """Jobs for each slot, the slot with most steps first: longest jobs first, each to the slot that is free first."""
+    """Jobs by slot, the slot with most steps first; the longest job goes to the slot that is free first, and so on."""
     by_slot: list[list[Job]] = [[] for _ in range(min(slots, len(jobs)))]
     free = [(0, slot) for slot in range(len(by_slot))]
     for job in sorted(jobs, key=lambda job: (-job.steps, job.client)):
@@ -20,18 +20,18 @@ def assign(jobs: Sequence[Job], slots: int) -> list[list[Job]]:
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps between two moments at which some slot takes or ends a job."""
+    """Steps during which no slot begins or ends a job."""
 
     begin: tuple[tuple[int, Job], ...]  # slot and job
     steps: int
-    slots: int  # the first so many have work
+    slots: int  # busy ones: the first ones
     end: tuple[tuple[int, Job], ...]
 
 
 def segments(slots: Sequence[Sequence[Job]]) -> Iterator[Segment]:
-    """The course of a round over slots that are sorted as `assign` sorts them."""
+    """The segments of a round, for slots sorted as `assign` sorts them."""
     waiting = [list(reversed(jobs)) for jobs in slots]
-    running: dict[int, tuple[Job, int]] = {}  # by slot: the job and its steps to go
+    running: dict[int, tuple[Job, int]] = {}  # by slot: the job and its remaining steps
     while any(waiting) or running:
         begin = tuple((slot, jobs.pop()) for slot, jobs in enumerate(waiting) if jobs and slot not in running)
         running |= {slot: (job, job.steps) for slot, job in begin}
