@@ -110,6 +110,7 @@ def _store(
         total=total,
         of_clients={answer.client: answer.moments.second for answer in answers if answer.moments.rows},
         of_classes=of_classes,
+        unsent={answer.client for answer in answers if answer.moments.rows and not answer.by_class},
         shortened=sum(answer.shortened for answer in answers),
         unreported=sum(answer.unreported for answer in answers),
     )

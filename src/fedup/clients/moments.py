@@ -24,6 +24,7 @@ from fedup.statistics.integer_moments import (
     second_moment,
 )
 
+_USUAL_BYTES = 5  # of a second moment in a message
 MOST_CLASS_BYTES = 12_000_000  # of second moments by class that a client sends; above, a class request asks for its own
 
 
@@ -175,7 +176,7 @@ def _moments(
     labels, classes = data.y[rows][chosen], data.num_classes
     integers, shortened = config.integers(features.values)
     counts, sums = class_sums(integers, labels, classes)
-    if always or _sends_classes(classes, integers.shape[1]):
+    if always or _sends_classes(int((counts > 0).sum()), len(integers), integers.shape[1]):
         seconds = {c: second_moment(integers[labels == c], config) for c in counts.nonzero().flatten().tolist()}
         second = sum(seconds.values(), start=IntegerMoments.zeros(classes, integers.shape[1]).second)
     else:
@@ -222,11 +223,12 @@ def _read(
     held = list(rows)
     moments.counts[held] = torch.tensor(list(rows.values()), dtype=torch.int64)
     moments.sums[held] = _from_bytes(arrays, "sums", (len(held), width))
-    if (always or _sends_classes(classes, width)) and held:
+    if "by_class" in arrays and held:
         seconds = _from_bytes(arrays, "by_class", (len(held), triangle))
         moments = IntegerMoments(moments.counts, moments.sums, seconds.sum(0))
         of_classes = dict(zip(held, seconds, strict=True))
     else:
+        require(not (always and held), "second moments by class are missing")
         second = _from_bytes(arrays, "second", (triangle,))
         moments, of_classes = IntegerMoments(moments.counts, moments.sums, second), {}
     moments.check(config)
@@ -235,9 +237,10 @@ def _read(
     return ClientMoments(client, moments, of_classes, shortened, unreported, features.shape, features.nonnegative)
 
 
-def _sends_classes(num_classes: int, width: int) -> bool:
-    """Whether second moments are sent by class: the same for all clients of a federation."""
-    return num_classes * width * (width + 1) * 4 <= MOST_CLASS_BYTES
+def _sends_classes(held: int, rows: int, width: int) -> bool:
+    """Whether a client sends second moments by class ahead of any request: where that is less than centroids of eight
+    in ten rows would be. Otherwise a class request asks for its own."""
+    return held * width * (width + 1) / 2 * _USUAL_BYTES <= min(MOST_CLASS_BYTES, 0.8 * rows * width * 4)
 
 
 def _count(details: Details, name: str) -> int:

@@ -24,7 +24,8 @@ class Moments(Centroids):
 
     total: IntegerMoments = field(default_factory=lambda: IntegerMoments.zeros(0, 0))  # of all cells not purged
     of_clients: dict[int, Tensor] = field(default_factory=dict)  # second moments; missing: its cells are asked for
-    of_classes: dict[int, Tensor] = field(default_factory=dict)  # likewise
+    of_classes: dict[int, Tensor] = field(default_factory=dict)  # likewise; without clients that sent none by class
+    unsent: set[int] = field(default_factory=set)  # these clients
     of_cells: dict[CellName, Tensor] = field(default_factory=dict)  # those that were asked for
     sealed_second: dict[CellName, Tensor] = field(default_factory=dict)  # what a sealed original has beyond its cell
     shortened: int = 0  # rows beyond the bound
@@ -88,14 +89,16 @@ class Moments(Centroids):
         clients = forget_set.client_ids
         for label in forget_set.class_ids:
             known = label in self.of_classes
-            for client in clients if known else self.clients:
+            for client in clients | self.unsent if known else self.clients:
                 cell = self.cell((client, label))
                 if cell is None or not int(self.counts[cell.start]):
                     continue
-                if not known and client not in self.of_clients.keys() & clients:
-                    yield -1, cell
-                elif known and client in self.of_clients:
+                with_class = known and client not in self.unsent
+                with_client = client in clients and client in self.of_clients
+                if with_class and with_client:
                     yield 1, cell
+                elif not with_class and not with_client:
+                    yield -1, cell
         for client in clients - self.of_clients.keys():
             for cell in self.cells_of(client):
                 if cell.label not in forget_set.class_ids and int(self.counts[cell.start]):
@@ -111,7 +114,7 @@ class Moments(Centroids):
         self.counts[cell.start] = count.to(self.counts)
         self.total = self.total + by_class_alone(by, label, second)
         for part, key in ((self.of_clients, cell.client), (self.of_classes, label), (self.of_cells, name)):
-            if key in part:
+            if key in part and not (part is self.of_classes and cell.client in self.unsent):
                 part[key] = part[key] + second  # type: ignore[index]
 
     def purge(self, forget_set: Forget, cells: Collection[Cell]) -> None:
@@ -128,6 +131,8 @@ class Moments(Centroids):
                 (self.of_classes, label, label in forget_set.class_ids),
             ):
                 known = self.of_cells.get((client, label))
+                if part is self.of_classes and client in self.unsent and not gone:
+                    continue
                 if gone or known is None:
                     part.pop(key, None)
                 elif key in part:

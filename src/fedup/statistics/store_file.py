@@ -91,7 +91,7 @@ def how_from(plain: dict[str, Any]) -> CentroidConfig | DP | MomentConfig:
 
 def _add_moments(store: Moments, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
     """Totals and second moments beside the cells: one matrix a part, its rows named in the header."""
-    header |= {"shortened": store.shortened, "unreported": store.unreported}
+    header |= {"shortened": store.shortened, "unreported": store.unreported, "unsent": sorted(store.unsent)}
     tensors |= {f"total.{name}": getattr(store.total, name) for name in ("counts", "sums", "second")}
     for part in _SECOND:
         seconds = getattr(store, part)
@@ -108,7 +108,8 @@ def _moments(tensors: dict[str, Tensor], header: dict[str, Any]) -> dict[str, An
         for part in _SECOND
     }
     total = IntegerMoments(*(tensors[f"total.{name}"] for name in ("counts", "sums", "second")))
-    return {"total": total, "shortened": header["shortened"], "unreported": header["unreported"], **parts}
+    about = {"shortened": header["shortened"], "unreported": header["unreported"], "unsent": set(header["unsent"])}
+    return {"total": total, **about, **parts}
 
 
 def _by_client(triples: list[list[int]]) -> dict[int, dict[int, int]]:
