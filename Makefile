@@ -1,9 +1,13 @@
-# Each target sets up all it needs in .venv; a second run skips the set-up.
+# Each target sets up what it needs in .venv (docs: in .venv-docs); a second run skips the set-up.
 PYTHON ?= python3
 VENV := .venv
 THREADS ?= 1
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt Makefile | cksum | cut -d' ' -f1)
+KEY := $(shell cat pyproject.toml constraints.txt Makefile | cksum | cut -d' ' -f1)
+READY := $(VENV)/.ready-$(KEY)
+# The full set-up serves the demo, too.
+DEMO_READY := $(or $(wildcard $(READY)),$(VENV)/.demo-ready-$(KEY))
+DOCS_READY := .venv-docs/.ready-$(KEY)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all figures operator lint types format clean
@@ -14,6 +18,7 @@ help:
 	@echo "make test-all   all tests"
 	@echo "make figures    the README's figures anew, from a run of the demo"
 	@echo "make operator   docs/operator.md anew, by running its commands (needs MNIST)"
+	@echo "make docs       the documentation as a web site in site/"
 	@echo "make lint types format setup clean"
 
 setup: $(READY)
@@ -24,11 +29,30 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[all,dev]"
 	$(BIN)/python -m pip download --quiet --no-deps -d $(VENV)/quickstart flwr==1.23.0
-	@rm -f $(VENV)/.ready-*
+	@rm -f $(VENV)/.ready-* $(VENV)/.demo-ready-*
 	@touch $@
 
-demo: $(READY)
+$(VENV)/.demo-ready-$(KEY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[demo]"
+	@rm -f $(VENV)/.demo-ready-*
+	@touch $@
+
+demo: $(DEMO_READY)
 	$(BIN)/fedup demo $(ARGS)
+
+# The site is made from the source text: neither torch nor fedup is installed for it.
+$(DOCS_READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet -c constraints.txt mkdocs-material 'mkdocstrings[python]' ruff
+	@rm -f .venv-docs/.ready-*
+	@touch $@
+
+.PHONY: docs
+docs: $(DOCS_READY)
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+	@echo "Open site/index.html, or with a search: python3 -m http.server --directory site"
 
 test: $(READY)
 	OMP_NUM_THREADS=$(THREADS) OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
@@ -56,4 +80,4 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-docs site runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

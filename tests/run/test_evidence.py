@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from typing import get_args
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ from tests.cli._in_process import FAST, contents, copy_of, fedup, filter_file, o
 
 from fedup.cli._session import Session
 from fedup.models.views import fingerprint
+from fedup.page import percent, render
+from fedup.run.evidence_page import page_content
 from fedup.run.folder import Run
 from fedup.tasks.evaluation import accuracy
+from fedup.unlearning.verdict import Finding
 
 
 @pytest.fixture(scope="module")
@@ -170,23 +174,89 @@ def test_a_request_that_was_taken_back_is_told_as_such(tmp_path):
     assert "taken back" in (run / "evidence" / "R1.html").read_text(encoding="utf-8")
 
 
-def test_the_page_is_self_contained_escapes_what_users_wrote_and_mentions_the_weights(tmp_path):
-    run = copy_of("collected", tmp_path)
-    nasty = "<script>alert('x')</script>&<b>\"Müller\""
-    ok("unlearn", "--run", run, "--class", 7, "--reference", nasty, "--force", *FAST)
-    ok("evidence", "R1", "--run", run)
-    assert json.loads((run / "evidence" / "R1.json").read_text(encoding="utf-8"))["request"]["reference"] == nasty
-    page = (run / "evidence" / "R1.html").read_text(encoding="utf-8")
-    assert "<script" not in page
-    assert "<b>" not in page
-    assert "&lt;script&gt;" in page
-    assert "Müller" in page
-    assert not re.search(r"(src|href)\s*=|https?://|url\(|@import", page)
-    assert "still holds what it learned" in page
+def test_the_page_puts_the_verdict_first_and_folds_what_is_technical(folder, evidence):
+    page = render("evidence", page_content(evidence["R1"]))
+    titles = re.findall(r"<h2>(.+?)</h2>", page)
+    assert titles == [
+        *("What it did", "What the model keeps", "What was asked", "What is claimed", "What is not claimed"),
+        *("Words used here", "Technical part", "Controller"),
+    ]
+    assert page.index(f">in force: {evidence['R1']['verdict']['finding']}<") < page.index("What it did")
+    assert "Request R1 · T-1: forget class 7" in page
     assert "weights were not touched" in page
-    state = Run(run).read()
-    for text in (state.base, state.filter.sha256, state.events[-2].hash, "forget class 7"):
-        assert text in page, text
+    assert "still holds what it learned" in page
+    for field in ("Controller (name, address)", "Data protection officer", "Place, date", "Signature"):
+        assert f"<div>{field}</div>" in page
+    state = Run(folder).read()
+    technical = page[page.index("<details>") : page.index("</details>")]
+    for text in (state.base, state.filter.sha256, evidence["R1"]["journal"]["event_hash"]):
+        assert text in technical
+    statistic = evidence["R1"]["verdict"]["statistic"]
+    for share in (statistic["before"], statistic["after"]):
+        assert f"without the request: {percent(share)}" in page or f"with it: {percent(share)}" in page
+
+
+def test_the_page_is_self_contained_and_whatever_users_wrote_stays_text(evidence):
+    nasty = "<script>alert('x')</script>&<b>\"Müller\""
+
+    def page(text):
+        one = evidence["R1"]
+        odd = {
+            "request": {**one["request"], "reference": text},
+            "federation": {**one["federation"], "data": text, "model": text},
+            "class_names": [text] * 10,
+            "machine": {**one["machine"], "processor": text},
+            "notes": [text],
+        }
+        return render("evidence", page_content({**one, **odd}))
+
+    written, plain = page(nasty), page("plain")
+    assert re.findall(r"<[a-z!/]+", written) == re.findall(r"<[a-z!/]+", plain)
+    assert "<script" not in written
+    assert written.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;&lt;b&gt;&#34;Müller") == plain.count(
+        "plain"
+    )
+    assert plain.count("plain") > 10
+    assert not re.search(r"(src|href)\s*=|https?://|url\(|@import", written)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "The model does not recognise the class any more."),
+        ({"kind": "client"}, "The model now treats the data named in the request like data it has never seen."),
+        ({"restored_at": "2026-01-01T00:00:00"}, "The request was taken back and has no effect any more."),
+    ],
+)
+def test_the_person_whose_data_it_is_gets_one_sentence(evidence, change, words):
+    one = evidence["R1"]
+    told = {**one, "request": {**one["request"], **change}, "verdict": {**one["verdict"], "finding": "forgotten"}}
+    assert page_content(told)["sentence"] == words
+    still_open = {**told, "request": one["request"], "first_filter": None}
+    assert "the model still knows the data" in page_content(still_open)["sentence"]
+
+
+def test_every_finding_has_its_sentence(evidence):
+    one = evidence["R2"]
+    findings = get_args(Finding)
+    sentences = {page_content({**one, "verdict": {**one["verdict"], "finding": f}})["sentence"] for f in findings}
+    assert len(sentences) == len(findings)
+    assert "nobody measured" in page_content({**one, "verdict": None})["sentence"]
+
+
+def test_of_many_classes_the_chart_has_those_that_changed_most(evidence):
+    one = evidence["R1"]
+    before, after = [0.5] * 40, [0.5] * 39 + [None]
+    after[3] = 0.0
+    figures = {state: {**own, "per_class": before} for state, own in one["accuracy"].items()}
+    figures["forgotten"]["per_class"] = after
+    content = page_content({**one, "accuracy": figures, "class_names": [f"c{label}" for label in range(40)]})
+    names = [name for name, _ in content["classes"]["groups"]]
+    assert len(names) == 12
+    assert {"3 “c3”", "39 “c39”"} <= set(names)
+    assert "the 12 of 40 that changed most" in content["classes"]["caption"]
+    assert "restored" not in content["states"]  # it is the original, bit for bit
+    assert "restored" in page_content({**one, "restored_bit_identical": False})["states"]
 
 
 def test_evidence_about_the_same_journal_is_the_same(folder, tmp_path):
@@ -234,6 +304,7 @@ def test_an_erased_request_is_not_claimed_to_have_been_answered_without_its_rows
     page = (erased / "evidence" / "R1.html").read_text(encoding="utf-8")
     assert UNUSED not in page
     assert MADE_OF in page
+    assert f"{told['erasure']['place']['cut']}," in page
 
 
 def test_evidence_of_an_eraser_tells_where_it_sits_and_what_it_was_made_of(erased):
@@ -314,13 +385,6 @@ def test_a_relabelled_class_is_told_beside_an_eraser(tmp_path):
     claimed = ok("evidence", "R1", "--run", run, "--json").json["claimed"]
     assert any("under other labels" in claim for claim in claimed)
     assert not any("nothing else of the filter used one" in claim for claim in claimed)
-
-
-def test_the_page_tells_where_an_eraser_sits(erased):
-    told = json.loads((erased / "evidence" / "R1.json").read_text(encoding="utf-8"))
-    page = (erased / "evidence" / "R1.html").read_text(encoding="utf-8")
-    assert f"{told['erasure']['place']['cut']}," in page
-    assert "in front of the model's last layers" not in page
 
 
 def test_a_client_that_is_erased_as_a_whole_is_put_on_record(tmp_path):

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedup.bench.experiment import REFERENCE, Experiment
 from fedup.bench.figures import (
@@ -15,12 +16,13 @@ from fedup.bench.figures import (
 from fedup.bench.format import show_count, show_figure, show_value
 from fedup.bench.goals import GOALS_ABOUT, GOALS_HEAD, goal_rows
 from fedup.bench.metrics import Column, columns, columns_of
+from fedup.bench.overview import figure_to_go, overview
 from fedup.bench.privacy_report import BUDGET_ABOUT, BUDGET_TITLE, budget_table, curves
 from fedup.bench.summary import FLOOR, Block, Figure, Row
 from fedup.bench.tables import GENERATED, markdown_table
 from fedup.bench.verdicts import CLOSE, OURS, rows_in_words, verdicts
 from fedup.files import write_text
-from fedup.page import Page
+from fedup.page import render
 
 _TABLES = {
     "accuracy": "What it still knows",
@@ -29,48 +31,107 @@ _TABLES = {
 }
 _MARK = " †"
 _SHARED = " ‡"
-_LEAD = "Every method met the same federations, first weights, cohorts and batches. Click on a column's head to sort."
 
 
 def write_report(experiment: Experiment, blocks: Sequence[Block], *, tables: Path, pages: Path) -> list[Path]:
     """Write NAME.md and NAME.csv into one folder and NAME.html into another; their paths."""
     name, attacks, guarded = experiment.name, _under_attack(blocks), curves(blocks)
-    text, page = _Text(experiment), Page(experiment.title, _LEAD, wide=True)
-    _write_into(text, experiment, blocks)
-    _write_into(page, experiment, blocks)  # all of it is made before any of it is written
-    texts = {tables / f"{name}.md": "\n\n".join(text.parts) + "\n", tables / f"{name}.csv": _csv(blocks)}
-    if attacks or guarded:
-        drawn = accuracy_under_attack(attacks) if attacks else accuracy_against_epsilon(guarded)
+    report = _report(experiment, blocks)
+    epsilon_figure = accuracy_against_epsilon(guarded) if guarded else ""
+    texts = {tables / f"{name}.md": _markdown(report), tables / f"{name}.csv": _csv(blocks)}
+    if drawn := accuracy_under_attack(attacks) if attacks else epsilon_figure:
         texts[tables / f"{name}.svg"] = drawn + "\n"
-    for path, content in texts.items():
-        write_text(path, content)
-    page.write(pages / f"{name}.html")
-    return [*texts, pages / f"{name}.html"]
+    has_floor = any(block.floor for block in blocks)
+    own = {"overview": overview(blocks), "has_floor": has_floor, "epsilon_figure": epsilon_figure}
+    texts[pages / f"{name}.html"] = render("experiment", report | own)
+    for path, text in texts.items():  # all of it is made before any of it is written
+        write_text(path, text)
+    return list(texts)
 
 
-class _Text:
-    """The page's parts in Markdown; figures are the page's alone."""
+def _report(experiment: Experiment, blocks: Sequence[Block]) -> dict[str, Any]:
+    """What Markdown and page have in common."""
+    sigmas, budgets = budget_table(blocks)
+    return {
+        "name": experiment.name,
+        "title": experiment.title,
+        "goals": {"about": GOALS_ABOUT, "head": GOALS_HEAD, "rows": goal_rows(experiment.goals, blocks)},
+        "budgets": {"title": BUDGET_TITLE, "about": BUDGET_ABOUT, "head": sigmas, "rows": budgets},
+        "losses": {"title": _LOSSES, "rule": _RULE, "verdicts": verdicts(blocks) or ["Nowhere in these results."]},
+        "sections": [_section(experiment, block) for block in blocks],
+        "legend": _legend(blocks),
+    }
 
-    def __init__(self, experiment: Experiment) -> None:
-        folder = f"benchmarks/results/{experiment.name}"
-        self.parts = [GENERATED.format(folder=folder), f"# {experiment.title}"]
 
-    def heading(self, text: str) -> None:
-        self.parts.append(f"## {text}")
+def _section(experiment: Experiment, block: Block) -> dict[str, Any]:
+    """One federation in one scenario."""
+    seeds, failed, sides = _seeds(block), block.failed_attacks, _sides(block)
+    story = f"With seed {min(block.stories)}: {block.stories[min(block.stories)]}" if block.stories else ""
+    attack = (
+        f"† The attack did not take in {len(failed)} of {show_count(len(seeds), 'seed')} "
+        f"({', '.join(map(str, failed))}): nothing was there to forget, and nothing is tested."
+    )
+    times = {row.method.name: figure.mean for row in block.rows if (figure := row.figure("time")) and figure.mean > 0}
+    return {
+        "title": f"{block.federation}, {block.scenario.name}",
+        "seeds": f"n = {show_count(len(seeds), 'seed')}",
+        "about": _about(block),
+        "story": story,
+        "attack": attack if failed else "",
+        "tables": [_table(block, table, head) for table in _TABLES if (head := _head(block, table))],
+        "unsupported": [row.method.name for row in block.rows if not row.supported],
+        "words": rows_in_words(experiment, block),
+        "failures": _failures(block),
+        "sides_figure": methods_against_retrain(sides, REFERENCE) if sides else "",
+        "times_figure": times_of_methods(times) if times else "",
+    }
 
-    def subheading(self, text: str) -> None:
-        self.parts.append(f"### {text}")
 
-    def paragraph(self, text: str) -> None:
-        self.parts += [text] if text else []
+def _table(block: Block, table: str, head: Sequence[tuple[Column, bool]]) -> dict[str, Any]:
+    cells = [{"title": "method", "tip": "", "largest_first": False}]
+    for column, is_paper in head:
+        tip, largest_first = "As printed in the paper." if is_paper else column.about, column.better == "higher"
+        title = f"{column.title}, paper" if is_paper else column.title
+        cells.append({"title": title, "tip": tip, "largest_first": largest_first})
+    looks = {OURS: "ours", REFERENCE: "anchor"}
+    rows = [
+        {
+            "look": looks.get(row.method.name, ""),
+            "supported": row.supported,
+            "cells": _cells(block, row, head),
+        }
+        for row in block.rows
+    ]
+    notes = " ".join(note for write in _NOTES.get(table, ()) if (note := write(block)))
+    return {"title": _TABLES[table], "notes": notes, "head": cells, "rows": rows}
 
-    note = paragraph
 
-    def bullets(self, items: Sequence[str]) -> None:
-        self.parts.append("\n".join(f"- {item}" for item in items))
+def _markdown(report: dict[str, Any]) -> str:
+    """The report without figures."""
+    goals, budgets, losses = report["goals"], report["budgets"], report["losses"]
+    parts = [GENERATED.format(folder=f"benchmarks/results/{report['name']}"), f"# {report['title']}"]
+    if goals["rows"]:
+        parts += ["## Goals", goals["about"], markdown_table(goals["head"], goals["rows"])]
+    if budgets["rows"]:
+        parts += [f"## {budgets['title']}", budgets["about"], markdown_table(budgets["head"], budgets["rows"])]
+    parts += [f"## {losses['title']}", losses["rule"], _bullets(losses["verdicts"])]
+    for section in report["sections"]:
+        parts += [f"## {section['title']}", section["about"], section["story"], section["attack"]]
+        for table in section["tables"]:
+            titles, rows = [cell["title"] for cell in table["head"]], [row["cells"] for row in table["rows"]]
+            texts = [[text for text, _ in cells] for cells in rows]
+            parts += [f"### {table['title']}", table["notes"], markdown_table(titles, texts)]
+        if section["unsupported"]:
+            parts.append(f"Not for such requests, and shown as –: {', '.join(section['unsupported'])}.")
+        if section["words"]:
+            parts += ["### In words", _bullets(section["words"])]
+        parts += section["failures"]
+    parts += ["## Columns", _bullets([f"{title}: {meaning}" for title, meaning in report["legend"]])]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
-    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        self.parts.append(markdown_table(head, rows))
+
+def _bullets(items: Sequence[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)
 
 
 def _under_attack(blocks: Sequence[Block]) -> dict[str, dict[str, tuple[float, float]]]:
@@ -203,11 +264,12 @@ _RULE = (
 )
 
 
-def _legend(blocks: Sequence[Block]) -> list[str]:
+def _legend(blocks: Sequence[Block]) -> list[tuple[str, str]]:
+    """Each column that is shown, and what it means."""
     shown = {column.key for block in blocks for table in _TABLES for column in block.shown(table)}
     goal = {"higher": "Higher is better.", "lower": "Lower is better.", "retrain": "Best where Retrain's is."}
     by_table = [column for table in _TABLES for column in columns() if column.table == table]
-    return [f"{c.title}: {c.about} {goal.get(c.better, '')}".strip() for c in by_table if c.key in shown]
+    return [(c.title, f"{c.about} {goal.get(c.better, '')}".strip()) for c in by_table if c.key in shown]
 
 
 def _csv(blocks: Sequence[Block]) -> str:
@@ -227,91 +289,11 @@ def _csv(blocks: Sequence[Block]) -> str:
     return text.getvalue()
 
 
-def _write_into(out: Page | _Text, experiment: Experiment, blocks: Sequence[Block]) -> None:
-    """All parts of the report from top to bottom."""
-    page = out if isinstance(out, Page) else None
-    if page:
-        page.links([f"{block.federation}, {block.scenario.name}" for block in blocks])
-    if goals := goal_rows(experiment.goals, blocks):
-        out.heading("Goals")
-        out.paragraph(GOALS_ABOUT)
-        out.table(GOALS_HEAD, goals)
-    if page and (guarded := curves(blocks)):
-        page.heading("Accuracy against ε")
-        page.figure(
-            accuracy_against_epsilon(guarded),
-            "Retained accuracy (R-A) under differential privacy, mean and deviation over seeds.",
-        )
-    sigmas, budgets = budget_table(blocks)
-    if budgets:
-        out.heading(BUDGET_TITLE)
-        out.paragraph(BUDGET_ABOUT)
-        out.table(sigmas, budgets)
-    out.heading(_LOSSES)
-    out.paragraph(_RULE)
-    out.bullets(verdicts(blocks) or ["Nowhere in these results."])
-    if page:
-        page.note(
-            "What is not claimed: a filter suppresses at the served interface. The frozen weights still hold what they "
-            "learned; only Retrain's never saw it."
-        )
-    for block in blocks:
-        _write_block(out, experiment, block)
-    out.heading("Columns")
-    out.bullets(_legend(blocks))
-    if page:
-        page.footer(f"Made by `fedup bench report` from the result files of the experiment {experiment.name!r}.")
-
-
-def _write_block(out: Page | _Text, experiment: Experiment, block: Block) -> None:
-    page = out if isinstance(out, Page) else None
-    out.heading(f"{block.federation}, {block.scenario.name}")
-    out.paragraph(_about(block))
-    if block.stories:
-        first = min(block.stories)
-        out.paragraph(f"With seed {first}: {block.stories[first]}")
-    if failed := block.failed_attacks:
-        out.note(
-            f"† The attack did not take in {len(failed)} of {show_count(len(_seeds(block)), 'seed')} "
-            f"({', '.join(map(str, failed))}): nothing was there to forget, and nothing is tested."
-        )
-    if page and (sides := _sides(block)):
-        drawn = methods_against_retrain(sides, REFERENCE)
-        page.figure(drawn, "Mean and deviation over seeds; the green line is Retrain's.")
-    for table, title in _TABLES.items():
-        if head := _head(block, table):
-            out.subheading(title)
-            out.paragraph(" ".join(note for write in _NOTES.get(table, ()) if (note := write(block))))
-            _write_table(out, block, head)
-    if unsupported := [row.method.name for row in block.rows if not row.supported]:
-        out.paragraph(f"Not for such requests, and shown as –: {', '.join(unsupported)}.")
-    if words := rows_in_words(experiment, block):
-        out.subheading("In words")
-        out.bullets(words)
-    for failure in _failures(block):
-        out.note(failure)
-    times = {row.method.name: figure.mean for row in block.rows if (figure := row.figure("time")) and figure.mean > 0}
-    if page and times:
-        page.figure(times_of_methods(times), "Clean seconds from request to the final model, on a logarithmic axis.")
-
-
-def _write_table(out: Page | _Text, block: Block, head: Sequence[tuple[Column, bool]]) -> None:
-    titles = ["method", *(f"{column.title}, paper" if is_paper else column.title for column, is_paper in head)]
-    rows = [_cells(block, row, head) for row in block.rows]
-    if not isinstance(out, Page):
-        out.table(titles, [[text for text, _ in row] for row in rows])
-        return
-    tips = ["", *(("As printed in the paper." if is_paper else column.about) for column, is_paper in head)]
-    best_first = [False, *(column.better == "higher" for column, _ in head)]
-    out.sortable_table(titles, rows, marked=OURS, tips=tips, largest_first=best_first)
-
-
 def _sides(block: Block) -> dict[str, dict[str, Figure]]:
     """The figure that is to stay, and the one that is to go, by method."""
     shown = {column.key: column for column in block.shown("accuracy")}
-    to_go = next((key for key in ("asr", "f_a", "f_a_train") if key in shown), "")
     return {
         f"{shown[key].title}, {aim}": {row.method.name: figure for row in block.rows if (figure := row.figure(key))}
-        for key, aim in (("r_a", "to be kept"), (to_go, "to go"))
+        for key, aim in (("r_a", "to be kept"), (figure_to_go(block), "to go"))
         if key in shown
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
 if TYPE_CHECKING:
     from fedup.bench.summary import Figure as Summed
@@ -52,6 +53,9 @@ def _as_lines(axes: Axes, names: Sequence[str], most: float) -> None:
     """Seconds as bars that lie, on a logarithmic axis."""
     axes.set_xscale("log")
     axes.set_xlim(right=most)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=9))
+    axes.xaxis.set_major_formatter("{x:g} s")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     _plain(axes, "x")
@@ -66,6 +70,7 @@ def bars_per_class(accuracies: Mapping[str, Sequence[float]], class_names: Seque
         axes.bar(places, values, width, label=state, color=COLORS[state])
     axes.set_xlabel("class (official test set)")
     axes.set_ylabel("accuracy")
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
     _as_columns(axes, class_names, len(accuracies))
     return _svg(figure)
 
@@ -77,7 +82,7 @@ def bars_of_time(seconds: Mapping[str, tuple[float, float]]) -> str:
         for offset, value, state in ((-0.2, forget, "forgotten"), (0.2, retrain, "retrained")):
             axes.barh(row + offset, value, 0.36, color=COLORS[state])
             axes.text(value * 1.05, row + offset, f"{value:.2f} s" if value < 10 else f"{value:.0f} s", va="center")
-    axes.set_xlabel("seconds (filter in orange, retraining in green)")
+    axes.set_xlabel("filter in orange, retraining in green")
     _as_lines(axes, list(seconds), max(retrain for _, retrain in seconds.values()) * 2.5)
     return _svg(figure)
 
@@ -128,6 +133,7 @@ def methods_against_retrain(sides: Mapping[str, Mapping[str, "Summed"]], referen
                 one = side[name]
                 axes.errorbar(one.mean, row, xerr=one.std or 0, fmt="o", ms=7, color=color, capsize=3, elinewidth=1.2)
         axes.set_xlim(-0.03, 1.03)
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.set_title(title, fontsize=10)
         _plain(axes, "x")
     panels[0].set_yticks(range(len(names)), names)

@@ -65,14 +65,14 @@ def write_times(summed: Sequence[Summed], benchmarks: Path) -> list[Path]:
     return [path, *fill(benchmarks.resolve().parent / "README.md", short_table(summed))]
 
 
-def fill(path: Path, text: str) -> list[Path]:
+def fill(path: Path, text: str, begin: str = BEGIN, end: str = END) -> list[Path]:
     """Put a text between the marks of a document; one without marks is left as it is."""
     document = path.read_text(encoding="utf-8") if path.is_file() else ""
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
+    before, _, rest = document.partition(begin)
+    _, has_end, after = rest.partition(end)
+    if not has_end:
         return []
-    write_text(path, f"{before}{BEGIN}\n{text}\n{END}{after}")
+    write_text(path, f"{before}{begin}\n{text}\n{end}{after}")
     return [path]
 
 

@@ -27,13 +27,13 @@ def evidence(
     """
     folder = Run(run)
     if out is not None:
-        made = build_evidence(folder, folder.read(), request)
-        paths = write_evidence(made, out)
+        built = build_evidence(folder, folder.read(), request)
+        paths = write_evidence(built, out)
     else:
         with folder.writing("evidence", wait_s=wait) as writer:
-            made = build_evidence(folder, writer.state, request)
-            paths = write_evidence(made, run / "evidence")
+            built = build_evidence(folder, writer.state, request)
+            paths = write_evidence(built, run / "evidence")
             files = {path.name: hash_of(path)[0] for path in paths}
-            writer.commit("evidenced", {"request": made["request"]["id"], "files": files})
-    told = f"Wrote {paths[1]} and {paths[0].name} beside it. Journal head: {made['journal']['head'][:16]}"
-    options.show({**made, "files": [str(path) for path in paths]}, as_json, lambda _: typer.echo(told))
+            writer.commit("evidenced", {"request": built["request"]["id"], "files": files})
+    message = f"Wrote {paths[1]} and {paths[0].name} beside it. Journal head: {built['journal']['head'][:16]}"
+    options.show({**built, "files": [str(path) for path in paths]}, as_json, lambda _: typer.echo(message))

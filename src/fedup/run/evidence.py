@@ -8,7 +8,8 @@ from typing import Any
 
 import fedup
 from fedup.files import write_text
-from fedup.run.evidence_page import evidence_page
+from fedup.page import render
+from fedup.run.evidence_page import page_content
 from fedup.run.folder import Run
 from fedup.run.journal import Event
 from fedup.run.state import Request, State
@@ -127,10 +128,11 @@ def _of_filter(state: State, request: Request, serving: Event | None) -> dict[st
 def write_evidence(evidence: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write `R1.json` and `R1.html` into the folder."""
     stem = evidence["request"]["id"]
-    paths = [folder / f"{stem}.json", folder / f"{stem}.html"]
-    write_text(paths[0], json.dumps(evidence, indent=2, ensure_ascii=False) + "\n")
-    evidence_page(evidence).write(paths[1])
-    return paths
+    data = json.dumps(evidence, indent=2, ensure_ascii=False) + "\n"
+    texts = {folder / f"{stem}.json": data, folder / f"{stem}.html": render("evidence", page_content(evidence))}
+    for path, text in texts.items():
+        write_text(path, text)
+    return list(texts)
 
 
 def _serving(state: State, request: Request) -> Event | None:

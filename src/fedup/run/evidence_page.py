@@ -1,186 +1,107 @@
-"""The HTML page of a request's evidence."""
+"""What the evidence page shows of a request, in the words and per cents of its template."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from fedup.page import Page
 from fedup.request import Forget
 from fedup.run.in_words import STATES, class_in_words, count, eraser_in_words, forget_set, machine_in_words, moment
 
 Evidence = Mapping[str, Any]  # as `build_evidence` makes it
+_MOST_CLASSES = 12  # that fit a chart
+_SENTENCES = {  # for the person whose data it is, by finding
+    "forgotten": "The model now treats {} like data it has never seen.",
+    "already like unseen": "The model treats {} like data it has never seen, as it did before.",
+    "partly": "The model knows {} less well than before, but still better than data it has never seen.",
+    "too few rows": "The request is in force, but there are too few examples to prove that the model forgot {}.",
+    "not measured": "The request is in force, but nobody measured whether the model forgot {}.",
+    "unchanged": "The request is in force, but the model still knows {} as well as before.",
+    "farther than before": "The request is in force, but the model knows {} even better than before.",
+}
 
 
-def evidence_page(evidence: Evidence) -> Page:
-    """What was asked, what it did, how it was answered, what is claimed and what is not."""
-    request, names, journal = evidence["request"], evidence["class_names"], evidence["journal"]
-    named = forget_set(Forget.from_json(request["forget"]), class_names=names, most=None)
-    reference = f" · {request['reference']}" if request["reference"] else ""
-    page = Page(f"Request {request['id']}{reference}: forget {named}", _lead(evidence))
-    verdict = evidence["verdict"]
-    page.badge(
-        f"{request['status']}: {verdict['finding']}" if verdict else request["status"],
-        good=request["status"] == "in force" and bool(verdict and verdict["good"]),
-    )
-    page.heading("What was asked")
-    _add_request(page, evidence)
-    page.heading("What it did")
-    _add_verdict(page, evidence)
-    _add_accuracies(page, evidence)
-    page.heading("How it was answered")
-    _add_answer(page, evidence)
-    page.heading("What is claimed")
-    page.bullets(evidence["claimed"])
-    page.heading("What is not claimed")
-    page.bullets(evidence["not_claimed"])
-    page.heading("Hashes")
-    _add_hashes(page, evidence)
-    page.footer(
-        f"Made by fedup {evidence['fedup']} from the journal of the run folder. Trained on "
-        f"{machine_in_words(evidence['trained_on'])}. Answered on {machine_in_words(evidence['machine'])}. Check the "
-        f"folder with `fedup verify --head {journal['head'][:16]}`."
-    )
-    return page
-
-
-def _lead(evidence: Evidence) -> str:
-    federation, request = evidence["federation"], evidence["request"]
-    origin, asked_at = "", moment(request["asked_at"])
-    if "data" in federation:
-        origin = (
-            f"A federation of {federation['clients']} clients trained {federation['model']} on {federation['data']}. "
-        )
-    if evidence["first_filter"] is None:
-        if request["restored_at"]:
-            return f"{origin}The request came in on {asked_at} and was taken back; no filter ever answered it."
-        return f"{origin}The request came in on {asked_at} and is open: no filter answers it."
-    return (
-        f"{origin}The request was answered on {asked_at} in {sum(evidence['time_s'].values()):.1f} s by a filter "
-        "inside the model; the model's weights were not touched."
-    )
-
-
-def _add_request(page: Page, evidence: Evidence) -> None:
-    request, forgotten = evidence["request"], evidence["forget_set"]
-    rows = forgotten["rows"]
-    counted = f"{rows['count']:,}, of {count(len(rows['clients']), 'client')}" if rows else "not counted"
-    facts = {
-        "Asked": moment(request["asked_at"]),
-        "Training rows named": counted,
-        "Hash of the request": forgotten["digest"],
-        "Hash of the forget set (client and row ids)": rows.get("sha256", "–"),
+def page_content(evidence: Evidence) -> dict[str, Any]:
+    """All that the template `evidence` shows."""
+    request, names, first, filtered = (evidence[name] for name in ("request", "class_names", "first_filter", "filter"))
+    states = _states(evidence)
+    losses = {label: recall["before"] - recall["after"] for label, recall in evidence["class_recall"].items()}
+    worst = max(losses, key=losses.__getitem__, default=None)
+    return {
+        **evidence,
+        "moment": moment,
+        "machine_in_words": machine_in_words,
+        "named": forget_set(Forget.from_json(request["forget"]), class_names=names, most=None),
+        "sentence": _sentence(evidence),
+        "seconds": sum(evidence["time_s"].values()),
+        "measured": _measured(evidence),
+        "of_retrain": _of_retrain(evidence),
+        "other_filter": filtered and filtered["sha256"] != (first or filtered)["sha256"],
+        "worst": worst and {"name": class_in_words(int(worst), names), **evidence["class_recall"][worst]},
+        "states": states,
+        "kept": [figures["heldout"]["retain"] for figures in states.values()],
+        "classes": _classes(states, names),
+        "count": count,
+        "interval": _interval,
+        "eraser_in_words": eraser_in_words,
+        "mechanisms": sorted({release["mechanism"] for release in evidence["contact"]["releases"]}),
     }
-    if evidence["filter"]:
-        verb = "Is" if request["status"] == "in force" else "Was last"
-        facts[f"{verb} in force with"] = ", ".join(request["in_force_with"]) or "no other request"
+
+
+def _sentence(evidence: Evidence) -> str:
+    """One sentence that the person whose data it is understands."""
+    request, verdict = evidence["request"], evidence["verdict"]
     if request["restored_at"]:
-        facts["Taken back"] = moment(request["restored_at"])
-    page.facts(facts.items())
+        return "The request was taken back and has no effect any more."
+    if evidence["first_filter"] is None:
+        return "The request is not answered yet: the model still knows the data."
+    finding = verdict["finding"] if verdict else "not measured"
+    if request["kind"] == "class" and finding == "forgotten":
+        return "The model does not recognise the class any more."
+    return _SENTENCES[finding].format("the class" if request["kind"] == "class" else "the data named in the request")
 
 
-def _add_verdict(page: Page, evidence: Evidence) -> None:
-    """What the request did, measured with it and without it, everything else equal."""
-    verdict, retrained = evidence["verdict"], evidence["retrained"]
-    if not verdict:
-        return
-    page.paragraph(verdict["words"])
-    if verdict["statistic"] is None:
-        return
-    measured = {verdict["measure"]: verdict["statistic"], "the same on unseen rows": verdict["reference"]}
-    rows = [
-        [name, _share(own["before"]), _share(own["after"]), f"{own['rows']:,.0f}"]
-        for name, own in measured.items()
-        if own is not None
-    ]
-    if verdict["reference"] is not None:
-        excess = [_interval(verdict[name]) for name in ("excess_before", "excess_after")]
-        rows.append(["excess, with 95 % interval", *excess, ""])
-    rows.append(["change, with 95 % interval", "", _interval(verdict["change"]), ""])
-    if retrained:
-        value = retrained["by_request"].get(evidence["forget_set"]["digest"], {})
-        part = "heldout" if evidence["request"]["kind"] == "class" else "train"
-        rows.append(["after retraining without it", "", _share(value.get(part)), ""])
-    page.table(["measured alone", "without the request", "with it", "rows"], rows)
+def _of_retrain(evidence: Evidence) -> float | None:
+    """The share that a model retrained without the data has on the rows of the verdict."""
+    by_request = (evidence["retrained"] or {}).get("by_request", {})
+    part = "heldout" if evidence["request"]["kind"] == "class" else "train"
+    return by_request.get(evidence["forget_set"]["digest"], {}).get(part)
 
 
-def _add_accuracies(page: Page, evidence: Evidence) -> None:
-    """Of the filter for all requests in force: what is retained."""
-    figures, retrained, recalls = evidence["accuracy"], evidence["retrained"], evidence["class_recall"]
-    filtered, names = evidence["filter"], evidence["class_names"]
-    if filtered and filtered["sha256"] != (evidence["first_filter"] or filtered)["sha256"]:
-        page.paragraph(
-            "Other requests came or went since it was answered, and each made a new filter for all in force. The "
-            "verdict is of the moment it was answered, with it and without it. Below is "
-            f"the {'one in force' if filtered['in_force_now'] else 'last one it was in force under'}, fitted on "
-            f"{moment(filtered['fitted_at'])}."
-        )
-    if recalls:
-        label, worst = max(recalls.items(), key=lambda pair: pair[1]["before"] - pair[1]["after"])
-        page.paragraph(
-            f"Of all classes that stay, {class_in_words(int(label), names)} loses most of its recall on "
-            f"rows that stay: {_share(worst['before'])} before, {_share(worst['after'])} with the filter."
-        )
+def _measured(evidence: Evidence) -> dict[str, Any] | None:
+    """The verdict's shares as a chart: rows of the request, and unseen ones where these are the goal."""
+    verdict = evidence["verdict"]
+    if not verdict or verdict["statistic"] is None:
+        return None
+    own, unseen, retrained = verdict["statistic"], verdict["reference"], _of_retrain(evidence)
+    groups = [("data of the request", [own["before"], own["after"], *([] if retrained is None else [retrained])])]
+    groups += [("unseen data", [unseen["before"], unseen["after"]])] if unseen else []
+    series = ["without the request", "with it", *([] if retrained is None else ["retrained without the data"])]
+    return {"series": series, "groups": groups, "rows": count(round(own["rows"]), "row")}
+
+
+def _states(evidence: Evidence) -> dict[str, Any]:
+    """Figures of the model before, with the filter, of Retrain where there is one, and restored where that differs."""
+    figures = evidence["accuracy"]
     if not figures:
-        page.paragraph("Accuracies on held-out rows were not measured: no filter, or no data at hand.")
-        return
-    shown = {name: figures[state] for state, name in STATES.items()} | ({"Retrain": retrained} if retrained else {})
-    page.table(
-        ["accuracy, under the filter of all requests in force", "held-out rows that stay"],
-        [[name, _share(own["heldout"]["retain"])] for name, own in shown.items()],
-    )
-    same = "bit for bit the original's" if evidence["restored_bit_identical"] else "NOT the original's"
-    hint = "" if retrained else "Retraining without the data was not run; `fedup evaluate --retrain` adds it."
-    page.paragraph(f"Restored outputs are {same}. {hint}")
-    page.bars(
-        {name: own["per_class"] for name, own in shown.items()},
-        names,
-        "Accuracy by class on held-out rows, all clients, under the filter of all requests in force",
-    )
+        return {}
+    retrained = {"Retrain": evidence["retrained"]} if evidence["retrained"] else {}
+    shown = {name: figures[state] for state, name in STATES.items()}
+    restored = shown.pop(STATES["restored"])
+    return {**shown, **retrained, **({} if evidence["restored_bit_identical"] else {STATES["restored"]: restored})}
 
 
-def _add_answer(page: Page, evidence: Evidence) -> None:
-    request, contact, filtered = evidence["request"], evidence["contact"], evidence["filter"]
-    stages = ", ".join(f"{stage} {value:.2f} s" for stage, value in evidence["time_s"].items())
-    contacted = ", ".join(map(str, contact["clients_contacted"])) or "none: answered from centroids sent before"
-    counting = ", ".join(map(str, contact["clients_counting"]))
-    facts = [("In one answer with", ", ".join(request["answered_with"]))] if request["answered_with"] else []
-    facts += [
-        ("Time", f"{sum(evidence['time_s'].values()):.2f} s: {stages}"),
-        ("Clients contacted to answer", contacted),
-        *([("Clients that counted answers, to measure", counting)] if counting else []),
-        ("Sent by clients", f"{contact['bytes_up']:,} bytes in {count(len(contact['releases']), 'message')}"),
-        ("Sent to clients", f"{contact['bytes_down']:,} bytes"),
-        ("Protection of what was sent", ", ".join(sorted({r["mechanism"] for r in contact["releases"]})) or "–"),
-        ("Protection of what was sent before", contact["protection_of_the_cache"]),
-    ]
-    if evidence["erasure"]:
-        facts.append(("Eraser", eraser_in_words(evidence["erasure"])))
-    facts += [("Note", note) for note in evidence["notes"]]
-    if filtered:
-        used = f"{filtered['centroids_used']:,}" if filtered["centroids_used"] else "none"
-        settings = ", ".join(f"{key} {value}" for key, value in filtered["config"].items() if value is not None)
-        facts += [("Centroids that the filter was fitted to", used), ("Settings of the filter", settings)]
-    page.facts(facts)
-
-
-def _add_hashes(page: Page, evidence: Evidence) -> None:
-    base, journal, filtered, first = (evidence[name] for name in ("base", "journal", "filter", "first_filter"))
-    facts = {
-        "Base model, fingerprint of all weights": base["fingerprint"],
-        "Base model, sha256 of the file": base["file"]["sha256"] if base["file"] else "–",
+def _classes(states: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    """Accuracy by class, of those that changed most where there are many."""
+    by_class = list(zip(*(figures["per_class"] for figures in states.values()), strict=True))
+    changes = [abs((after or 0.0) - (before or 0.0)) for before, after, *_ in by_class]
+    most = sorted(sorted(range(len(by_class)), key=lambda label: -changes[label])[:_MOST_CLASSES])
+    some = "" if len(most) == len(by_class) else f", the {len(most)} of {len(by_class)} that changed most"
+    return {
+        "caption": f"The same by class{some}; all clients, with the rows of requests",
+        "groups": [(class_in_words(label, names), by_class[label]) for label in most],
     }
-    if filtered:
-        state = "in force" if filtered["in_force_now"] else "last in force"
-        facts[f"Filter {state}, sha256 of the file"] = filtered["sha256"]
-    if first:
-        facts["Filter it was answered by, sha256 of the file"] = first["sha256"]
-    facts[f"Journal, event {journal['event']}"] = journal["event_hash"]
-    facts[f"Journal, head of {journal['events']} events"] = journal["head"]
-    page.facts(facts.items())
 
 
 def _interval(estimate: Mapping[str, float]) -> str:
-    return f"{estimate['value']:+.4f} ({estimate['low']:+.4f} … {estimate['high']:+.4f})"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
+    """A difference of shares and its 95 % interval, in points."""
+    value, low, high = (f"{100 * estimate[name]:+.1f}".replace("-", "−") for name in ("value", "low", "high"))
+    return f"{value} ({low} … {high})"

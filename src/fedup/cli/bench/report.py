@@ -26,5 +26,7 @@ def report(
     """
     from fedup.bench.result_tables import write_tables
 
-    for path in write_tables(folder, experiments or (), results):
+    for path in (written := write_tables(folder, experiments or (), results)):
         typer.echo(f"wrote {path}")
+    if not written:
+        typer.echo("Nothing changed: all tables and pages are up to date.")

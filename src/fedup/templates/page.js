@@ -14,3 +14,7 @@ document.querySelectorAll("table.sortable").forEach(table => table.querySelector
       return sign * (key(a) - key(b));
     }).forEach(row => table.tBodies[0].append(row));
   })));
+// A link to a folded section opens it.
+const open = () => document.getElementById(location.hash.slice(1))?.closest("details")?.setAttribute("open", "");
+addEventListener("hashchange", open);
+open();
