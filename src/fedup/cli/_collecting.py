@@ -84,9 +84,9 @@ def _already(body: Any, config: Config) -> dict[str, Any]:
 
 def _as_options(settings: Settings) -> str:
     """Settings as options of the command, without those that are not set."""
-    names = ("ratio", "sigma", "paper_accounting", "epsilon", "delta", "clip", "allow_delta", "seed")
+    names = ["ratio", "sigma", "paper_accounting", "epsilon", "delta", "clip", "allow_delta", "seed"]
     if "bound" in settings:
-        settings, names = {**settings, "statistics": "moments"}, ("statistics", "bound", "step", "least_rows")
+        settings, names = {"statistics": "moments", **settings}, ["statistics", *settings]
     given = {name.replace("_", "-"): settings[name] for name in names if settings.get(name)}
     return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items())
 

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -149,7 +149,7 @@ class MomentChangeQuestion(ExactQuestion[tuple[ClientMoments, ClientMoments]]):
 
 def _at_least(config: MomentConfig, data: ClientData) -> MomentConfig:
     """The rule of whichever asks for more rows: the question's or the node's."""
-    return MomentConfig(config.bound, config.step, max(config.least_rows, data.least_rows))
+    return replace(config, least_rows=max(config.least_rows, data.least_rows))
 
 
 def _named(data: ClientData, samples: frozenset[int]) -> Tensor:
@@ -176,7 +176,7 @@ def _moments(
     labels, classes = data.y[rows][chosen], data.num_classes
     integers, shortened = config.integers(features.values)
     counts, sums = class_sums(integers, labels, classes)
-    if always or _sends_classes(int((counts > 0).sum()), len(integers), integers.shape[1]):
+    if always or _sends_classes(config, int((counts > 0).sum()), *integers.shape):
         seconds = {c: second_moment(integers[labels == c], config) for c in counts.nonzero().flatten().tolist()}
         second = sum(seconds.values(), start=IntegerMoments.zeros(classes, integers.shape[1]).second)
     else:
@@ -237,9 +237,11 @@ def _read(
     return ClientMoments(client, moments, of_classes, shortened, unreported, features.shape, features.nonnegative)
 
 
-def _sends_classes(held: int, rows: int, width: int) -> bool:
-    """Whether a client sends second moments by class ahead of any request: where that is less than centroids of eight
-    in ten rows would be. Otherwise a class request asks for its own."""
+def _sends_classes(config: MomentConfig, held: int, rows: int, width: int) -> bool:
+    """Whether a client sends second moments by class ahead of any request: as the config says, or where that is less
+    than centroids of eight in ten rows would be."""
+    if config.by_class != "auto":
+        return config.by_class == "always"
     return held * width * (width + 1) / 2 * _USUAL_BYTES <= min(MOST_CLASS_BYTES, 0.8 * rows * width * 4)
 
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from fedup.errors import DataError, SettingError
+from fedup.errors import DataError, SettingError, check_choice
 
+ByClass = Literal["auto", "always", "never"]
 _EXACT = 2.0**52  # sums of integers below this are exact in double precision
 _LARGEST_TOTAL = 2**62  # of an entry of a total: 64 bits hold it, and the sum of two
 _MOST_STEPS = 2**20  # steps of the grid within the bound, so that blocks of 4,096 rows are exact
@@ -20,12 +21,17 @@ class MomentConfig:
 
     A row of features longer than `bound` (l2 norm) is shortened to it. Each number is rounded towards zero to a
     multiple of `step`. A client leaves out a class of which it has fewer than `least_rows` rows: second moments of few
-    rows come close to the rows. It treats a change of fewer rows alike (`retained_mask`).
+    rows come close to the rows. It treats a change of fewer rows alike (`retained_mask`). `by_class` says whether
+    clients send second moments of each class ahead of requests. Without them a class request asks its holders.
     """
 
     bound: float = field(default=256.0, metadata={"help": "Longest row of features (l2); longer ones are shortened."})
     step: float = field(default=0.0009765625, metadata={"help": "Features are rounded to multiples of this."})
     least_rows: int = field(default=5, metadata={"help": "Fewest rows of a class that a client reports.", "min": 1})
+    by_class: ByClass = field(
+        default="auto",
+        metadata={"help": "Second moments by class ahead of requests: always, never, or auto (where they are small)."},
+    )
 
     sigma: ClassVar[float] = 0.0
     mechanism: ClassVar[str] = "none"
@@ -39,6 +45,7 @@ class MomentConfig:
             )
         if not isinstance(self.least_rows, int) or self.least_rows < 1:
             raise SettingError(f"least_rows must be a whole number, 1 or more; found {self.least_rows!r}.")
+        check_choice("by_class", self.by_class, ByClass)
 
     @property
     def limit(self) -> float:
