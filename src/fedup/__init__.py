@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from fedup.serving.plugged import PluggedModel as PluggedModel
     from fedup.serving.plugged import plug as plug
     from fedup.statistics.store import Centroids as Centroids
-    from fedup.statistics.store import load_centroids as load_centroids
-    from fedup.statistics.store import save_centroids as save_centroids
+    from fedup.statistics.store_file import load_centroids as load_centroids
+    from fedup.statistics.store_file import save_centroids as save_centroids
     from fedup.training.fedavg import Observer as Observer
     from fedup.training.fedavg import Rounds as Rounds
     from fedup.training.fedavg import Runtime as Runtime
@@ -68,7 +68,8 @@ _PUBLIC = {
     "fedup.request": "Forget",
     "fedup.serving.filter_file": "load_filter save_filter",
     "fedup.serving.plugged": "PluggedModel plug",
-    "fedup.statistics.store": "Centroids load_centroids save_centroids",
+    "fedup.statistics.store": "Centroids",
+    "fedup.statistics.store_file": "load_centroids save_centroids",
     "fedup.training.fedavg": "Observer Rounds Runtime federate",
     "fedup.training.local": "LocalTraining",
     "fedup.unlearning.plan": "RequestPlan Terms",

@@ -19,6 +19,7 @@ from fedup.federation import Federation
 from fedup.privacy.guarantee import DP
 from fedup.request import Forget
 from fedup.statistics.centroids import CentroidConfig
+from fedup.statistics.integer_moments import MomentConfig
 from fedup.statistics.store import Centroids
 from fedup.tasks.progress import Progress, RoundsShown
 from fedup.tasks.recipe import Recipe
@@ -97,13 +98,13 @@ class Task:
     def collect(
         self,
         *,
-        statistics: CentroidConfig | DP | None = None,
+        statistics: CentroidConfig | DP | MomentConfig | None = None,
         cut: str | None = None,
         cost: Cost,
     ) -> Centroids:
         """The centroids of everything, as clients send them once, ahead of any request; the caller's own copy."""
         config = CentroidConfig() if statistics is None else statistics
-        config = config if isinstance(config, DP) else replace(config, seed=self.recipe.seed)
+        config = replace(config, seed=self.recipe.seed) if isinstance(config, CentroidConfig) else config
         key = config, cut
         if key not in self._collected:
             started = time.perf_counter()

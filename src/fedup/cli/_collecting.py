@@ -4,7 +4,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import typer
 
@@ -13,7 +13,7 @@ from fedup.cli._session import Session
 from fedup.cli._settings import Settings
 from fedup.cli._text import of, size
 from fedup.clients.collect import collect_cells
-from fedup.errors import RequestError, SettingError
+from fedup.errors import RequestError, SettingError, check_choice
 from fedup.privacy.guarantee import DP
 from fedup.privacy.paper import DISCLAIMER
 from fedup.run.folder import Writer
@@ -21,12 +21,21 @@ from fedup.run.ledger import RunLedger
 from fedup.run.record import keep_centroids
 from fedup.run.serving import load_base
 from fedup.statistics.centroids import CentroidConfig
-from fedup.statistics.store import how_from
+from fedup.statistics.integer_moments import MomentConfig
+from fedup.statistics.store_file import how_from
 from fedup.tasks.progress import ClientsShown
 
+Config = CentroidConfig | MomentConfig | DP
 
-def config_of(centroids: Settings, privacy: Settings) -> CentroidConfig | DP:
-    """Settings of centroids, with the paper's noise or without; or of statistics under a guarantee."""
+
+def config_of(statistics: str, centroids: Settings, moments: Settings, privacy: Settings) -> Config:
+    """Settings of centroids, with the paper's noise or without; of moments; or of statistics under a guarantee."""
+    check_choice("--statistics", statistics, Literal["centroids", "moments"])
+    others = {"centroids": moments, "moments": {**centroids, **privacy}}[statistics]
+    for name in others:
+        raise SettingError(f"--{name.replace('_', '-')} does not go with --statistics {statistics}: leave it out.")
+    if statistics == "moments":
+        return MomentConfig(**moments)
     if "epsilon" not in privacy:
         if privacy:
             raise SettingError("--clip, --delta and --allow-delta belong to a guarantee: pass --epsilon as well.")
@@ -40,7 +49,7 @@ def config_of(centroids: Settings, privacy: Settings) -> CentroidConfig | DP:
     return DP(**privacy)
 
 
-def collect_into(session: Session, config: CentroidConfig | DP, *, again: bool, wait_s: float) -> dict[str, Any]:
+def collect_into(session: Session, config: Config, *, again: bool, wait_s: float) -> dict[str, Any]:
     """Ask all clients and store what they send; where that was done before with the same settings, only describe it."""
     with session.writing("collect", wait_s) as writer:
         known = writer.state.collected
@@ -55,7 +64,8 @@ def print_collected(result: dict[str, Any], run: Path) -> None:
         return
     epsilon = result["paper_epsilon"]
     paper = f" The paper's ε, mean over cells: {epsilon:.2f} ({DISCLAIMER})." if epsilon is not None else ""
-    kind = "vectors of noisy statistics" if "epsilon" in result["how"] else "centroids"
+    kinds = {"epsilon": "vectors of noisy statistics", "bound": "sums and their second moments"}
+    kind = next((kind for name, kind in kinds.items() if name in result["how"]), "centroids")
     typer.echo(
         f"{result['centroids']:,} {kind} of {result['cells']} cells from {result['clients']} clients, "
         f"{size(result['bytes_up'])} sent, in {result['time_s']:.1f} s.\n"
@@ -63,7 +73,7 @@ def print_collected(result: dict[str, Any], run: Path) -> None:
     )
 
 
-def _already(body: Any, config: CentroidConfig | DP) -> dict[str, Any]:
+def _already(body: Any, config: Config) -> dict[str, Any]:
     if how_from(body["how"]) != config:
         raise SettingError(
             f"Centroids were collected with {_as_options(body['how'])} before, and {_as_options(asdict(config))} was "
@@ -74,12 +84,14 @@ def _already(body: Any, config: CentroidConfig | DP) -> dict[str, Any]:
 
 def _as_options(settings: Settings) -> str:
     """Settings as options of the command, without those that are not set."""
-    names = ("ratio", "sigma", "paper_accounting", "epsilon", "delta", "clip", "allow_delta", "seed")
+    names = ["ratio", "sigma", "paper_accounting", "epsilon", "delta", "clip", "allow_delta", "seed"]
+    if "bound" in settings:
+        settings, names = {"statistics": "moments", **settings}, ["statistics", *settings]
     given = {name.replace("_", "-"): settings[name] for name in names if settings.get(name)}
     return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items())
 
 
-def _collect(session: Session, writer: Writer, config: CentroidConfig | DP) -> dict[str, Any]:
+def _collect(session: Session, writer: Writer, config: Config) -> dict[str, Any]:
     state = writer.state
     waiting = [request.id for request in state.requests if request.restored_in is None]
     if waiting:

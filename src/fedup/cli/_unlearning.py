@@ -21,6 +21,7 @@ from fedup.run.answer import Limits, NewRequest, RequestDesk
 from fedup.run.in_words import count, eraser_in_words, ids
 from fedup.run.state import State
 from fedup.serving.plugged import PluggedModel
+from fedup.statistics.moment_store import Moments
 from fedup.statistics.store import Centroids
 from fedup.tasks.evaluation import describe_rows
 from fedup.unlearning.unlearn import classes_left_without_holder, plan, rehearse
@@ -81,6 +82,7 @@ def plan_answer(
         "samples_unknown": planned.samples_unknown,
         "clients_contacted": planned.clients_contacted,
         "centroids_kept": planned.centroids_kept,
+        "statistics": "sums of cells" if isinstance(store, Moments) else "centroids",
         "clients_of_eraser": planned.clients_of_eraser,
         "notes": planned.notes,
         "privacy_cost": _privacy_cost(sent, store, eraser=bool(planned.clients_of_eraser)),
@@ -196,7 +198,11 @@ def _privacy_cost(cells: int, store: Centroids, *, eraser: bool) -> str:
 
 
 def _time_of_fit(plugged: PluggedModel, store: Centroids, requests: Any, config: FilterConfig) -> float:
-    """Seconds of the fit, from a few of its steps."""
+    """Seconds of the fit, from a few of its steps; a closed form takes as long whatever is forgotten."""
+    if isinstance(store, Moments):
+        started = time.perf_counter()
+        rehearse(plugged, store, [], config)
+        return time.perf_counter() - started
     steps = config.steps_for(len(store.vectors))
     few = min(steps, _REHEARSED_STEPS)
     rehearse(plugged, store, requests, replace(config, steps=1, epochs=None))  # warms up
@@ -220,9 +226,9 @@ def _print_plan(result: dict[str, Any]) -> None:
     for note in result["notes"]:
         console.print(f"[yellow]Note:[/] {note}")
     console.print(
-        f"{fitted} would be fitted to about {result['centroids_kept']:,} centroids; "
+        f"{fitted} would be fitted to about {result['centroids_kept']:,} {result['statistics']}; "
         f"{count(result['cells_sealed'], 'cell')} left out and sealed.\n"
-        f"Clients contacted: {ids(result['clients_contacted']) or 'none'}; cells clustered again: {again}{before}.\n"
+        f"Clients contacted: {ids(result['clients_contacted']) or 'none'}; cells sent again: {again}{before}.\n"
         f"Privacy cost: {result['privacy_cost']}.\n"
         f"Expected time: {result['expected_time_s']:.1f} s, besides loading and measuring."
     )

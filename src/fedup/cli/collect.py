@@ -8,11 +8,19 @@ from fedup.cli import _options as options
 from fedup.cli._settings import Settings, with_settings
 
 
-@with_settings(centroids="fedup.statistics.centroids.CentroidConfig", privacy="fedup.privacy.guarantee.DP")
+@with_settings(
+    centroids="fedup.statistics.centroids.CentroidConfig",
+    moments="fedup.statistics.integer_moments.MomentConfig",
+    privacy="fedup.privacy.guarantee.DP",
+)
 def collect(
     run: options.RunOption = options.DEFAULT_RUN,
     *,
+    statistics: Annotated[
+        str, typer.Option(help="centroids (the paper's way), or moments: integer sums, for the closed-form filter.")
+    ] = "centroids",
     centroids: Settings,
+    moments: Settings,
     privacy: Settings,
     again: Annotated[
         bool, typer.Option("--again", help="Ask all clients anew; only while no request is in force.")
@@ -22,15 +30,16 @@ def collect(
     wait: options.WaitOption = options.DEFAULT_WAIT_S,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Ask every client once for its centroids, from which requests are answered.
+    """Ask every client once for its centroids or moments, from which requests are answered.
 
     Examples:
     [bold]fedup collect --run runs/mnist --ratio 0.8[/]
+    [bold]fedup collect --run runs/mnist --statistics moments[/]
     [bold]fedup collect --run runs/mnist --epsilon 2 --clip unit[/]
     """
     from fedup.cli._collecting import collect_into, config_of, print_collected
     from fedup.cli._session import Session
 
-    config = config_of(centroids, privacy)
+    config = config_of(statistics, centroids, moments, privacy)
     result = collect_into(Session(run, device=device), config, again=again, wait_s=wait)
     options.show(result, as_json, lambda result: print_collected(result, run))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.collect_moments import collect_moments
 from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
@@ -25,6 +26,7 @@ from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget, union
 from fedup.statistics.centroids import CentroidConfig, Summary
+from fedup.statistics.integer_moments import MomentConfig
 from fedup.statistics.kmeans import centroid_count
 from fedup.statistics.store import Cell, Centroids
 
@@ -33,13 +35,13 @@ def collect(
     model: nn.Module,
     federation: Federation | Contact,
     *,
-    statistics: CentroidConfig | PresetName = "default",
+    statistics: CentroidConfig | MomentConfig | PresetName | Literal["moments"] = "default",
     privacy: DP | Literal["paper"] | None = None,
     cut: str | None = None,
     forget: Iterable[Forget] = (),
     ledger: Ledger | None = None,
 ) -> Centroids:
-    """Ask every client, once, for the centroids of its cells.
+    """Ask every client, once, for the centroids of its cells; or, with `statistics="moments"`, for integer sums.
 
     Without `forget` the result is a cache: later requests are answered from it. With `forget` this is the paper's
     protocol: clients leave out what those requests name before they answer. `statistics` says how centroids are made,
@@ -54,13 +56,18 @@ def collect(
     deleted with the store; `save_centroids` writes a copy.
     """
     requests = frozenset(forget)
-    usual = preset("default" if isinstance(statistics, CentroidConfig) else statistics, requests)
-    chosen = statistics if isinstance(statistics, CentroidConfig) else CentroidConfig(usual.ratio, usual.sigma)
-    how = _protected(privacy, chosen, given=chosen is statistics)
     if ledger is not None and not isinstance(federation, Federation):
         raise SettingError("A contact has a ledger of its own: pass ledger= where the contact is made.")
     if isinstance(federation, Federation):
         federation = InProcess(federation, model, one_reader=True, ledger=ledger)
+    if statistics == "moments" or isinstance(statistics, MomentConfig):
+        if privacy is not None:
+            raise SettingError("Moments are exact and under no guarantee yet: with privacy= collect centroids.")
+        config = statistics if isinstance(statistics, MomentConfig) else None
+        return collect_moments(model, federation, config, find_cut(model, cut), requests)
+    usual = preset("default" if isinstance(statistics, CentroidConfig) else statistics, requests)
+    chosen = statistics if isinstance(statistics, CentroidConfig) else CentroidConfig(usual.ratio, usual.sigma)
+    how = _protected(privacy, chosen, given=chosen is statistics)
     return collect_cells(model, federation, how, cut, requests, with_forgotten=usual.config.class_policy != "drop")
 
 
@@ -80,7 +87,7 @@ def _protected(privacy: object, statistics: CentroidConfig, *, given: bool) -> C
 def collect_cells(
     model: nn.Module,
     contact: Contact,
-    how: CentroidConfig | DP,
+    how: CentroidConfig | DP | MomentConfig,
     cut: str | None,
     requests: frozenset[Forget],
     *,
@@ -89,6 +96,8 @@ def collect_cells(
     """The clients' answers without what the requests name. With `with_forgotten` cells of forgotten classes are kept:
     the class policies `remap` and `remap_client` need them."""
     folder, place = contact.vectors_folder, find_cut(model, cut)
+    if isinstance(how, MomentConfig):
+        return collect_moments(model, contact, how, place, requests)
     if folder is not None and not folder.is_dir():  # before anybody is asked, and charged
         raise StorageError(f"There is no folder {folder} to write to. Make it first.")
     forget_set, before = union(requests), contact.traffic

@@ -17,6 +17,7 @@ from fedup.request import Forget
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.client_data import ClientData as ClientData
 from fedup.statistics.eraser_statistics import RowGroups, Weights, read_weights, write_weights
+from fedup.statistics.integer_moments import MomentConfig
 
 Details = Mapping[str, Any]  # plain data, as JSON
 Arrays = Mapping[str, Tensor]
@@ -59,6 +60,7 @@ _FORMS: dict[Any, tuple[Callable[[Any], Any], Callable[[Details, str], Any]]] = 
     Weights: (write_weights, lambda details, name: read_weights(details[name])),
     CentroidConfig: (asdict, _centroid_config),
     DP: (asdict, lambda details, name: DP(**details[name])),
+    MomentConfig: (asdict, lambda details, name: MomentConfig(**details[name])),
     RowGroups: (RowGroups.to_json, _row_groups),
 }
 
@@ -114,7 +116,7 @@ class Question(ABC, Generic[A]):
     # --- what few questions need
 
     @property
-    def protection(self) -> "CentroidConfig | DP | None":
+    def protection(self) -> "CentroidConfig | MomentConfig | DP | None":
         """What protects the answer; None for exact ones."""
         return None
 

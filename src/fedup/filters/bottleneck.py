@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 from fedup.errors import SettingError, check_choice
 
 ClassPolicy = Literal["drop", "remap", "remap_client"]
-FilterKind = Literal["auto", "bottleneck", "erasure", "both"]
+FilterKind = Literal["auto", "closed_form", "bottleneck", "erasure", "both"]
 OptimizerName = Literal["adam", "sgd"]
 DEFAULT_RANK = 32
 
@@ -51,7 +51,7 @@ class FilterConfig:
     seed: int = field(default=0, metadata={"help": "Seed of the fit."})
     filter: FilterKind = field(
         default="auto",
-        metadata={"help": "auto (an eraser for samples, else a bottleneck), bottleneck, erasure or both."},
+        metadata={"help": "auto (what fits the statistics), closed_form, bottleneck, erasure or both."},
     )
     eraser_cut: str = field(default="auto", metadata={"help": "Cut of the eraser; `fedup list cuts MODEL` names them."})
     max_variance_loss: float = 0.02
@@ -88,7 +88,7 @@ class FilterConfig:
     @property
     def wants_eraser(self) -> bool:
         """Whether samples are erased where possible."""
-        return self.filter in ("auto", "erasure", "both")
+        return self.filter in ("auto", "closed_form", "erasure", "both")
 
     @property
     def requires_eraser(self) -> bool:

@@ -13,7 +13,8 @@ from fedup.run.folder import Writer
 from fedup.run.state import FileRecord, Request
 from fedup.serving.filter_file import save_filter
 from fedup.serving.plugged import PluggedModel
-from fedup.statistics.store import CellName, Centroids, save_centroids
+from fedup.statistics.store import CellName, Centroids
+from fedup.statistics.store_file import save_centroids
 from fedup.statistics.traffic import Release
 from fedup.unlearning.plan import Terms
 from fedup.unlearning.report import Report

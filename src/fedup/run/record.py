@@ -12,7 +12,8 @@ from fedup.privacy.guarantee import guarantee_of
 from fedup.run.answer import describe_releases
 from fedup.run.folder import Writer
 from fedup.serving.model_file import save_model
-from fedup.statistics.store import Centroids, save_centroids
+from fedup.statistics.store import Centroids
+from fedup.statistics.store_file import save_centroids
 
 
 def keep_model(writer: Writer, model: nn.Module, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from fedup.run.state import State
 from fedup.serving.filter_file import load_filter
 from fedup.serving.model_file import load_model
 from fedup.serving.plugged import PluggedModel, plug
-from fedup.statistics.store import Centroids, load_centroids
+from fedup.statistics.store import Centroids
+from fedup.statistics.store_file import load_centroids
 
 
 def load_base(run: Run, state: State, blank: nn.Module) -> nn.Module:

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedup.artifacts import load_tensors, save_tensors
 from fedup.errors import ArtifactError, FingerprintError, NotFittedError, RequestError
 from fedup.filters.bottleneck import Bottleneck, FilterConfig
+from fedup.filters.closed_form import ClosedForm
 from fedup.filters.eraser import Eraser, PlacedEraser, load_eraser
 from fedup.request import Forget
 from fedup.serving.plugged import REQUEST_LOCK, PluggedModel, Served
@@ -32,7 +33,8 @@ def parts_of(served: Served) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "base": served.base,
         "cut": served.cut,
         "config": asdict(served.config),
-        "nonnegative": served.filter.nonnegative if served.filter is not None else None,
+        "nonnegative": served.filter.nonnegative if isinstance(served.filter, Bottleneck) else None,
+        "bound": served.filter.bound if isinstance(served.filter, ClosedForm) else None,
         "requests": sorted((request.to_json() for request in served.requests), key=str),
         "derived_from_forgotten": served.derived_from_forgotten,
         "erasure": None,
@@ -76,7 +78,7 @@ def served_from(tensors: dict[str, Tensor], header: dict[str, Any]) -> Served:
         erasure = _erasure(tensors, header["erasure"])
         if header["derived_from_forgotten"] != (erasure is not None):
             raise ValueError("it does not say truly whether it was derived from forgotten rows")
-        fitted = _bottleneck({n: t for n, t in tensors.items() if not n.startswith(_ERASER)}, header)
+        fitted = _at_cut({n: t for n, t in tensors.items() if not n.startswith(_ERASER)}, header)
         requests = frozenset(map(Forget.from_json, header["requests"]))
         served = Served(fitted, requests, config, header["base"], header["cut"], erasure, header.get("question"))
     except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
@@ -89,7 +91,9 @@ def served_from(tensors: dict[str, Tensor], header: dict[str, Any]) -> Served:
     return served
 
 
-def _bottleneck(tensors: dict[str, Tensor], header: dict[str, Any]) -> Bottleneck | None:
+def _at_cut(tensors: dict[str, Tensor], header: dict[str, Any]) -> Bottleneck | ClosedForm | None:
+    if header.get("bound") is not None:
+        return _closed_form(tensors, header["bound"])
     if not tensors and header["nonnegative"] is None:  # an eraser alone
         return None
     rank, width = tensors["encoder"].shape
@@ -98,6 +102,15 @@ def _bottleneck(tensors: dict[str, Tensor], header: dict[str, Any]) -> Bottlenec
         fitted.constant = torch.zeros(width)
     fitted.load_state_dict(tensors)
     return fitted.eval().requires_grad_(False)
+
+
+def _closed_form(tensors: dict[str, Tensor], bound: float) -> ClosedForm:
+    if not (isinstance(bound, int | float) and 0 < bound < float("inf")):
+        raise ValueError("its bound is no positive number")
+    classes, width = tensors["encoder"].shape
+    fitted = ClosedForm(width, classes, float(bound))
+    fitted.load_state_dict(tensors)
+    return fitted.eval()
 
 
 def _erasure(tensors: dict[str, Tensor], described: dict[str, Any] | None) -> PlacedEraser | None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedup.errors import FingerprintError, NotFittedError, PlugError, StaleFilterError
 from fedup.filters.bottleneck import Bottleneck, Filter, FilterConfig
+from fedup.filters.closed_form import ClosedForm
 from fedup.filters.eraser import PlacedEraser
 from fedup.models.cut import find_cut
 from fedup.models.views import fingerprint, shared_view, tensors
@@ -28,7 +29,7 @@ _BLOCKS: ContextVar[tuple["_RestoredBlock", ...]] = ContextVar("restored", defau
 class Served:
     """Fitted filters and their requests: a bottleneck at the cut, an eraser at any cut, or both."""
 
-    filter: Bottleneck | None
+    filter: Bottleneck | ClosedForm | None
     requests: frozenset[Forget]
     config: FilterConfig
     base: str  # fingerprint

@@ -1,23 +1,21 @@
 """Phase 2: the server's store of the centroids of each (client, class) cell."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from fedup.artifacts import load_tensors, save_tensors
-from fedup.errors import ArtifactError, DataError
+from fedup.errors import DataError
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget
 from fedup.statistics.centroids import CentroidConfig, Summary
+from fedup.statistics.integer_moments import MomentConfig
 from fedup.statistics.traffic import Traffic
 
 CellName = tuple[int, int]  # (client, class)
-_PLAIN = ("num_classes", "cut", "base", "nonnegative")  # fields that are stored as they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class Centroids:
     cells: tuple[Cell, ...]  # sorted by (client, class)
     clients: tuple[int, ...]
     num_classes: int
-    how: CentroidConfig | DP
+    how: CentroidConfig | DP | MomentConfig
     cut: str
     base: str  # fingerprint of the model that made the features
     nonnegative: bool
@@ -133,6 +131,13 @@ class Centroids:
         self.counts[cell.slot] = 0
         self.counts[cell.start : cell.start + len(counts)] = counts.to(self.counts)
 
+    def purge(self, forget_set: Forget, cells: Collection[Cell]) -> None:
+        """Destroy these cells, which are all that clients and classes of the forget set have; and sealed originals."""
+        for cell in cells:
+            self.put(cell, self.vectors[:0], self.counts[:0])
+            self.purged.add(cell.name)
+        self.sealed.clear()
+
 
 def _copied(value: Any, device: torch.device | str) -> Any:
     """A deep copy of whatever can change, tensors on the device."""
@@ -162,74 +167,3 @@ def insert(store: Centroids, summary: Summary) -> None:
     store.paper_epsilons |= {
         (summary.client, label): epsilon for label, epsilon in zip(summary.labels, summary.paper_epsilons, strict=False)
     }
-
-
-def save_centroids(store: Centroids, path: str | Path) -> None:
-    """Write the store to a file, sealed originals included."""
-    sealed = sorted(store.sealed)
-    tensors = {"vectors": store.vectors, "counts": store.counts}
-    for i, name in enumerate(sealed):
-        tensors[f"sealed.{i}.vectors"], tensors[f"sealed.{i}.counts"] = store.sealed[name]
-    header: dict[str, Any] = {
-        "cells": [[cell.client, cell.label, cell.start, cell.size] for cell in store.cells],
-        "clients": list(store.clients),
-        **{name: getattr(store, name) for name in _PLAIN},
-        "how": asdict(store.how),
-        "shape": list(store.shape),
-        "collected_for": sorted((request.to_json() for request in store.collected_for), key=str),
-        "open": sorted((request.to_json() for request in store.open), key=str),
-        "excluded": [[*name, sorted(ids)] for name, ids in sorted(store.excluded.items())],
-        "sample_labels": [[client, *pair] for client, of in sorted(store.sample_labels.items()) for pair in of.items()],
-        "purged": sorted(map(list, store.purged)),
-        "sealed": list(map(list, sealed)),
-        "bytes_up": {str(client): size for client, size in store.bytes_up.items()},
-        "paper_epsilons": [[*name, epsilon] for name, epsilon in sorted(store.paper_epsilons.items())],
-        "ledger": store.ledger.to_json(),
-    }
-    save_tensors(path, tensors, kind="centroids", header=header)
-
-
-def load_centroids(path: str | Path) -> Centroids:
-    """Read a store back; raises on a file whose parts do not fit together."""
-    tensors, header = load_tensors(path, kind="centroids")
-    try:
-        cells = tuple(Cell(*cell) for cell in header["cells"])
-        rows = sum(cell.size for cell in cells)
-        store = Centroids(
-            vectors=tensors["vectors"],
-            counts=tensors["counts"],
-            cells=cells,
-            clients=tuple(header["clients"]),
-            **{name: header[name] for name in _PLAIN},
-            how=how_from(header["how"]),
-            shape=tuple(header["shape"]),
-            collected_for=frozenset(map(Forget.from_json, header["collected_for"])),
-            open=set(map(Forget.from_json, header["open"])),
-            excluded={(client, label): frozenset(ids) for client, label, ids in header["excluded"]},
-            sample_labels=_by_client(header["sample_labels"]),
-            purged={(client, label) for client, label in header["purged"]},
-            sealed={
-                (client, label): (tensors[f"sealed.{i}.vectors"], tensors[f"sealed.{i}.counts"])
-                for i, (client, label) in enumerate(header["sealed"])
-            },
-            bytes_up={int(client): size for client, size in header["bytes_up"].items()},
-            paper_epsilons={(client, label): value for client, label, value in header["paper_epsilons"]},
-            ledger=Ledger.from_json(header["ledger"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ArtifactError(f"{path} lacks a part of a centroid store ({error!r}). Take a good copy of it.") from error
-    if store.vectors.ndim != 2 or len(store.vectors) != rows or store.counts.shape != (rows,):
-        raise ArtifactError(f"{path} has {tuple(store.vectors.shape)} vectors for {rows} rows of cells: it is damaged.")
-    return store
-
-
-def how_from(plain: dict[str, Any]) -> CentroidConfig | DP:
-    """How clients made their statistics, from plain data."""
-    return DP(**plain) if "epsilon" in plain else CentroidConfig(**plain)
-
-
-def _by_client(triples: list[list[int]]) -> dict[int, dict[int, int]]:
-    labels: dict[int, dict[int, int]] = {}
-    for client, sample, label in triples:
-        labels.setdefault(client, {})[sample] = label
-    return labels

@@ -9,14 +9,17 @@ from fedup.models.cut import flat_tail
 from fedup.models.views import shared_view
 from fedup.request import Forget, union
 from fedup.serving.plugged import Served
+from fedup.statistics.moment_store import Moments
 from fedup.statistics.store import Centroids
 from fedup.unlearning.bottleneck_fit import used_cells
 from fedup.unlearning.class_recall import Recall, check_classes_left, check_recall
+from fedup.unlearning.closed_form_fit import fit_closed_form
 from fedup.unlearning.eraser_builder import EraserBuilder
 from fedup.unlearning.gentle_fit import fit_gently, widenings
 from fedup.unlearning.measure import Counted, Measurement
 from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.refresh import Refresh
+from fedup.unlearning.refresh_of import refresh_of
 from fedup.unlearning.report import Report
 from fedup.unlearning.verdict import Verdict
 
@@ -54,7 +57,7 @@ class Execution:
         active, before = plan.requests - new, plan.plugged.served
         store, several = plan.centroids, len(new) > 1 and self._measurement.applies(new)
         original = store.to(store.vectors.device) if several else None
-        refresh = Refresh(plan.centroids, plan.contact, report, keep_sealed=plan.terms.keep_sealed)
+        refresh = refresh_of(plan.centroids, plan.contact, report, keep_sealed=plan.terms.keep_sealed)
         device = store.vectors.device.type
         # A fit needs gradients; autocast's cached casts would hide its steps.
         with refresh.undone_on_error(), torch.inference_mode(False), torch.autocast(device, enabled=False):
@@ -133,7 +136,7 @@ class Execution:
             trial, self._report.centroids_used = unfitted if with_eraser else replace(unfitted, erasure=None), 0
             with self._report.stage("fit"):
                 if widening:
-                    trial = fit_gently(plan, self._report, trial, forget_set, widening=widening)
+                    trial = self._fit(trial, forget_set, widening)
             with self._report.stage("check"):
                 recalls = self._measurement.recall(trial, forget_set, new)
             losses = [recall.loss for label, recall in recalls.items() if label not in forget_set.class_ids]
@@ -143,16 +146,37 @@ class Execution:
                 break
         return candidates
 
+    def _fit(self, trial: Served, forget_set: Forget, widening: int) -> Served:
+        plan = self._plan
+        if isinstance(plan.centroids, Moments):
+            fitted = fit_closed_form(plan.plugged, plan.centroids, forget_set, discriminant=widening > 1)
+            return replace(trial, filter=fitted)
+        return fit_gently(plan, self._report, trial, forget_set, widening=widening)
+
     def _kinds(self, forget_set: Forget, unfitted: Served, *, complete: bool) -> list[tuple[bool, int]]:
         """(with eraser, widening of the bottleneck or 0 for none), in the order of trial. By default samples get an
         eraser, with a bottleneck if the requests name more or the eraser alone harms a class, and the bottleneck
         alone if the eraser harms and the samples are merely withdrawn (docs/cuts_and_erasure.md)."""
         config, erased = self._plan.config, unfitted.erasure is not None
+        if isinstance(self._plan.centroids, Moments):
+            return self._kinds_from_moments(forget_set, erased=erased)
         if config.requires_eraser or not erased:
             return [(erased, int(config.wants_bottleneck))]
         both = [(True, 1)]
         kinds = both if not complete or forget_set.client_ids or forget_set.class_ids else [(True, 0), *both]
         return kinds if forget_set.reason == "poison" or self._plan.force else [*kinds, (False, 1)]
+
+    def _kinds_from_moments(self, forget_set: Forget, *, erased: bool) -> list[tuple[bool, int]]:
+        """The same with closed forms, 1 for ridge scores and 2 for discriminants: they cost nothing, so they are tried
+        before an eraser alone."""
+        if not self._plan.config.wants_bottleneck:
+            return [(erased, 0)]
+        kinds = [(erased, 1), (erased, 2)]
+        if erased and not self._plan.config.requires_eraser:
+            kinds.append((True, 0))
+            if forget_set.reason != "poison" and not self._plan.force:
+                kinds += [(False, 1), (False, 2)]
+        return kinds
 
     # --- harm
 
@@ -184,7 +208,7 @@ class Execution:
         terms = replace(self._plan.terms, trace=None)
         plan = replace(self._plan, centroids=original.to(original.vectors.device), force=True, terms=terms)
         aside = Execution(plan, Report(frozenset()))
-        refresh = Refresh(plan.centroids, plan.contact, aside._report, keep_sealed=False)
+        refresh = refresh_of(plan.centroids, plan.contact, aside._report, keep_sealed=False)
         return aside._build(requests - {request}, refresh)
 
     def _is_withheld(self, request: Forget) -> bool:
@@ -213,7 +237,7 @@ class Execution:
         """Note classes of forgotten samples whose retained centroids the original model rarely gets right: wrong labels
         of the samples may have done that, and an eraser does not mend it."""
         plan, store = self._plan, self._plan.centroids
-        if plan.config.requires_eraser or store.dp is not None:
+        if plan.config.requires_eraser or store.dp is not None or isinstance(store, Moments):
             return
         named = {store.sample_labels[client][i] for client, ids in forget_set.sample_ids.items() for i in ids}
         rows = store.rows_of(used_cells(store, forget_set, plan.config))

@@ -5,10 +5,13 @@ from collections.abc import Collection, Mapping
 
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import HarmError
+from fedup.filters.closed_form import ClosedForm
 from fedup.request import Forget, union
 from fedup.serving.plugged import Served
+from fedup.statistics.moment_store import Moments
 from fedup.statistics.tally import RowsToCount, Tally
 from fedup.unlearning.class_recall import Recall, recall_at_cut, recall_from_tallies
+from fedup.unlearning.closed_form_fit import expected_recall
 from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.report import Report
 from fedup.unlearning.verdict import Verdict, class_part, judge, not_measured
@@ -36,6 +39,7 @@ class Measurement:
         """By class, on retained rows: by clients if they count or an eraser sits at another cut, else on centroids."""
         plan = self._plan
         behind = any(cut != plan.plugged.cut for cut, _ in candidate.placed)  # an eraser that centroids do not see
+        behind |= candidate.erasure is not None and isinstance(plan.centroids, Moments)
         if plan.centroids.dp is not None or (behind and plan.contact is None):
             if candidate.erasure is not None:
                 plan.allow(self._refuse_unchecked, self._report)
@@ -50,7 +54,14 @@ class Measurement:
         if behind:
             plan.allow(self._refuse_unchecked, self._report)
             return counted
-        return recall_at_cut(plan.plugged, plan.centroids, candidate, forget_set) | counted
+        return self._expected_recall(candidate, forget_set) | counted
+
+    def _expected_recall(self, candidate: Served, forget_set: Forget) -> dict[int, Recall]:
+        plugged, store = self._plan.plugged, self._plan.centroids
+        if not isinstance(store, Moments):
+            return recall_at_cut(plugged, store, candidate, forget_set)
+        assert candidate.filter is None or isinstance(candidate.filter, ClosedForm)
+        return expected_recall(plugged, store, candidate.filter, forget_set)
 
     def verdict(self, request: Forget, candidate: Served, before: Served | None, *, alone: bool) -> Verdict:
         """The verdict on a request under the candidate, compared with the filter `before`; if it is the only new one

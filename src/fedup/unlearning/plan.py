@@ -15,11 +15,13 @@ from fedup.filters.fit import Trace
 from fedup.models.cut import find_cut
 from fedup.request import Forget, check_known, union
 from fedup.serving.plugged import PluggedModel
+from fedup.statistics.moment_store import Moments
 from fedup.statistics.store import Cell, CellName, Centroids
 from fedup.unlearning.bottleneck_fit import names_cell, used_cells
 from fedup.unlearning.class_recall import check_classes_left
+from fedup.unlearning.closed_form_fit import check_closed_form
 from fedup.unlearning.eraser_builder import EraserBuilder
-from fedup.unlearning.refresh import Refresh
+from fedup.unlearning.refresh_of import refresh_of
 from fedup.unlearning.report import Report
 
 
@@ -91,7 +93,7 @@ class RequestPlan:
     @cached_property
     def cells_asked(self) -> list[CellName]:
         """Cells that clients must cluster again, as far as the server knows."""
-        outlook = Refresh(self.centroids, None, Report(frozenset()), keep_sealed=False)
+        outlook = refresh_of(self.centroids, None, Report(frozenset()), keep_sealed=False)
         touched = outlook.touched(self.cells_used, self.left_out, ask=False)
         return [cell.name for _, cells, _ in touched for cell in cells]
 
@@ -171,6 +173,14 @@ class RequestPlan:
     def _check_bottleneck(self) -> None:
         """Refuse a bottleneck that cannot be fitted before any client is asked and charged."""
         config, dp = self.config, self.centroids.dp
+        if isinstance(self.centroids, Moments):
+            check_closed_form(self.plugged, config)
+            return
+        if config.filter == "closed_form":
+            raise SettingError(
+                "The closed form is made from moments, and this store holds centroids: collect with "
+                "statistics='moments', or use filter='bottleneck'."
+            )
         if not config.wants_bottleneck:
             return
         if config.class_policy == "remap_client" and dp is not None:

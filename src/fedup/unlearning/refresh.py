@@ -12,7 +12,7 @@ from fedup.clients.protocol import Contact
 from fedup.errors import ContactError
 from fedup.privacy.guarantee import DP
 from fedup.request import Forget
-from fedup.statistics.centroids import Summary
+from fedup.statistics.centroids import CentroidConfig, Summary
 from fedup.statistics.store import Cell, Centroids, insert
 from fedup.unlearning.report import Report
 
@@ -136,6 +136,7 @@ class Refresh:
         if isinstance(store.how, DP):
             return PrivateCentroidsQuestion(store.cut, store.how, labels, excluded=excluded)
         known = store.sample_labels.get(client, {})
+        assert isinstance(store.how, CentroidConfig)  # moments have a refresh of their own
         return CentroidsQuestion(store.cut, store.how, labels, excluded=excluded, sample_labels=known)
 
     def _replace(self, cells: list[Cell], excluded: frozenset[int], summary: Summary) -> None:

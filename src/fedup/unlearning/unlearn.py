@@ -8,13 +8,15 @@ import torch
 from fedup.clients.protocol import Contact
 from fedup.errors import HarmError, PlugError, RequestError
 from fedup.federation import Federation
-from fedup.filters.bottleneck import Bottleneck, FilterConfig
+from fedup.filters.bottleneck import Filter, FilterConfig
 from fedup.filters.presets import PresetName, preset
 from fedup.request import Forget, check_known, union
 from fedup.serving.plugged import REQUEST_LOCK, PluggedModel
+from fedup.statistics.moment_store import Moments
 from fedup.statistics.store import CellName, Centroids
 from fedup.statistics.traffic import Traffic
 from fedup.unlearning.bottleneck_fit import fit_bottleneck, names_cell
+from fedup.unlearning.closed_form_fit import fit_closed_form
 from fedup.unlearning.execute import Execution
 from fedup.unlearning.plan import RequestPlan, Terms, check_belongs, make_plan
 from fedup.unlearning.report import Report
@@ -78,11 +80,11 @@ def plan(
         return checked
 
 
-def rehearse(
-    plugged: PluggedModel, centroids: Centroids, requests: Collection[Forget], config: FilterConfig
-) -> Bottleneck:
+def rehearse(plugged: PluggedModel, centroids: Centroids, requests: Collection[Forget], config: FilterConfig) -> Filter:
     """A filter fitted for these requests to the centroids as they are, to measure and never to serve."""
     with torch.inference_mode(False), torch.autocast(centroids.vectors.device.type, enabled=False):
+        if isinstance(centroids, Moments):
+            return fit_closed_form(plugged, centroids, union(_several(requests)))
         return fit_bottleneck(plugged, centroids, union(_several(requests)), config).filter
 
 
@@ -137,11 +139,7 @@ def purge(plugged: PluggedModel, centroids: Centroids) -> list[CellName]:
         check_belongs(plugged, centroids, plugged.requests)
         sealed = sealed_cells(centroids, plugged.requests)
         forget_set = union(plugged.requests)
-        for cell in centroids.cells:
-            if names_cell(forget_set, cell):
-                centroids.put(cell, centroids.vectors[:0], centroids.counts[:0])
-                centroids.purged.add(cell.name)
-        centroids.sealed.clear()
+        centroids.purge(forget_set, [cell for cell in centroids.cells if names_cell(forget_set, cell)])
         return sealed
 
 

@@ -14,10 +14,12 @@ from fedup.clients.collect import collect_cells
 from fedup.clients.in_process import InProcess
 from fedup.errors import SettingError
 from fedup.filters.bottleneck import DEFAULT_RANK, FilterConfig
+from fedup.filters.closed_form import ClosedForm
 from fedup.filters.presets import PresetName, preset
 from fedup.privacy.guarantee import DP
 from fedup.serving.plugged import PluggedModel, plug
 from fedup.statistics.centroids import CentroidConfig
+from fedup.statistics.integer_moments import MomentConfig
 from fedup.statistics.store import Centroids
 from fedup.unlearning.plan import Terms
 from fedup.unlearning.report import Report
@@ -64,8 +66,10 @@ class Method(AnswersAll, _Borrowed):  # type: ignore[misc]
         """The settings of the filter; the default rank counts as not chosen."""
         return lent(self, FilterConfig, seed=seed, rank=None if self.rank == DEFAULT_RANK else self.rank)
 
-    def statistics(self, seed: int) -> CentroidConfig | DP:
+    def statistics(self, seed: int) -> CentroidConfig | DP | MomentConfig:
         """What clients send."""
+        if self.filter == "closed_form":
+            return MomentConfig()
         if not self.epsilon:
             return lent(self, CentroidConfig, seed=seed)
         return lent(self, DP, clip=self.clip if self.clip == "unit" else float(self.clip), replay_seed=seed)
@@ -111,10 +115,11 @@ class Method(AnswersAll, _Borrowed):  # type: ignore[misc]
         """One line for people."""
         fitted = plugged.served.filter if plugged.served else None
         kind = "an eraser" if report.erasure or fitted is None else f"a filter of rank {fitted.rank}"
+        used = "moments" if isinstance(fitted, ClosedForm) else "centroids"
         size = plugged.served.size_bytes if plugged.served else 0
         asked = f"{len(report.clients_contacted)} clients" if report.clients_contacted else "no client"
         return (
-            f"{kind} of {size:,} bytes was fitted at the server to centroids of what is retained; {asked} had to "
+            f"{kind} of {size:,} bytes was fitted at the server to {used} of what is retained; {asked} had to "
             "answer after the request, and the weights under it are frozen and still hold what they learned"
         )
 

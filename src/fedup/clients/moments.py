@@ -1,0 +1,271 @@
+"""Integer moments of a client's rows: of all it holds, of some classes, or of what changes with a request."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedup.clients import checks
+from fedup.clients.checks import require
+from fedup.clients.model_facts import ModelFacts
+from fedup.clients.question import Arrays, ClientData, Details, ExactQuestion, Message
+from fedup.errors import DataError, RequestError
+from fedup.federation import check_samples
+from fedup.models.features import FeatureReader
+from fedup.statistics.integer_moments import (
+    IntegerMoments,
+    MomentConfig,
+    class_sums,
+    retained_mask,
+    second_moment,
+)
+
+_USUAL_BYTES = 5  # of a second moment in a message
+MOST_CLASS_BYTES = 12_000_000  # of second moments by class that a client sends; above, a class request asks for its own
+
+
+@dataclass(frozen=True, eq=False)
+class ClientMoments:
+    """One client's message."""
+
+    client: int
+    moments: IntegerMoments
+    by_class: Mapping[int, Tensor] = field(default_factory=dict)  # second moments of each class, where asked for
+    shortened: int = 0  # rows beyond the bound
+    unreported: int = 0  # rows of classes with too few of them
+    shape: tuple[int, ...] = ()  # of one row's features at the cut
+    nonnegative: bool = False
+
+
+@dataclass(frozen=True)
+class MomentsQuestion(ExactQuestion[ClientMoments]):
+    """The moments of a client's rows of some classes (None: all), without some samples."""
+
+    kind: ClassVar[str] = "moments"
+    reported_as: ClassVar[str] = "moments"
+
+    cut: str
+    config: MomentConfig
+    labels: frozenset[int] | None = None
+    without: frozenset[int] = frozenset()  # classes
+    excluded: frozenset[int] = frozenset()  # samples
+
+    @property
+    def protection(self) -> MomentConfig:
+        return self.config
+
+    def leaves_out(self) -> tuple[frozenset[int], frozenset[int]]:
+        return self.excluded, self.without
+
+    def answer(self, data: ClientData) -> ClientMoments:
+        """What is to be left out is never read."""
+        labels, out = data.y[data.client.train], _named(data, self.excluded)
+        kept = retained_mask(labels, out, _at_least(self.config, data))
+        asked = _among(labels, self.labels) & ~_among(labels, self.without or frozenset())
+        chosen = kept & asked
+        unreported = int((asked & ~out & ~kept).sum())
+        return _moments(data, self.cut, self.config, chosen, always=self.labels is not None, unreported=unreported)
+
+    def answer_message(self, answer: ClientMoments) -> Message:
+        return _message(answer)
+
+    def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> ClientMoments:
+        read = _read(details, arrays, facts, self.cut, self.config, always=self.labels is not None)
+        held = set(read.moments.counts.nonzero().flatten().tolist())
+        require(self.labels is None or held <= self.labels, "it reports classes that nobody asked for")
+        require(not held & self.without, "it reports classes that were to be left out")
+        return read
+
+
+@dataclass(frozen=True)
+class MomentChangeQuestion(ExactQuestion[tuple[ClientMoments, ClientMoments]]):
+    """What leaves, and what comes back, where samples are left out that were not, or the other way round.
+
+    Answered with the moments of the rows that leave and of those that come back, by class. Of the classes in `absent`
+    the server has nothing: all their rows that are not left out come back.
+    """
+
+    kind: ClassVar[str] = "moment changes"
+    reported_as: ClassVar[str] = "moments"
+
+    cut: str
+    config: MomentConfig
+    labels: frozenset[int]
+    before: frozenset[int]  # samples left out so far
+    excluded: frozenset[int]  # and from now on
+    absent: frozenset[int] = frozenset()  # classes
+
+    @property
+    def protection(self) -> MomentConfig:
+        return self.config
+
+    def leaves_out(self) -> tuple[frozenset[int], frozenset[int]]:
+        return self.excluded, frozenset()
+
+    def answer(self, data: ClientData) -> tuple[ClientMoments, ClientMoments]:
+        labels, rule = data.y[data.client.train], _at_least(self.config, data)
+        asked = _among(labels, self.labels)
+        before = retained_mask(labels, _named(data, self.before), rule) & asked & ~_among(labels, self.absent)
+        after = retained_mask(labels, _named(data, self.excluded), rule) & asked
+        changes = before & ~after, after & ~before
+        for change in changes:
+            few = [label for label, n in Counter(labels[change].tolist()).items() if n < rule.least_rows]
+            if few:
+                raise RequestError(
+                    f"Client {data.client.id} would report moments of fewer than {rule.least_rows} rows of class "
+                    f"{', '.join(map(str, sorted(few)))}, which would show the rows. Join this request with others "
+                    "of the same client and class, or collect with MomentConfig(least_rows=1) where that is allowed."
+                )
+        leaving, returning = (_moments(data, self.cut, self.config, rows, always=True) for rows in changes)
+        return leaving, returning
+
+    def answer_message(self, answer: tuple[ClientMoments, ClientMoments]) -> Message:
+        messages = [_message(part) for part in answer]
+        details = {name: part[0] for name, part in zip(("leaving", "returning"), messages, strict=True)}
+        arrays = {
+            f"{name}/{key}": array
+            for name, part in zip(("leaving", "returning"), messages, strict=True)
+            for key, array in part[1].items()
+        }
+        return details, arrays
+
+    def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> tuple[ClientMoments, ClientMoments]:
+        parts = []
+        for name in ("leaving", "returning"):
+            own = details.get(name)
+            if not isinstance(own, dict):
+                raise DataError(f"{name} is missing")
+            mine = {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
+            part = _read({**own, "client": details.get("client")}, mine, facts, self.cut, self.config, always=True)
+            held = set(part.moments.counts.nonzero().flatten().tolist())
+            require(held <= self.labels, "it reports classes that nobody asked for")
+            parts.append(part)
+        return parts[0], parts[1]
+
+
+def _at_least(config: MomentConfig, data: ClientData) -> MomentConfig:
+    """The rule of whichever asks for more rows: the question's or the node's."""
+    return replace(config, least_rows=max(config.least_rows, data.least_rows))
+
+
+def _named(data: ClientData, samples: frozenset[int]) -> Tensor:
+    """A mask of the client's rows that these ids name; raises on an id that is not the client's."""
+    ids = data.sample_ids
+    check_samples(ids, samples, data.client.id)
+    return torch.isin(ids, torch.tensor(sorted(samples), dtype=ids.dtype, device=ids.device))
+
+
+def _among(labels: Tensor, wanted: frozenset[int] | None) -> Tensor:
+    if wanted is None:
+        return torch.ones_like(labels, dtype=torch.bool)
+    return torch.isin(labels, torch.tensor(sorted(wanted), dtype=labels.dtype, device=labels.device))
+
+
+def _moments(
+    data: ClientData, cut: str, config: MomentConfig, chosen: Tensor, *, always: bool, unreported: int = 0
+) -> ClientMoments:
+    """The moments of the chosen rows (a mask over the client's), which alone are read; by class `always`, or where that
+    is not too much to send."""
+    rows = data.client.train
+    reader = data.shared_reader(cut) or FeatureReader(data.model, cut)
+    features = reader.read(data.x, rows, wanted=chosen)
+    labels, classes = data.y[rows][chosen], data.num_classes
+    integers, shortened = config.integers(features.values)
+    counts, sums = class_sums(integers, labels, classes)
+    if always or _sends_classes(config, int((counts > 0).sum()), *integers.shape):
+        seconds = {c: second_moment(integers[labels == c], config) for c in counts.nonzero().flatten().tolist()}
+        second = sum(seconds.values(), start=IntegerMoments.zeros(classes, integers.shape[1]).second)
+    else:
+        seconds, second = {}, second_moment(integers, config)
+    moments = IntegerMoments(counts, sums, second)
+    return ClientMoments(data.client.id, moments, seconds, shortened, unreported, features.shape, features.nonnegative)
+
+
+def _message(answer: ClientMoments) -> Message:
+    """Integers travel in as few bytes as the largest of an array needs."""
+    moments = answer.moments
+    held = moments.counts.nonzero().flatten().tolist()
+    details: dict[str, Any] = {
+        "rows": [[label, int(moments.counts[label])] for label in held],
+        "shortened": answer.shortened,
+        "unreported": answer.unreported,
+        "shape": list(answer.shape),
+        "nonnegative": answer.nonnegative,
+    }
+    arrays = {"sums": _to_bytes(moments.sums[held])}
+    if answer.by_class:
+        arrays["by_class"] = _to_bytes(torch.stack([answer.by_class[label] for label in held]))
+    else:
+        arrays["second"] = _to_bytes(moments.second)
+    return details, arrays
+
+
+def _read(
+    details: Details, arrays: Arrays, facts: ModelFacts, cut: str, config: MomentConfig, *, always: bool
+) -> ClientMoments:
+    """The opposite of `_message`, with all its parts checked."""
+    features, classes = facts.features(cut), facts.num_classes
+    width = math.prod(features.shape)
+    triangle = width * (width + 1) // 2
+    rows = dict(checks.pairs(details, "rows"))
+    require(len(rows) == len(details["rows"]), "a class comes twice")
+    require(all(0 <= label < classes for label in rows), "a label is out of range")
+    require(list(rows) == sorted(rows), "classes are out of order")
+    require(all(config.least_rows <= count <= config.most_rows for count in rows.values()), "a count is out of range")
+    require(checks.list_of(details, "shape") == list(features.shape), "its features have another shape")
+    require(details.get("nonnegative") is features.nonnegative, "its features are of another kind")
+    shortened, unreported = (_count(details, name) for name in ("shortened", "unreported"))
+    moments = IntegerMoments.zeros(classes, width)
+    held = list(rows)
+    moments.counts[held] = torch.tensor(list(rows.values()), dtype=torch.int64)
+    moments.sums[held] = _from_bytes(arrays, "sums", (len(held), width))
+    if "by_class" in arrays and held:
+        seconds = _from_bytes(arrays, "by_class", (len(held), triangle))
+        moments = IntegerMoments(moments.counts, moments.sums, seconds.sum(0))
+        of_classes = dict(zip(held, seconds, strict=True))
+    else:
+        require(not (always and held), "second moments by class are missing")
+        second = _from_bytes(arrays, "second", (triangle,))
+        moments, of_classes = IntegerMoments(moments.counts, moments.sums, second), {}
+    moments.check(config)
+    require(not features.nonnegative or bool((moments.sums >= 0).all()), "sums of features below 0 where none can be")
+    client = checks.client_number(details)
+    return ClientMoments(client, moments, of_classes, shortened, unreported, features.shape, features.nonnegative)
+
+
+def _sends_classes(config: MomentConfig, held: int, rows: int, width: int) -> bool:
+    """Whether a client sends second moments by class ahead of any request: as the config says, or where that is less
+    than centroids of eight in ten rows would be."""
+    if config.by_class != "auto":
+        return config.by_class == "always"
+    return held * width * (width + 1) / 2 * _USUAL_BYTES <= min(MOST_CLASS_BYTES, 0.8 * rows * width * 4)
+
+
+def _count(details: Details, name: str) -> int:
+    value = details.get(name)
+    if type(value) is not int or not 0 <= value < 2**53:
+        raise DataError(f"{name} is no count")
+    return value
+
+
+def _to_bytes(numbers: Tensor) -> Tensor:
+    """Integers in the fewest bytes that hold the largest: little end first, two's complement. (*shape, bytes)"""
+    numbers = numbers.contiguous()
+    largest = int(torch.maximum(numbers, -numbers - 1).max()) if numbers.numel() else 0
+    needed = largest.bit_length() // 8 + 1
+    return numbers.view(torch.uint8).reshape(*numbers.shape, 8)[..., :needed].contiguous()
+
+
+def _from_bytes(arrays: Arrays, name: str, shape: tuple[int, ...]) -> Tensor:
+    """The opposite: integers of that shape."""
+    sent = checks.array(arrays, name, None)
+    fits = sent.dtype == torch.uint8 and tuple(sent.shape[:-1]) == shape and 1 <= sent.shape[-1] <= 8
+    require(fits, f"{name} is no array of integers of shape {shape}")
+    negative = sent[..., -1:] >= 128
+    full = torch.where(negative, 255, 0).to(torch.uint8).expand(*shape, 8).clone()
+    full[..., : sent.shape[-1]] = sent
+    return full.view(torch.int64).reshape(shape)

@@ -1,0 +1,189 @@
+"""The closed-form filter: scores by ridge regression from counts, sums and second moments of what is retained."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from fedup.errors import CutError, DataError
+from fedup.filters.bottleneck import Filter
+from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
+
+RIDGE = 0.01  # of the mean variance of a feature
+MARGIN = 10.0  # by which an absent class stays below the mean of the others
+_WORST_CONDITION = 1e4  # of the last layer, beyond which features for given scores would need single precision's all
+
+
+@dataclass(frozen=True, eq=False)
+class RetainedStatistics:
+    """What integer moments say of retained features, in the features' own units."""
+
+    counts: Tensor  # (K,)
+    means: Tensor  # (K, D) by class; zeros for one without rows
+    mean: Tensor  # (D,)
+    covariance: Tensor  # (D, D)
+    within: Tensor  # (D, D) the same within classes
+
+    @classmethod
+    def of(cls, moments: IntegerMoments, config: MomentConfig) -> "RetainedStatistics":
+        """Of the moments of retained rows."""
+        counts, total = moments.counts.double(), moments.rows
+        if not total:
+            raise DataError("No retained row is left to make a filter from.")
+        means = moments.sums.double() * config.step / counts.clamp(min=1)[:, None]
+        mean = counts @ means / total
+        second = moments.dense_second() * (config.step**2 / total)
+        weighted = means * (counts / total).sqrt()[:, None]
+        return cls(counts, means, mean, second - torch.outer(mean, mean), second - weighted.T @ weighted)
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Scores A x + a of features x, one for each class. In double precision."""
+
+    weight: Tensor  # (K, D)
+    bias: Tensor  # (K,)
+
+    def of(self, features: Tensor) -> Tensor:
+        """(N, K)"""
+        return linear(features.double(), self.weight, self.bias)
+
+
+def ridge_scores(retained: RetainedStatistics) -> Scores:
+    """Scores fitted to one-hot targets by ridge regression: A = G (Σ + λI)⁻¹, a = n/N − A m."""
+    shares = retained.counts / retained.counts.sum()  # (K,)
+    weight = _solved(retained.covariance, shares[:, None] * (retained.means - retained.mean))
+    return Scores(weight, shares - weight @ retained.mean)
+
+
+def discriminant_scores(retained: RetainedStatistics) -> Scores:
+    """Linear discriminants, all classes weighing the same: kinder to small classes than ridge scores."""
+    weight = _solved(retained.within, retained.means)
+    return Scores(weight, -0.5 * (weight * retained.means).sum(1))
+
+
+def _solved(covariance: Tensor, targets: Tensor) -> Tensor:
+    """targets (Σ + λI)⁻¹ (K, D)"""
+    damped = covariance.clone()
+    damped.diagonal().add_(RIDGE * damped.diagonal().mean().clamp(min=1e-12))
+    return torch.linalg.solve(damped, targets.T).T
+
+
+def spread_matched(scores: Scores, head: Scores, retained: RetainedStatistics) -> Scores:
+    """The scores times one number, so that on the class means they are spread as the original layer's are.
+
+    Ridge scores lie between 0 and 1: their softmax would be nearly flat. The order of classes stays.
+    """
+    held = retained.counts > 0
+    shares = retained.counts[held] / retained.counts[held].sum()
+    wanted, own = (_spread(each.of(retained.means[held])[:, held], shares) for each in (head, scores))
+    factor = float(wanted / own) if int(held.sum()) > 1 and float(own) > 0 and float(wanted) > 0 else 1.0
+    return Scores(scores.weight * factor, scores.bias * factor)
+
+
+def _spread(scores: Tensor, shares: Tensor) -> Tensor:
+    """Root mean square of scores around the mean score of each row. (R, R)"""
+    centred = scores - scores.mean(1, keepdim=True)
+    return (shares @ centred.square().mean(1)).sqrt()
+
+
+def without_classes(scores: Scores, absent: Tensor) -> Scores:
+    """The same, and classes that are absent (a mask) are never answered.
+
+    Their score is the mean of all the others' less a margin, whatever the input. The largest of the others is at least
+    their mean. So an absent class is never the largest, and its probability is below exp(−margin).
+
+    >>> scores = without_classes(Scores(torch.randn(4, 5).double(), torch.randn(4).double()), torch.arange(4) == 2)
+    >>> 2 in scores.of(1e6 * torch.randn(999, 5)).argmax(1)
+    False
+    """
+    if bool(absent.all()):
+        raise DataError("No class is left to answer.")
+    weight, bias = scores.weight.clone(), scores.bias.clone()
+    weight[absent], bias[absent] = weight[~absent].mean(0), bias[~absent].mean() - MARGIN
+    return Scores(weight, bias)
+
+
+class ClosedForm(Filter):
+    """Features for which a frozen last layer W x + b gives chosen scores A x + a: x → (CW)⁺ C (A x + a − b).
+
+    C takes the mean over classes away, so scores come out up to a number that is the same for all classes. Rows longer
+    than the bound are shortened to it first, as they were when the moments were taken.
+    """
+
+    def __init__(self, width: int, num_classes: int, bound: float) -> None:
+        super().__init__()
+        self.bound = bound
+        self.register_buffer("encoder", torch.zeros(num_classes, width))
+        self.register_buffer("decoder", torch.zeros(width, num_classes))
+        self.register_buffer("constant", torch.zeros(width))
+
+    encoder: Tensor
+    decoder: Tensor
+    constant: Tensor
+
+    @property
+    def rank(self) -> int:
+        """Number of scores that pass."""
+        return self.encoder.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Number of features it acts on."""
+        return self.encoder.shape[1]
+
+    def forward(self, features: Tensor) -> Tensor:
+        flat = features.flatten(1).to(self.encoder.dtype)  # (N, D)
+        flat = flat * (self.bound / flat.norm(dim=1, keepdim=True).clamp(min=self.bound))
+        passed = linear(linear(flat, self.encoder), self.decoder, self.constant)
+        return passed.reshape(features.shape).to(features.dtype)
+
+
+def last_layer(model: nn.Module, cut: str) -> Scores:
+    """The linear layer at the cut; raises where no layer follows that can give chosen scores."""
+    layer = model.get_submodule(cut)
+    if not isinstance(layer, nn.Linear):
+        raise CutError(
+            f"The closed form needs a linear layer at the cut; {cut!r} is a {type(layer).__name__}. Collect centroids "
+            "(statistics='centroids') and use the bottleneck there."
+        )
+    weight = layer.weight.detach().double().cpu()
+    bias = torch.zeros(len(weight), dtype=torch.float64) if layer.bias is None else layer.bias.detach().double().cpu()
+    values = torch.linalg.svdvals(weight - weight.mean(0))
+    useful = len(weight) - 1
+    if len(values) < useful or not float(values[0]) < _WORST_CONDITION * float(values[useful - 1]):
+        raise CutError(
+            f"The last layer {cut!r} cannot give all scores: its {len(weight)} outputs over {weight.shape[1]} features "
+            "are too many or nearly dependent. Collect centroids (statistics='centroids') and use the bottleneck."
+        )
+    return Scores(weight, bias)
+
+
+def closed_form_filter(scores: Scores, head: Scores, bound: float) -> ClosedForm:
+    """The filter before a last layer that gives these scores; raises where rounding could let a dropped class win."""
+    centred = head.weight - head.weight.mean(0)  # (K, D): C W
+    made = ClosedForm(head.weight.shape[1], len(head.weight), bound)
+    decoder = torch.linalg.pinv(centred)  # (D, K); the columns' mean is 0, so C need not be applied again
+    made.encoder.copy_(scores.weight)
+    made.decoder.copy_(decoder)
+    made.constant.copy_(decoder @ (scores.bias - head.bias))
+    if not all(bool(tensor.isfinite().all()) for tensor in made.state_dict().values()):
+        raise DataError("The closed form is not finite: the moments are degenerate. Collect them again.")
+    return made.eval()
+
+
+def largest_rounding(made: ClosedForm, scores: Scores, head: Scores) -> float:
+    """How far the served scores can lie from the exact ones, for any row within the bound, in single precision.
+
+    A bound by norms: each product of length n rounds by at most n units of the last place of the absolute sum.
+    """
+    unit = torch.finfo(made.encoder.dtype).eps / 2
+    rows, classes = made.width, made.rank
+    encoded = made.encoder.double().norm(dim=1) * made.bound  # (K,) largest |A x|
+    written = made.decoder.double().abs() @ encoded + made.constant.double().abs()  # (D,)
+    answered = head.weight.abs() @ written + head.bias.abs()  # (K,)
+    from_encoder = head.weight.abs() @ (made.decoder.double().abs() @ (rows * unit * encoded))
+    from_decoder = head.weight.abs() @ ((classes + 1) * unit * written)
+    from_weights = 3 * unit * answered  # the weights themselves are rounded
+    return float((from_encoder + from_decoder + (rows + 1) * unit * answered + from_weights).max())

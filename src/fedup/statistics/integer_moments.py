@@ -1,0 +1,202 @@
+"""Counts, sums and second moments of features as integers: they add up, and subtract, exactly in any order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from fedup.errors import DataError, SettingError, check_choice
+
+ByClass = Literal["auto", "always", "never"]
+_EXACT = 2.0**52  # sums of integers below this are exact in double precision
+_LARGEST_TOTAL = 2**62  # of an entry of a total: 64 bits hold it, and the sum of two
+_MOST_STEPS = 2**20  # steps of the grid within the bound, so that blocks of 4,096 rows are exact
+
+
+@dataclass(frozen=True)
+class MomentConfig:
+    """How features become integers, the same for all clients.
+
+    A row of features longer than `bound` (l2 norm) is shortened to it. Each number is rounded towards zero to a
+    multiple of `step`. A client leaves out a class of which it has fewer than `least_rows` rows: second moments of few
+    rows come close to the rows. It treats a change of fewer rows alike (`retained_mask`). `by_class` says whether
+    clients send second moments of each class ahead of requests. Without them a class request asks its holders.
+    """
+
+    bound: float = field(default=256.0, metadata={"help": "Longest row of features (l2); longer ones are shortened."})
+    step: float = field(default=0.0009765625, metadata={"help": "Features are rounded to multiples of this."})
+    least_rows: int = field(default=5, metadata={"help": "Fewest rows of a class that a client reports.", "min": 1})
+    by_class: ByClass = field(
+        default="auto",
+        metadata={"help": "Second moments by class ahead of requests: always, never, or auto (where they are small)."},
+    )
+
+    sigma: ClassVar[float] = 0.0
+    mechanism: ClassVar[str] = "none"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bound < float("inf") or not 0 < self.step < float("inf"):
+            raise SettingError(f"bound and step must be positive numbers; found {self.bound} and {self.step}.")
+        if not 1 <= self.bound / self.step <= _MOST_STEPS:
+            raise SettingError(
+                f"bound must be 1 to {_MOST_STEPS:,} steps; found {self.bound:g} / {self.step:g}. Use a larger step."
+            )
+        if not isinstance(self.least_rows, int) or self.least_rows < 1:
+            raise SettingError(f"least_rows must be a whole number, 1 or more; found {self.least_rows!r}.")
+        check_choice("by_class", self.by_class, ByClass)
+
+    @property
+    def limit(self) -> float:
+        """The bound in steps: the longest row of integers."""
+        return self.bound / self.step
+
+    @property
+    def most_rows(self) -> int:
+        """Rows that totals of 64 bits hold, whatever the rows are."""
+        return int(_LARGEST_TOTAL / self.limit**2)
+
+    def integers(self, features: Tensor) -> tuple[Tensor, int]:
+        """Rows (N, D) on the grid, in double precision; and how many of them were shortened.
+
+        >>> MomentConfig(bound=4, step=0.5).integers(torch.tensor([[1.9, -0.7], [30.0, 40.0]]))
+        (tensor([[ 3., -1.],
+                [ 4.,  6.]], dtype=torch.float64), 1)
+        """
+        features = features.double()
+        norms = features.norm(dim=1, keepdim=True)  # (N, 1)
+        shorten = norms > self.bound
+        scaled = torch.where(shorten, features * (self.bound / norms.clamp(min=1e-300)), features)
+        return (scaled / self.step).trunc(), int(shorten.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class IntegerMoments:
+    """Of some rows: how many each class has, the sum of their features by class, and the sum of x xᵀ over all of them.
+
+    >>> config, rows, labels = MomentConfig(), torch.randn(50, 4), torch.arange(50) % 3
+    >>> whole, part = (IntegerMoments.of(rows[:n], labels[:n], 3, config) for n in (50, 20))
+    >>> (whole - part + part) == whole
+    True
+    """
+
+    counts: Tensor  # (K,)
+    sums: Tensor  # (K, D)
+    second: Tensor  # (D (D + 1) / 2,) the lower triangle, row by row
+
+    @classmethod
+    def zeros(cls, num_classes: int, width: int) -> Self:
+        """Of no row."""
+        sizes = (num_classes,), (num_classes, width), (width * (width + 1) // 2,)
+        return cls(*(torch.zeros(size, dtype=torch.int64) for size in sizes))
+
+    @classmethod
+    def of(cls, features: Tensor, labels: Tensor, num_classes: int, config: MomentConfig) -> Self:
+        """Of rows (N, D) and their classes (N,)."""
+        rows, _ = config.integers(features)
+        return cls(*class_sums(rows, labels, num_classes), second_moment(rows, config))
+
+    @property
+    def width(self) -> int:
+        """Number of features."""
+        return self.sums.shape[1]
+
+    @property
+    def rows(self) -> int:
+        """Of all classes."""
+        return int(self.counts.sum())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return self.counts.nbytes + self.sums.nbytes + self.second.nbytes
+
+    def __add__(self, other: "IntegerMoments") -> "IntegerMoments":
+        return IntegerMoments(self.counts + other.counts, self.sums + other.sums, self.second + other.second)
+
+    def __sub__(self, other: "IntegerMoments") -> "IntegerMoments":
+        return IntegerMoments(self.counts - other.counts, self.sums - other.sums, self.second - other.second)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, IntegerMoments) and all(
+            torch.equal(own, others)
+            for own, others in ((self.counts, other.counts), (self.sums, other.sums), (self.second, other.second))
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def without_classes(self, labels: Sequence[int], second: Tensor) -> "IntegerMoments":
+        """The same without these classes, whose second moments add up to `second`."""
+        counts, sums = self.counts.clone(), self.sums.clone()
+        counts[list(labels)], sums[list(labels)] = 0, 0
+        return IntegerMoments(counts, sums, self.second - second)
+
+    def check(self, config: MomentConfig) -> None:
+        """Raise where these are not the moments of any rows within the bound."""
+        if bool((self.counts < 0).any()):
+            raise DataError("a class has fewer than 0 rows")
+        if self.rows > config.most_rows:
+            raise DataError(f"{self.rows:,} rows are more than 64 bits hold the totals of: {config.most_rows:,}")
+        counts, sums = self.counts.double(), self.sums.double()
+        if bool((sums.norm(dim=1) > counts * config.limit * (1 + 1e-9)).any()):
+            raise DataError("the sum of a class is longer than its rows can be")
+        dense = self.dense_second()
+        trace = float(dense.diagonal().sum())
+        if trace > self.rows * config.limit**2 * (1 + 1e-9):
+            raise DataError("second moments are larger than rows within the bound have")
+        held = counts > 0
+        means = sums[held] / counts[held].sqrt()[:, None]
+        scatter = dense - means.T @ means  # within classes: positive semidefinite for real rows
+        scatter.diagonal().add_(1e-9 * trace + 1e-3)
+        if int(torch.linalg.cholesky_ex(scatter).info):
+            raise DataError("second moments are not those of any rows with these sums")
+
+    def dense_second(self) -> Tensor:
+        """The second moments as a full matrix. (D, D) in double precision"""
+        return unpacked(self.second, self.width)
+
+
+def class_sums(rows: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Counts (K,) and sums (K, D) by class of rows that hold integers."""
+    counts = torch.bincount(labels, minlength=num_classes)
+    sums = rows.new_zeros(num_classes, rows.shape[1]).index_add_(0, labels, rows)  # exact: integers below 2^52
+    return counts.cpu(), sums.long().cpu()
+
+
+def second_moment(rows: Tensor, config: MomentConfig) -> Tensor:
+    """The sum of x xᵀ over rows that hold integers, exactly; its lower triangle."""
+    width, block = rows.shape[1], int(_EXACT / config.limit**2)
+    total = torch.zeros(width * (width + 1) // 2, dtype=torch.int64)
+    for part in rows.split(block):
+        total += packed((part.T @ part).long().cpu())
+    return total
+
+
+def packed(matrix: Tensor) -> Tensor:
+    """The lower triangle of a symmetric matrix, row by row."""
+    below = torch.tril_indices(*matrix.shape, device=matrix.device)
+    return matrix[below[0], below[1]]
+
+
+def unpacked(triangle: Tensor, width: int) -> Tensor:
+    """The symmetric matrix of a lower triangle, in double precision. (D, D)"""
+    below = torch.tril_indices(width, width)
+    matrix = torch.zeros(width, width, dtype=torch.float64)
+    matrix[below[0], below[1]] = triangle.double()
+    return matrix + matrix.tril(-1).T
+
+
+def retained_mask(labels: Tensor, left_out: Tensor, config: MomentConfig) -> Tensor:
+    """Which of a client's rows its moments are of, where some (a mask) are to be left out.
+
+    A class goes as a whole where fewer than `least_rows` would stay, and where fewer than that would leave alone: their
+    sums would show them. So what is retained depends on what is left out, not on the order in which that was asked.
+    """
+    kept = ~left_out
+    for label in labels.unique().tolist():
+        own = labels == label
+        leaving, staying = int((own & left_out).sum()), int((own & kept).sum())
+        if staying < config.least_rows or 0 < leaving < config.least_rows:
+            kept &= ~own
+    return kept

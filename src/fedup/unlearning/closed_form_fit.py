@@ -1,0 +1,84 @@
+"""The closed-form filter of a set of requests, from the moments of what they leave; and the recall it lets expect."""
+
+import torch
+from torch import Tensor
+
+from fedup.errors import SettingError
+from fedup.filters.bottleneck import FilterConfig
+from fedup.filters.closed_form import (
+    ClosedForm,
+    RetainedStatistics,
+    Scores,
+    closed_form_filter,
+    discriminant_scores,
+    last_layer,
+    ridge_scores,
+    spread_matched,
+    without_classes,
+)
+from fedup.request import Forget
+from fedup.rng import generator
+from fedup.serving.plugged import PluggedModel
+from fedup.statistics.moment_store import Moments
+from fedup.unlearning.class_recall import Recall
+
+_DRAWN = 2048  # rows drawn of each class, to estimate its recall
+
+
+def check_closed_form(plugged: PluggedModel, config: FilterConfig) -> None:
+    """Raise where moments cannot answer: another filter was chosen, or the last layer cannot give chosen scores."""
+    if config.filter in ("bottleneck", "both"):
+        raise SettingError(
+            f"filter={config.filter!r} is fitted to centroids, and this store holds moments: use filter='closed_form', "
+            "or collect with statistics='centroids'."
+        )
+    if config.class_policy != "drop":
+        raise SettingError("The closed form drops forgotten classes: leave class_policy at 'drop'.")
+    last_layer(plugged.base, plugged.cut)
+
+
+def fit_closed_form(
+    plugged: PluggedModel, store: Moments, forget_set: Forget, *, discriminant: bool = False
+) -> ClosedForm:
+    """A filter that gives scores fitted to what is retained: the same for a set of requests in any order.
+
+    Ridge scores, or discriminants where those would cost a class too much.
+    """
+    retained = RetainedStatistics.of(store.retained(forget_set), store.config)
+    head = last_layer(plugged.base, plugged.cut)
+    scores = discriminant_scores(retained) if discriminant else ridge_scores(retained)
+    scores = without_classes(spread_matched(scores, head, retained), retained.counts == 0)
+    made = closed_form_filter(scores, head, store.config.bound)
+    return made.to(next(plugged.base.parameters()).device)
+
+
+@torch.no_grad()
+def expected_recall(
+    plugged: PluggedModel, store: Moments, fitted: ClosedForm | None, forget_set: Forget
+) -> dict[int, Recall]:
+    """By class: the recall of the original and under the filter, on features drawn around the class means.
+
+    Features of a class are taken to be Gaussian with the covariance that retained classes have within them. Only their
+    scores are drawn, those of both models together; with a fixed seed.
+    """
+    retained = RetainedStatistics.of(store.retained(forget_set), store.config)
+    head = last_layer(plugged.base, plugged.cut)
+    after = head if fitted is None else _served_scores(fitted, head)
+    both = Scores(torch.cat([head.weight, after.weight]), torch.cat([head.bias, after.bias]))  # (2K, D)
+    covariance = both.weight @ retained.within @ both.weight.T
+    values, vectors = torch.linalg.eigh(covariance)
+    root = vectors * values.clamp(min=0).sqrt()  # (2K, 2K)
+    drawn = torch.randn(_DRAWN, len(root), dtype=torch.float64, generator=generator(0, "expected recall")) @ root.T
+    recalls = {}
+    for label in retained.counts.nonzero().flatten().tolist():
+        scores = both.of(retained.means[label : label + 1]) + drawn  # (R, 2K)
+        right = [float((part.argmax(1) == label).double().mean()) for part in scores.chunk(2, dim=1)]
+        recalls[label] = Recall(right[0], right[1], int(retained.counts[label]))
+    return recalls
+
+
+def _served_scores(fitted: ClosedForm, head: Scores) -> Scores:
+    """What the last layer gives behind the filter."""
+    encoder, decoder, constant = (tensor.double().cpu() for tensor in (fitted.encoder, fitted.decoder, fitted.constant))
+    written: Tensor = head.weight @ decoder  # (K, K)
+    return Scores(written @ encoder, head.weight @ constant + head.bias)

@@ -1,0 +1,115 @@
+"""Moments brought to the state that requests ask for: rows leave and come back by subtraction and addition."""
+
+from fedup.clients.moments import ClientMoments, MomentChangeQuestion, MomentsQuestion
+from fedup.errors import ContactError
+from fedup.request import Forget
+from fedup.statistics.integer_moments import IntegerMoments
+from fedup.statistics.moment_store import Moments
+from fedup.statistics.store import Cell
+from fedup.unlearning.refresh import Refresh
+
+
+class MomentRefresh(Refresh):
+    """The same for a store of moments. Clients answer with the moments of what changes, or of single cells."""
+
+    centroids: Moments
+
+    def touched(
+        self, used: list[Cell], left_out: Forget, *, ask: bool = True
+    ) -> list[tuple[int, list[Cell], list[Cell]]]:
+        """As there; and cells whose second moments are needed by themselves (`Moments.missing_cells`)."""
+        by_client = {client: (cells, unsealed) for client, cells, unsealed in super().touched(used, left_out, ask=ask)}
+        for cell in self.centroids.missing_cells(left_out):
+            cells, _ = by_client.setdefault(cell.client, ([], []))
+            if cell not in cells:
+                cells.append(cell)
+        return [(client, *parts) for client, parts in by_client.items()]
+
+    def bring_up_to_date(self, used: list[Cell], left_out: Forget) -> None:
+        """Ask for what leaves and what comes back, then for single cells, and only then change anything."""
+        store, touched = self.centroids, super().touched(used, left_out)
+        changing = {client: cells for client, cells, _ in touched if cells}
+        changes = {client: self._change_question(client, cells, left_out) for client, cells in changing.items()}
+        changed = dict(self._reach().ask(changes)) if changes else {}
+        for _, _, unsealed in touched:
+            for cell in unsealed:
+                self._unseal(cell)
+        for client, (leaving, returning) in changed.items():
+            wanted = left_out.sample_ids.get(client, frozenset())
+            for cell in changing[client]:
+                self._change(cell, wanted, leaving, returning)
+            self.report.note_contact(client)
+        missing: dict[int, list[Cell]] = {}
+        for cell in store.missing_cells(left_out):
+            missing.setdefault(cell.client, []).append(cell)
+        questions = {client: self._cells_question(client, cells, left_out) for client, cells in missing.items()}
+        for client, answer in self._reach().ask(questions) if questions else ():
+            for cell in missing[client]:
+                self._keep_cell(cell, answer)
+            self.report.note_contact(client)
+
+    def _change_question(self, client: int, cells: list[Cell], left_out: Forget) -> MomentChangeQuestion:
+        store = self.centroids
+        labels = frozenset(cell.label for cell in cells)
+        absent = frozenset(cell.label for cell in cells if cell.name in store.purged)
+        before = frozenset().union(*(self._left_out(cell) for cell in cells))
+        after = left_out.sample_ids.get(client, frozenset())
+        return MomentChangeQuestion(store.cut, store.config, labels, before, after, absent)
+
+    def _cells_question(self, client: int, cells: list[Cell], left_out: Forget) -> MomentsQuestion:
+        store, labels = self.centroids, frozenset(cell.label for cell in cells)
+        excluded = left_out.sample_ids.get(client, frozenset())
+        return MomentsQuestion(store.cut, store.config, labels, excluded=excluded)
+
+    def _change(self, cell: Cell, wanted: frozenset[int], leaving: ClientMoments, returning: ClientMoments) -> None:
+        store, name = self.centroids, cell.name
+        self._remember(cell)
+        excluded = self._leaves_out(cell, wanted)
+        untouched = name not in store.excluded and name not in store.purged
+        if self.keep_sealed and untouched:
+            store.sealed[name] = store.take(cell)
+            store.sealed_second[name] = store.total.second.new_zeros(store.total.second.shape)
+        elif not self.keep_sealed and excluded - self._left_out(cell):
+            store.sealed.pop(name, None)  # it holds samples that are left out from now on
+            store.sealed_second.pop(name, None)
+        empty = store.total.second.new_zeros(store.total.second.shape)
+        second = returning.by_class.get(cell.label, empty) - leaving.by_class.get(cell.label, empty)
+        store.change(cell, returning.moments - leaving.moments, second)
+        if name in store.sealed_second:
+            store.sealed_second[name] = store.sealed_second[name] - second
+        store.excluded.pop(name, None)
+        if excluded:
+            store.excluded[name] = excluded
+        store.purged.discard(name)
+
+    def _keep_cell(self, cell: Cell, answer: ClientMoments) -> None:
+        store = self.centroids
+        rows, reported = int(store.counts[cell.start]), int(answer.moments.counts[cell.label])
+        if reported != rows or not bool((answer.moments.sums[cell.label] == store.vectors[cell.start]).all()):
+            raise ContactError(
+                f"Client {cell.client} now reports {reported} rows of class {cell.label}, or other sums of them, than "
+                f"the {rows} it sent at collection: its data changed. Nothing was changed here; collect again."
+            )
+        self._keep(store.of_cells, cell.name)
+        store.of_cells[cell.name] = answer.by_class[cell.label]
+
+    def _unseal(self, cell: Cell) -> None:
+        """Add back what the sealed original has beyond the cell."""
+        store = self.centroids
+        self._remember(cell)
+        sums, counts = store.sealed.pop(cell.name)
+        now = IntegerMoments.zeros(store.num_classes, store.total.width)
+        now.counts[cell.label] = counts[0].long() - store.counts[cell.start].long()
+        now.sums[cell.label] = sums[0] - store.vectors[cell.start]
+        store.change(cell, now, store.sealed_second.pop(cell.name))
+        store.excluded.pop(cell.name, None)
+
+    def _remember(self, cell: Cell) -> None:
+        """Totals are replaced, never written to: putting the old ones back is enough."""
+        store = self.centroids
+        super()._remember(cell)
+        self._undo.callback(setattr, store, "total", store.total)
+        self._keep(store.of_clients, cell.client)
+        self._keep(store.of_classes, cell.label)
+        self._keep(store.of_cells, cell.name)
+        self._keep(store.sealed_second, cell.name)

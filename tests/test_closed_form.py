@@ -1,0 +1,213 @@
+"""The closed form through the library: forgetting is subtraction, and a dropped class is never answered."""
+
+import copy
+
+import pytest
+import torch
+from tests._digits import TrainedDigits
+from torch import nn
+
+import fedup
+from fedup import FilterConfig, Forget, Terms, collect, load_filter, plug, purge, restore, save_filter, unlearn
+from fedup.clients.in_process import InProcess
+from fedup.errors import ContactError, CutError, FedUPError, SettingError
+from fedup.filters.closed_form import ClosedForm
+from fedup.request import union
+from fedup.statistics.integer_moments import MomentConfig
+
+FORCED = {"force": True, "terms": Terms(measure=False)}  # digits leave classes with few rows
+ANY_ROWS = MomentConfig(least_rows=1, by_class="always")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    trained = TrainedDigits()
+    trained.moments = collect(trained.model, trained.federation, statistics=ANY_ROWS)
+    return trained
+
+
+@pytest.fixture
+def store(digits):
+    return copy.deepcopy(digits.moments)
+
+
+@pytest.fixture(params=["always", "auto", "never"])
+def any_store(digits, request):
+    """Class moments from all clients, from some, or from none."""
+    config = MomentConfig(least_rows=1, by_class=request.param)
+    return collect(digits.model, digits.federation, statistics=config)
+
+
+def without(digits, forget):
+    """The moments of a collection that leaves the requests out, by the clients themselves."""
+    return collect(digits.model, digits.federation, statistics=ANY_ROWS, forget=forget)
+
+
+def samples(digits, client, n):
+    return Forget.samples({client: digits.federation.client(client).train[:n].tolist()})
+
+
+def requests_of(digits):
+    return [
+        Forget.clients([1]),
+        Forget.classes([3]),
+        samples(digits, 2, 25),
+        Forget.clients([4]),
+        samples(digits, 0, 9),
+    ]
+
+
+def test_what_is_left_is_what_clients_report_when_they_leave_it_out(digits, any_store):
+    plugged, active, store = plug(digits.model), [], any_store
+    for request in requests_of(digits):
+        active.append(request)
+        unlearn(plugged, store, request, clients=digits.federation, **FORCED)
+        assert store.retained(union(active)) == without(digits, active).total
+    for request in requests_of(digits)[:-1]:
+        active.remove(request)
+        restore(plugged, store, request, clients=digits.federation, **FORCED)
+        assert store.retained(union(active)) == without(digits, active).total
+
+
+def test_any_order_gives_the_same_filter_to_the_bit(digits, store):
+    filters = []
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]):
+        plugged, own = plug(digits.model), copy.deepcopy(store)
+        for i in order:
+            unlearn(plugged, own, requests_of(digits)[i], clients=digits.federation, **FORCED)
+        filters.append(plugged.served.filter.state_dict())
+    assert all(torch.equal(filters[0][name], other[name]) for other in filters for name in other)
+
+
+def test_a_client_and_a_class_ask_nobody_and_their_common_cell_is_asked_for_once(digits, store):
+    held = [cell.label for cell in store.cells_of(1)]
+    plugged, contact = plug(digits.model), InProcess(digits.federation, digits.model)
+    report = unlearn(plugged, store, Forget.clients([1]), clients=contact, **FORCED)
+    assert not report.clients_contacted
+    plan = fedup.plan(plugged, store, [Forget.clients([1]), Forget.classes([held[0]])], clients=contact, force=True)
+    assert plan.cells_asked == [(1, held[0])]
+    report = unlearn(plugged, store, Forget.classes([held[0]]), clients=contact, **FORCED)
+    assert list(report.clients_contacted) == [1]
+
+
+def test_without_a_way_to_the_client_nothing_changes(digits, store):
+    plugged, label = plug(digits.model), store.cells_of(1)[0].label
+    unlearn(plugged, store, Forget.clients([1]), **FORCED)
+    before, served = copy.deepcopy(store), plugged.served
+    with pytest.raises(ContactError):
+        unlearn(plugged, store, Forget.classes([label]), **FORCED)
+    assert plugged.served is served
+    assert store.total == before.total and store.of_cells.keys() == before.of_cells.keys()
+
+
+def test_no_input_is_answered_with_a_dropped_class(digits, store):
+    plugged = plug(digits.model)
+    unlearn(plugged, store, Forget.classes([3, 8]), **FORCED)
+    features = nn.Parameter(torch.randn(64, 32))
+    head, fitted = digits.model[-1], plugged.served.filter
+    optimizer = torch.optim.Adam([features], lr=1.0)
+    for _ in range(200):  # as strong as gradients make it
+        scores = head(fitted(features))
+        assert not {3, 8} & set(scores.argmax(1).tolist())
+        lead = scores[:, [3, 8]].max(1).values - scores[:, [0, 1, 2, 4, 5, 6, 7, 9]].max(1).values
+        (-lead.sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    extreme = torch.randn(4096, 32) * torch.logspace(-6, 8, 4096)[:, None]
+    assert not {3, 8} & set(head(fitted(extreme)).argmax(1).tolist())
+
+
+def test_accuracy_on_retained_classes_stays_and_the_base_comes_back_to_the_bit(digits, store):
+    plugged, before = plug(digits.model), digits.model(digits.test_x)
+    unlearn(plugged, store, Forget.classes([3]), **FORCED)
+    kept = [label for label in range(10) if label != 3]
+    assert (
+        float(digits.test_accuracy(plugged)[kept].mean()) > float(digits.test_accuracy(digits.model)[kept].mean()) - 2
+    )
+    assert digits.test_accuracy(plugged)[3] == 0
+    with plugged.restored():
+        assert torch.equal(plugged(digits.test_x), before)
+    restore(plugged, store, Forget.classes([3]))
+    assert torch.equal(plugged.unplug()(digits.test_x), before)
+
+
+def test_files_of_store_and_filter_give_the_same_answers(digits, store, tmp_path):
+    plugged = plug(digits.model)
+    unlearn(plugged, store, samples(digits, 2, 25) | Forget.clients([1]), clients=digits.federation, **FORCED)
+    save_filter(plugged, tmp_path / "filter")
+    fedup.save_centroids(store, tmp_path / "store")
+    again, loaded = plug(digits.model), fedup.load_centroids(tmp_path / "store")
+    load_filter(again, tmp_path / "filter")
+    assert isinstance(again.served.filter, ClosedForm)
+    assert torch.equal(again(digits.test_x), plugged(digits.test_x))
+    assert loaded.total == store.total and loaded.excluded == store.excluded
+    request = Forget.classes([5])
+    for model, own in ((plugged, store), (again, loaded)):
+        unlearn(model, own, request, clients=digits.federation, **FORCED)
+    assert torch.equal(again(digits.test_x), plugged(digits.test_x))
+
+
+def test_after_a_purge_nothing_of_the_forgotten_is_kept_and_later_requests_still_fit(digits, any_store):
+    plugged, store = plug(digits.model), any_store
+    unlearn(plugged, store, [Forget.clients([1]), Forget.classes([3])], clients=digits.federation, **FORCED)
+    purge(plugged, store)
+    left = without(digits, [Forget.clients([1]), Forget.classes([3])])
+    assert store.total == left.total
+    assert 1 not in store.of_clients and 3 not in store.of_classes
+    for client, second in store.of_clients.items():
+        assert torch.equal(second, left.of_clients[client])
+    later = Forget.clients([2])
+    unlearn(plugged, store, later, clients=digits.federation, **FORCED)
+    assert store.retained(union(plugged.requests)) == without(digits, plugged.requests).total
+    restore(plugged, store, Forget.classes([3]), clients=digits.federation, **FORCED)  # its cells are asked for again
+    assert store.retained(union(plugged.requests)) == without(digits, plugged.requests).total
+
+
+def test_sealed_samples_come_back_without_asking(digits, store):
+    plugged, terms = plug(digits.model), Terms(measure=False, keep_sealed=True)
+    both = [samples(digits, 2, 25), Forget.clients([4])]
+    unlearn(plugged, store, both, clients=digits.federation, force=True, terms=terms)
+    restore(plugged, store, both[0], force=True, terms=terms)
+    assert store.retained(both[1]) == without(digits, [both[1]]).total
+    assert store.total == digits.moments.total
+
+
+def test_few_samples_take_their_whole_cell_out_and_the_rows_never_leave(digits):
+    store = collect(digits.model, digits.federation, statistics="moments")
+    label, rows = digits.frequent(2)
+    plugged, few = plug(digits.model), Forget.samples({2: rows[:2].tolist()})
+    unlearn(plugged, store, few, clients=digits.federation, **FORCED)
+    assert int(store.counts[store.cell((2, label)).start]) == 0
+    more = Forget.samples({2: rows[2:12].tolist()})
+    unlearn(plugged, store, more, clients=digits.federation, **FORCED)
+    assert int(store.counts[store.cell((2, label)).start]) == len(rows) - 12
+    one = Forget.samples({2: rows[12:13].tolist()})
+    before = copy.deepcopy(store)
+    with pytest.raises(FedUPError, match="fewer than 5 rows"):
+        unlearn(plugged, store, one, clients=digits.federation, **FORCED)
+    assert store.total == before.total and torch.equal(store.vectors, before.vectors)
+    assert store.excluded == before.excluded
+
+
+@pytest.mark.parametrize("config", [FilterConfig(filter="bottleneck"), FilterConfig(filter="both")])
+def test_moments_and_centroids_do_not_mix(digits, store, config):
+    with pytest.raises(SettingError, match="moments"):
+        unlearn(plug(digits.model), store, Forget.clients([1]), config=config)
+    with pytest.raises(SettingError, match="moments"):
+        unlearn(plug(digits.model), digits.store(), Forget.clients([1]), config=FilterConfig(filter="closed_form"))
+
+
+def test_moments_need_a_last_layer_that_can_give_any_score(digits):
+    narrow = nn.Sequential(nn.Flatten(), nn.Linear(784, 4), nn.ReLU(), nn.Linear(4, 10))
+    with pytest.raises(CutError, match="too many or nearly dependent"):
+        collect(narrow, digits.federation, statistics="moments")
+    with pytest.raises(SettingError, match="no guarantee"):
+        collect(digits.model, digits.federation, statistics="moments", privacy=fedup.DP(1.0, clip="unit"))
+
+
+def test_the_bound_follows_the_features_where_nobody_chose_one(digits):
+    large = nn.Sequential(*digits.model[:-1], nn.Linear(32, 10))
+    large[1] = copy.deepcopy(digits.model[1])
+    large[1].weight.data *= 1e3
+    collected = collect(large, digits.federation, statistics="moments")
+    assert collected.config.bound > 256 and collected.shortened <= 0.01 * collected.total.rows
