@@ -20,6 +20,7 @@ from fedup.clients.eraser_questions import (
 )
 from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion, WhoQuestion
+from fedup.clients.moments import MomentChangeQuestion, MomentsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import BudgetError, ContactError, RequestError
@@ -28,6 +29,7 @@ from fedup.privacy import DP, Budget, Ledger
 from fedup.statistics.centroids import CentroidConfig, Summary, summarize
 from fedup.statistics.client_data import ClientData
 from fedup.statistics.eraser_statistics import RowGroups
+from fedup.statistics.integer_moments import MomentConfig
 from fedup.statistics.tally import RowsToCount
 
 HOW = CentroidConfig(1.0)
@@ -222,6 +224,8 @@ EVERY_QUESTION = [
     SecondMomentsQuestion("2", "tokens", (4, 1), GROUPS),
     PrivateEraserQuestion("2", PRIVATE, GROUPS),
     TallyQuestion(None, None, RowsToCount(GROUPS.requests, GROUPS.forget_set, {"r": {2: 1.0}}, False)),
+    MomentsQuestion("5", MomentConfig(8.0, 0.5, 2, "never"), frozenset([2, 1]), frozenset([0]), frozenset([9, 4])),
+    MomentChangeQuestion("5", MomentConfig(), frozenset([1]), frozenset([3]), frozenset([3, 4]), frozenset([2])),
 ]
 
 

@@ -20,12 +20,14 @@ from fedup.clients.eraser_questions import (
 from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion, WhoQuestion
 from fedup.clients.model_facts import ModelFacts
+from fedup.clients.moments import MomentChangeQuestion, MomentsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import DataError
 from fedup.privacy import DP
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.eraser_statistics import RowGroups
+from fedup.statistics.integer_moments import MomentConfig
 from fedup.statistics.kmeans import centroid_count
 from fedup.statistics.tally import MOST_ROWS, RowsToCount
 
@@ -103,6 +105,15 @@ def _classes_of_samples(question, answer) -> None:
     assert answer.keys() == question.samples and all(0 <= label < CLASSES for label in answer.values())
 
 
+def _moments_of_rows(question, answer) -> None:
+    for part in answer if isinstance(answer, tuple) else (answer,):
+        part.moments.check(question.config)
+        held = set(part.moments.counts.nonzero().flatten().tolist())
+        assert held <= (question.labels or set(range(CLASSES)))
+        assert all(n == 0 or n >= question.config.least_rows for n in part.moments.counts.tolist())
+        assert not part.by_class or torch.equal(sum(part.by_class.values()), part.moments.second)
+
+
 def _positive(question, answer) -> None:
     assert answer is None or 0 < (answer.clip if hasattr(answer, "clip") else answer.count) < 2**53
 
@@ -119,6 +130,12 @@ QUESTIONS = {
     "spreads": (SpreadsQuestion({"2": "each", "4": "each"}, GROUPS, WEIGHTS), _weights_and_variances),
     "moments": (SecondMomentsQuestion("2", "each", (0,), GROUPS), _positive),
     "noisy statistics": (PrivateEraserQuestion("2", DP_SETTINGS, GROUPS), _positive),
+    "sums": (MomentsQuestion("4", MomentConfig(by_class="never")), _moments_of_rows),
+    "sums by class": (MomentsQuestion("4", MomentConfig(), frozenset([0, 2])), _moments_of_rows),
+    "changes": (
+        MomentChangeQuestion("4", MomentConfig(), frozenset([0, 1, 2]), frozenset(), SETTING.samples),
+        _moments_of_rows,
+    ),
     "tally": (TallyQuestion(None, None, RowsToCount(GROUPS.requests, GROUPS.forget_set)), _hits_within_rows),
 }
 
@@ -143,7 +160,7 @@ def spoilt_array(array: torch.Tensor):
     yield from (None, array[1:], array[None], array.flatten() if array.ndim > 1 else array[:, None], array.bool())
     if array.ndim > 1:
         yield array[:, 1:]
-    for number in (math.nan, math.inf, -math.inf, 1e31, -1.0, 0.0, 2**31):
+    for number in (math.nan, math.inf, -math.inf, 1e31, -1.0, 0.0, 2**31) if array.numel() else ():
         changed = array.double().clone()
         changed.view(-1)[-1] = number
         yield changed

@@ -197,3 +197,16 @@ def test_an_eraser_that_nobody_counted_for_is_not_served_unless_by_force(world, 
     assert plugged.served is None and store.excluded == plain.excluded
     report = unlearn_by_force(plugged, store, sparing(world), clients=contact, config=BOTH)
     assert plugged.served is not None and [one for one in report.forced if "none of them counted" in one]
+
+
+def test_moments_and_what_becomes_of_them_are_those_of_clients_in_process(world, grid):
+    requests = [Forget.clients([1]), Forget.classes([3]), sparing(world), Forget.clients([0]) | Forget.classes([5])]
+    results = []
+    for way in (world.federation, world.contact(grid)):
+        plugged, store = plug(world.model), collect(world.model, way, statistics="moments")
+        for request in requests:
+            unlearn(plugged, store, request, clients=way, force=True, terms=Terms(measure=False))
+        results.append((store, plugged.served.filter.state_dict()))
+    (plain, fitted), (over_flower, fitted_there) = results
+    assert over_flower.total == plain.total and over_flower.excluded == plain.excluded
+    assert all(torch.equal(fitted[name], fitted_there[name]) for name in fitted)

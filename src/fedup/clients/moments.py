@@ -45,7 +45,7 @@ class ClientMoments:
 class MomentsQuestion(ExactQuestion[ClientMoments]):
     """The moments of a client's rows of some classes (None: all), without some samples."""
 
-    kind: ClassVar[str] = "moments"
+    kind: ClassVar[str] = "integer moments"
     reported_as: ClassVar[str] = "moments"
 
     cut: str
@@ -89,7 +89,7 @@ class MomentChangeQuestion(ExactQuestion[tuple[ClientMoments, ClientMoments]]):
     the server has nothing: all their rows that are not left out come back.
     """
 
-    kind: ClassVar[str] = "moment changes"
+    kind: ClassVar[str] = "integer moment changes"
     reported_as: ClassVar[str] = "moments"
 
     cut: str
@@ -265,7 +265,7 @@ def _from_bytes(arrays: Arrays, name: str, shape: tuple[int, ...]) -> Tensor:
     sent = checks.array(arrays, name, None)
     fits = sent.dtype == torch.uint8 and tuple(sent.shape[:-1]) == shape and 1 <= sent.shape[-1] <= 8
     require(fits, f"{name} is no array of integers of shape {shape}")
-    negative = sent[..., -1:] >= 128
-    full = torch.where(negative, 255, 0).to(torch.uint8).expand(*shape, 8).clone()
+    full = torch.zeros(*shape, 8, dtype=torch.uint8)
+    full[sent[..., -1] >= 128] = 255  # negative numbers
     full[..., : sent.shape[-1]] = sent
     return full.view(torch.int64).reshape(shape)
