@@ -203,4 +203,4 @@ def _take_weights(model: nn.Module, path: Path) -> None:
         raise ArtifactError(f"{path} is damaged or no safetensors file ({error}): save the state_dict so.") from error
     except (RuntimeError, OSError) as error:
         why = " ".join(str(error).split())[:300].rstrip(".")
-        raise ArtifactError(f"The weights in {path} do not fit this model: {why}. Name the right one.") from error
+        raise ArtifactError(f"The weights in {path} do not fit the model: {why}. Name the right one.") from error
