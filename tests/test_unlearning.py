@@ -17,7 +17,7 @@ from fedup.clients.in_process import InProcess
 from fedup.errors import ContactError, DataError, FedUPError, FingerprintError, NotFittedError, RequestError
 from fedup.request import union
 from fedup.statistics.centroids import CentroidConfig
-from fedup.statistics.store import load_centroids, save_centroids
+from fedup.statistics.store_file import load_centroids, save_centroids
 from fedup.unlearning.plan import Terms
 
 CONFIG = FilterConfig(rank=4, steps=10, batch_size=32)

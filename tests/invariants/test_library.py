@@ -14,7 +14,7 @@ from fedup import FilterConfig, Forget, fingerprint, plan, plug, purge, restore,
 from fedup.errors import FedUPError, HarmError, NotFittedError, PlugError, RequestError
 from fedup.request import union
 from fedup.serving.filter_file import load_filter, save_filter
-from fedup.statistics.store import load_centroids, save_centroids
+from fedup.statistics.store_file import load_centroids, save_centroids
 
 MARKED = marked()
 CONFIG = FilterConfig(steps=60, batch_size=64, lr=1e-2)
