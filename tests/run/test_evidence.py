@@ -268,7 +268,7 @@ def test_evidence_about_the_same_journal_is_the_same(folder, tmp_path):
 def test_a_later_policy_shows_in_the_claims_of_every_request_in_force(tmp_path):
     run = copy_of("collected", tmp_path)
     ok("unlearn", "--class", "7", *FAST, "--force", "--run", run)
-    unused = "no feature, centroid or label"
+    unused = "no feature, centroid, sum or label"
     assert any(unused in claim for claim in ok("evidence", "R1", "--run", run, "--json").json["claimed"])
     ok("unlearn", "--class", "4", "--class-policy", "remap", *FAST, "--force", "--run", run)
     for name in ("R1", "R2"):
@@ -281,7 +281,7 @@ def test_a_later_policy_shows_in_the_claims_of_every_request_in_force(tmp_path):
 # An eraser
 
 
-UNUSED, MADE_OF = "no feature, centroid or label", "made from sums and second moments"
+UNUSED, MADE_OF = "no feature, centroid, sum or label", "made from sums and second moments"
 
 
 def _samples(many=30):

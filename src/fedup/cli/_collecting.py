@@ -60,7 +60,7 @@ def print_collected(result: dict[str, Any], run: Path) -> None:
     """What was collected, and its protection."""
     next_step = f"Next: fedup unlearn --class 0{of(run)}"
     if result["already"]:
-        typer.echo(f"The centroids are in {run} already; nothing was changed. {next_step}")
+        typer.echo(f"The clients' statistics are in {run} already; nothing was changed. {next_step}")
         return
     epsilon = result["paper_epsilon"]
     paper = f" The paper's ε, mean over cells: {epsilon:.2f} ({DISCLAIMER})." if epsilon is not None else ""
@@ -76,7 +76,7 @@ def print_collected(result: dict[str, Any], run: Path) -> None:
 def _already(body: Any, config: Config) -> dict[str, Any]:
     if how_from(body["how"]) != config:
         raise SettingError(
-            f"Centroids were collected with {_as_options(body['how'])} before, and {_as_options(asdict(config))} was "
+            f"Statistics were collected with {_as_options(body['how'])} before, and {_as_options(asdict(config))} was "
             "asked for. Use those settings, or ask all clients anew with --again."
         )
     return {"already": True, **_describe(body)}
@@ -102,7 +102,7 @@ def _collect(session: Session, writer: Writer, config: Config) -> dict[str, Any]
     model = load_base(session.run, state, session.blank(state))
     with progress_bars(session.console) as show:
         started = time.perf_counter()
-        contact = ClientsShown(session.federation, model, show, "Collecting centroids", ledger=RunLedger(writer))
+        contact = ClientsShown(session.federation, model, show, "Collecting statistics", ledger=RunLedger(writer))
         store = collect_cells(model, contact, config, state.about["cut"], frozenset(), with_forgotten=False)
         time_s = time.perf_counter() - started
     body = keep_centroids(writer, store, {"time_s": time_s, **session.facts})
