@@ -30,8 +30,8 @@ _UNCHANGED = (
     "it answers bit for bit as before."
 )
 _UNUSED = (
-    "The filter was fitted without the rows named above: no feature, centroid, sum or label of theirs took part. (Cells "
-    "that samples were taken from were computed again by their clients without them.)"
+    "The filter was fitted without the rows named above: no feature, centroid, sum or label of theirs took part. "
+    "(Cells that samples were taken from were computed again by their clients without them.)"
 )
 _ERASED = (
     "The filter has an eraser, which was made from sums and second moments of the features of the rows named above "
