@@ -131,7 +131,7 @@ def _code() -> str:
     from matplotlib import __version__
 
     digest = hashlib.sha256(__version__.encode())
-    for path in sorted([*Path(__file__).parent.rglob("*.py"), *TEMPLATES.iterdir()]):
+    for path in sorted([*Path(__file__).parent.rglob("*.py"), *TEMPLATES.iterdir(), TEMPLATES.parent / "page.py"]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

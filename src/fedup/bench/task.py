@@ -120,7 +120,7 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Unlearned:
-    """An unlearned model, its cost, and config to undo it where that is possible."""
+    """An unlearned model, its cost, and how to undo it where that is possible."""
 
     model: nn.Module
     cost: Cost

@@ -2,7 +2,7 @@
 
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,15 +32,16 @@ def config_of(statistics: str, centroids: Settings, moments: Settings, privacy: 
     """Settings of centroids, with the paper's noise or without; of moments; or of statistics under a guarantee."""
     check_choice("--statistics", statistics, Literal["centroids", "moments"])
     others = {"centroids": moments, "moments": {**centroids, **privacy}}[statistics]
-    for name in others:
-        raise SettingError(f"--{name.replace('_', '-')} does not go with --statistics {statistics}: leave it out.")
+    if others:
+        name = next(iter(others)).replace("_", "-")
+        raise SettingError(f"--{name} does not go with --statistics {statistics}: leave it out.")
     if statistics == "moments":
         return MomentConfig(**moments)
     if "epsilon" not in privacy:
         if privacy:
             raise SettingError("--clip, --delta and --allow-delta belong to a guarantee: pass --epsilon as well.")
         return CentroidConfig(**centroids)
-    for name in centroids.keys() & {"ratio", "seed"}:
+    for name in [name for name in ("ratio", "seed") if name in centroids]:
         raise SettingError(f"--{name} is for centroids, and under --epsilon there are none: leave it out.")
     if centroids.get("sigma") or "paper_accounting" in centroids:
         raise SettingError("--epsilon is a guarantee with its own noise: pass neither --sigma nor --paper-accounting.")
@@ -69,12 +70,22 @@ def print_collected(result: dict[str, Any], run: Path) -> None:
     typer.echo(
         f"{result['centroids']:,} {kind} of {result['cells']} cells from {result['clients']} clients, "
         f"{size(result['bytes_up'])} sent, in {result['time_s']:.1f} s.\n"
-        f"Protection: {result['mechanism']}.{paper} {next_step}"
+        f"{_left_out(result)}Protection: {result['mechanism']}.{paper} {next_step}"
     )
 
 
+def _left_out(result: dict[str, Any]) -> str:
+    """What moments do not tell, where clients sent some."""
+    shortened, few = result.get("shortened"), result.get("unreported")
+    text = f"{shortened:,} rows of features were longer than the bound and shortened.\n" if shortened else ""
+    return text + (f"{few:,} rows are left out: too few of their class at their client.\n" if few else "")
+
+
 def _already(body: Any, config: Config) -> dict[str, Any]:
-    if how_from(body["how"]) != config:
+    before = how_from(body["how"])
+    if isinstance(before, MomentConfig) and isinstance(config, MomentConfig) and config.is_usual_grid:
+        config = replace(config, bound=before.bound, step=before.step)  # it followed the features
+    if before != config:
         raise SettingError(
             f"Statistics were collected with {_as_options(body['how'])} before, and {_as_options(asdict(config))} was "
             "asked for. Use those settings, or ask all clients anew with --again."
@@ -112,4 +123,5 @@ def _collect(session: Session, writer: Writer, config: Config) -> dict[str, Any]
 def _describe(body: Any) -> dict[str, Any]:
     names = ("width", "cells", "bytes_up", "bytes_down", "mechanism", "how", "paper_epsilon", "time_s")
     clients = len({release["client"] for release in body["releases"]})
-    return {"centroids": body["rows"], "clients": clients, **{name: body[name] for name in names}}
+    moments = {name: body[name] for name in ("shortened", "unreported") if name in body}
+    return {"centroids": body["rows"], "clients": clients, **{name: body[name] for name in names}, **moments}

@@ -21,7 +21,7 @@ from fedup.run.answer import Limits, NewRequest, RequestDesk
 from fedup.run.in_words import count, eraser_in_words, ids
 from fedup.run.state import State
 from fedup.serving.plugged import PluggedModel
-from fedup.statistics.moment_store import Moments
+from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import Centroids
 from fedup.tasks.evaluation import describe_rows
 from fedup.unlearning.unlearn import classes_left_without_holder, plan, rehearse
@@ -82,7 +82,7 @@ def plan_answer(
         "samples_unknown": planned.samples_unknown,
         "clients_contacted": planned.clients_contacted,
         "centroids_kept": planned.centroids_kept,
-        "statistics": "sums of cells" if isinstance(store, Moments) else "centroids",
+        "statistics": "sums of cells" if isinstance(store, MomentStore) else "centroids",
         "clients_of_eraser": planned.clients_of_eraser,
         "notes": planned.notes,
         "privacy_cost": _privacy_cost(sent, store, eraser=bool(planned.clients_of_eraser)),
@@ -199,7 +199,7 @@ def _privacy_cost(cells: int, store: Centroids, *, eraser: bool) -> str:
 
 def _time_of_fit(plugged: PluggedModel, store: Centroids, requests: Any, config: FilterConfig) -> float:
     """Seconds of the fit, from a few of its steps; a closed form takes as long whatever is forgotten."""
-    if isinstance(store, Moments):
+    if isinstance(store, MomentStore):
         started = time.perf_counter()
         rehearse(plugged, store, [], config)
         return time.perf_counter() - started

@@ -15,7 +15,7 @@ from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.clients.protocol import Contact
-from fedup.errors import DataError, SettingError, StorageError
+from fedup.errors import DataError, SettingError, StorageError, check_choice
 from fedup.federation import Federation
 from fedup.files import explained
 from fedup.filters.presets import PresetName, preset
@@ -35,7 +35,7 @@ def collect(
     model: nn.Module,
     federation: Federation | Contact,
     *,
-    statistics: CentroidConfig | MomentConfig | PresetName | Literal["moments"] = "default",
+    statistics: CentroidConfig | MomentConfig | PresetName | Literal["centroids", "moments"] = "default",
     privacy: DP | Literal["paper"] | None = None,
     cut: str | None = None,
     forget: Iterable[Forget] = (),
@@ -63,9 +63,9 @@ def collect(
     if statistics == "moments" or isinstance(statistics, MomentConfig):
         if privacy is not None:
             raise SettingError("Moments are exact and under no guarantee yet: with privacy= collect centroids.")
-        config = statistics if isinstance(statistics, MomentConfig) else None
+        config = statistics if isinstance(statistics, MomentConfig) else MomentConfig()
         return collect_moments(model, federation, config, find_cut(model, cut), requests)
-    usual = preset("default" if isinstance(statistics, CentroidConfig) else statistics, requests)
+    usual = preset(_preset_of(statistics), requests)
     chosen = statistics if isinstance(statistics, CentroidConfig) else CentroidConfig(usual.ratio, usual.sigma)
     how = _protected(privacy, chosen, given=chosen is statistics)
     return collect_cells(model, federation, how, cut, requests, with_forgotten=usual.config.class_policy != "drop")
@@ -81,6 +81,13 @@ def _protected(privacy: object, statistics: CentroidConfig, *, given: bool) -> C
     if privacy != "paper":
         raise SettingError(f'privacy is a DP(epsilon, delta, clip), "paper" or None; found {privacy!r}.')
     return replace(statistics, sigma=statistics.sigma or paper.SIGMA, paper_accounting=True)
+
+
+def _preset_of(statistics: object) -> PresetName:
+    if isinstance(statistics, CentroidConfig) or statistics == "centroids":
+        return "default"
+    check_choice("statistics", statistics, Literal["centroids", "moments", "default", "paper", "authors"])
+    return cast(PresetName, statistics)
 
 
 @torch.inference_mode(False)  # what is stored must stay writable
@@ -100,9 +107,10 @@ def collect_cells(
         return collect_moments(model, contact, how, place, requests)
     if folder is not None and not folder.is_dir():  # before anybody is asked, and charged
         raise StorageError(f"There is no folder {folder} to write to. Make it first.")
-    forget_set, before = union(requests), contact.traffic
+    forget_set = union(requests)
     for request in (*requests, *([forget_set] if requests else [])):
         contact.check(request)
+    before = contact.traffic
     without = frozenset() if with_forgotten else forget_set.class_ids
     labels: dict[int, dict[int, int]] = {}
     question: CentroidsQuestion | PrivateCentroidsQuestion

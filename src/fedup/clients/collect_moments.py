@@ -13,7 +13,7 @@ from fedup.filters.closed_form import last_layer
 from fedup.models.views import fingerprint
 from fedup.request import Forget, union
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
-from fedup.statistics.moment_store import Moments
+from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import Cell
 
 _SHORTENED = 0.01  # share of rows beyond the bound, above which another bound is tried where nobody chose one
@@ -23,12 +23,12 @@ _TRIES = 4
 
 @torch.inference_mode(False)  # what is stored must stay writable
 def collect_moments(
-    model: nn.Module, contact: Contact, config: MomentConfig | None, cut: str, requests: frozenset[Forget]
-) -> Moments:
+    model: nn.Module, contact: Contact, config: MomentConfig, cut: str, requests: frozenset[Forget]
+) -> MomentStore:
     """The clients' moments without what the requests name.
 
-    Without a config clients are asked with the usual bound; where that shortens many rows, or is far too wide, all are
-    asked again with a better one.
+    Where nobody chose a bound and the usual one shortens many rows, or is far too wide, all are asked again with a
+    better one.
     """
     last_layer(model, cut)  # raises where a closed form could not be served
     forget_set = union(requests)
@@ -38,14 +38,14 @@ def collect_moments(
         contact.ledger.check_exact([client for client in contact.clients if client not in forget_set.client_ids])
     before = contact.traffic
     labels = dict(contact.ask({client: LabelsQuestion(ids) for client, ids in forget_set.sample_ids.items()}))
-    tried = config or MomentConfig()
+    adapts = config.is_usual_grid
     for _ in range(_TRIES):
-        answers = _ask(contact, tried, cut, forget_set)
-        better = tried if config else _better(tried, answers)
-        if better == tried:
+        answers = _ask(contact, config, cut, forget_set)
+        better = _better(config, answers) if adapts else config
+        if better == config:
             break
-        tried = better
-    store = _store(answers, tried, contact.num_classes, forget_set, labels)
+        config = better
+    store = _store(answers, config, contact.num_classes, forget_set, labels)
     store = replace(store, cut=cut, base=fingerprint(model), collected_for=requests, ledger=contact.ledger)
     store.traffic = contact.traffic - before
     store.bytes_up = dict(store.traffic.by_client)
@@ -77,7 +77,7 @@ def _store(
     num_classes: int,
     forget_set: Forget,
     sample_labels: dict[int, dict[int, int]],
-) -> Moments:
+) -> MomentStore:
     answers = sorted(answers, key=lambda answer: answer.client)
     if not any(answer.moments.rows for answer in answers):
         raise DataError(f"No client has {config.least_rows} rows of a class: there is nothing to keep.")
@@ -94,7 +94,7 @@ def _store(
         labels = sample_labels.get(cell.client, {})
         ids = frozenset(i for i in forget_set.sample_ids.get(cell.client, ()) if labels.get(i) == cell.label)
         excluded |= {cell.name: ids} if ids else {}
-    return Moments(
+    return MomentStore(
         vectors=torch.stack([answer.moments.sums[label] for answer, label in held]),
         counts=torch.stack([answer.moments.counts[label] for answer, label in held]),
         cells=cells,

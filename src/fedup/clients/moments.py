@@ -20,6 +20,7 @@ from fedup.statistics.integer_moments import (
     IntegerMoments,
     MomentConfig,
     class_sums,
+    one_class,
     retained_mask,
     second_moment,
 )
@@ -69,6 +70,9 @@ class MomentsQuestion(ExactQuestion[ClientMoments]):
         chosen = kept & asked
         unreported = int((asked & ~out & ~kept).sum())
         return _moments(data, self.cut, self.config, chosen, always=self.labels is not None, unreported=unreported)
+
+    def cells_in(self, details: Details) -> int:
+        return _cells_in(details)
 
     def answer_message(self, answer: ClientMoments) -> Message:
         return _message(answer)
@@ -122,6 +126,9 @@ class MomentChangeQuestion(ExactQuestion[tuple[ClientMoments, ClientMoments]]):
                 )
         leaving, returning = (_moments(data, self.cut, self.config, rows, always=True) for rows in changes)
         return leaving, returning
+
+    def cells_in(self, details: Details) -> int:
+        return sum(_cells_in(part) for part in details.values() if isinstance(part, dict))
 
     def answer_message(self, answer: tuple[ClientMoments, ClientMoments]) -> Message:
         messages = [_message(part) for part in answer]
@@ -225,6 +232,8 @@ def _read(
     moments.sums[held] = _from_bytes(arrays, "sums", (len(held), width))
     if "by_class" in arrays and held:
         seconds = _from_bytes(arrays, "by_class", (len(held), triangle))
+        for label, second in zip(held, seconds, strict=True):
+            one_class(moments, label, second).check(config)
         moments = IntegerMoments(moments.counts, moments.sums, seconds.sum(0))
         of_classes = dict(zip(held, seconds, strict=True))
     else:
@@ -243,6 +252,10 @@ def _sends_classes(config: MomentConfig, held: int, rows: int, width: int) -> bo
     if config.by_class != "auto":
         return config.by_class == "always"
     return held * width * (width + 1) / 2 * _USUAL_BYTES <= min(MOST_CLASS_BYTES, 0.8 * rows * width * 4)
+
+
+def _cells_in(details: Details) -> int:
+    return len(rows) if isinstance(rows := details.get("rows"), list) else 0
 
 
 def _count(details: Details, name: str) -> int:

@@ -11,8 +11,9 @@ from fedup.filters.bottleneck import Filter
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
 
 RIDGE = 0.01  # of the mean variance of a feature
-MARGIN = 10.0  # by which an absent class stays below the mean of the others
-_WORST_CONDITION = 1e4  # of the last layer, beyond which features for given scores would need single precision's all
+MARGIN = 10.0  # by which an absent class stays below the mean of the others, at least
+_LARGEST_MARGIN = 1000.0
+_WORST_CONDITION = 1e4  # of the last layer: beyond, features for given scores would be too large for single precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,7 @@ class Scores:
 
     weight: Tensor  # (K, D)
     bias: Tensor  # (K,)
+    weight_dtype: torch.dtype = torch.float64  # in which a layer computes that these are of
 
     def of(self, features: Tensor) -> Tensor:
         """(N, K)"""
@@ -83,12 +85,12 @@ def spread_matched(scores: Scores, head: Scores, retained: RetainedStatistics) -
 
 
 def _spread(scores: Tensor, shares: Tensor) -> Tensor:
-    """Root mean square of scores around the mean score of each row. (R, R)"""
+    """Root mean square of scores around the mean score of each row: one number."""
     centred = scores - scores.mean(1, keepdim=True)
     return (shares @ centred.square().mean(1)).sqrt()
 
 
-def without_classes(scores: Scores, absent: Tensor) -> Scores:
+def without_classes(scores: Scores, absent: Tensor, margin: float = MARGIN) -> Scores:
     """The same, and classes that are absent (a mask) are never answered.
 
     Their score is the mean of all the others' less a margin, whatever the input. The largest of the others is at least
@@ -101,7 +103,7 @@ def without_classes(scores: Scores, absent: Tensor) -> Scores:
     if bool(absent.all()):
         raise DataError("No class is left to answer.")
     weight, bias = scores.weight.clone(), scores.bias.clone()
-    weight[absent], bias[absent] = weight[~absent].mean(0), bias[~absent].mean() - MARGIN
+    weight[absent], bias[absent] = weight[~absent].mean(0), bias[~absent].mean() - margin
     return Scores(weight, bias)
 
 
@@ -157,14 +159,33 @@ def last_layer(model: nn.Module, cut: str) -> Scores:
             f"The last layer {cut!r} cannot give all scores: its {len(weight)} outputs over {weight.shape[1]} features "
             "are too many or nearly dependent. Collect centroids (statistics='centroids') and use the bottleneck."
         )
-    return Scores(weight, bias)
+    return Scores(weight, bias, layer.weight.dtype)
 
 
-def closed_form_filter(scores: Scores, head: Scores, bound: float) -> ClosedForm:
-    """The filter before a last layer that gives these scores; raises where rounding could let a dropped class win."""
+def closed_form_filter(scores: Scores, head: Scores, bound: float, absent: Tensor) -> ClosedForm:
+    """The filter before a last layer that gives these scores, and never the largest to an absent class (a mask).
+
+    The margin of absent classes is more than rounding can do to any two scores; raises where that is too much.
+    """
+    margin = MARGIN
+    for _ in range(2):
+        made = _filter_of(without_classes(scores, absent, margin), head, bound)
+        rounding = largest_rounding(made, head)
+        if not bool(absent.any()) or 2 * rounding < margin:
+            return made
+        margin = 4 * rounding
+        if not margin < _LARGEST_MARGIN:
+            break
+    raise CutError(
+        f"In {head.weight_dtype} the last layer rounds scores by up to {rounding:.3g}: a dropped class could win. "
+        "Use the model in single precision, or collect centroids and use the bottleneck."
+    )
+
+
+def _filter_of(scores: Scores, head: Scores, bound: float) -> ClosedForm:
     centred = head.weight - head.weight.mean(0)  # (K, D): C W
     made = ClosedForm(head.weight.shape[1], len(head.weight), bound)
-    decoder = torch.linalg.pinv(centred)  # (D, K); the columns' mean is 0, so C need not be applied again
+    decoder = torch.linalg.pinv(centred)  # (D, K); the mean of its columns is 0, so C need not be applied again
     made.encoder.copy_(scores.weight)
     made.decoder.copy_(decoder)
     made.constant.copy_(decoder @ (scores.bias - head.bias))
@@ -173,17 +194,16 @@ def closed_form_filter(scores: Scores, head: Scores, bound: float) -> ClosedForm
     return made.eval()
 
 
-def largest_rounding(made: ClosedForm, scores: Scores, head: Scores) -> float:
-    """How far the served scores can lie from the exact ones, for any row within the bound, in single precision.
+def largest_rounding(made: ClosedForm, head: Scores) -> float:
+    """How far served scores can lie from exact ones, for any row within the bound.
 
-    A bound by norms: each product of length n rounds by at most n units of the last place of the absolute sum.
+    A bound by norms: a product of length n rounds by at most n units of the last place of the sum of absolute values.
     """
-    unit = torch.finfo(made.encoder.dtype).eps / 2
-    rows, classes = made.width, made.rank
+    unit, of_head = torch.finfo(made.encoder.dtype).eps / 2, torch.finfo(head.weight_dtype).eps / 2
+    width, classes = made.width, made.rank
     encoded = made.encoder.double().norm(dim=1) * made.bound  # (K,) largest |A x|
     written = made.decoder.double().abs() @ encoded + made.constant.double().abs()  # (D,)
     answered = head.weight.abs() @ written + head.bias.abs()  # (K,)
-    from_encoder = head.weight.abs() @ (made.decoder.double().abs() @ (rows * unit * encoded))
-    from_decoder = head.weight.abs() @ ((classes + 1) * unit * written)
-    from_weights = 3 * unit * answered  # the weights themselves are rounded
-    return float((from_encoder + from_decoder + (rows + 1) * unit * answered + from_weights).max())
+    of_encoder = head.weight.abs() @ (made.decoder.double().abs() @ (width * unit * encoded))
+    of_decoder = head.weight.abs() @ (((classes + 1) * unit + of_head) * written)
+    return float((of_encoder + of_decoder + (width + 4) * of_head * answered).max())

@@ -168,11 +168,13 @@ def _value_size(value: object) -> int:
 
 def record_of(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """Tensors as Flower sends them."""
-    try:
-        return ArrayRecord({name: Array(each.detach().cpu().contiguous().numpy()) for name, each in tensors.items()})
-    except TypeError as error:
-        types = sorted({str(tensor.dtype) for tensor in tensors.values()})
-        raise DataError(f"Flower cannot send all of these types: {', '.join(types)}. Convert them.") from error
+    arrays = {}
+    for name, tensor in tensors.items():
+        try:
+            arrays[name] = Array(tensor.detach().cpu().contiguous().numpy())
+        except TypeError as error:
+            raise DataError(f"Flower cannot send {name}, which is of {tensor.dtype}. Convert it.") from error
+    return ArrayRecord(arrays)
 
 
 def tensors_of(record: ArrayRecord | None) -> dict[str, Tensor]:

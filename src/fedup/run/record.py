@@ -12,6 +12,7 @@ from fedup.privacy.guarantee import guarantee_of
 from fedup.run.answer import describe_releases
 from fedup.run.folder import Writer
 from fedup.serving.model_file import save_model
+from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import Centroids
 from fedup.statistics.store_file import save_centroids
 
@@ -42,5 +43,7 @@ def keep_centroids(writer: Writer, store: Centroids, facts: Mapping[str, Any]) -
         "paper_epsilon": statistics.fmean(store.paper_epsilons.values()) if store.paper_epsilons else None,
         **facts,
     }
+    if isinstance(store, MomentStore):
+        body |= {"shortened": store.shortened, "unreported": store.unreported}
     writer.commit("collected", body)
     return body

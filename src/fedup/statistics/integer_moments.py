@@ -1,7 +1,6 @@
 """Counts, sums and second moments of features as integers: they add up, and subtract, exactly in any order."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -46,6 +45,11 @@ class MomentConfig:
         if not isinstance(self.least_rows, int) or self.least_rows < 1:
             raise SettingError(f"least_rows must be a whole number, 1 or more; found {self.least_rows!r}.")
         check_choice("by_class", self.by_class, ByClass)
+
+    @property
+    def is_usual_grid(self) -> bool:
+        """Whether nobody chose bound or step, so that another grid may be tried that suits the features better."""
+        return (self.bound, self.step) == (MomentConfig.bound, MomentConfig.step)
 
     @property
     def limit(self) -> float:
@@ -126,12 +130,6 @@ class IntegerMoments:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def without_classes(self, labels: Sequence[int], second: Tensor) -> "IntegerMoments":
-        """The same without these classes, whose second moments add up to `second`."""
-        counts, sums = self.counts.clone(), self.sums.clone()
-        counts[list(labels)], sums[list(labels)] = 0, 0
-        return IntegerMoments(counts, sums, self.second - second)
-
     def check(self, config: MomentConfig) -> None:
         """Raise where these are not the moments of any rows within the bound."""
         if bool((self.counts < 0).any()):
@@ -155,6 +153,13 @@ class IntegerMoments:
     def dense_second(self) -> Tensor:
         """The second moments as a full matrix. (D, D) in double precision"""
         return unpacked(self.second, self.width)
+
+
+def one_class(moments: IntegerMoments, label: int, second: Tensor) -> IntegerMoments:
+    """One class of some moments, whose own second moments these are."""
+    alone = IntegerMoments.zeros(*moments.sums.shape)
+    alone.counts[label], alone.sums[label] = moments.counts[label], moments.sums[label]
+    return replace(alone, second=second)
 
 
 def class_sums(rows: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:

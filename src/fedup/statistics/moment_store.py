@@ -1,20 +1,20 @@
 """Phase 2, moments: the server's store of sums that add up. Forgetting is subtraction."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from fedup.errors import DataError
+from fedup.errors import ContactError, DataError
 from fedup.request import Forget
-from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
+from fedup.statistics.integer_moments import IntegerMoments, MomentConfig, one_class
 from fedup.statistics.store import Cell, CellName, Centroids
 
 
 @dataclass(eq=False)
-class Moments(Centroids):
+class MomentStore(Centroids):
     """Integer sums in place of centroids: a cell is one row, the sum of its features; its count is its rows.
 
     Second moments are kept of all rows together, by client and by class. So a client or a class is forgotten by
@@ -74,6 +74,10 @@ class Moments(Centroids):
         for label in out_classes:
             second -= self.of_classes.get(label, 0)
         for sign, cell in self._single_cells(forget_set):
+            if cell.name not in self.of_cells:
+                raise ContactError(
+                    f"The second moments of cell {cell.name} are not here yet: its client must be asked."
+                )
             second += sign * self.of_cells[cell.name]
         retained = IntegerMoments(counts, sums, second)
         if bool((counts < 0).any()):
@@ -112,7 +116,7 @@ class Moments(Centroids):
             raise DataError(f"Client {cell.client} takes away more rows of class {label} than it has.")
         self.vectors[cell.start] += by.sums[label]
         self.counts[cell.start] = count.to(self.counts)
-        self.total = self.total + by_class_alone(by, label, second)
+        self.total = self.total + one_class(by, label, second)
         for part, key in ((self.of_clients, cell.client), (self.of_classes, label), (self.of_cells, name)):
             if key in part and not (part is self.of_classes and cell.client in self.unsent):
                 part[key] = part[key] + second  # type: ignore[index]
@@ -142,10 +146,3 @@ class Moments(Centroids):
         self.sealed_second.clear()
         self.total = left
         super().purge(forget_set, cells)
-
-
-def by_class_alone(moments: IntegerMoments, label: int, second: Tensor) -> IntegerMoments:
-    """One class of some moments, whose own second moments these are."""
-    alone = IntegerMoments.zeros(*moments.sums.shape)
-    alone.counts[label], alone.sums[label] = moments.counts[label], moments.sums[label]
-    return replace(alone, second=second)

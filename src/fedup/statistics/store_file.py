@@ -13,11 +13,11 @@ from fedup.privacy.ledger import Ledger
 from fedup.request import Forget
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
-from fedup.statistics.moment_store import Moments
+from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import Cell, Centroids
 
 _PLAIN = ("num_classes", "cut", "base", "nonnegative")  # fields that are stored as they are
-_SECOND = ("of_clients", "of_classes", "of_cells", "sealed_second")  # second moments of a `Moments` store
+_SECOND = ("of_clients", "of_classes", "of_cells", "sealed_second")  # second moments of a `MomentStore` store
 
 
 def save_centroids(store: Centroids, path: str | Path) -> None:
@@ -42,7 +42,7 @@ def save_centroids(store: Centroids, path: str | Path) -> None:
         "paper_epsilons": [[*name, epsilon] for name, epsilon in sorted(store.paper_epsilons.items())],
         "ledger": store.ledger.to_json(),
     }
-    if isinstance(store, Moments):
+    if isinstance(store, MomentStore):
         _add_moments(store, tensors, header)
     save_tensors(path, tensors, kind="centroids", header=header)
 
@@ -54,7 +54,7 @@ def load_centroids(path: str | Path) -> Centroids:
         cells = tuple(Cell(*cell) for cell in header["cells"])
         rows = sum(cell.size for cell in cells)
         how = how_from(header["how"])
-        store = (Moments if isinstance(how, MomentConfig) else Centroids)(
+        store = (MomentStore if isinstance(how, MomentConfig) else Centroids)(
             vectors=tensors["vectors"],
             counts=tensors["counts"],
             cells=cells,
@@ -89,7 +89,7 @@ def how_from(plain: dict[str, Any]) -> CentroidConfig | DP | MomentConfig:
     return kind(**plain)
 
 
-def _add_moments(store: Moments, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+def _add_moments(store: MomentStore, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
     """Totals and second moments beside the cells: one matrix a part, its rows named in the header."""
     header |= {"shortened": store.shortened, "unreported": store.unreported, "unsent": sorted(store.unsent)}
     tensors |= {f"total.{name}": getattr(store.total, name) for name in ("counts", "sums", "second")}

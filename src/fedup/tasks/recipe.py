@@ -169,7 +169,7 @@ class Recipe:
                 raise ValueError("takes no value")
             chosen = {option: convert(value) for option, convert in options.items() if value}
             parts = make(dataset.y, self.clients, seed=self.seed, **chosen)
-        except SettingError:
+        except (SettingError, DataError):
             raise
         except ValueError as error:
             raise SettingError(f"partition is given as in dirichlet:0.5; found {self.partition!r}.") from error
@@ -200,7 +200,11 @@ def _take_weights(model: nn.Module, path: Path) -> None:
     try:
         model.load_state_dict(load_file(path))
     except SafetensorError as error:
-        raise ArtifactError(f"{path} is damaged or no safetensors file ({error}): save the state_dict so.") from error
+        raise ArtifactError(
+            f"{path} is damaged or no safetensors file ({error}): save the state_dict as one."
+        ) from error
     except (RuntimeError, OSError) as error:
         why = " ".join(str(error).split())[:300].rstrip(".")
-        raise ArtifactError(f"The weights in {path} do not fit the model: {why}. Name the right one.") from error
+        raise ArtifactError(
+            f"The weights in {path} do not fit the model: {why}. Name the model they are of."
+        ) from error

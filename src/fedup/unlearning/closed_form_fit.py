@@ -1,4 +1,4 @@
-"""The closed-form filter of a set of requests, from the moments of what they leave; and the recall it lets expect."""
+"""The closed-form filter of a set of requests, and the recall to expect under it."""
 
 import torch
 from torch import Tensor
@@ -14,12 +14,11 @@ from fedup.filters.closed_form import (
     last_layer,
     ridge_scores,
     spread_matched,
-    without_classes,
 )
 from fedup.request import Forget
 from fedup.rng import generator
 from fedup.serving.plugged import PluggedModel
-from fedup.statistics.moment_store import Moments
+from fedup.statistics.moment_store import MomentStore
 from fedup.unlearning.class_recall import Recall
 
 _DRAWN = 2048  # rows drawn of each class, to estimate its recall
@@ -32,13 +31,13 @@ def check_closed_form(plugged: PluggedModel, config: FilterConfig) -> None:
             f"filter={config.filter!r} is fitted to centroids, and this store holds moments: use filter='closed_form', "
             "or collect with statistics='centroids'."
         )
-    if config.class_policy != "drop":
+    if config.class_policy != "drop" and config.wants_bottleneck:
         raise SettingError("The closed form drops forgotten classes: leave class_policy at 'drop'.")
     last_layer(plugged.base, plugged.cut)
 
 
 def fit_closed_form(
-    plugged: PluggedModel, store: Moments, forget_set: Forget, *, discriminant: bool = False
+    plugged: PluggedModel, store: MomentStore, forget_set: Forget, *, discriminant: bool = False
 ) -> ClosedForm:
     """A filter that gives scores fitted to what is retained: the same for a set of requests in any order.
 
@@ -47,14 +46,14 @@ def fit_closed_form(
     retained = RetainedStatistics.of(store.retained(forget_set), store.config)
     head = last_layer(plugged.base, plugged.cut)
     scores = discriminant_scores(retained) if discriminant else ridge_scores(retained)
-    scores = without_classes(spread_matched(scores, head, retained), retained.counts == 0)
-    made = closed_form_filter(scores, head, store.config.bound)
+    scores = spread_matched(scores, head, retained)
+    made = closed_form_filter(scores, head, store.config.bound, retained.counts == 0)
     return made.to(next(plugged.base.parameters()).device)
 
 
 @torch.no_grad()
 def expected_recall(
-    plugged: PluggedModel, store: Moments, fitted: ClosedForm | None, forget_set: Forget
+    plugged: PluggedModel, store: MomentStore, fitted: ClosedForm | None, forget_set: Forget
 ) -> dict[int, Recall]:
     """By class: the recall of the original and under the filter, on features drawn around the class means.
 

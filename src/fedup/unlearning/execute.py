@@ -9,7 +9,7 @@ from fedup.models.cut import flat_tail
 from fedup.models.views import shared_view
 from fedup.request import Forget, union
 from fedup.serving.plugged import Served
-from fedup.statistics.moment_store import Moments
+from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import Centroids
 from fedup.unlearning.bottleneck_fit import used_cells
 from fedup.unlearning.class_recall import Recall, check_classes_left, check_recall
@@ -17,9 +17,9 @@ from fedup.unlearning.closed_form_fit import fit_closed_form
 from fedup.unlearning.eraser_builder import EraserBuilder
 from fedup.unlearning.gentle_fit import fit_gently, widenings
 from fedup.unlearning.measure import Counted, Measurement
+from fedup.unlearning.moment_refresh import refresh_of
 from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.refresh import Refresh
-from fedup.unlearning.refresh_of import refresh_of
 from fedup.unlearning.report import Report
 from fedup.unlearning.verdict import Verdict
 
@@ -148,7 +148,7 @@ class Execution:
 
     def _fit(self, trial: Served, forget_set: Forget, widening: int) -> Served:
         plan = self._plan
-        if isinstance(plan.centroids, Moments):
+        if isinstance(plan.centroids, MomentStore):
             fitted = fit_closed_form(plan.plugged, plan.centroids, forget_set, discriminant=widening > 1)
             return replace(trial, filter=fitted)
         return fit_gently(plan, self._report, trial, forget_set, widening=widening)
@@ -158,7 +158,7 @@ class Execution:
         eraser, with a bottleneck if the requests name more or the eraser alone harms a class, and the bottleneck
         alone if the eraser harms and the samples are merely withdrawn (docs/cuts_and_erasure.md)."""
         config, erased = self._plan.config, unfitted.erasure is not None
-        if isinstance(self._plan.centroids, Moments):
+        if isinstance(self._plan.centroids, MomentStore):
             return self._kinds_from_moments(forget_set, erased=erased)
         if config.requires_eraser or not erased:
             return [(erased, int(config.wants_bottleneck))]
@@ -237,7 +237,7 @@ class Execution:
         """Note classes of forgotten samples whose retained centroids the original model rarely gets right: wrong labels
         of the samples may have done that, and an eraser does not mend it."""
         plan, store = self._plan, self._plan.centroids
-        if plan.config.requires_eraser or store.dp is not None or isinstance(store, Moments):
+        if plan.config.requires_eraser or store.dp is not None or isinstance(store, MomentStore):
             return
         named = {store.sample_labels[client][i] for client, ids in forget_set.sample_ids.items() for i in ids}
         rows = store.rows_of(used_cells(store, forget_set, plan.config))

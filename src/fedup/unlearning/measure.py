@@ -8,7 +8,7 @@ from fedup.errors import HarmError
 from fedup.filters.closed_form import ClosedForm
 from fedup.request import Forget, union
 from fedup.serving.plugged import Served
-from fedup.statistics.moment_store import Moments
+from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.tally import RowsToCount, Tally
 from fedup.unlearning.class_recall import Recall, recall_at_cut, recall_from_tallies
 from fedup.unlearning.closed_form_fit import expected_recall
@@ -39,7 +39,7 @@ class Measurement:
         """By class, on retained rows: by clients if they count or an eraser sits at another cut, else on centroids."""
         plan = self._plan
         behind = any(cut != plan.plugged.cut for cut, _ in candidate.placed)  # an eraser that centroids do not see
-        behind |= candidate.erasure is not None and isinstance(plan.centroids, Moments)
+        behind |= candidate.erasure is not None and isinstance(plan.centroids, MomentStore)
         if plan.centroids.dp is not None or (behind and plan.contact is None):
             if candidate.erasure is not None:
                 plan.allow(self._refuse_unchecked, self._report)
@@ -58,7 +58,7 @@ class Measurement:
 
     def _expected_recall(self, candidate: Served, forget_set: Forget) -> dict[int, Recall]:
         plugged, store = self._plan.plugged, self._plan.centroids
-        if not isinstance(store, Moments):
+        if not isinstance(store, MomentStore):
             return recall_at_cut(plugged, store, candidate, forget_set)
         assert candidate.filter is None or isinstance(candidate.filter, ClosedForm)
         return expected_recall(plugged, store, candidate.filter, forget_set)

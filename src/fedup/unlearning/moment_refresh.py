@@ -1,23 +1,25 @@
-"""Moments brought to the state that requests ask for: rows leave and come back by subtraction and addition."""
+"""MomentStore brought to the state that requests ask for: rows leave and come back by subtraction and addition."""
 
 from fedup.clients.moments import ClientMoments, MomentChangeQuestion, MomentsQuestion
+from fedup.clients.protocol import Contact
 from fedup.errors import ContactError
 from fedup.request import Forget
 from fedup.statistics.integer_moments import IntegerMoments
-from fedup.statistics.moment_store import Moments
-from fedup.statistics.store import Cell
+from fedup.statistics.moment_store import MomentStore
+from fedup.statistics.store import Cell, Centroids
 from fedup.unlearning.refresh import Refresh
+from fedup.unlearning.report import Report
 
 
 class MomentRefresh(Refresh):
-    """The same for a store of moments. Clients answer with the moments of what changes, or of single cells."""
+    """A `Refresh` of moments: clients answer with the moments of what changes, or of single cells."""
 
-    centroids: Moments
+    centroids: MomentStore
 
     def touched(
         self, used: list[Cell], left_out: Forget, *, ask: bool = True
     ) -> list[tuple[int, list[Cell], list[Cell]]]:
-        """As there; and cells whose second moments are needed by themselves (`Moments.missing_cells`)."""
+        """As `Refresh.touched`, with cells whose second moments are needed by themselves."""
         by_client = {client: (cells, unsealed) for client, cells, unsealed in super().touched(used, left_out, ask=ask)}
         for cell in self.centroids.missing_cells(left_out):
             cells, _ = by_client.setdefault(cell.client, ([], []))
@@ -26,7 +28,7 @@ class MomentRefresh(Refresh):
         return [(client, *parts) for client, parts in by_client.items()]
 
     def bring_up_to_date(self, used: list[Cell], left_out: Forget) -> None:
-        """Ask for what leaves and what comes back, then for single cells, and only then change anything."""
+        """Ask for what leaves and comes back and apply it, then ask for single cells; undone on an error."""
         store, touched = self.centroids, super().touched(used, left_out)
         changing = {client: cells for client, cells, _ in touched if cells}
         changes = {client: self._change_question(client, cells, left_out) for client, cells in changing.items()}
@@ -113,3 +115,9 @@ class MomentRefresh(Refresh):
         self._keep(store.of_classes, cell.label)
         self._keep(store.of_cells, cell.name)
         self._keep(store.sealed_second, cell.name)
+
+
+def refresh_of(store: Centroids, contact: Contact | None, report: Report, *, keep_sealed: bool) -> Refresh:
+    """The refresh that fits a store."""
+    kind = MomentRefresh if isinstance(store, MomentStore) else Refresh
+    return kind(store, contact, report, keep_sealed=keep_sealed)

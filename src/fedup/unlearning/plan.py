@@ -15,13 +15,13 @@ from fedup.filters.fit import Trace
 from fedup.models.cut import find_cut
 from fedup.request import Forget, check_known, union
 from fedup.serving.plugged import PluggedModel
-from fedup.statistics.moment_store import Moments
+from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import Cell, CellName, Centroids
 from fedup.unlearning.bottleneck_fit import names_cell, used_cells
 from fedup.unlearning.class_recall import check_classes_left
 from fedup.unlearning.closed_form_fit import check_closed_form
 from fedup.unlearning.eraser_builder import EraserBuilder
-from fedup.unlearning.refresh_of import refresh_of
+from fedup.unlearning.moment_refresh import refresh_of
 from fedup.unlearning.report import Report
 
 
@@ -173,7 +173,7 @@ class RequestPlan:
     def _check_bottleneck(self) -> None:
         """Refuse a bottleneck that cannot be fitted before any client is asked and charged."""
         config, dp = self.config, self.centroids.dp
-        if isinstance(self.centroids, Moments):
+        if isinstance(self.centroids, MomentStore):
             check_closed_form(self.plugged, config)
             return
         if config.filter == "closed_form":

@@ -20,7 +20,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-@dataclass
+@dataclass(eq=False)
 class Refresh:
     """Brings the cells in use up to date with the requests; undoes all changes on an error."""
 

@@ -12,7 +12,7 @@ from fedup.filters.bottleneck import Filter, FilterConfig
 from fedup.filters.presets import PresetName, preset
 from fedup.request import Forget, check_known, union
 from fedup.serving.plugged import REQUEST_LOCK, PluggedModel
-from fedup.statistics.moment_store import Moments
+from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import CellName, Centroids
 from fedup.statistics.traffic import Traffic
 from fedup.unlearning.bottleneck_fit import fit_bottleneck, names_cell
@@ -83,7 +83,7 @@ def plan(
 def rehearse(plugged: PluggedModel, centroids: Centroids, requests: Collection[Forget], config: FilterConfig) -> Filter:
     """A filter fitted for these requests to the centroids as they are, to measure and never to serve."""
     with torch.inference_mode(False), torch.autocast(centroids.vectors.device.type, enabled=False):
-        if isinstance(centroids, Moments):
+        if isinstance(centroids, MomentStore):
             return fit_closed_form(plugged, centroids, union(_several(requests)))
         return fit_bottleneck(plugged, centroids, union(_several(requests)), config).filter
 

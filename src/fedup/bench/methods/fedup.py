@@ -57,6 +57,8 @@ class Method(AnswersAll, _Borrowed):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         self.config(0)  # checks the settings of the filter
+        if self.filter == "closed_form" and (self.epsilon or self.sigma):
+            raise SettingError("The closed form is made from exact moments: leave epsilon and sigma out.")
         if self.epsilon and (self.sigma or self.paper_accounting):
             raise SettingError("epsilon is a guarantee with its own noise: leave sigma and paper_accounting out.")
         self.statistics(0)  # those of the centroids, or of the guarantee

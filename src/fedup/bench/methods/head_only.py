@@ -75,7 +75,7 @@ def _retained(centroids: Centroids, task: Task, cost: Cost) -> tuple[Tensor, Ten
 
 
 def _fresh_last_layer(model: nn.Module, cut: str, seed: int) -> None:
-    """Put a copy with first weights of its own in cut of the last layer, in this view of the model only."""
+    """Put a copy with first weights of its own in place of the last layer, in this view of the model only."""
     parent, _, name = cut.rpartition(".")
     old = model.get_submodule(cut)
     with torch.random.fork_rng(devices=[]):

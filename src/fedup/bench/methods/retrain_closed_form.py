@@ -12,7 +12,7 @@ from fedup.models.views import fingerprint
 from fedup.request import Forget
 from fedup.serving.plugged import Served, filtered_view, plug
 from fedup.statistics.integer_moments import MomentConfig
-from fedup.statistics.moment_store import Moments
+from fedup.statistics.moment_store import MomentStore
 from fedup.unlearning.closed_form_fit import fit_closed_form
 
 
@@ -29,7 +29,7 @@ class Method(AnswersAll):
         cut = find_cut(model, task.recipe.cut)
         with cost.stage("fit"):
             store = collect(model, retained, statistics=MomentConfig(), cut=cut)
-            assert isinstance(store, Moments)
+            assert isinstance(store, MomentStore)
             fitted = fit_closed_form(plug(model, cut), store, Forget())
         served = Served(fitted, frozenset([task.request]), FilterConfig(filter="closed_form"), fingerprint(model), cut)
         did = f"{rounds} rounds from the first weights, on what is retained; then scores in closed form"
