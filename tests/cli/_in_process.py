@@ -121,8 +121,9 @@ def sha256(path: Path) -> str:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Every file below a folder, with its hash."""
-    return {str(path.relative_to(folder)): sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    """Every file below a folder, with its hash; a lock says who held it last, and is no part of what is kept."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "lock"]
+    return {str(path.relative_to(folder)): sha256(path) for path in files}
 
 
 def filter_file(run: Path) -> Path | None:

@@ -149,10 +149,15 @@ def _check_centroids(store: Centroids, state: State) -> str:
         for client, samples in request.forget.sample_ids.items():
             left_out = {i for (holder, _), ids in store.excluded.items() if holder == client for i in ids}
             labels = store.sample_labels.get(client, {})
-            held = [sample for sample in samples - left_out if (client, labels.get(sample, -1)) not in store.purged]
+            held = [sample for sample in samples - left_out if not _is_absent(store, client, labels.get(sample))]
             if held:
                 raise FedUPError(f"{request.id} forgets samples of client {client}, and {len(held)} are not left out.")
     return f"{int((store.counts > 0).sum())} of base {store.base[:12]}, {len(store.purged)} cells purged and empty"
+
+
+def _is_absent(store: Centroids, client: int, label: int | None) -> bool:
+    """Whether the store has nothing of a cell: it was purged, or had too few rows to be sent."""
+    return label is not None and ((client, label) in store.purged or store.cell((client, label)) is None)
 
 
 @torch.no_grad()
