@@ -1,7 +1,7 @@
 """The closed form through the library: forgetting is subtraction, and a dropped class is never answered."""
 
 import copy
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -9,9 +9,10 @@ from tests._digits import TrainedDigits
 from torch import nn
 
 import fedup
+import fedup.clients.moments as moments_of
 from fedup import FilterConfig, Forget, Terms, collect, load_filter, plug, purge, restore, save_filter, unlearn
 from fedup.clients.in_process import InProcess
-from fedup.errors import ContactError, CutError, FedUPError, HarmError, SettingError
+from fedup.errors import ArtifactError, ContactError, CutError, DataError, FedUPError, HarmError, SettingError
 from fedup.filters.closed_form import ClosedForm
 from fedup.request import union
 from fedup.statistics.integer_moments import MomentConfig
@@ -264,3 +265,89 @@ def test_a_last_layer_that_rounds_too_much_is_refused(digits, store):
     half = copy.deepcopy(digits.model).bfloat16()
     with pytest.raises(CutError, match="a dropped class could win"):
         fit_closed_form(plug(half), store, Forget.classes([3]))
+
+
+def test_a_cell_out_of_use_is_asked_for_as_the_store_has_it(digits, store):
+    label, rows = digits.frequent(2)
+    plugged, some = plug(digits.model), Forget.samples({2: rows[:10].tolist()})
+    for request in (some, Forget.classes([label])):
+        unlearn(plugged, store, request, clients=digits.federation, **FORCED)
+    restore(plugged, store, some, clients=digits.federation, **FORCED)  # its cell is out of use, and stays as it is
+    unlearn(plugged, store, Forget.clients([2]), clients=digits.federation, **FORCED)
+    assert store.retained(union(plugged.requests)) == without(digits, plugged.requests).total
+
+
+def test_a_cell_that_few_samples_took_out_at_collection_comes_back(digits):
+    _, rows = digits.frequent(2)
+    few, more = Forget.samples({2: rows[:2].tolist()}), Forget.samples({2: rows[2:22].tolist()})
+    own = collect(digits.model, digits.federation, statistics="moments", forget=[few])
+    unlearn(plug(digits.model), own, [few, more], clients=digits.federation, **FORCED)
+    fresh = collect(digits.model, digits.federation, statistics="moments", forget=[few, more])
+    assert own.retained(few | more) == fresh.total
+
+
+def test_a_class_that_every_client_holds_too_few_rows_of_is_not_lost_silently(digits):
+    rare, others = (digits.y == 9).nonzero().flatten(), (digits.y != 9).nonzero().flatten()
+    parts = [torch.cat([rare[i::40], others[i::6] if i < 6 else others[:0]]) for i in range(40)]
+    federation = fedup.Federation.split(digits.x, digits.y, parts, num_classes=10)
+    own = collect(digits.model, federation, statistics="moments")
+    assert own.few == {9}, "premise"
+    with pytest.raises(HarmError, match="too few rows"):
+        unlearn(plug(digits.model), own, Forget.clients([0]))
+
+
+@pytest.mark.parametrize("scale", [2e4, 1e-7])
+def test_statistics_on_a_grid_are_those_of_the_grid_they_name(digits, scale):
+    model = copy.deepcopy(digits.model)
+    model[3].weight.data *= scale
+    model[3].bias.data *= scale
+    try:
+        own = collect(model, digits.federation, statistics="moments")
+    except DataError:
+        return  # no grid suits them, and nothing is stored
+    assert own.total == collect(model, digits.federation, statistics=own.config).total
+
+
+def test_a_client_that_answers_something_else_than_it_was_asked_changes_nothing(digits, store, monkeypatch):
+    """Rows that nobody asked about, or a cell that does not fit its client's and its class's totals."""
+    honest = moments_of.MomentChangeQuestion.answer
+    monkeypatch.setattr(moments_of.MomentChangeQuestion, "answer", lambda self, data: honest(self, data)[::-1])
+    plugged, before = plug(digits.model), parts_of(store)
+    with pytest.raises(FedUPError):
+        unlearn(plugged, store, samples(digits, 2, 25), clients=digits.federation, **FORCED)
+    unlearn(plugged, store, Forget.clients([2]), **FORCED)
+    cell, inflated = moments_of.MomentsQuestion.answer, 2**40
+
+    def lie(self, data):
+        answer = cell(self, data)
+        return replace(answer, by_class={label: second + inflated for label, second in answer.by_class.items()})
+
+    monkeypatch.setattr(moments_of.MomentsQuestion, "answer", lie)
+    label = store.cells_of(2)[0].label
+    with pytest.raises(FedUPError, match="not what any rows have"):
+        unlearn(plugged, store, Forget.classes([label]), clients=digits.federation, **FORCED)
+    assert_same(parts_of(store), {**before, "sample_labels": store.sample_labels})
+
+
+def test_a_store_whose_parts_do_not_fit_each_other_is_not_loaded(digits, store, tmp_path):
+    def spoil(change):
+        own = copy.deepcopy(store)
+        change(own)
+        fedup.save_centroids(own, tmp_path / "store")
+        with pytest.raises(ArtifactError):
+            fedup.load_centroids(tmp_path / "store")
+
+    spoil(lambda own: own.total.counts.add_(1))
+    spoil(lambda own: own.total.sums.neg_())
+    spoil(lambda own: own.of_clients.update({1: own.of_clients[1][:1]}))
+    spoil(lambda own: own.of_clients.update({99: own.of_clients.pop(1)}))
+    spoil(lambda own: own.unsent.add(99))
+    spoil(lambda own: setattr(own, "num_classes", 5))
+    spoil(lambda own: setattr(own, "vectors", own.vectors.float()))
+
+
+def test_inputs_that_are_no_numbers_are_not_answered_with_a_dropped_class(digits, store):
+    plugged = plug(digits.model)
+    unlearn(plugged, store, Forget.classes([0]), **FORCED)
+    odd = torch.stack([torch.full((1, 28, 28), value) for value in (float("nan"), float("inf"), -1e38, 1e38)])
+    assert 0 not in plugged(odd.to(digits.x)).argmax(1)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fedup.clients.labels import LabelsQuestion
 from fedup.clients.moments import ClientMoments, MomentsQuestion
 from fedup.clients.protocol import Contact
-from fedup.errors import DataError
+from fedup.errors import CutError, DataError
 from fedup.filters.closed_form import last_layer
 from fedup.models.views import fingerprint
 from fedup.request import Forget, union
@@ -30,7 +30,11 @@ def collect_moments(
     Where nobody chose a bound and the usual one shortens many rows, or is far too wide, all are asked again with a
     better one.
     """
-    last_layer(model, cut)  # raises where a closed form could not be served
+    head = last_layer(model, cut)  # raises where a closed form could not be served
+    if len(head.weight) != contact.num_classes:
+        raise CutError(
+            f"The last layer has {len(head.weight)} outputs for {contact.num_classes} classes: moments need as many."
+        )
     forget_set = union(requests)
     for request in (*requests, *([forget_set] if requests else [])):
         contact.check(request)
@@ -45,6 +49,11 @@ def collect_moments(
         if better == config:
             break
         config = better
+    else:
+        raise DataError(
+            f"No grid suits the features: they are far from {MomentConfig.bound:g} in length, or all zero. "
+            "Choose one: statistics=MomentConfig(bound=…, step=…)."
+        )
     store = _store(answers, config, contact.num_classes, forget_set, labels)
     store = replace(store, cut=cut, base=fingerprint(model), collected_for=requests, ledger=contact.ledger)
     store.traffic = contact.traffic - before
@@ -66,7 +75,7 @@ def _better(config: MomentConfig, answers: list[ClientMoments]) -> MomentConfig:
     if sum(answer.shortened for answer in answers) > _SHORTENED * rows:
         return replace(config, bound=8 * config.bound, step=8 * config.step)
     squares = sum(float(answer.moments.dense_second().diagonal().sum()) for answer in answers)
-    if 0 < (squares / rows) ** 0.5 < _FINE * answers[0].moments.width ** 0.5:
+    if (squares / rows) ** 0.5 < _FINE * answers[0].moments.width ** 0.5:
         return replace(config, bound=config.bound / 8, step=config.step / 8)
     return config
 
@@ -82,6 +91,13 @@ def _store(
     if not any(answer.moments.rows for answer in answers):
         raise DataError(f"No client has {config.least_rows} rows of a class: there is nothing to keep.")
     held = [(answer, label) for answer in answers for label in answer.moments.counts.nonzero().flatten().tolist()]
+    emptied = [  # cells that samples took out as a whole: they may come back
+        (answer, label)
+        for answer in answers
+        for label in sorted({*sample_labels.get(answer.client, {}).values()} - forget_set.class_ids)
+        if not int(answer.moments.counts[label])
+    ]
+    held = sorted([*held, *emptied], key=lambda pair: (pair[0].client, pair[1]))
     cells = tuple(Cell(answer.client, label, start, 1) for start, (answer, label) in enumerate(held))
     total, of_classes = IntegerMoments.zeros(num_classes, answers[0].moments.width), dict[int, Tensor]()
     for answer in answers:
@@ -111,6 +127,12 @@ def _store(
         of_clients={answer.client: answer.moments.second for answer in answers if answer.moments.rows},
         of_classes=of_classes,
         unsent={answer.client for answer in answers if answer.moments.rows and not answer.by_class},
+        sizes={
+            cell.name: int(answer.moments.counts[cell.label]) + len(excluded.get(cell.name, ()))
+            for cell, (answer, _) in zip(cells, held, strict=True)
+            if int(answer.moments.counts[cell.label])
+        },
+        few=set().union(*(answer.few for answer in answers)),
         shortened=sum(answer.shortened for answer in answers),
         unreported=sum(answer.unreported for answer in answers),
     )

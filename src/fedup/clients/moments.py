@@ -38,6 +38,7 @@ class ClientMoments:
     by_class: Mapping[int, Tensor] = field(default_factory=dict)  # second moments of each class, where asked for
     shortened: int = 0  # rows beyond the bound
     unreported: int = 0  # rows of classes with too few of them
+    few: frozenset[int] = frozenset()  # these classes
     shape: tuple[int, ...] = ()  # of one row's features at the cut
     nonnegative: bool = False
 
@@ -68,8 +69,9 @@ class MomentsQuestion(ExactQuestion[ClientMoments]):
         kept = retained_mask(labels, out, _at_least(self.config, data))
         asked = _among(labels, self.labels) & ~_among(labels, self.without or frozenset())
         chosen = kept & asked
-        unreported = int((asked & ~out & ~kept).sum())
-        return _moments(data, self.cut, self.config, chosen, always=self.labels is not None, unreported=unreported)
+        few = labels[asked & ~out & ~kept]
+        answer = _moments(data, self.cut, self.config, chosen, always=self.labels is not None)
+        return replace(answer, unreported=len(few), few=frozenset(few.tolist()))
 
     def cells_in(self, details: Details) -> int:
         return _cells_in(details)
@@ -172,9 +174,7 @@ def _among(labels: Tensor, wanted: frozenset[int] | None) -> Tensor:
     return torch.isin(labels, torch.tensor(sorted(wanted), dtype=labels.dtype, device=labels.device))
 
 
-def _moments(
-    data: ClientData, cut: str, config: MomentConfig, chosen: Tensor, *, always: bool, unreported: int = 0
-) -> ClientMoments:
+def _moments(data: ClientData, cut: str, config: MomentConfig, chosen: Tensor, *, always: bool) -> ClientMoments:
     """The moments of the chosen rows (a mask over the client's), which alone are read; by class `always`, or where that
     is not too much to send."""
     rows = data.client.train
@@ -189,7 +189,9 @@ def _moments(
     else:
         seconds, second = {}, second_moment(integers, config)
     moments = IntegerMoments(counts, sums, second)
-    return ClientMoments(data.client.id, moments, seconds, shortened, unreported, features.shape, features.nonnegative)
+    return ClientMoments(
+        data.client.id, moments, seconds, shortened, shape=features.shape, nonnegative=features.nonnegative
+    )
 
 
 def _message(answer: ClientMoments) -> Message:
@@ -200,6 +202,7 @@ def _message(answer: ClientMoments) -> Message:
         "rows": [[label, int(moments.counts[label])] for label in held],
         "shortened": answer.shortened,
         "unreported": answer.unreported,
+        "few": sorted(answer.few),
         "shape": list(answer.shape),
         "nonnegative": answer.nonnegative,
     }
@@ -226,6 +229,8 @@ def _read(
     require(checks.list_of(details, "shape") == list(features.shape), "its features have another shape")
     require(details.get("nonnegative") is features.nonnegative, "its features are of another kind")
     shortened, unreported = (_count(details, name) for name in ("shortened", "unreported"))
+    few = checks.whole_set(details, "few")
+    require(all(0 <= label < classes for label in few), "a label is out of range")
     moments = IntegerMoments.zeros(classes, width)
     held = list(rows)
     moments.counts[held] = torch.tensor(list(rows.values()), dtype=torch.int64)
@@ -241,9 +246,10 @@ def _read(
         second = _from_bytes(arrays, "second", (triangle,))
         moments, of_classes = IntegerMoments(moments.counts, moments.sums, second), {}
     moments.check(config)
-    require(not features.nonnegative or bool((moments.sums >= 0).all()), "sums of features below 0 where none can be")
-    client = checks.client_number(details)
-    return ClientMoments(client, moments, of_classes, shortened, unreported, features.shape, features.nonnegative)
+    negative = bool((moments.sums < 0).any() or (moments.second < 0).any())
+    require(not (features.nonnegative and negative), "sums of features are below 0 where none can be")
+    about = shortened, unreported, few, features.shape, features.nonnegative
+    return ClientMoments(checks.client_number(details), moments, of_classes, *about)
 
 
 def _sends_classes(config: MomentConfig, held: int, rows: int, width: int) -> bool:

@@ -8,6 +8,7 @@ from torch.nn.functional import linear
 
 from fedup.errors import CutError, DataError
 from fedup.filters.bottleneck import Filter
+from fedup.models.cut import tail_of
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
 
 RIDGE = 0.01  # of the mean variance of a feature
@@ -136,7 +137,7 @@ class ClosedForm(Filter):
         return self.encoder.shape[1]
 
     def forward(self, features: Tensor) -> Tensor:
-        flat = features.flatten(1).to(self.encoder.dtype)  # (N, D)
+        flat = torch.nan_to_num(features.flatten(1).to(self.encoder.dtype), posinf=0.0, neginf=0.0)  # (N, D)
         flat = flat * (self.bound / flat.norm(dim=1, keepdim=True).clamp(min=self.bound))
         passed = linear(linear(flat, self.encoder), self.decoder, self.constant)
         return passed.reshape(features.shape).to(features.dtype)
@@ -150,6 +151,7 @@ def last_layer(model: nn.Module, cut: str) -> Scores:
             f"The closed form needs a linear layer at the cut; {cut!r} is a {type(layer).__name__}. Collect centroids "
             "(statistics='centroids') and use the bottleneck there."
         )
+    _check_tail(model, cut, layer)
     weight = layer.weight.detach().double().cpu()
     bias = torch.zeros(len(weight), dtype=torch.float64) if layer.bias is None else layer.bias.detach().double().cpu()
     values = torch.linalg.svdvals(weight - weight.mean(0))
@@ -160,6 +162,25 @@ def last_layer(model: nn.Module, cut: str) -> Scores:
             "are too many or nearly dependent. Collect centroids (statistics='centroids') and use the bottleneck."
         )
     return Scores(weight, bias, layer.weight.dtype)
+
+
+@torch.no_grad()
+def _check_tail(model: nn.Module, cut: str, layer: nn.Linear) -> None:
+    """Raise unless the layer's outputs are the model's scores, up to a number that is the same for all classes."""
+    source = torch.Generator().manual_seed(0)
+    probe = torch.randn(4, layer.in_features, generator=source).to(layer.weight)
+    try:
+        scores, expected = (part(probe).float() for part in (tail_of(model, cut), layer))
+        same = scores.shape == expected.shape and torch.allclose(
+            scores.log_softmax(1), expected.log_softmax(1), atol=1e-2, rtol=1e-2
+        )
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        same = False
+    if not same:
+        raise CutError(
+            f"What follows the cut {cut!r} is more than its linear layer: the closed form cannot set the scores. "
+            "Collect centroids (statistics='centroids') and use the bottleneck."
+        )
 
 
 def closed_form_filter(scores: Scores, head: Scores, bound: float, absent: Tensor) -> ClosedForm:

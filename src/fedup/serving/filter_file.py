@@ -10,7 +10,7 @@ from torch import Tensor
 from fedup.artifacts import load_tensors, save_tensors
 from fedup.errors import ArtifactError, FingerprintError, NotFittedError, RequestError
 from fedup.filters.bottleneck import Bottleneck, FilterConfig
-from fedup.filters.closed_form import ClosedForm
+from fedup.filters.closed_form import ClosedForm, last_layer
 from fedup.filters.eraser import Eraser, PlacedEraser, load_eraser
 from fedup.request import Forget
 from fedup.serving.plugged import REQUEST_LOCK, PluggedModel, Served
@@ -61,6 +61,10 @@ def load_filter(plugged: PluggedModel, path: str | Path) -> None:
         served = served_from(tensors, header)
     except ArtifactError as error:
         raise ArtifactError(f"{path} {error}") from error
+    if isinstance(served.filter, ClosedForm):
+        head = last_layer(plugged.base, plugged.cut)
+        if served.filter.encoder.shape != head.weight.shape:
+            raise ArtifactError(f"{path} holds a filter for another number of classes or features: it is damaged.")
     with REQUEST_LOCK:
         dropped = plugged.requests - served.requests
         if dropped:
@@ -105,8 +109,10 @@ def _at_cut(tensors: dict[str, Tensor], header: dict[str, Any]) -> Bottleneck | 
 
 
 def _closed_form(tensors: dict[str, Tensor], bound: float) -> ClosedForm:
-    if not (isinstance(bound, int | float) and 0 < bound < float("inf")):
+    if type(bound) not in (int, float) or not 0 < bound < 1e30:
         raise ValueError("its bound is no positive number")
+    if any(tensor.dtype != torch.float32 for tensor in tensors.values()):
+        raise ValueError("its weights are not in single precision")
     classes, width = tensors["encoder"].shape
     fitted = ClosedForm(width, classes, float(bound))
     fitted.load_state_dict(tensors)

@@ -1,7 +1,7 @@
 """Phase 2, moments: the server's store of sums that add up. Forgetting is subtraction."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -28,6 +28,8 @@ class MomentStore(Centroids):
     unsent: set[int] = field(default_factory=set)  # these clients
     of_cells: dict[CellName, Tensor] = field(default_factory=dict)  # those that were asked for
     sealed_second: dict[CellName, Tensor] = field(default_factory=dict)  # what a sealed original has beyond its cell
+    sizes: dict[CellName, int] = field(default_factory=dict)  # rows of each cell at collection, where it had any
+    few: set[int] = field(default_factory=set)  # classes of which a client has too few rows to report
     shortened: int = 0  # rows beyond the bound
     unreported: int = 0  # rows of cells that have too few of them
 
@@ -80,9 +82,34 @@ class MomentStore(Centroids):
                 )
             second += sign * self.of_cells[cell.name]
         retained = IntegerMoments(counts, sums, second)
-        if bool((counts < 0).any()):
-            raise DataError("More rows are forgotten of a class than there are: the store is damaged. Collect again.")
+        self._check(retained, "What is retained")
         return retained
+
+    def _check(self, moments: IntegerMoments, what: str) -> None:
+        try:
+            moments.check(self.config)
+        except DataError as error:
+            raise DataError(
+                f"{what} is not what any rows have: {error}. A client sent wrong statistics, or the store is damaged."
+            ) from error
+
+    def check_cell(self, cell: Cell, second: Tensor) -> None:
+        """Raise unless the second moments of a cell fit those of its client and of its class."""
+        name = f"Cell {cell.name}"
+        alone = IntegerMoments.zeros(self.num_classes, self.total.width)
+        for own in self.cells_of(cell.client):
+            if own.label != cell.label:
+                alone.counts[own.label], alone.sums[own.label] = self.counts[own.start], self.vectors[own.start]
+        if cell.client in self.of_clients:
+            self._check(replace(alone, second=self.of_clients[cell.client] - second), f"{name}, taken from its client,")
+        if cell.label in self.of_classes and cell.client not in self.unsent:
+            others = IntegerMoments.zeros(self.num_classes, self.total.width)
+            for client in self.clients:
+                held = self.cell((client, cell.label))
+                if held is not None and client != cell.client and client not in self.unsent:
+                    others.counts[cell.label] += self.counts[held.start]
+                    others.sums[cell.label] += self.vectors[held.start]
+            self._check(replace(others, second=self.of_classes[cell.label] - second), f"{name}, taken from its class,")
 
     def _known_clients(self, forget_set: Forget) -> list[int]:
         return [client for client in forget_set.client_ids if self.cells_of(client)]
@@ -114,9 +141,15 @@ class MomentStore(Centroids):
         count = self.counts[cell.start].long() + by.counts[label]
         if int(count) < 0:
             raise DataError(f"Client {cell.client} takes away more rows of class {label} than it has.")
-        self.vectors[cell.start] += by.sums[label]
+        sums = self.vectors[cell.start] + by.sums[label]
+        if float(sums.double().norm()) > int(count) * self.config.limit * (1 + 1e-9) or (
+            self.nonnegative and bool((sums < 0).any())
+        ):
+            raise DataError(f"Client {cell.client} reports changes of class {label} that leave sums no rows have.")
+        self.vectors[cell.start] = sums
         self.counts[cell.start] = count.to(self.counts)
         self.total = self.total + one_class(by, label, second)
+        self._check(self.total, f"The total with the change of cell {name}")
         for part, key in ((self.of_clients, cell.client), (self.of_classes, label), (self.of_cells, name)):
             if key in part and not (part is self.of_classes and cell.client in self.unsent):
                 part[key] = part[key] + second  # type: ignore[index]

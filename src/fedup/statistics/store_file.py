@@ -4,6 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedup.artifacts import load_tensors, save_tensors
@@ -76,6 +77,8 @@ def load_centroids(path: str | Path) -> Centroids:
             ledger=Ledger.from_json(header["ledger"]),
             **(_moments(tensors, header) if isinstance(how, MomentConfig) else {}),
         )
+        if isinstance(store, MomentStore):
+            _check_moments(store)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"{path} lacks a part of a centroid store ({error!r}). Take a good copy of it.") from error
     if store.vectors.ndim != 2 or len(store.vectors) != rows or store.counts.shape != (rows,):
@@ -92,6 +95,7 @@ def how_from(plain: dict[str, Any]) -> CentroidConfig | DP | MomentConfig:
 def _add_moments(store: MomentStore, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
     """Totals and second moments beside the cells: one matrix a part, its rows named in the header."""
     header |= {"shortened": store.shortened, "unreported": store.unreported, "unsent": sorted(store.unsent)}
+    header |= {"few": sorted(store.few), "sizes": [[*name, rows] for name, rows in sorted(store.sizes.items())]}
     tensors |= {f"total.{name}": getattr(store.total, name) for name in ("counts", "sums", "second")}
     for part in _SECOND:
         seconds = getattr(store, part)
@@ -109,7 +113,33 @@ def _moments(tensors: dict[str, Tensor], header: dict[str, Any]) -> dict[str, An
     }
     total = IntegerMoments(*(tensors[f"total.{name}"] for name in ("counts", "sums", "second")))
     about = {"shortened": header["shortened"], "unreported": header["unreported"], "unsent": set(header["unsent"])}
-    return {"total": total, **about, **parts}
+    sizes = {(client, label): rows for client, label, rows in header["sizes"]}
+    return {"total": total, "sizes": sizes, "few": set(header["few"]), **about, **parts}
+
+
+def _check_moments(store: MomentStore) -> None:
+    """Raise unless all parts fit each other."""
+    classes, width = store.num_classes, store.vectors.shape[1]
+    added = IntegerMoments.zeros(classes, width)
+    triangles = [*(second for part in _SECOND for second in getattr(store, part).values()), store.total.second]
+    labels = torch.tensor([cell.label for cell in store.cells])
+    fits = (
+        store.vectors.dtype == store.counts.dtype == store.total.counts.dtype == store.total.sums.dtype == torch.int64
+        and all(each.dtype == torch.int64 and each.shape == added.second.shape for each in triangles)
+        and store.total.counts.shape == added.counts.shape
+        and store.total.sums.shape == added.sums.shape
+        and all(cell.size == 1 and 0 <= cell.label < classes for cell in store.cells)
+        and {*store.of_clients, *store.unsent} <= set(store.clients)
+        and store.of_classes.keys() | store.few <= set(range(classes))
+        and all(store.cell(name) is not None for name in (*store.of_cells, *store.sizes))
+        and store.sealed.keys() == store.sealed_second.keys()
+    )
+    if fits:
+        added.counts.index_add_(0, labels, store.counts)
+        added.sums.index_add_(0, labels, store.vectors)
+    if not fits or not torch.equal(added.counts, store.total.counts) or not torch.equal(added.sums, store.total.sums):
+        raise ValueError("its moments do not fit each other")
+    store.total.check(store.config)
 
 
 def _by_client(triples: list[list[int]]) -> dict[int, dict[int, int]]:

@@ -12,6 +12,7 @@ from fedup.models.cut import flat_tail
 from fedup.models.views import shared_view
 from fedup.request import Forget
 from fedup.serving.plugged import PluggedModel, Served
+from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.proportions import Paired
 from fedup.statistics.store import Centroids
 from fedup.statistics.tally import Counts, Tally
@@ -117,9 +118,16 @@ def lost_classes(centroids: Centroids, forget_set: Forget) -> dict[int, int]:
     return {label: rows[label] for label in candidates if rows[label] < LEAST_CLASS_ROWS}
 
 
-def check_classes_left(centroids: Centroids, forget_set: Forget, before: Forget) -> None:
-    """Raise if requests would newly lose a class that nobody asked to forget, or leave only one class."""
-    known = lost_classes(centroids, before)
+def check_classes_left(
+    centroids: Centroids, forget_set: Forget, before: Forget, known: Mapping[int, int] | None = None
+) -> None:
+    """Raise if requests would newly lose a class that nobody asked to forget, or leave only one class.
+
+    Classes that are lost already are `known`, or looked up.
+    """
+    known = lost_classes(centroids, before) if known is None else known
+    if isinstance(centroids, MomentStore) and not before.kind:
+        _check_reported(centroids, forget_set)
     lost = {label: rows for label, rows in lost_classes(centroids, forget_set).items() if label not in known}
     if lost:
         losses = "; ".join(f"class {label} ({rows} rows stay)" for label, rows in lost.items())
@@ -136,4 +144,18 @@ def check_classes_left(centroids: Centroids, forget_set: Forget, before: Forget)
             f"To {forget_set} leaves class {left} alone: the model would answer it to everything. Nothing was changed. "
             "Say that this is meant with force=True, or take the model out of service.",
             classes=[left],
+        )
+
+
+def _check_reported(store: MomentStore, forget_set: Forget) -> None:
+    """Raise if clients hold rows of a class, each too few to report: any filter from these moments would lose it."""
+    unreported = sorted(
+        label for label in store.few - forget_set.class_ids if int(store.total.counts[label]) < LEAST_CLASS_ROWS
+    )
+    if unreported:
+        raise HarmError(
+            f"Each client holds too few rows of class {', '.join(map(str, unreported))} to report them: the filter "
+            "would lose it. Nothing was changed. Collect with MomentConfig(least_rows=1), or centroids, or say that "
+            "the class may go with force=True.",
+            classes=unreported,
         )

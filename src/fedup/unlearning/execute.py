@@ -12,7 +12,7 @@ from fedup.serving.plugged import Served
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import Centroids
 from fedup.unlearning.bottleneck_fit import used_cells
-from fedup.unlearning.class_recall import Recall, check_classes_left, check_recall
+from fedup.unlearning.class_recall import Recall, check_classes_left, check_recall, lost_classes
 from fedup.unlearning.closed_form_fit import fit_closed_form
 from fedup.unlearning.eraser_builder import EraserBuilder
 from fedup.unlearning.gentle_fit import fit_gently, widenings
@@ -50,6 +50,7 @@ class Execution:
         self._plan, self._report = plan, report
         self._measurement = Measurement(plan, report)
         self._classes_lost = False  # a loss that force has allowed
+        self._known_lost: dict[int, int] | None = None  # classes lost before, where a refresh would hide that
 
     def answer(self) -> None:
         """Serve a filter for the plan's requests; a request that cannot be served is refused, or stays open."""
@@ -101,6 +102,8 @@ class Execution:
             used = used_cells(store, forget_set, plan.config)
             with report.stage("contact"):
                 refresh.touched(used, left_out)  # asks for the classes of the samples
+                if checked_against is not None and isinstance(store, MomentStore):  # a whole cell may leave
+                    self._known_lost = lost_classes(store, union([*checked_against, *store.open]))
                 self._check_classes_left(left_out, checked_against)
                 refresh.bring_up_to_date(used, left_out)
                 self._check_classes_left(left_out, checked_against)  # purged cells are known now
@@ -185,7 +188,7 @@ class Execution:
         if active is not None and not self._classes_lost:
             store, forced = self._plan.centroids, len(self._report.forced)
             before = union([*active, *store.open])
-            self._plan.allow(lambda: check_classes_left(store, left_out, before), self._report)
+            self._plan.allow(lambda: check_classes_left(store, left_out, before, self._known_lost), self._report)
             self._classes_lost = len(self._report.forced) > forced
 
     def _verdict(

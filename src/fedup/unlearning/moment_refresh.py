@@ -60,7 +60,7 @@ class MomentRefresh(Refresh):
 
     def _cells_question(self, client: int, cells: list[Cell], left_out: Forget) -> MomentsQuestion:
         store, labels = self.centroids, frozenset(cell.label for cell in cells)
-        excluded = left_out.sample_ids.get(client, frozenset())
+        excluded = frozenset().union(*(self._left_out(cell) for cell in cells))  # as the store has them
         return MomentsQuestion(store.cut, store.config, labels, excluded=excluded)
 
     def _change(self, cell: Cell, wanted: frozenset[int], leaving: ClientMoments, returning: ClientMoments) -> None:
@@ -75,6 +75,7 @@ class MomentRefresh(Refresh):
             store.sealed.pop(name, None)  # it holds samples that are left out from now on
             store.sealed_second.pop(name, None)
         empty = store.total.second.new_zeros(store.total.second.shape)
+        self._check_change(cell, excluded, leaving, returning)
         second = returning.by_class.get(cell.label, empty) - leaving.by_class.get(cell.label, empty)
         store.change(cell, returning.moments - leaving.moments, second)
         if name in store.sealed_second:
@@ -84,6 +85,32 @@ class MomentRefresh(Refresh):
             store.excluded[name] = excluded
         store.purged.discard(name)
 
+    def _check_change(
+        self, cell: Cell, excluded: frozenset[int], leaving: ClientMoments, returning: ClientMoments
+    ) -> None:
+        """Raise unless as many rows leave and come back as the request says; a node's own rules may empty a cell."""
+        store, least = self.centroids, self.centroids.config.least_rows
+        before, now = self._left_out(cell), int(store.counts[cell.start])
+        left, back = (int(part.moments.counts[cell.label]) for part in (leaving, returning))
+        rows = store.sizes.get(cell.name)
+        after = now - left + back
+        staying = None if rows is None else rows - len(excluded)
+        if staying is not None and (staying < least or 0 < len(excluded) < least):
+            staying = 0
+        if cell.name in store.purged:
+            fits = left == 0
+        elif after == 0:
+            fits = back == 0 and left == now
+        elif now == 0:
+            fits = left == 0
+        else:
+            fits = left == len(excluded - before) and back == len(before - excluded)
+        if not fits or (staying is not None and after not in (0, staying)):
+            raise ContactError(
+                f"Client {cell.client} reports that {left} rows of class {cell.label} leave and {back} come back, "
+                "which is not what was asked for. Nothing was changed here; its data may have changed: collect again."
+            )
+
     def _keep_cell(self, cell: Cell, answer: ClientMoments) -> None:
         store = self.centroids
         rows, reported = int(store.counts[cell.start]), int(answer.moments.counts[cell.label])
@@ -92,6 +119,7 @@ class MomentRefresh(Refresh):
                 f"Client {cell.client} now reports {reported} rows of class {cell.label}, or other sums of them, than "
                 f"the {rows} it sent at collection: its data changed. Nothing was changed here; collect again."
             )
+        store.check_cell(cell, answer.by_class[cell.label])
         self._keep(store.of_cells, cell.name)
         store.of_cells[cell.name] = answer.by_class[cell.label]
 
