@@ -88,7 +88,7 @@ def attempt(copy: Path, tests: list[str], options: argparse.Namespace) -> Result
         if failed:
             return {"outcome": "killed", "by": failed[0]}
         if "Timeout (0:" in output:
-            return {"outcome": "killed, it hangs", "by": started[-1]}
+            return {"outcome": "killed, it hangs", "by": started[-1].partition(" Timeout")[0]}
         if code:
             return {"outcome": "survived within the limit" if code == 124 else f"unclear: {output[-300:]}", "by": None}
     return {"outcome": "survived" if tests else "no test runs it", "by": None}
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--tree", type=Path, default=HERE.parents[1], help="the tree that is measured")
     parser.add_argument("--name", default="after", help="of the results: before or after")
     parser.add_argument("--work", type=Path, help="folder for records; one below the system's own by default")
-    parser.add_argument("--select", default="not slow and not sweep", help="pytest's -m for a record")
+    parser.add_argument("--select", default="not slow", help="pytest's -m for a record")
     parser.add_argument("--paths", nargs="*", default=[], help="tests to record, all by default; records add up")
     parser.add_argument("--cap", type=float, default=300, help="seconds for the tests of a mutant")
     parser.add_argument("--through", default="", help="a command that pytest is run by, such as nice")
