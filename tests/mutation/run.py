@@ -10,21 +10,17 @@ docs/notes/mutation.md from before.json and after.json. Nothing is changed in th
 """
 
 import argparse
-import importlib.util
 import json
-import os
-import queue
+import multiprocessing.util
 import re
-import shlex
 import shutil
-import subprocess
-import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mutants import HERE, Mutant, applicable, load_mutants, with_recorders
+from sandbox import TIME_IS_UP, Sandbox, warm_up
 
 PAGE = HERE.parents[1] / "docs" / "notes" / "mutation.md"
 FIRST = 25  # tests that are run first: most mutants are found by one of them
@@ -32,36 +28,17 @@ HANGS_S = 150  # a test that takes longer hangs
 Result = dict[str, Any]  # outcome; the test it is by; how many tests run the line
 
 
-def copied(tree: Path) -> Path:
-    """A copy of a tree to work in, with the same virtual environment."""
-    copy = Path(tempfile.mkdtemp(prefix="mutation-")) / "tree"
-    shutil.copytree(tree, copy, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__", ".hypothesis", "runs"))
-    if (tree / ".venv").exists():
-        (copy / ".venv").symlink_to((tree / ".venv").resolve())
-    return copy
-
-
-def run_tests(copy: Path, arguments: list[str], limit_s: float, through: str, **settings: str) -> tuple[int, str]:
-    """Exit code and output of pytest in a copy of the tree; `through` is a command that it is run by."""
-    settings |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(copy / "src")}
-    command = [*shlex.split(through), "timeout", "-k", "10", f"{limit_s:.0f}", sys.executable, "-m", "pytest"]
-    command += ["-p", "no:cacheprovider", "--hypothesis-seed=0", "--tb=line", "-rfE", *arguments]
-    done = subprocess.run(command, cwd=copy, env=os.environ | settings, stdout=-1, stderr=subprocess.STDOUT)
-    return done.returncode, done.stdout.decode(errors="replace")
-
-
 def record(tree: Path, work: Path, options: argparse.Namespace) -> None:
     """Note which tests run the line of each mutant, and how long each of them takes."""
-    copy, by_file = copied(tree), dict[Path, list[Mutant]]()
+    sandbox, by_file = Sandbox(tree), dict[Path, list[Mutant]]()
     for mutant, path in applicable(tree):
         by_file.setdefault(path, []).append(mutant)
     for path, mutants in by_file.items():
-        (copy / path).write_text(with_recorders((copy / path).read_text("utf-8"), mutants), encoding="utf-8")
-    shutil.copy(HERE / "mutation_recorder.py", copy / "src")
+        sandbox.write(path, with_recorders((tree / path).read_text(encoding="utf-8"), mutants))
+    shutil.copy(HERE / "mutation_recorder.py", sandbox.tree / "src")
     arguments = ["-q", "-n", "2", "-p", "mutation_recorder", "-m", options.select, *options.paths]
-    _, output = run_tests(copy, arguments, 3 * 3600, options.through, MUTATION_NOTES=str(work))
-    print(output[-3000:])
-    shutil.rmtree(copy.parent)
+    print(sandbox.pytest(*arguments, limit_s=3 * 3600, MUTATION_NOTES=str(work))[1][-3000:])
+    sandbox.remove()
 
 
 def tests_by_mutant(work: Path) -> dict[str, list[str]]:
@@ -78,54 +55,71 @@ def tests_by_mutant(work: Path) -> dict[str, list[str]]:
     return {mutant: sorted(names, key=lambda name: seconds[name]) for mutant, names in tests.items()}
 
 
-def attempt(copy: Path, tests: list[str], options: argparse.Namespace) -> Result:
-    """What the tests say of the mutant that is in the copy."""
+def attempt(sandbox: Sandbox, tests: list[str], limit_s: float) -> Result:
+    """What the tests say of the mutant that is in the sandbox."""
     hangs = ["-o", f"faulthandler_timeout={HANGS_S}", "-o", "faulthandler_exit_on_timeout=true"]
     for part in (tests[:FIRST], tests[FIRST:]):
-        code, output = run_tests(copy, ["-x", "-v", *hangs, *part], options.cap, options.through) if part else (0, "")
+        code, output = sandbox.pytest("-x", "-v", *hangs, *part, limit_s=limit_s) if part else (0, "")
         failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, flags=re.MULTILINE)
-        started = re.findall(r"^((?:tests|src)/\S+::.+?)(?: [A-Z]+ .*)?$", output, flags=re.MULTILINE)
+        started = re.findall(r"^((?:tests|src)/\S+::.+?)(?: [A-Z]+ .*| Timeout.*)?$", output, flags=re.MULTILINE)
         if failed:
             return {"outcome": "killed", "by": failed[0]}
         if "Timeout (0:" in output:
-            return {"outcome": "killed, it hangs", "by": started[-1].partition(" Timeout")[0]}
+            return {"outcome": "killed, it hangs", "by": started[-1]}
         if code:
-            return {"outcome": "survived within the limit" if code == 124 else f"unclear: {output[-300:]}", "by": None}
+            unclear = f"unclear: {output[-300:]}"
+            return {"outcome": "survived within the limit" if code == TIME_IS_UP else unclear, "by": None}
     return {"outcome": "survived" if tests else "no test runs it", "by": None}
 
 
+def measure(job: tuple[Path, Mutant, Path, list[str], float]) -> tuple[str, Result]:
+    """One mutant against its tests."""
+    tree, mutant, path, tests, limit_s = job
+    sandbox, text = _sandbox_of(tree), (tree / path).read_text(encoding="utf-8")
+    try:
+        sandbox.write(path, mutant.applied_to(text))
+        return mutant.id, {**attempt(sandbox, tests, limit_s), "tests": len(tests)}
+    finally:
+        sandbox.write(path, text)
+
+
+@cache
+def _sandbox_of(tree: Path) -> Sandbox:
+    """One for each process."""
+    sandbox = Sandbox(tree)
+    multiprocessing.util.Finalize(sandbox, sandbox.remove, exitpriority=1)
+    return sandbox
+
+
 def kill(tree: Path, work: Path, options: argparse.Namespace) -> None:
-    """Each mutant against the tests that run its line, two mutants at a time."""
-    path_of_results, results = HERE / f"{options.name}.json", load_results(options.name)
-    tests, copies = tests_by_mutant(work), queue.Queue[Path]()
-
-    def measure(pair: tuple[Mutant, Path]) -> None:
-        copy, own, (mutant, path) = copies.get(), tests.get(pair[0].id, []), pair
-        text = (copy / path).read_text(encoding="utf-8")
-        try:
-            write_source(copy / path, mutant.applied_to(text))
-            results[mutant.id] = {**attempt(copy, own, options), "tests": len(own)}
-        finally:
-            write_source(copy / path, text)
-            copies.put(copy)
-        path_of_results.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n", encoding="utf-8")
-        print(mutant.id, results[mutant.id], flush=True)
-
+    """Each mutant against the tests that run its line; the tests that catch one must pass without it."""
+    results, tests = load_results(options.name), tests_by_mutant(work)
     again = ("unclear", "survived", "no test") if options.again else ("unclear",)
     pairs = [pair for pair in applicable(tree) if not options.only or pair[0].id in options.only]
     left = [pair for pair in pairs if results.get(pair[0].id, {"outcome": "unclear"})["outcome"].startswith(again)]
-    for _ in range(2):
-        copies.put(copied(tree))
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(measure, left))
-    for _ in range(2):
-        shutil.rmtree(copies.get().parent)
+    jobs = [(tree, mutant, path, tests.get(mutant.id, []), options.cap) for mutant, path in left]
+    warm_up()
+    with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
+        for name, result in pool.imap_unordered(measure, jobs):
+            results[name] = result
+            print(name, result, flush=True)
+            _save(options.name, results)
+        pool.close()
+        pool.join()
+    catching = sorted({results[mutant.id]["by"] for mutant, _ in left} - {None})
+    sandbox = Sandbox(tree)
+    output = sandbox.pytest("-q", *catching, limit_s=3600)[1] if catching else ""
+    sandbox.remove()
+    failing = set(re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, flags=re.MULTILINE))
+    for name, result in results.items():
+        if result["by"] in failing:
+            results[name] = {**result, "outcome": "unclear: the test fails without the mutant, too"}
+    _save(options.name, results)
+    print(f"{len(catching)} tests catch mutants; without any {len(failing)} of them fail\n{output[-500:]}")
 
 
-def write_source(path: Path, text: str) -> None:
-    """Without what Python has compiled of it, which may be as old and as long as the new text."""
-    path.write_text(text, encoding="utf-8")
-    Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+def _save(name: str, results: dict[str, Result]) -> None:
+    (HERE / f"{name}.json").write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n", encoding="utf-8")
 
 
 def load_results(name: str) -> dict[str, Result]:
@@ -181,7 +175,7 @@ def main() -> None:
     parser.add_argument("--select", default="not slow", help="pytest's -m for a record")
     parser.add_argument("--paths", nargs="*", default=[], help="tests to record, all by default; records add up")
     parser.add_argument("--cap", type=float, default=300, help="seconds for the tests of a mutant")
-    parser.add_argument("--through", default="", help="a command that pytest is run by, such as nice")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
     parser.add_argument("--only", nargs="*", help="these mutants")
     parser.add_argument("--again", action="store_true", help="measure mutants again that were not caught")
     options = parser.parse_args()
