@@ -62,24 +62,22 @@ class Mutant:
 
 
 def load_mutants() -> list[Mutant]:
-    """All of them; ids are unique."""
-    mutants = [Mutant(**fields) for fields in tomllib.loads((HERE / "mutants.toml").read_text("utf-8"))["mutant"]]
-    assert len({mutant.id for mutant in mutants}) == len(mutants), "an id comes twice"
-    return mutants
+    """All of them; those of one id are the same bug in code of another shape."""
+    return [Mutant(**fields) for fields in tomllib.loads((HERE / "mutants.toml").read_text("utf-8"))["mutant"]]
 
 
 def applicable(tree: Path) -> list[tuple[Mutant, Path]]:
-    """Mutants and their files, relative to the tree; those that do not apply are printed."""
-    pairs = []
+    """Mutants and their files, relative to the tree: of those of one id the first that applies. Others are printed."""
+    pairs, failed = dict[str, tuple[Mutant, Path]](), dict[str, str]()
     for mutant in load_mutants():
         try:
             path = mutant.place(tree)
             mutant.applied_to(path.read_text(encoding="utf-8"))
-            pairs.append((mutant, path.relative_to(tree)))
+            pairs.setdefault(mutant.id, (mutant, path.relative_to(tree)))
         except (LookupError, SyntaxError) as error:
-            print(f"does not apply: {mutant.id} in {mutant.file} ({error})")
-    print(f"{len(pairs)} mutants apply")
-    return pairs
+            failed[mutant.id] = f"does not apply: {mutant.id} in {mutant.file} ({error})"
+    print(*(failed[name] for name in failed.keys() - pairs.keys()), f"{len(pairs)} mutants apply", sep="\n")
+    return list(pairs.values())
 
 
 def with_recorders(text: str, mutants: list[Mutant]) -> str:

@@ -6,6 +6,7 @@ It is a pytest plugin, too. Tests start processes of their own, so notes go to f
 import json
 import os
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 _noted: set[tuple[str, str]] = set()
@@ -19,9 +20,11 @@ def hit(mutant: str) -> None:
     folder, test = os.environ.get("MUTATION_NOTES"), os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
     if not folder or not test or (mutant, test) in _noted:
         return
-    handle = _open(f"{folder}/hits", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    _write(handle, (json.dumps([mutant, test]) + "\n").encode())
-    _close(handle)
+    note = (json.dumps([mutant, test]) + "\n").encode()
+    with suppress(OSError):  # some tests limit the size of files: each process has a small one
+        handle = _open(f"{folder}/hits-{os.getpid()}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        _write(handle, note)
+        _close(handle)
     _noted.add((mutant, test))
 
 

@@ -15,6 +15,7 @@ import multiprocessing.util
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def tests_by_mutant(work: Path) -> dict[str, list[str]]:
         noted = json.loads(path.read_text(encoding="utf-8"))
         seconds, failed = seconds | noted["tests"], failed | set(noted["failed"])
     tests: dict[str, set[str]] = {}
-    for line in (work / "hits").read_text(encoding="utf-8").splitlines():
+    for line in (line for path in work.glob("hits*") for line in path.read_text(encoding="utf-8").splitlines()):
         mutant, test = json.loads(line)
         if test in seconds and test not in failed:
             tests.setdefault(mutant, set()).add(test)
@@ -131,7 +132,7 @@ def load_results(name: str) -> dict[str, Result]:
 def report() -> None:
     """Both results side by side, as a page."""
     names = ("before", "after")
-    results, mutants = [load_results(name) for name in names], load_mutants()
+    results, mutants = [load_results(name) for name in names], {mutant.id: mutant for mutant in load_mutants()}.values()
     groups = {
         "Bugs that the project once had": [mutant for mutant in mutants if mutant.fixed_in],
         "Other mutants of the core": [mutant for mutant in mutants if not mutant.fixed_in],
@@ -152,7 +153,7 @@ def report() -> None:
     print(f"wrote {PAGE}")
 
 
-def _share(results: dict[str, Result], mutants: list[Mutant]) -> str:
+def _share(results: dict[str, Result], mutants: Iterable[Mutant]) -> str:
     outcomes = [results[mutant.id]["outcome"] for mutant in mutants if mutant.id in results]
     caught = sum(outcome.startswith("killed") for outcome in outcomes)
     return f"{caught} of {len(outcomes)} caught ({caught / len(outcomes):.1%})" if outcomes else "–"
