@@ -4,7 +4,7 @@
     python tests/mutation/run.py report
 
 `check` names the mutants of `mutants.toml` that do not apply to a tree (their code was changed: mend the snippet).
-`record` runs the suite once and notes which tests run the line of each mutant. `kill` runs these tests, the quickest
+`record` runs the suite once and notes which tests run the line of each mutant. `kill` runs these tests, quick ones
 first, against each mutant until one fails; what is in NAME.json already is not done again. `report` writes
 docs/notes/mutation.md from before.json and after.json. Nothing is changed in the tree itself.
 """
@@ -15,6 +15,8 @@ import multiprocessing.util
 import re
 import shutil
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -43,7 +45,8 @@ def record(tree: Path, work: Path, options: argparse.Namespace) -> None:
 
 
 def tests_by_mutant(work: Path) -> dict[str, list[str]]:
-    """From all records: the tests of each mutant, the quickest first, without those that fail as it is."""
+    """From all records: the tests of each mutant, without those that fail as it is. Those come first that are quick and
+    run the lines of few other mutants: they look closely."""
     seconds, failed = dict[str, float](), set[str]()
     for path in work.glob("tests-*.json"):
         noted = json.loads(path.read_text(encoding="utf-8"))
@@ -53,14 +56,18 @@ def tests_by_mutant(work: Path) -> dict[str, list[str]]:
         mutant, test = json.loads(line)
         if test in seconds and test not in failed:
             tests.setdefault(mutant, set()).add(test)
-    return {mutant: sorted(names, key=lambda name: seconds[name]) for mutant, names in tests.items()}
+    lines = Counter(test for names in tests.values() for test in names)
+    costs = {test: (0.01 + seconds[test]) * many for test, many in lines.items()}
+    return {mutant: sorted(names, key=lambda name: costs[name]) for mutant, names in tests.items()}
 
 
 def attempt(sandbox: Sandbox, tests: list[str], limit_s: float) -> Result:
     """What the tests say of the mutant that is in the sandbox."""
     hangs = ["-o", f"faulthandler_timeout={HANGS_S}", "-o", "faulthandler_exit_on_timeout=true"]
+    until = time.monotonic() + limit_s
     for part in (tests[:FIRST], tests[FIRST:]):
-        code, output = sandbox.pytest("-x", "-v", *hangs, *part, limit_s=limit_s) if part else (0, "")
+        left_s = until - time.monotonic()
+        code, output = sandbox.pytest("-x", "-v", *hangs, *part, limit_s=left_s) if part else (0, "")
         failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, flags=re.MULTILINE)
         started = re.findall(r"^((?:tests|src)/\S+::.+?)(?: [A-Z]+ .*| Timeout.*)?$", output, flags=re.MULTILINE)
         if failed:
