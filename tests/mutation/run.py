@@ -16,13 +16,13 @@ import re
 import shutil
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mutants import HERE, Mutant, applicable, load_mutants, with_recorders
+from recorded import tests_by_mutant
 from sandbox import TIME_IS_UP, Sandbox, warm_up
 
 PAGE = HERE.parents[1] / "docs" / "notes" / "mutation.md"
@@ -42,23 +42,6 @@ def record(tree: Path, work: Path, options: argparse.Namespace) -> None:
     arguments = ["-q", "-n", "2", "-p", "mutation_recorder", "-m", options.select, *options.paths]
     print(sandbox.pytest(*arguments, limit_s=3 * 3600, MUTATION_NOTES=str(work))[1][-3000:])
     sandbox.remove()
-
-
-def tests_by_mutant(work: Path) -> dict[str, list[str]]:
-    """From all records: the tests of each mutant, without those that fail as it is. Those come first that are quick and
-    run the lines of few other mutants: they look closely."""
-    seconds, failed = dict[str, float](), set[str]()
-    for path in work.glob("tests-*.json"):
-        noted = json.loads(path.read_text(encoding="utf-8"))
-        seconds, failed = seconds | noted["tests"], failed | set(noted["failed"])
-    tests: dict[str, set[str]] = {}
-    for line in (line for path in work.glob("hits*") for line in path.read_text(encoding="utf-8").splitlines()):
-        mutant, test = json.loads(line)
-        if test in seconds and test not in failed:
-            tests.setdefault(mutant, set()).add(test)
-    lines = Counter(test for names in tests.values() for test in names)
-    costs = {test: (0.01 + seconds[test]) * many for test, many in lines.items()}
-    return {mutant: sorted(names, key=lambda name: costs[name]) for mutant, names in tests.items()}
 
 
 def attempt(sandbox: Sandbox, tests: list[str], limit_s: float) -> Result:
@@ -105,6 +88,7 @@ def kill(tree: Path, work: Path, options: argparse.Namespace) -> None:
     again = ("unclear", "survived", "no test") if options.again else ("unclear",)
     pairs = [pair for pair in applicable(tree) if not options.only or pair[0].id in options.only]
     left = [pair for pair in pairs if results.get(pair[0].id, {"outcome": "unclear"})["outcome"].startswith(again)]
+    left.sort(key=lambda pair: pair[0].id in results)  # those that were never measured first
     jobs = [(tree, mutant, path, tests.get(mutant.id, []), options.cap) for mutant, path in left]
     warm_up()
     with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
