@@ -27,6 +27,7 @@ from sandbox import TIME_IS_UP, Sandbox, warm_up
 
 PAGE = HERE.parents[1] / "docs" / "notes" / "mutation.md"
 FIRST = 25  # tests that are run first: most mutants are found by one of them
+FAILED = re.compile(r"^(?:FAILED|ERROR) ((?:tests|src)/.+?)(?: - .*)?$", flags=re.MULTILINE)  # in pytest's summary
 HANGS_S = 150  # a test that takes longer hangs
 Result = dict[str, Any]  # outcome; the test it is by; how many tests run the line
 
@@ -51,7 +52,7 @@ def attempt(sandbox: Sandbox, tests: list[str], limit_s: float) -> Result:
     for part in (tests[:FIRST], tests[FIRST:]):
         left_s = until - time.monotonic()
         code, output = sandbox.pytest("-x", "-v", *hangs, *part, limit_s=left_s) if part else (0, "")
-        failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, flags=re.MULTILINE)
+        failed = FAILED.findall(output)
         started = re.findall(r"^((?:tests|src)/\S+::.+?)(?: [A-Z]+ .*| Timeout.*)?$", output, flags=re.MULTILINE)
         if failed:
             return {"outcome": "killed", "by": failed[0]}
@@ -98,11 +99,13 @@ def kill(tree: Path, work: Path, options: argparse.Namespace) -> None:
             _save(options.name, results)
         pool.close()
         pool.join()
-    catching = sorted({results[mutant.id]["by"] for mutant, _ in left} - {None})
+    catching = sorted({result["by"] for result in results.values()} - {None})
     sandbox = Sandbox(tree)
-    output = sandbox.pytest("-q", *catching, limit_s=3600)[1] if catching else ""
+    code, output = sandbox.pytest("-q", *catching, limit_s=3600) if catching else (0, "")
     sandbox.remove()
-    failing = set(re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, flags=re.MULTILINE))
+    if code not in (0, 1):
+        raise RuntimeError(f"The tests that catch mutants could not be run without any:\n{output[-2000:]}")
+    failing = set(FAILED.findall(output))
     for name, result in results.items():
         if result["by"] in failing:
             results[name] = {**result, "outcome": "unclear: the test fails without the mutant, too"}
