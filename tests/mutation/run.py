@@ -137,7 +137,7 @@ def report() -> None:
         lines.append(f"| {title} | {' | '.join(_share(result, group) for result in results)} |")
     for name, result in zip(names, results, strict=True):
         alive = [f"`{key}`" for key, value in sorted(result.items()) if not value["outcome"].startswith("killed")]
-        lines += ["", f"Not caught {name}: {', '.join(alive) or 'none'}."] if result else []
+        lines += ["", f"Not caught {name}, or undecided: {', '.join(alive) or 'none'}."] if result else []
     for title, group in groups.items():
         lines += ["", f"## {title}", "", "| mutant | what it breaks | before | after |", "|---|---|---|---|"]
         for mutant in group:
@@ -150,7 +150,8 @@ def report() -> None:
 def _share(results: dict[str, Result], mutants: Iterable[Mutant]) -> str:
     outcomes = [results[mutant.id]["outcome"] for mutant in mutants if mutant.id in results]
     caught = sum(outcome.startswith("killed") for outcome in outcomes)
-    return f"{caught} of {len(outcomes)} caught ({caught / len(outcomes):.1%})" if outcomes else "–"
+    undecided = sum(outcome.startswith(("unclear", "survived within")) for outcome in outcomes)
+    return f"{caught} of {len(outcomes)} caught, {undecided} undecided" if outcomes else "–"
 
 
 def _cell(result: Result | None) -> str:
