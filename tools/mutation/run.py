@@ -1,7 +1,7 @@
 """Mutation testing: small bugs are put into the code on purpose, one at a time, and the tests should find each.
 
-    python tests/mutation/run.py check record kill --tree . --name after
-    python tests/mutation/run.py report
+    python tools/mutation/run.py check record kill --tree . --name after
+    python tools/mutation/run.py report
 
 `check` names the mutants of `mutants.toml` that do not apply to a tree (their code was changed: mend the snippet).
 `record` runs the suite once and notes which tests run the line of each mutant. `kill` runs these tests, quick ones
