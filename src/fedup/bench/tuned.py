@@ -78,7 +78,9 @@ def load_tuned(path: Path) -> list[Tuned]:
     except FileNotFoundError:
         return []
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path} is not of `fedup bench tune` ({error}): remove it, and tune again.") from error
+        raise ArtifactError(
+            f"{path} was not made by `fedup bench tune` ({error}): remove it and tune again."
+        ) from error
 
 
 def _toml(value: Any) -> str:

@@ -72,6 +72,7 @@ def plan_answer(
     sent = len(planned.cells_asked)
     per_client_s = state.collected.body["time_s"] / max(1, len(state.collected.body["releases"]))  # type: ignore[union-attr]
     expected_s = _time_of_fit(plugged, store, requests, config) + per_client_s * len(planned.clients_contacted)
+    replaced = "sealed where it is the original" if keep_sealed else "destroyed"
     return result | {
         "requests": [{"reference": own.reference, "what": str(own.forget), "rows": own.rows} for own in new],
         "in_force_afterwards": len(requests),
@@ -86,7 +87,7 @@ def plan_answer(
         "clients_of_eraser": planned.clients_of_eraser,
         "notes": planned.notes,
         "privacy_cost": _privacy_cost(sent, store, eraser=bool(planned.clients_of_eraser)),
-        "replaced_cells": "none" if not sent else "sealed where it is the original" if keep_sealed else "destroyed",
+        "replaced_cells": "none" if not sent or isinstance(store, MomentStore) else replaced,
         "expected_time_s": round(expected_s, 3),
     }
 

@@ -21,7 +21,9 @@ _WHY_NOT_A_DIFFERENCE = (
 
 
 def budget(
-    epsilon: Annotated[float | None, typer.Option(help="ε that a client's releases may reach; without, list.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="ε that a client's releases may reach; if left out, list.")
+    ] = None,
     delta: Annotated[float | None, typer.Option(help="The δ at which that ε is counted; 1e-5 if not given.")] = None,
     client: Annotated[list[int], typer.Option(help="Only for this client; may be repeated.")] = [],  # noqa: B006
     run: options.RunOption = options.DEFAULT_RUN,

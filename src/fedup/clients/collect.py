@@ -56,6 +56,9 @@ def collect(
     deleted with the store; `save_centroids` writes a copy.
     """
     requests = frozenset(forget)
+    if not isinstance(model, nn.Module) or not (isinstance(federation, Federation) or hasattr(federation, "ask")):
+        found = f"{type(model).__name__} and {type(federation).__name__}"
+        raise SettingError(f"collect() takes a model and a federation, or a contact; found {found}.")
     if ledger is not None and not isinstance(federation, Federation):
         raise SettingError("A contact has a ledger of its own: pass ledger= where the contact is made.")
     if isinstance(federation, Federation):

@@ -29,10 +29,11 @@ class FilterConfig:
     (`fedup.filters.guard`); `remap` relabels each of its centroids to a random retained class; `remap_client` does so
     per client.
 
-    `filter` selects the bottleneck, an eraser (`fedup.filters.eraser`) or both; `auto` takes an eraser for samples,
-    and the bottleneck for clients, classes and samples without anything to erase. `eraser_cut` names the eraser's cut;
-    `auto` chooses it. `max_variance_loss` is the share of the variance that an eraser may take. A `gentle` bottleneck
-    is fitted again if it would cost a class its recall.
+    `filter` selects the bottleneck, the closed form (`fedup.filters.closed_form`, from moments), an eraser
+    (`fedup.filters.eraser`) or both eraser and bottleneck. `auto` takes an eraser for samples; for all else, and beside
+    it, the bottleneck where there are centroids and the closed form where there are moments. `eraser_cut` names the
+    eraser's cut; `auto` chooses it. `max_variance_loss` is the share of the variance that an eraser may take. A
+    `gentle` bottleneck is fitted again if it would cost a class its recall.
     """
 
     rank: int | None = field(
@@ -51,7 +52,9 @@ class FilterConfig:
     seed: int = field(default=0, metadata={"help": "Seed of the fit."})
     filter: FilterKind = field(
         default="auto",
-        metadata={"help": "auto (what fits the statistics), closed_form, bottleneck, erasure or both."},
+        metadata={
+            "help": "auto (an eraser for samples, else by statistics), closed_form, bottleneck, erasure or both."
+        },
     )
     eraser_cut: str = field(default="auto", metadata={"help": "Cut of the eraser; `fedup list cuts MODEL` names them."})
     max_variance_loss: float = 0.02
@@ -97,7 +100,7 @@ class FilterConfig:
 
     @property
     def wants_bottleneck(self) -> bool:
-        """Whether a bottleneck may be fitted to centroids."""
+        """Whether a filter may be fitted at the cut: a bottleneck, or from moments a closed form."""
         return self.filter != "erasure"
 
     def rank_for(self, width: int) -> int:

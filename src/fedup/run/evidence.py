@@ -23,7 +23,7 @@ _SUPPRESSED = (
 )
 _OPEN = (
     "The request is open: no filter answers it, and the model knows the rows as it did before. They are left out of "
-    "all centroids, and of later rounds of training."
+    "all statistics, and of later rounds of training."
 )
 _UNCHANGED = (
     "The original model was never changed: its weights have the fingerprint given below, and with the filter taken out "

@@ -96,7 +96,7 @@ def _classes(states: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     most = sorted(sorted(range(len(by_class)), key=lambda label: -changes[label])[:_MOST_CLASSES])
     some = "" if len(most) == len(by_class) else f", the {len(most)} of {len(by_class)} that changed most"
     return {
-        "caption": f"The same by class{some}; all clients, with the rows of requests",
+        "caption": f"The same by class{some}; all clients, rows named in requests included",
         "groups": [(class_in_words(label, names), by_class[label]) for label in most],
     }
 

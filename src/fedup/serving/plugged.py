@@ -120,6 +120,8 @@ def plug(model: nn.Module, cut: str | None = None) -> "PluggedModel":
     >>> plugged.cut
     '2'
     """
+    if not isinstance(model, nn.Module):
+        raise PlugError(f"plug() takes a model, a torch.nn.Module; found {type(model).__name__}.")
     if isinstance(model, PluggedModel):
         raise PlugError("This model is plugged already: unplug() it first, or plug its base a second time.")
     return PluggedModel(model, find_cut(model, cut))

@@ -19,7 +19,7 @@ from fedup.statistics.tally import Counts, Tally
 from fedup.unlearning.bottleneck_fit import names_cell
 
 LEAST_CLASS_ROWS = 20  # a class with fewer retained rows counts as lost
-_ENOUGH_HELD_OUT = 30  # held-out rows of a class from which its recall is taken on these
+_ENOUGH_HELD_OUT = 30  # held-out rows of a class: from so many on, recall is measured on them
 
 
 @dataclass(frozen=True)

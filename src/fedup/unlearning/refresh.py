@@ -175,7 +175,8 @@ class Refresh:
     def _reach(self) -> Contact:
         if self.contact is None:
             raise ContactError(
-                "This needs an answer from clients (samples to leave out, or cells that were replaced or purged), and "
+                "This needs an answer from clients (samples to leave out, cells that were replaced or purged, or "
+                "moments of a class that they did not send), and "
                 "there is no way to reach them: pass clients=federation; on the command line, have the data set here."
             )
         return self.contact

@@ -17,7 +17,7 @@ def attack(
     data: Annotated[str, typer.Option(help="Data set: digits (built in), or mnist below FEDUP_DATA.")] = "mnist",
     model: Annotated[str | None, typer.Option(help="Model; by default the data set's own.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of FedAvg; by default what the data needs.", min=0)] = None,
-    trials: Annotated[int, typer.Option(help="Trials of each attack; ten times as many of an audit.", min=20)] = 2000,
+    trials: Annotated[int, typer.Option(help="Trials of each attack; an audit takes ten times more.", min=20)] = 2000,
     seed: Annotated[int, typer.Option(help="Same seed, same federation, records and noise.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Result file; by default in benchmarks/results/attacks.")] = None,
     as_json: JsonOption = False,
