@@ -222,8 +222,6 @@ def make_plan(
     """The plan for serving exactly these requests, checked."""
     if isinstance(clients, Federation):
         clients = InProcess(clients, plugged.base, one_reader=True, ledger=centroids.ledger)
-    if clients is not None and not hasattr(clients, "ask"):
-        raise SettingError(f"clients= takes a federation or a contact; found {type(clients).__name__}.")
     served = frozenset(requests)
     plan = RequestPlan(plugged, centroids, served, served - plugged.requests, clients, config, terms, force)
     plan.check()
