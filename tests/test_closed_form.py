@@ -351,3 +351,38 @@ def test_inputs_that_are_no_numbers_are_not_answered_with_a_dropped_class(digits
     unlearn(plugged, store, Forget.classes([0]), **FORCED)
     odd = torch.stack([torch.full((1, 28, 28), value) for value in (float("nan"), float("inf"), -1e38, 1e38)])
     assert 0 not in plugged(odd.to(digits.x)).argmax(1)
+
+
+def test_moments_need_scores_that_are_the_linear_layers_own(digits):
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = digits.model[:-1], copy.deepcopy(digits.model[-1])
+
+        def tail(self, features, cut):
+            return -self.head(features)
+
+        def forward(self, x):
+            return -self.head(self.body(x))
+
+    wide = nn.Sequential(*digits.model[:-1], nn.Linear(32, 12))
+    for model, why in ((Turned(), "more than its linear layer"), (wide, "12 outputs for 10 classes")):
+        with pytest.raises(CutError, match=why):
+            collect(model, digits.federation, statistics="moments", cut=None if model is wide else "head")
+
+
+def test_a_filter_file_with_other_weights_is_refused_and_changes_nothing(digits, store, tmp_path):
+    plugged = plug(digits.model)
+    unlearn(plugged, store, Forget.classes([3]), **FORCED)
+    served, path = plugged.served, tmp_path / "filter"
+    for change in (
+        nn.Module.double,
+        lambda fitted: ClosedForm(32, 9, fitted.bound),
+        lambda fitted: ClosedForm(31, 10, 8.0),
+    ):
+        plugged.serve(replace(served, filter=change(copy.deepcopy(served.filter))))
+        save_filter(plugged, path)
+        plugged.serve(served)
+        with pytest.raises(ArtifactError):
+            load_filter(plugged, path)
+        assert plugged.served is served
