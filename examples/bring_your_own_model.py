@@ -47,11 +47,11 @@ train_centrally(model, data.x[rows], data.y[rows])
 before = fedup.fingerprint(model)
 
 plugged = fedup.plug(model)  # the cut is found: before the last linear layer; name another with cut="inner"
-centroids = fedup.collect(model, federation)
-print(f"cut {plugged.cut!r}, {centroids.vectors.shape[1]} features, nonnegative: {centroids.nonnegative}")
+store = fedup.collect(model, federation)
+print(f"cut {plugged.cut!r}, features of shape {store.shape}, nonnegative: {store.nonnegative}")
 for request in (Forget.classes([3]), Forget.samples({0: federation.clients[0].train[:25].tolist()})):
-    fedup.unlearn(plugged, centroids, request, clients=federation)
+    fedup.unlearn(plugged, store, request, clients=federation)
     print(f"{request}: {retain_and_forget(plugged, federation, request)}")
-    fedup.restore(plugged, centroids, request)  # each request on its own here; they would also add up
+    fedup.restore(plugged, store, request)  # each request on its own here; they would also add up
 print("(a model that generalises well still knows withdrawn samples when it is retrained without them)")
 print("weights untouched:", fedup.fingerprint(plugged.unplug()) == before)

@@ -15,11 +15,11 @@ start = build_model("lenet5", (1, 28, 28), 10)
 request = Forget.classes([7])
 
 model = fedup.federate(start, federation, rounds=20, local=fedup.LocalTraining(batch_size=16)).model  # 1 learn
-centroids = fedup.collect(model, federation)  # 2 once, cached at the server
+store = fedup.collect(model, federation)  # 2 once, kept at the server
 plugged = fedup.plug(model)
 print("original ", retain_and_forget(model, federation, request))
 
-report = fedup.unlearn(plugged, centroids, request)  # 3 at the server, no client involved
+report = fedup.unlearn(plugged, store, request, clients=federation)  # 3 what is retained gives a filter
 print("forgotten", retain_and_forget(plugged, federation, request), f"in {report.total_time_s:.2f} s")
 
 with plugged.restored():  # 4 the original model, bit for bit

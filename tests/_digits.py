@@ -21,7 +21,7 @@ class TrainedDigits:
             layers = nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)
             start = nn.Sequential(nn.Flatten(), *layers)
         self.model = federate(start, self.federation, rounds=15, local=LocalTraining(batch_size=16)).model
-        self.collected = collect(self.model, self.federation)
+        self.collected = collect(self.model, self.federation, statistics="centroids")
 
     def store(self):
         """Centroids of its own for each test."""

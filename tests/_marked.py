@@ -15,7 +15,9 @@ from fedup import Federation, FilterConfig, Forget, collect, fingerprint, iid, p
 from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.clients.in_process import InProcess
 from fedup.privacy import Ledger
+from fedup.statistics.cell_table import CellTable
 from fedup.statistics.centroids import CentroidConfig
+from fedup.statistics.client_parts import ClientParts
 from fedup.statistics.traffic import Traffic
 
 EARLY, LATE = "2", "4"  # cuts of the model; the bottleneck sits at the late one
@@ -163,6 +165,10 @@ def _plain(value):
         return value.numpy().tobytes()
     if isinstance(value, Ledger):
         return value.to_json()
+    if isinstance(value, ClientParts):
+        return {client: value.place(client).digest for client in value}
+    if isinstance(value, CellTable):
+        return tuple(value)
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     return tuple(map(_plain, value)) if isinstance(value, tuple) else copy.copy(value)

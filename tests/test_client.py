@@ -118,6 +118,17 @@ def test_noise_has_the_deviation_asked_for_and_follows_the_seed():
     assert float(noise.std()) == pytest.approx(0.1, rel=0.05) and abs(float(noise.mean())) < 0.005
 
 
+def test_the_noise_of_a_cell_is_another_without_one_of_its_rows():
+    """Else the difference of the two messages would show the row."""
+    *rest, last = BY_CLASS.tolist()
+    clean, noisy, fewer = (
+        ask(how=CentroidConfig(1.0, sigma, 3), excluded=gone).vectors[: len(rest)]
+        for sigma, gone in ((0.0, frozenset()), (0.1, frozenset()), (0.1, frozenset([last])))
+    )
+    same = torch.isclose(noisy - clean, fewer - clean, atol=1e-6)
+    assert torch.equal(same.all(1), Y[rest] != Y[last])
+
+
 def test_nan_inputs_are_named_and_refused():
     poisoned = X.clone()
     poisoned[[25, 300]] = NAN

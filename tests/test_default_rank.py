@@ -55,7 +55,7 @@ def test_every_kind_of_request_is_answered_whatever_the_width_of_the_cut_also_fr
     for name, request in REQUESTS.items():
         for kind in ("auto", "both") if name in ("many samples", "all together") else ("auto",):
             plugged, other = plug(base), plug(base)
-            store, config = collect(base, FEDERATION), replace(SHORT, filter=kind)
+            store, config = collect(base, FEDERATION, statistics="centroids"), replace(SHORT, filter=kind)
             unlearn(plugged, store, request, clients=FEDERATION, config=config)
             assert plugged(X).isfinite().all()
             if plugged.served.filter is not None:

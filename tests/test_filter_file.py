@@ -68,7 +68,12 @@ def test_what_a_guard_adds_against_a_bias_is_saved_and_loaded(tmp_path):
     with torch.no_grad():
         base[4].bias[2] += 20
     plugged = plug(base)
-    unlearn(plugged, collect(base, MARKED.federation), Forget.classes([2]), config=FILTERS["bottleneck"])
+    unlearn(
+        plugged,
+        collect(base, MARKED.federation, statistics="centroids"),
+        Forget.classes([2]),
+        config=FILTERS["bottleneck"],
+    )
     assert plugged.served.filter.constant is not None
     save_filter(plugged, tmp_path / "f")
     loaded, nothing_passes = _loaded(tmp_path / "f", base), torch.full_like(MARKED.x, -1e9)
@@ -102,7 +107,7 @@ def test_a_filter_is_saved_and_loaded_for_its_own_base_and_cut_alone(tmp_path):
     assert not path.exists()
     plugged, elsewhere = plug(base), plug(base, cut="2")
     for model in (elsewhere, plugged):
-        store = collect(base, MARKED.federation, cut=model.cut)
+        store = collect(base, MARKED.federation, cut=model.cut, statistics="centroids")
         unlearn(model, store, MARKED.requests["class"], config=FILTERS["bottleneck"])
         save_filter(model, path)
     _refused(path, elsewhere, FingerprintError)

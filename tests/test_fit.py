@@ -67,6 +67,16 @@ def test_epochs_are_so_many_passes_over_all_centroids(epochs, size, steps):
     assert len(trace.steps) == steps
 
 
+def test_in_each_epoch_each_centroid_is_drawn_once():
+    """Of a filter that does not move, the mean loss of an epoch's batches is that of all centroids."""
+    trace, examples = Trace(every=1), _examples()
+    config = replace(CONFIG, epochs=4, batch_size=15, lr=1e-20, optimizer="sgd")
+    expected = float(_losses(fit_filter(_tail(), examples, config, trace=trace), examples, _tail())[1])
+    losses = torch.tensor([step["reconstruction"] for step in trace.steps]).view(4, 4)
+    torch.testing.assert_close(losses.mean(1), torch.full([4], expected))
+    assert losses.std(1).min() > 0.01, "premise: batches differ"
+
+
 def test_a_trace_records_every_so_many_steps_and_changes_no_bit():
     trace = Trace(every=4, measure=lambda fitted: {"norm": float(fitted.encoder.norm())})
     config, always = replace(CONFIG, alpha=0.3, steps=12), torch.is_warn_always_enabled()

@@ -81,11 +81,12 @@ def test_a_forgotten_class_with_the_largest_bias_is_no_answer_to_any_input(nonne
     assert not answers[True] & set(forgotten)
 
 
-def test_a_constant_is_added_only_where_a_forgotten_class_leads_by_its_bias():
+def test_a_constant_is_added_only_where_a_forgotten_class_leads_by_its_bias_and_ends_that():
     tail = nn.Linear(WIDTH, CLASSES)
-    with torch.no_grad():
-        tail.bias.copy_(torch.tensor([0.0, -1.0, 2.0, 0.0, 0.0]))
-    assert _guard(tail, [1]).constant() is None and _guard(tail, [2]).constant() is not None
+    for lead in (5e-4, 2.0):
+        nn.init.zeros_(tail.bias).data[1:3] = torch.tensor([-1.0, lead])
+        assert _guard(tail, [1]).constant() is None
+        assert (_lead(tail(_guard(tail, [2]).constant()[None]), [2]) < 0).all()
 
 
 def test_where_bounds_conflict_no_constant_makes_a_lead_larger():

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from tests._marked import AUTO, EARLY, everything_of, marked, refused, trained
+from tests._marked import AUTO, EARLY, FAST, everything_of, marked, refused, trained
 
-from fedup import Federation, FilterConfig, Forget, collect, plug, purge, restore, unlearn
+from fedup import Federation, FilterConfig, Forget, Trace, collect, plug, purge, restore, unlearn
 from fedup.clients.in_process import InProcess
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import ContactError, HarmError, SettingError
@@ -163,6 +163,11 @@ def test_a_purge_hides_no_class_that_a_later_request_would_lose():
             purge(plugged, store)
         with refused(plugged, store, HarmError, match="class 3"):
             unlearn(plugged, store, Forget.clients([2]), clients=federation)
+    restore(plugged, store, Forget.clients([0]))  # client 0 sends its cells again with the next answer
+    own = federation.client(0).train
+    request = Forget.clients([2]) | Forget.samples({0: own[y[own] == 3][10:]})
+    with refused(plugged, store, HarmError, match=r"class 3 \(10 rows stay\)"):
+        unlearn(plugged, store, request, clients=federation, terms=Terms(max_class_loss=100))
 
 
 @pytest.mark.parametrize("kind", ["both", "bottleneck"])
@@ -183,25 +188,26 @@ def test_clients_that_do_not_count_hide_no_harm(kind):
         assert plugged.served is None
 
 
-@pytest.mark.slow
-def test_a_wider_bottleneck_answers_where_a_class_comes_close_to_its_limit_and_no_rank_was_chosen(
-    trained_digits, monkeypatch
-):
-    """What it costs the worst class is no more than with the usual rank."""
-    usual = 3
+def test_a_wider_bottleneck_answers_where_a_class_comes_close_to_its_limit_and_no_rank_was_chosen(monkeypatch):
     for module in ("filters.bottleneck", "unlearning.gentle_fit"):
-        monkeypatch.setattr(f"fedup.{module}.DEFAULT_RANK", usual)
-    request = Forget.samples({0: trained_digits.frequent(0)[1], 3: trained_digits.frequent(3)[1]})
+        monkeypatch.setattr(f"fedup.{module}.DEFAULT_RANK", 1)
 
     def answered(**chosen):
-        plugged = plug(trained_digits.model)
-        config = FilterConfig(filter="bottleneck", **chosen)
-        try:
-            report = unlearn(plugged, trained_digits.store(), request, clients=trained_digits.federation, config=config)
-        except HarmError:
-            return math.inf, usual
+        plugged, config = plug(MARKED.base), FilterConfig(**chosen, steps=40, lr=0.01, filter="bottleneck")
+        options = {"clients": MARKED.federation, "config": config, "terms": Terms(max_class_loss=100)}
+        report = unlearn(plugged, MARKED.store(), MARKED.requests["first"], **options)
         return report.worst_class[1].loss, plugged.served.filter.rank
 
-    (free_loss, free_rank), (fixed_loss, fixed_rank) = answered(), answered(rank=usual)
-    assert fixed_rank == usual < free_rank
+    (free_loss, free_rank), (fixed_loss, fixed_rank) = answered(rank=None), answered(rank=1)
+    assert fixed_rank == 1 < free_rank
     assert free_loss < fixed_loss
+
+
+@pytest.mark.parametrize(("kind", "share"), [("auto", 0.1), ("bottleneck", 1.0)])
+def test_for_withdrawn_samples_that_nothing_sets_apart_features_count_more_and_labels_a_tenth(kind, share):
+    trace, config = Trace(every=1), FilterConfig(**FAST, filter=kind)
+    options = {"clients": MARKED.federation, "config": config, "terms": Terms(max_class_loss=100, trace=trace)}
+    unlearn(plug(MARKED.base), MARKED.store(), MARKED.requests["bystander"], **options)
+    first, weight = trace.steps[0], share * config.alpha
+    expected = weight * first["cross_entropy"] + (1 - weight) * first["reconstruction"]
+    assert first["total"] == pytest.approx(expected, rel=1e-4)

@@ -5,7 +5,7 @@ from operator import mul
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -180,6 +180,7 @@ def test_a_group_of_fewer_than_the_least_number_of_rows_is_not_told_of_nor_read(
 
 @few
 @given(st.integers(0, 3 * LEAST_REFERENCE_ROWS), st.integers(0, 3 * LEAST_REFERENCE_ROWS))
+@example(LEAST_REFERENCE_ROWS, LEAST_REFERENCE_ROWS - 1)
 def test_a_class_with_few_retained_rows_is_told_together_with_the_others_or_not_at_all(many, others):
     x, y = _data()
     rows = [*range(0, 3 * many, 3), *range(1, 3 * others, 3)]  # of class 0 and of class 1

@@ -5,9 +5,12 @@ import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests._forced import restore, unlearn
 from tests._marked import FILTERS, KINDS, marked
 from torch import nn
@@ -34,7 +37,7 @@ class Setting:
         self.base(x)  # running statistics of its own
         self.base.eval()
         self.x = x[:16]
-        self.centroids = collect(self.base, self.federation)
+        self.centroids = collect(self.base, self.federation, statistics="centroids")
 
     def plugged(self, request=FIRST):
         plugged = plug(self.base)
@@ -263,6 +266,71 @@ def test_a_base_that_changed_is_never_answered_for_silently(change):
     del kept
 
 
+def _fused_step(kind, deep):
+    deep.eval()(torch.randn(8, 8)).sum().backward()  # batch statistics would show anyway
+    kind(deep.parameters(), lr=0.1, fused=True).step()
+
+
+UNCOUNTED = {  # ways to write that PyTorch does not count
+    "fused SGD": partial(_fused_step, torch.optim.SGD),
+    "fused Adam": partial(_fused_step, torch.optim.Adam),
+    "fused AdamW": partial(_fused_step, torch.optim.AdamW),
+    "data": lambda deep: _layers(deep)[0].weight.data.mul_(2),
+    "data, transposed": lambda deep: setattr(_layers(deep)[0].weight, "data", _layers(deep)[0].weight.data.T),
+    "numpy": lambda deep: deep.head.bias.detach().numpy().fill(1),
+    "storage": lambda deep: deep.head.weight.untyped_storage().fill_(1),
+    "dlpack": lambda deep: torch.from_dlpack(deep.scale).zero_(),
+    "a buffer that is added": lambda deep: deep.head.register_buffer("more", torch.ones(1)),
+    "another name": lambda deep: setattr(deep, "tail", deep._modules.pop("head")),
+}
+
+
+@pytest.mark.parametrize("change", [*CHANGES.values(), *UNCOUNTED.values()], ids=[*CHANGES, *UNCOUNTED])
+def test_a_request_notices_every_ordinary_change_of_the_base_and_hashes_it_only_then(change, monkeypatch):
+    base, hashed = _deep(), []
+    base(torch.randn(8, 8))  # running statistics of its own
+    kept, plugged = list(base.modules()), plug(base)
+    monkeypatch.setattr("fedup.serving.plugged.fingerprint", lambda model: hashed.append(model) or fingerprint(model))
+    plugged.check_base()
+    assert not hashed
+    change(base)
+    for _ in range(2):
+        with pytest.raises(StaleFilterError):
+            plugged.check_base()
+    assert hashed == [base, base]
+    del kept
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_one_number_written_to_the_base_shows_at_the_next_request_or_uncounted_in_a_hash(data):
+    plugged = MARKED.serving("first")[0]
+    tensor = data.draw(st.sampled_from([*plugged.base.parameters(), *plugged.base.buffers()]))
+    place, counted = data.draw(st.integers(0, tensor.numel() - 1)), data.draw(st.booleans())
+    number = (tensor.detach() if counted else tensor.data).view(-1)[place : place + 1]
+    before = number.clone()
+    number += 1
+    for check in (
+        *([plugged.check_base, lambda: plugged.serve(None)] if counted else []),
+        *(lambda: plugged.restored().__enter__(), lambda: save_filter(plugged, "nowhere"), plugged.unplug),
+    ):
+        with pytest.raises(StaleFilterError):
+            check()
+    number.copy_(before)
+    assert plugged.unplug() is MARKED.base
+
+
+def test_a_base_without_counts_is_hashed_at_each_request():
+    with torch.inference_mode():
+        base = nn.Linear(100, 100)
+    plugged = plug(base)
+    plugged.check_base()
+    with torch.inference_mode():
+        base.weight[50, 50] += 1
+    with pytest.raises(StaleFilterError):
+        plugged.check_base()
+
+
 def test_a_base_made_in_inference_mode_can_be_plugged():
     with torch.inference_mode():
         base = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
@@ -277,7 +345,12 @@ def test_a_filter_of_another_base_or_cut_is_refused_and_the_served_one_stays(set
     nn.init.zeros_(other[3].bias)
     for stranger in (plug(other), plug(setting.base, cut="0")):
         foreign = PluggedModel(stranger.base, stranger.cut)
-        unlearn(foreign, collect(foreign.base, setting.federation, cut=foreign.cut), FIRST, config=CONFIG)
+        unlearn(
+            foreign,
+            collect(foreign.base, setting.federation, cut=foreign.cut, statistics="centroids"),
+            FIRST,
+            config=CONFIG,
+        )
         with pytest.raises(FingerprintError, match="made for base"):
             plugged.serve(foreign.served)
     assert plugged.served is served and torch.equal(plugged(setting.x), expected)

@@ -36,7 +36,7 @@ def test_the_papers_ratio_depends_on_what_is_forgotten_and_the_default_one_does_
 
 def test_settings_are_those_of_the_paper_and_of_its_authors_code():
     assert preset() == preset("default") and preset().config == FilterConfig()
-    assert collect(MARKED.base, MARKED.federation).how.ratio == 0.8
+    assert collect(MARKED.base, MARKED.federation, statistics="centroids").how.ratio == 0.8
     paper, authors = preset("paper").config, preset("authors").config
     for config, policy in ((paper, "remap"), (authors, "remap_client")):
         assert (config.filter, config.class_policy, config.guard) == ("bottleneck", policy, False)

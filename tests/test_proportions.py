@@ -35,6 +35,12 @@ def test_intervals_hold_their_value_turn_round_with_their_sides_and_narrow_with_
     assert more.share_after.width < share.width and more.change.width < change.width + 1e-12
 
 
+def test_a_published_interval_of_a_change():
+    """Responses before and after a therapy (Cavo et al. 2012), as R's `contingencytables` has it."""
+    change = Paired(rows=161, before=75, after=65, both=59).change
+    assert (change.value, change.low, change.high) == pytest.approx((-0.0621, -0.1186, -0.0046), abs=1e-4)
+
+
 @many
 @given(st.integers(1, 500))
 def test_intervals_stay_wide_where_all_agree_and_no_rows_say_nothing(rows):

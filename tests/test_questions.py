@@ -205,6 +205,14 @@ def test_room_is_made_for_no_more_rows_than_came_or_may_be_kept_back():
     assert sum(named.read(few, nothing, SETTING.facts).sizes) == 0  # a client's own rules may keep some back
 
 
+def test_an_answer_that_leaves_out_other_samples_than_were_named_is_refused():
+    question, _ = QUESTIONS["some left out"]
+    fewer, more = (frozenset(SETTING.federation.client(0).train[:n].tolist()) for n in (29, 31))
+    for left_out, why in ((fewer, "does not leave out what was named"), (more, "leaves out samples that nobody named")):
+        with pytest.raises(DataError, match=why):
+            question.read(*SETTING.told(replace(question, excluded=left_out)), SETTING.facts)
+
+
 @pytest.mark.parametrize("asked", [{"labels": frozenset([0, 1])}, {"without": frozenset([2])}], ids=str)
 def test_an_answer_of_other_classes_than_were_asked_for_is_refused(asked):
     for question in (CentroidsQuestion("4", HOW), PrivateCentroidsQuestion("4", DP_SETTINGS)):

@@ -37,6 +37,14 @@ def test_union_forgets_what_either_forgets_and_nothing_else(a, b):
 
 @few
 @given(requests)
+def test_what_each_client_is_told_of_a_request_names_no_other_client_and_is_all_of_it_together(request):
+    parts = {client: request.at(client) for client in range(6)}
+    assert union(parts.values()) == request
+    assert all(part.client_ids | part.sample_ids.keys() <= {client} for client, part in parts.items())
+
+
+@few
+@given(requests)
 def test_json_round_trip_through_text(request):
     back = Forget.from_json(json.loads(json.dumps(request.to_json())))
     assert back == request and back.digest == request.digest

@@ -325,8 +325,11 @@ def test_centroids_of_another_base_cut_or_request_are_refused(served):
     other = copy.deepcopy(SETTING.base)
     nn.init.zeros_(other[2].bias)
     foreign = {
-        FingerprintError: [collect(other, SETTING.federation), collect(SETTING.base, SETTING.federation, cut="0")],
-        RequestError: [collect(SETTING.base, SETTING.federation, forget=[Forget.clients([0])])],
+        FingerprintError: [
+            collect(other, SETTING.federation, statistics="centroids"),
+            collect(SETTING.base, SETTING.federation, statistics="centroids", cut="0"),
+        ],
+        RequestError: [collect(SETTING.base, SETTING.federation, statistics="centroids", forget=[Forget.clients([0])])],
     }
     for error, stores in foreign.items():
         for store in stores:
@@ -338,7 +341,7 @@ def test_centroids_of_another_base_cut_or_request_are_refused(served):
 def test_a_base_of_another_precision_forgets_and_comes_back(dtype):
     base, federation = copy.deepcopy(SETTING.base).to(dtype), replace(SETTING.federation, x=SETTING.x.to(dtype))
     original, plugged = base(federation.x), plug(base)
-    unlearn(plugged, collect(base, federation), SETTING.requests["class"], config=CONFIG)
+    unlearn(plugged, collect(base, federation, statistics="centroids"), SETTING.requests["class"], config=CONFIG)
     answer = plugged(federation.x)
     assert answer.dtype == dtype and not torch.equal(answer, original)
     with plugged.restored():

@@ -2,16 +2,17 @@
 
 import pytest
 import torch
-from tests._marked import FAST, marked, same_bits, state_of
+from tests._marked import FAST, KINDS, marked, refused, same_bits, state_of
 from tests._poisoned import poisoned
 
 from fedup import FilterConfig, Forget, collect, load_centroids, plug, restore, save_centroids, unlearn
+from fedup.errors import ContactError
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.proportions import Estimate, Paired
 from fedup.statistics.tally import Tally
 from fedup.unlearning import measure as measure_module
 from fedup.unlearning.plan import Terms
-from fedup.unlearning.verdict import CLOSE_CLASS, Verdict, find, judge, not_measured
+from fedup.unlearning.verdict import CLOSE_CLASS, Verdict, class_part, find, judge, not_measured
 
 MARKED = marked()
 
@@ -54,6 +55,14 @@ def test_what_cannot_be_measured_says_why():
     assert not not_measured("for a reason").is_good
     assert not_measured("for a reason").words.endswith("for a reason.")
     assert judge(Forget.classes([1]), {}).finding == "not measured"
+
+
+def test_of_a_request_for_rows_and_a_class_the_part_that_is_forgotten_least_counts():
+    request, unseen = Forget.clients([0]) | Forget.classes([1]), {1: Paired(900)}
+    good, bad = {1: Paired(900, before=800)}, {1: Paired(900, 900, 900, 900)}
+    for rows, label in ((good, bad), (bad, good), (good, good)):
+        tally = Tally({}, {}, {request.digest: rows, class_part(request): label}, {request.digest: unseen})
+        assert judge(request, {0: tally}).finding == ("unchanged" if bad in (rows, label) else "forgotten")
 
 
 @torch.no_grad()
@@ -187,10 +196,14 @@ def test_samples_that_would_be_known_better_stay_open_until_they_are_taken_back(
     farther.add(request)
     report = unlearn(plugged, store, request, **OPTIONS)
     assert report.withheld == store.open == {request}
+    assert report.class_recall == {}, "it was that of a filter that is not served"
     assert plugged.served is served and report.requests == plugged.requests == requests
     assert report.verdicts == {request.digest: FARTHER} and any("withheld" in note for note in report.notes)
     assert _left_out(store)
     _as_if_never_there(store)
+    if earlier:
+        with refused(plugged, store, ContactError):  # its cells need their client again
+            restore(plugged, store, request)
     restore(plugged, store, request, clients=MARKED.federation, terms=Terms(max_class_loss=100.0))
     assert store.open == set()
     if not earlier:
@@ -267,5 +280,8 @@ def test_what_is_not_measured_is_not_withheld_and_says_why():
     report = unlearn(plugged, store, MARKED.requests["first"], **(OPTIONS | {"terms": Terms(100.0, measure=False)}))
     (verdict,) = report.verdicts.values()
     assert verdict.finding == "not measured" and "Terms(measure=True)" in verdict.words
+    options = OPTIONS | {"config": KINDS["both at two cuts"], "terms": Terms(100.0, measure=False)}
+    report = unlearn(plug(MARKED.base), MARKED.store(), MARKED.requests["client"], **options)
+    assert report.clients_counting == [1, 2]  # retained rows, behind an eraser; nobody counts those of client 0
     report = unlearn(plugged, store, MARKED.requests["class"], config=BOTTLENECK, force=True)
     assert "no way to reach" in report.verdicts[MARKED.requests["class"].digest].why

@@ -8,9 +8,9 @@
 >>> federation = Federation.split(x, y, dirichlet(y, 5))
 >>> start = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
 >>> model = federate(start, federation, rounds=5).model            # 1 learn
->>> centroids = collect(model, federation)                         # 2 once
+>>> store = collect(model, federation)                             # 2 once
 >>> plugged = plug(model)
->>> report = unlearn(plugged, centroids, Forget.clients([3]))      # 3 at the server, no client involved
+>>> report = unlearn(plugged, store, Forget.clients([3]))          # 3 at the server, no client involved
 >>> logits = plugged(x)                                            # 4 forgotten
 >>> with plugged.restored():
 ...     torch.equal(plugged(x), model(x))                          #   and remembered, bit for bit
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from fedup.serving.filter_file import save_filter as save_filter
     from fedup.serving.plugged import PluggedModel as PluggedModel
     from fedup.serving.plugged import plug as plug
+    from fedup.statistics.centroids import CentroidConfig as CentroidConfig
+    from fedup.statistics.integer_moments import MomentConfig as MomentConfig
+    from fedup.statistics.moment_store import MomentStore as MomentStore
     from fedup.statistics.store import Centroids as Centroids
     from fedup.statistics.store_file import load_centroids as load_centroids
     from fedup.statistics.store_file import save_centroids as save_centroids
@@ -68,6 +71,9 @@ _PUBLIC = {
     "fedup.request": "Forget",
     "fedup.serving.filter_file": "load_filter save_filter",
     "fedup.serving.plugged": "PluggedModel plug",
+    "fedup.statistics.centroids": "CentroidConfig",
+    "fedup.statistics.integer_moments": "MomentConfig",
+    "fedup.statistics.moment_store": "MomentStore",
     "fedup.statistics.store": "Centroids",
     "fedup.statistics.store_file": "load_centroids save_centroids",
     "fedup.training.fedavg": "Observer Rounds Runtime federate",

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,13 +19,60 @@ from fedup.files import replacing
 FORMAT_VERSION = 1
 
 
-def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], *, kind: str, header: Mapping[str, Any]) -> None:
+class LongTensor(NamedTuple):
+    """64-bit integers that are written block by block, and read by whoever needs a block. Its name must not be that of
+    another tensor, and its content is checked by whoever reads it: no hash of the file covers it."""
+
+    name: str
+    size_bytes: int
+    blocks: Iterable[bytes]
+
+
+def save_tensors(
+    path: str | Path,
+    tensors: Mapping[str, Tensor],
+    *,
+    kind: str,
+    header: Mapping[str, Any],
+    long: LongTensor | None = None,
+) -> None:
     """Write tensors and a JSON header, whole or not at all."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     full = {"kind": kind, "version": FORMAT_VERSION, **header}
     text = json.dumps({**full, "sha256": _digest(full, plain)}, sort_keys=True)
     with replacing(path) as partial:
-        write_plain(partial, plain, metadata={"fedup": text})
+        if long is None:
+            write_plain(partial, plain, metadata={"fedup": text})
+        else:
+            _write_with(long, partial, save(plain, metadata={"fedup": text}))
+
+
+def _write_with(long: LongTensor, path: Path, small: bytes) -> None:
+    """Write a safetensors file with one tensor more, behind the others."""
+    start = 8 + int.from_bytes(small[:8], "little")
+    entries, content = json.loads(small[8:start]), memoryview(small)[start:]
+    place = [len(content), len(content) + long.size_bytes]
+    entries[long.name] = {"dtype": "I64", "shape": [long.size_bytes // 8], "data_offsets": place}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(content)
+        for block in long.blocks:
+            file.write(block)
+        if file.tell() != 8 + len(text) + place[1]:
+            raise ValueError(f"{long.name} has another size than was said")
+
+
+def find_long_tensor(path: Path, name: str) -> tuple[int, int]:
+    """Where a tensor of 64-bit integers lies in a file, and its size in bytes."""
+    with path.open("rb") as file:
+        start = 8 + int.from_bytes(file.read(8), "little")
+        entry = json.loads(file.read(start - 8))[name]
+        first, last = entry["data_offsets"]
+        if entry["dtype"] != "I64" or start + last > os.fstat(file.fileno()).st_size:
+            raise ValueError(f"{name} is no list of 64-bit integers")
+    return start + first, last - first
 
 
 def write_plain(path: Path, tensors: dict[str, Tensor], *, metadata: dict[str, str] | None = None) -> None:
@@ -39,15 +86,16 @@ def write_plain(path: Path, tensors: dict[str, Tensor], *, metadata: dict[str, s
         raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
-def load_tensors(path: str | Path, *, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and header of a file of this kind; raises if it is damaged, foreign or of another version."""
+def load_tensors(path: str | Path, *, kind: str, but: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and header of a file of this kind, without the long one of that name; raises if it is damaged, foreign or
+    of another version."""
     path = Path(path)
     if not path.is_file():
         raise ArtifactError(f"There is no {kind} file at {path}.")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            tensors = {name: file.get_tensor(name) for name in file.keys() if name != but}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:  # torch has its own for a deleted file
         raise ArtifactError(f"{path} is damaged or no safetensors file ({error}). Take a good copy of it.") from error
     header = _header(path, metadata)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
@@ -117,17 +117,17 @@ def union(requests: Iterable[Forget]) -> Forget:
 
 def check_known(request: Forget, *, clients: Iterable[int], num_classes: int) -> None:
     """Raise unless every client and class of the request exists and something is left to keep."""
-    known = set(clients)
+    known = clients if isinstance(clients, Set) else frozenset(clients)
     if not request.kind:
         raise RequestError("The request forgets nothing: name at least one client, class or sample.")
-    unknown = sorted((request.client_ids | set(request.sample_ids)) - known)
+    unknown = sorted(client for client in request.client_ids | set(request.sample_ids) if client not in known)
     if unknown:
         brief = sorted(known) if len(known) <= 20 else f"{min(known)} to {max(known)} ({len(known)} of them)"
         raise RequestError(f"Unknown client {unknown}; this federation has clients {brief}.")
     unknown = sorted(request.class_ids - set(range(num_classes)))
     if unknown:
         raise RequestError(f"Unknown class {unknown}; this federation has classes 0 to {num_classes - 1}.")
-    if request.client_ids >= known or len(request.class_ids) == num_classes:
+    if len(request.client_ids) >= len(known) or len(request.class_ids) == num_classes:
         raise RequestError(f"To {request} leaves nothing to keep. Take the model out of service instead.")
 
 

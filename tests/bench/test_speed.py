@@ -8,7 +8,19 @@ import pytest
 import torch
 from tests.cli._in_process import fedup, ok
 
-from fedup.bench.speed import ON_DEMAND, PARTS, extraction, growth, limits, precision, run_speed, serving, training
+from fedup.bench.speed import (
+    ON_DEMAND,
+    PARTS,
+    _many_clients,
+    closed_form,
+    extraction,
+    growth,
+    limits,
+    precision,
+    run_speed,
+    serving,
+    training,
+)
 from fedup.bench.speed._rows import Row
 from fedup.bench.speed._settings import LENET5, SETTINGS, VIT, even_jobs
 from fedup.bench.speed.table import notes
@@ -32,6 +44,11 @@ def small(monkeypatch):
     monkeypatch.setattr(limits, "SETTINGS", (SMALL,))
     monkeypatch.setattr(limits, "_peak", lambda device, precision: {"float32": 1e9, "bfloat16": 2e9}[precision])
     monkeypatch.setattr(extraction, "_ROWS", {SMALL: (40, 40)})
+    monkeypatch.setattr(closed_form, "_ROWS", 2000)
+    monkeypatch.setattr(closed_form, "_COLLECTED", {SMALL: ((200, 2), (200, 2), 1.15)})
+    monkeypatch.setattr(_many_clients, "CLIENTS", (6, 12))
+    for part in (closed_form, _many_clients):
+        monkeypatch.setattr(part, "_REPEATS", 1)
     monkeypatch.setattr(serving, "_BATCH", 1)
     monkeypatch.setattr(precision, "_FEDERATIONS", ({"data": "digits", "model": "lenet5", "rounds": 1},))
     monkeypatch.setattr(precision, "_SEEDS", (0, 1))
@@ -104,7 +121,7 @@ def test_every_part_measures_its_rows_with_their_goals_and_has_its_notes(monkeyp
     for part in (training, limits):  # a model that cannot be built here is left out
         monkeypatch.setattr(part, "SETTINGS", (missing, SMALL))
     told, before = [], torch.random.get_rng_state()
-    parts = ("training", "growth", "limits", "extraction", "serving", "precision")
+    parts = ("training", "growth", "limits", "extraction", "closed_form", "serving", "precision")
     result = measured(*parts, told=told)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert any("It is not here." in what for what, _, _ in told)
@@ -116,6 +133,13 @@ def test_every_part_measures_its_rows_with_their_goals_and_has_its_notes(monkeyp
         ("growth", "LeNet-5: a row's time, 2 to 8 clients", "×", 1.3, True),
         ("limits", "LeNet-5: a step, over its arithmetic at full speed", "×", None, True),
         ("extraction", "LeNet-5: features, over a bare forward pass", "×", 1.2, True),
+        ("closed_form", "client request from moments, ResNet-18", "ms", 60, True),
+        ("closed_form", "class request from moments, ResNet-18", "ms", 60, True),
+        ("closed_form", "moments sent, over centroids", "×", 1, True),
+        ("closed_form", "what a server keeps of ten clients", "MB", 25, True),
+        ("closed_form", "LeNet-5: collecting moments, over a bare forward pass", "×", 1.15, True),
+        ("closed_form", "client request from moments, 12 clients over 6", "×", 1.2, True),
+        ("closed_form", "peak memory to merge the moments of 12 clients", "MB", 300, True),
         ("serving", "ResNet-18 with a filter, batch 1", "× base", 1.02, True),
         ("precision", "lenet5 on digits: accuracy in bfloat16 less in float32", "points", None, True),
     ]
@@ -132,15 +156,18 @@ def test_every_part_measures_its_rows_with_their_goals_and_has_its_notes(monkeyp
     assert value == pytest.approx(detail["step_s"] / detail["floor_s"])
     weights = sum(weight.numel() for weight in SMALL.build(CPU).parameters() if weight.ndim > 1)
     assert detail["flops"] > 8 * 2 * 2 * weights  # each weight meets each row, there and back
+    kept = next(row["value"] for row in result["table"] if row["name"] == "what a server keeps of ten clients")
+    assert 8 * 512 * 513 / 2 * (1 + 10 + 10) < 1e6 * kept < 25e6  # second moments of all, by client and by class
     value, detail = details["precision"]
     found = [[run["accuracy"] for run in detail[name]] for name in ("bfloat16", "float32")]
     points = [100 * (half - single) for half, single in zip(*found, strict=True)]
     assert detail["points"] == pytest.approx(points) and value == pytest.approx(sum(points) / 2)
     by_part = {part: notes({"table": [row for row in result["table"] if row["part"] == part]}) for part in parts}
-    assert [len(found) for found in by_part.values()] == [1, 1, 1, 0, 0, 1]
+    assert [len(found) for found in by_part.values()] == [1, 1, 1, 0, 2, 0, 1]
     assert "24 rows, 2 clients, batches of 8, precision float32" in by_part["training"][0]
     assert "2 clients " in by_part["growth"][0] and "8 clients " in by_part["growth"][0]
     assert "a step of 8 rows" in by_part["limits"][0]
+    assert "2,000 rows" in by_part["closed_form"][0] and "12 clients " in by_part["closed_form"][1]
     assert "lenet5 on digits, 200 rows, 1 rounds, seeds 0, 1" in by_part["precision"][0]
 
 

@@ -13,7 +13,7 @@ from fedup.bench.withdrawals import KINDS, SETTINGS, Setting, make_cases, run_wi
 from fedup.bench.withdrawals_table import CASES, LEAST_EQUAL, MOST_TOO_FEW, case_row, goals, is_same, withdrawals_table
 from fedup.errors import DataError, SettingError
 
-SMALL = {"data": "digits", "clients": 2, "partition": "dirichlet:1.0", "rounds": 2, "rows": 500}
+SMALL = {"data": "digits", "clients": 2, "partition": "dirichlet:1.0", "rounds": 2, "rows": 1200}
 SETTING = Setting("digits", SMALL, (("half", 0), ("person", 1), ("source", 1), ("class", 0)), least_person_rows=50)
 
 

@@ -92,7 +92,7 @@ def _original(stage: str) -> Path:
         return run
     shutil.copytree(_original("collected" if stage == "answered" else "trained"), run)
     if stage != "answered":
-        ok("collect", *(("--epsilon", 8, "--clip", "unit") if stage == "private" else ()), "--run", run)
+        ok("collect", *(("--epsilon", 8, "--clip", "unit") if stage == "private" else ("--ratio", 0.8)), "--run", run)
         return run
     ok("unlearn", "--run", run, "--class", 7, "--reference", "T-1", "--force", *FAST)
     ok("unlearn", "--run", run, "--client", 2, "--force")

@@ -27,7 +27,10 @@ def test_a_folder_of_moments_forgets_restores_purges_and_stays_sound(run):
     ok("unlearn", "--run", run, "--client", "2", *FORCE)
     page = ok("evidence", "T1", "--run", run, "--json").json
     assert page["contact"]["bytes_up"] > 0
-    ok("purge", "--run", run, "--yes")
+    sealed = ok("status", "--run", run, "--json").json["sealed"]
+    assert sealed["cells"] == len(ok("purge", "--run", run, "--yes", "--json").json["cells"]) > 5
+    sealed = ok("status", "--run", run, "--json").json["sealed"]
+    assert sealed["cells"] == 0 < sealed["purged"]
     ok("restore", "T1", "--run", run, "--force")  # its cells are asked for again
     assert ok("verify", "--run", run, "--json").json["ok"]
     ok("restore", "--all", "--run", run)
@@ -37,9 +40,11 @@ def test_a_folder_of_moments_forgets_restores_purges_and_stays_sound(run):
 def test_settings_that_do_not_fit_moments_are_refused_and_change_nothing(run):
     before = contents(run)
     refused("collect", "--run", run, "--statistics", "moments", "--ratio", "0.5", told="--ratio does not go with")
-    refused("collect", "--run", run, "--bound", "8", told="--bound does not go with --statistics centroids")
-    refused("collect", "--run", run, "--statistics", "sums", told="--statistics is one of centroids, moments")
-    refused("collect", "--run", run, told="Statistics were collected with --statistics moments")
+    refused("collect", "--run", run, "--ratio", "0.5", "--bound", "8", told="--ratio does not go with")
+    refused("collect", "--run", run, "--bound", "8", told="Statistics were collected with --statistics moments")
+    refused("collect", "--run", run, "--statistics", "sums", told="--statistics is one of auto, centroids, moments")
+    refused("collect", "--run", run, "--ratio", "0.8", told="Statistics were collected with --statistics moments")
     refused("unlearn", "--run", run, "--class", "3", "--filter", "bottleneck", *FORCE, told="this store holds moments")
-    assert "already" in ok("collect", "--run", run, "--statistics", "moments").out
+    for same in ((), ("--statistics", "moments")):
+        assert "already" in ok("collect", "--run", run, *same).out
     assert contents(run) == before

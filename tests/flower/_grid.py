@@ -16,7 +16,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
-from fedup import Federation, Forget
+import fedup
+from fedup import Centroids, Federation, Forget
 from fedup.flower import Delivery, GridContact, mount
 from fedup.flower.wire import Answer, Ask, read_answer, read_ask, write_answer
 from fedup.tasks.recipe import Recipe
@@ -244,3 +245,8 @@ def digits(seed: int = 0, rounds: int = 2, rows: int = 400) -> World:
         torch.manual_seed(seed)
         start = World.blank()
     return World(federation, recipe.train(start, federation).model, dataset.test_x[..., ::2, ::2].contiguous())
+
+
+def collect(*arguments: Any, **settings: Any) -> Centroids:
+    """Centroids, unless the settings say otherwise."""
+    return fedup.collect(*arguments, **{"statistics": "centroids", **settings})

@@ -1,7 +1,7 @@
 import pytest
-from tests.flower._grid import Clock, World, digits
+from tests.flower._grid import Clock, World, collect, digits
 
-from fedup import Centroids, collect
+from fedup import Centroids
 from fedup.flower import messaging
 
 

@@ -9,9 +9,9 @@ import torch
 from tests._asking import ask_one
 from tests._forced import unlearn as unlearn_by_force
 from tests.flower._contact import refused, spoiling
-from tests.flower._grid import FIRST, LocalGrid, World, digits
+from tests.flower._grid import FIRST, LocalGrid, World, collect, digits
 
-from fedup import Centroids, FilterConfig, Forget, collect, plug, unlearn
+from fedup import Centroids, FilterConfig, Forget, plug, unlearn
 from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.clients.in_process import InProcess
 from fedup.clients.tally import TallyQuestion

@@ -3,8 +3,9 @@
 import pytest
 from tests._forced import unlearn
 from tests.flower._contact import Carried
+from tests.flower._grid import collect
 
-from fedup import DP, FilterConfig, collect, plug
+from fedup import DP, FilterConfig, plug
 from fedup.flower import RunServer
 from fedup.run.answer import Limits
 from fedup.statistics.centroids import CentroidConfig

@@ -9,10 +9,10 @@ from flwr.app import RecordDict
 from tests._asking import ask_one
 from tests._forced import restore, unlearn
 from tests.flower._contact import CENTROIDS, NODES, ODD, assert_same_store, untouched
-from tests.flower._grid import FIRST, LocalGrid, World, digits
+from tests.flower._grid import FIRST, LocalGrid, World, collect, digits
 from torch import nn
 
-from fedup import FilterConfig, Forget, collect, fingerprint, plug
+from fedup import FilterConfig, Forget, fingerprint, plug
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion

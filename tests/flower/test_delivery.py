@@ -16,6 +16,7 @@ from tests._asking import ask_one
 from tests._forced import unlearn
 from tests.flower._contact import (
     ODD,
+    Carried,
     assert_is_part_of,
     assert_same_store,
     bytes_of,
@@ -25,9 +26,9 @@ from tests.flower._contact import (
     spoiling,
     untouched,
 )
-from tests.flower._grid import FIRST, Clock, LocalGrid, World, changed, digits, told, with_answer
+from tests.flower._grid import FIRST, Clock, LocalGrid, World, changed, collect, digits, told, with_answer
 
-from fedup import Centroids, FilterConfig, Forget, collect, plug
+from fedup import Centroids, FilterConfig, Forget, plug
 from fedup.clients.labels import LabelsQuestion
 from fedup.errors import ContactError, DataError, RequestError, SettingError
 from fedup.flower import Delivery
@@ -195,6 +196,21 @@ def test_a_node_that_replies_at_a_later_try_is_part_of_the_store(world, plain, c
     assert contact.traffic.messages == len(grid.sent) == 6 + lost + 2  # of others; lost; its question and weights
 
 
+def test_a_message_that_could_not_be_sent_is_sent_again_and_does_not_count(world, plain):
+    grid = world.grid()
+    push, unsent, carried = grid.push_messages, [ODD], Carried(grid)
+
+    def push_messages(messages):
+        kept = [push([message])[0] if message.metadata.dst_node_id not in unsent else "" for message in messages]
+        unsent.clear()
+        return kept
+
+    grid.push_messages = push_messages
+    contact = world.contact(grid)
+    assert_same_store(collect(world.model, contact), plain)
+    assert (contact.traffic.messages, contact.traffic.bytes_down) == (len(grid.sent), carried.down) and not unsent
+
+
 def test_pauses_double_and_end_at_half_a_minute(world, clock):
     grid = world.grid(lambda node, reply: flower_error(reply, ErrorCode.NODE_UNAVAILABLE) if node == ODD else reply)
     with pytest.raises(ContactError, match="no answer within 2 s, asked 9 times"):
@@ -298,3 +314,6 @@ def test_a_node_that_becomes_another_client_is_an_error(world):
     assert contact.clients
     with pytest.raises(DataError, match=f"Node {ODD} was client 2 before, and says now that it is 7"):
         collect(world.model, contact)
+    grid.spoil = spoiling(lambda reply: changed(reply, {"client": 7}), kind="labels")
+    with pytest.raises(ContactError, match="it was client 2 before, and says now that it is 7"):
+        ask_one(contact, 2, LabelsQuestion(frozenset([int(world.rows(2)[0])])))

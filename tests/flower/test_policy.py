@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord
 from tests._asking import ask_one
 from tests.flower._node import CLIENT, HOW, Node, centroids, exact_details, in_process, row_groups
 
-from fedup.clients.eraser_questions import SketchesQuestion, SpreadsQuestion
+from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import BudgetError, SettingError
 from fedup.flower import Policy
@@ -47,6 +47,11 @@ def test_classes_with_fewer_rows_than_the_least_are_not_told_of_for_an_eraser_or
     (name,) = groups.requests
     found = node.read(SpreadsQuestion({"conv2": "each"}, groups, {name: dict.fromkeys(everything, 0.125)}))
     assert found.reference[name]["conv2"].weight == 0.125 * len(enough)
+
+    moments = SecondMomentsQuestion("conv2", "each", (0,), groups)
+    many = ask_one(in_process(world), CLIENT, moments).count
+    for fewest, rows in ((many - 40, many), (many - 39, 40)):  # 40 are forgotten
+        assert Node(world, world.app(CLIENT, policy=Policy(least_rows=fewest))).read(moments).count == rows
 
     counted = node.read(TallyQuestion(None, None, RowsToCount(groups.requests, groups.forget_set)))
     assert counted.retained.keys() == enough

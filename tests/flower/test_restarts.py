@@ -2,9 +2,9 @@
 
 import pytest
 from tests.flower._contact import CENTROIDS, NODES, ODD, assert_same_store, losing, untouched
-from tests.flower._grid import FIRST, Clock, Killed, LocalGrid, World, assert_ledgers_agree, digits
+from tests.flower._grid import FIRST, Clock, Killed, LocalGrid, World, assert_ledgers_agree, collect, digits
 
-from fedup import Forget, collect
+from fedup import Forget
 from fedup.errors import BudgetError
 from fedup.flower import Policy
 from fedup.privacy import DP, Budget, Ledger
@@ -147,10 +147,12 @@ def test_an_answer_without_any_cell_and_a_contact_without_a_folder_leave_nothing
 def test_a_collection_that_was_paid_for_can_be_taken_up_again_under_a_budget_for_just_one(world, tmp_path, clock):
     grid, ledger = world.grid(), Ledger(budgets={None: Budget(REAL.epsilon)})
     collect(world.model, world.contact(grid), statistics=CentroidConfig(seed=9))  # nodes hold the weights
-    grid.spoil, clock.kills = losing(ODD), True
+    grid.spoil = lambda node, reply: None if node == ODD and reply.metadata.group_id in CENTROIDS else reply
+    clock.kills = True
     contact = world.contact(grid, folder=tmp_path, ledger=ledger, least_fraction=0.5)
     with pytest.raises(Killed):
         collect(world.model, contact, privacy=REAL)
+    assert ODD in grid.nodes_asked("summarize privately"), "premise: it has charged itself"
     grid.spoil, clock.kills = untouched, False
     contact = world.contact(grid, folder=tmp_path, ledger=ledger)
     assert collect(world.model, contact, privacy=REAL).clients == (0, 1, 2, 3)

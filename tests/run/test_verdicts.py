@@ -9,10 +9,11 @@ from tests.cli._in_process import FAST, QUICK, contents, copy_of, fedup, filter_
 
 from fedup.cli._session import Session
 from fedup.clients.in_process import InProcess
-from fedup.errors import FedUPError
+from fedup.errors import FedUPError, StaleFilterError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.request import Forget
 from fedup.run.answer import Limits, NewRequest, RequestDesk
+from fedup.run.evidence import build_evidence
 from fedup.run.folder import Run
 from fedup.run.serving import load_store
 from fedup.run.verify import _check_centroids
@@ -146,6 +147,8 @@ def test_a_request_that_makes_its_samples_better_known_stays_open_and_people_are
     assert is_sound(withheld)
     ran = fedup("unlearn", "--run", withheld, *samples(), *ANY_LOSS, *FAST)
     assert ran.code == 1 and "R2 stays open, without a filter" in ran.out
+    of_first = [build_evidence(Run(run), Run(run).read(), "R1") | {"journal": None} for run in (original, withheld)]
+    assert of_first[0] == of_first[1], "no other filter answers it now"
     told, page = evidence(withheld, "W-1")
     assert (told["request"]["status"], told["verdict"]["finding"]) == ("open, no filter", "farther than before")
     assert (told["filter"], told["first_filter"], told["accuracy"], told["erasure"]) == (None, None, None, None)
@@ -285,3 +288,15 @@ def test_answers_are_let_go_once_the_folder_has_them_and_kept_where_it_declined(
         )
     assert (outcome.declined is None) == force
     assert len(calls) == let_go
+
+
+def test_no_answer_goes_on_record_for_weights_of_which_one_number_changed(run):
+    session, before = Session(run), contents(run)
+    with Run(run).writing("test") as writer:
+        plugged, store = session.plugged(writer.state), session.store(writer.state, writer)
+        next(plugged.base.parameters()).data.view(-1)[1] += 1  # PyTorch does not count it
+        desk = RequestDesk(writer, plugged, store)
+        for answer in (lambda: desk.unlearn([NewRequest(Forget.clients([0]))]), lambda: desk.restore(())):
+            with pytest.raises(StaleFilterError):
+                answer()
+    assert contents(run) == before

@@ -1,6 +1,5 @@
 """The server: Flower's FedAvg learns; FedUP answers a client, a class and a sample request, and takes each back."""
 
-import hashlib
 import json
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 import fedup
+from fedup import MomentConfig
 from fedup.flower import Delivery, GridContact, RunServer
 from fedup.run.answer import Limits
 from fedup.tasks.evaluation import predict
@@ -32,17 +32,16 @@ def main(grid: Grid, context: Context) -> None:
     training = {"time_s": time.perf_counter() - started}
 
     # FedUP from here on. Every node is asked once; the answers serve all requests to come, also after a restart: model,
-    # centroids, requests and filters are in a run folder, on which `fedup status`, `evidence` and `verify` work.
+    # statistics, requests and filters are in a run folder, on which `fedup status`, `evidence` and `verify` work.
     out = Path(str(config["out"])).absolute()
     server = RunServer(out / f"run-{context.run_id}", task.make_model)
     server.keep(model)
     delivery = Delivery(timeout_s=120, weights_at_once=True)
     contact = GridContact(grid, model, example=task.EXAMPLE, num_classes=task.NUM_CLASSES, delivery=delivery)
     started = time.perf_counter()
-    centroids = server.collect(contact)
-    content = centroids.vectors.numpy().tobytes() + centroids.counts.numpy().tobytes()
-    collection = {"time_s": time.perf_counter() - started, "centroids": len(centroids.vectors), **traffic(contact)}
-    collection |= {"clients": list(centroids.clients), "sha256": hashlib.sha256(content).hexdigest()}
+    store = server.collect(contact, statistics=MomentConfig(by_class="always"))  # so that class requests ask nobody
+    collection = {"time_s": time.perf_counter() - started, "rows": store.total.rows, **traffic(contact)}
+    collection |= {"clients": list(store.clients), "sha256": task.digest(store)}
     print(f"collected: {json.dumps(collection)}")
 
     digits, requests = task.load(config), []

@@ -11,13 +11,11 @@ from fedup.bench.scenarios import Situation, scenario_class
 from fedup.clients.collect import collect
 from fedup.errors import SettingError
 from fedup.federation import Federation
-from fedup.filters.presets import preset
 from fedup.models.features import FeatureReader
 from fedup.models.views import fingerprint
 from fedup.request import Forget
 from fedup.rng import generator
 from fedup.serving.plugged import PluggedModel, plug
-from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.store import Centroids
 from fedup.tasks.datasets import Dataset, input_of
 from fedup.tasks.evaluation import accuracy_per_class, predict, retain_and_forget
@@ -59,20 +57,18 @@ def run_demo(
         relearning = RoundsShown(progress, f"Retraining to {request}", recipe.rounds)
         retrained = recipe.train(start, federation.without(request), observers=[relearning])
         collecting = time.perf_counter()
-        centroids = collect(trained.model, federation, statistics=CentroidConfig(seed=seed))
+        store = collect(trained.model, federation)
         about = {  # of the last federation: the others took as much
             "train_time_s": trained.time_s,
             "collect": {
                 "time_s": time.perf_counter() - collecting,
-                "bytes_up": centroids.size_bytes,
-                "clients_contacted": len(centroids.bytes_up),
-                "centroids": len(centroids.vectors),
-                "ratio": preset().ratio,
+                "bytes_up": store.size_bytes,
+                "clients_contacted": len(store.bytes_up),
             },
         }
         progress(f"Answering: {request}", 0, 1)
         answer = _Answer(situation, dataset)
-        requests.append(answer.run(trained.model, centroids, retrained))
+        requests.append(answer.run(trained.model, store, retrained))
         drawings[request.kind] = answer.drawings
         progress(f"Answering: {request}", 1, 1)
     result = {
@@ -106,20 +102,20 @@ class _Answer:
             self._figures["attack"]["true"] = triggered.y[self._shown].tolist()
             self.drawings["images"] = triggered.x[self._shown].mean(1).tolist()
 
-    def run(self, model: nn.Module, centroids: Centroids, retrained: Trained) -> dict[str, Any]:
+    def run(self, model: nn.Module, store: Centroids, retrained: Trained) -> dict[str, Any]:
         """Serve the request, measure, take it back, measure again."""
         federation, request, test_x = self._situation.federation, self._situation.request, self._dataset.test_x
         hash_before, logits_before = fingerprint(model), predict(model, test_x)
         self._measure("original", model)
         plugged = plug(model)
-        report = unlearn(plugged, centroids, request, clients=federation)
+        report = unlearn(plugged, store, request, clients=federation)
         self._measure("forgotten", plugged)
         self._measure("retrained", retrained.model)
         self.drawings["features"] = _features_in_2d(plugged, federation, request)
         filter_bytes = plugged.served.size_bytes if plugged.served else 0
         with plugged.restored():
             same_while_plugged = torch.equal(predict(plugged, test_x), logits_before)
-        restore_report = restore(plugged, centroids, request, clients=federation)
+        restore_report = restore(plugged, store, request, clients=federation)
         restored = plugged.unplug()
         self._measure("restored", restored)
         same_after = torch.equal(predict(restored, test_x), logits_before) and fingerprint(restored) == hash_before
@@ -137,7 +133,6 @@ class _Answer:
             "clients_contacted": sorted(report.clients_contacted),
             "clients_counting": sorted(set(report.clients_counting)),
             "told": sorted({release.what for release in report.releases}),
-            "centroids_used": report.centroids_used,
             "erasure": report.erasure,
             "notes": report.notes,
             "verdict": report.verdicts[request.digest].to_json(),

@@ -67,9 +67,9 @@ def _how_it_was_answered(request: dict[str, Any]) -> str:
     contacted, counting, bytes_up = request["clients_contacted"], request["clients_counting"], request["bytes"]["up"]
     eraser = (request["erasure"] or {}).get("place")
     parts = [
-        f"An eraser at {eraser['cut']}, {eraser['positions']} of {eraser['of']} positions"
+        f"An eraser at {eraser['cut']}, {eraser['positions']} of {eraser['of']} positions, and the closed form"
         if eraser
-        else f"A bottleneck fitted to {request['centroids_used']:,} centroids",
+        else "The closed form from sums of what is retained",
         f"{show_bytes(request['filter_bytes'])}; "
         + (f"clients {', '.join(map(str, contacted))} asked again" if contacted else "no client asked"),
         f"{len(counting)} counted answers to measure it" if counting else "",

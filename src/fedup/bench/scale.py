@@ -116,9 +116,9 @@ def measure(grid: Any, clients: int) -> dict[str, Any]:
         with _measured(figures, "who", on_disk):  # the engine starts its workers
             assert len(on_disk.clients) == clients
         with _measured(figures, "collect", on_disk):
-            collect(model, on_disk)
+            collect(model, on_disk, statistics="centroids")
         with _measured(figures, "collect_again", on_disk):  # nodes have weights and features: the server's own memory
-            store = collect(model, on_disk)
+            store = collect(model, on_disk, statistics="centroids")
         size = store.vectors.numel() * store.vectors.element_size()
         figures |= {"centroids": len(store.vectors), "cells": len(store.cells), "store_bytes": size}
         plugged = plug(model)
@@ -133,7 +133,7 @@ def measure(grid: Any, clients: int) -> dict[str, Any]:
         del store
         in_memory = contact()
         with _measured(figures, "collect_in_memory", in_memory):
-            held = collect(model, in_memory)
+            held = collect(model, in_memory, statistics="centroids")
         del held
         private = contact(folder=Path(folder))
         with _measured(figures, "collect_private", private):

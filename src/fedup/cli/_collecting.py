@@ -13,6 +13,7 @@ from fedup.cli._session import Session
 from fedup.cli._settings import Settings
 from fedup.cli._text import of, size
 from fedup.clients.collect import collect_cells
+from fedup.clients.collect_moments import suits_moments
 from fedup.errors import RequestError, SettingError, check_choice
 from fedup.privacy.guarantee import DP
 from fedup.privacy.paper import DISCLAIMER
@@ -28,9 +29,14 @@ from fedup.tasks.progress import ClientsShown
 Config = CentroidConfig | MomentConfig | DP
 
 
-def config_of(statistics: str, centroids: Settings, moments: Settings, privacy: Settings) -> Config:
-    """Settings of centroids, with the paper's noise or without; of moments; or of statistics under a guarantee."""
-    check_choice("--statistics", statistics, Literal["centroids", "moments"])
+def config_of(statistics: str, centroids: Settings, moments: Settings, privacy: Settings) -> Config | None:
+    """Settings of centroids, with the paper's noise or without; of moments; or of statistics under a guarantee. None if
+    the model decides."""
+    check_choice("--statistics", statistics, Literal["auto", "centroids", "moments"])
+    if statistics == "auto":
+        if not (moments or centroids or privacy):
+            return None
+        statistics = "moments" if moments else "centroids"
     others = {"centroids": moments, "moments": {**centroids, **privacy}}[statistics]
     if others:
         name = next(iter(others)).replace("_", "-")
@@ -50,7 +56,7 @@ def config_of(statistics: str, centroids: Settings, moments: Settings, privacy: 
     return DP(**privacy)
 
 
-def collect_into(session: Session, config: Config, *, again: bool, wait_s: float) -> dict[str, Any]:
+def collect_into(session: Session, config: Config | None, *, again: bool, wait_s: float) -> dict[str, Any]:
     """Ask all clients and store what they send; where that was done before with the same settings, only describe it."""
     with session.writing("collect", wait_s) as writer:
         known = writer.state.collected
@@ -65,10 +71,10 @@ def print_collected(result: dict[str, Any], run: Path) -> None:
         return
     epsilon = result["paper_epsilon"]
     paper = f" The paper's ε, mean over cells: {epsilon:.2f} ({DISCLAIMER})." if epsilon is not None else ""
-    kinds = {"epsilon": "vectors of noisy statistics", "bound": "sums and their second moments"}
-    kind = next((kind for name, kind in kinds.items() if name in result["how"]), "centroids")
+    kinds = {"epsilon": f"{result['centroids']:,} vectors of noisy statistics", "bound": "Sums and second moments"}
+    kind = next((kind for name, kind in kinds.items() if name in result["how"]), f"{result['centroids']:,} centroids")
     typer.echo(
-        f"{result['centroids']:,} {kind} of {result['cells']} cells from {result['clients']} clients, "
+        f"{kind} of {result['cells']} cells from {result['clients']} clients, "
         f"{size(result['bytes_up'])} sent, in {result['time_s']:.1f} s.\n"
         f"{_left_out(result)}Protection: {result['mechanism']}.{paper} {next_step}"
     )
@@ -81,8 +87,10 @@ def _left_out(result: dict[str, Any]) -> str:
     return text + (f"{few:,} rows are left out: too few of their class at their client.\n" if few else "")
 
 
-def _already(body: Any, config: Config) -> dict[str, Any]:
+def _already(body: Any, config: Config | None) -> dict[str, Any]:
     before = how_from(body["how"])
+    if config is None:
+        config = before
     if isinstance(before, MomentConfig) and isinstance(config, MomentConfig) and config.is_usual_grid:
         config = replace(config, bound=before.bound, step=before.step)  # it followed the features
     if before != config:
@@ -102,7 +110,7 @@ def _as_options(settings: Settings) -> str:
     return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items())
 
 
-def _collect(session: Session, writer: Writer, config: Config) -> dict[str, Any]:
+def _collect(session: Session, writer: Writer, config: Config | None) -> dict[str, Any]:
     state = writer.state
     waiting = [request.id for request in state.requests if request.restored_in is None]
     if waiting:
@@ -114,6 +122,8 @@ def _collect(session: Session, writer: Writer, config: Config) -> dict[str, Any]
     with progress_bars(session.console) as show:
         started = time.perf_counter()
         contact = ClientsShown(session.federation, model, show, "Collecting statistics", ledger=RunLedger(writer))
+        if config is None:
+            config = MomentConfig() if suits_moments(model, contact, state.about["cut"]) else CentroidConfig()
         store = collect_cells(model, contact, config, state.about["cut"], frozenset(), with_forgotten=False)
         time_s = time.perf_counter() - started
     body = keep_centroids(writer, store, {"time_s": time_s, **session.facts})

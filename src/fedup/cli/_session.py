@@ -95,7 +95,7 @@ class Session:
     def store(self, state: State, writer: Writer | None = None) -> Centroids:
         """The centroids, on the model's device; a writer charges releases to the folder's ledger."""
         store = load_store(self.run, state)
-        if store.vectors.device != torch.device(self.device):  # `to` would copy the whole file into memory
+        if store.device != torch.device(self.device):  # `to` would copy the whole file into memory
             store = store.to(self.device)
         store.ledger = RunLedger(writer) if writer else ledger_of(state)
         return store

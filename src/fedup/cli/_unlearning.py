@@ -83,7 +83,7 @@ def plan_answer(
         "samples_unknown": planned.samples_unknown,
         "clients_contacted": planned.clients_contacted,
         "centroids_kept": planned.centroids_kept,
-        "statistics": "sums of cells" if isinstance(store, MomentStore) else "centroids",
+        "statistics": store.content,
         "clients_of_eraser": planned.clients_of_eraser,
         "notes": planned.notes,
         "privacy_cost": _privacy_cost(sent, store, eraser=bool(planned.clients_of_eraser)),
@@ -220,14 +220,15 @@ def _print_plan(result: dict[str, Any]) -> None:
         if "count" in rows:
             where = f": {count(rows['count'], 'training row')} of {count(len(rows['clients']), 'client')}"
         console.print(f"Would {request['what']}{where}.", markup=False)
-    fitted = "A bottleneck, where one is needed," if result["clients_of_eraser"] else "The filter"
+    bottleneck = result["clients_of_eraser"] and result["statistics"] == "centroids"
+    fitted = "A bottleneck, where one is needed," if bottleneck else "The filter"
     unknown, replaced = result["samples_unknown"], result["replaced_cells"]
     again = f"those of {unknown:,} samples, whose clients know the classes" if unknown else len(result["cells_asked"])
     before = "" if replaced == "none" else f" (what they held before: {replaced})"
     for note in result["notes"]:
         console.print(f"[yellow]Note:[/] {note}")
     console.print(
-        f"{fitted} would be fitted to about {result['centroids_kept']:,} {result['statistics']}; "
+        f"{fitted} would be made from about {result['centroids_kept']:,} {result['statistics']}; "
         f"{count(result['cells_sealed'], 'cell')} left out and sealed.\n"
         f"Clients contacted: {ids(result['clients_contacted']) or 'none'}; cells sent again: {again}{before}.\n"
         f"Privacy cost: {result['privacy_cost']}.\n"

@@ -17,8 +17,12 @@ def collect(
     run: options.RunOption = options.DEFAULT_RUN,
     *,
     statistics: Annotated[
-        str, typer.Option(help="centroids (the paper's way), or moments: integer sums, for the closed-form filter.")
-    ] = "centroids",
+        str,
+        typer.Option(
+            help="moments (integer sums, for the closed-form filter), centroids (the paper's way), or auto: moments "
+            "where the cut is before a last linear layer."
+        ),
+    ] = "auto",
     centroids: Settings,
     moments: Settings,
     privacy: Settings,
@@ -30,11 +34,11 @@ def collect(
     wait: options.WaitOption = options.DEFAULT_WAIT_S,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Ask every client once for its centroids or moments, from which requests are answered.
+    """Ask every client once for its moments or centroids, from which requests are answered.
 
     Examples:
-    [bold]fedup collect --run runs/mnist --ratio 0.8[/]
-    [bold]fedup collect --run runs/mnist --statistics moments[/]
+    [bold]fedup collect --run runs/mnist[/]
+    [bold]fedup collect --run runs/mnist --statistics centroids --ratio 0.8[/]
     [bold]fedup collect --run runs/mnist --epsilon 2 --clip unit[/]
     """
     from fedup.cli._collecting import collect_into, config_of, print_collected

@@ -27,8 +27,8 @@ def purge(
     from fedup.unlearning.unlearn import sealed_cells
 
     if not yes and not sys.stdin.isatty():
-        raise typer.BadParameter("nobody is there to be asked: pass --yes to destroy the sealed centroids for good.")
-    if not yes and not typer.confirm(f"Destroy the sealed centroids in {run} for good?"):
+        raise typer.BadParameter("nobody is there to be asked: pass --yes to destroy the sealed statistics for good.")
+    if not yes and not typer.confirm(f"Destroy the sealed statistics in {run} for good?"):
         typer.echo("Nothing was changed.")
         return
     session = Session(run)
@@ -40,5 +40,5 @@ def purge(
     text = "Nothing is sealed; nothing was changed."
     if cells:
         whose = f"{count(len(cells), 'cell')} of {count(len({client for client, _ in cells}), 'client')}"
-        text = f"Destroyed the sealed centroids of {whose}; they are in no file of {run}."
+        text = f"Destroyed the sealed statistics of {whose}; they are in no file of {run}."
     options.show({"cells": [list(cell) for cell in cells]}, as_json, lambda _: typer.echo(text))

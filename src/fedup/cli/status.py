@@ -65,7 +65,7 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
     if collected:
         sent, ratio = found["releases"], collected["how"].get("ratio")
         facts["Collected"] = (
-            f"{collected['rows']:,} vectors of {collected['cells']} cells, {'' if ratio is None else f'ρ {ratio}, '}"
+            f"{_what(collected)} of {collected['cells']} cells, {'' if ratio is None else f'ρ {ratio}, '}"
             f"protection: {found['protection']}; {len(sent)} clients sent "
             f"{size(sum(own['bytes'] for own in sent.values()))} in all"
         )
@@ -96,3 +96,8 @@ def _requests(state: State, found: dict[str, Any]) -> Table:
             f"{entry['time_s']:.2f} s",
         )
     return shown
+
+
+def _what(collected: dict[str, Any]) -> str:
+    moments = "bound" in collected["how"]
+    return "sums and second moments" if moments else f"{collected['rows']:,} vectors"

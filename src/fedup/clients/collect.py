@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedup.clients.centroids import CentroidsQuestion
-from fedup.clients.collect_moments import collect_moments
+from fedup.clients.collect_moments import collect_moments, suits_moments
 from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
@@ -35,25 +35,29 @@ def collect(
     model: nn.Module,
     federation: Federation | Contact,
     *,
-    statistics: CentroidConfig | MomentConfig | PresetName | Literal["centroids", "moments"] = "default",
+    statistics: CentroidConfig | MomentConfig | PresetName | Literal["auto", "centroids", "moments"] = "auto",
     privacy: DP | Literal["paper"] | None = None,
     cut: str | None = None,
     forget: Iterable[Forget] = (),
     ledger: Ledger | None = None,
 ) -> Centroids:
-    """Ask every client, once, for the centroids of its cells; or, with `statistics="moments"`, for integer sums.
+    """Ask every client, once, for its moments, which are integer sums; or for the centroids of its cells.
+
+    By default clients send moments if the cut is before a last linear layer and there is no `privacy`, else centroids
+    (ρ = 0.8, no noise). `statistics` chooses: "moments", "centroids", settings of either, or the name of a preset
+    (`paper` has centroids by kind of request).
 
     Without `forget` the result is a cache: later requests are answered from it. With `forget` this is the paper's
-    protocol: clients leave out what those requests name before they answer. `statistics` says how centroids are made,
-    itself or as the name of a preset: ρ = 0.8 and no noise by default, by kind of request with `paper`. Cells of
-    forgotten classes are left out, unless a preset relabels them (or `collect_cells(…, with_forgotten=True)`).
+    protocol: clients leave out what those requests name before they answer. Cells of forgotten classes are left out,
+    unless a preset relabels them (or `collect_cells(…, with_forgotten=True)`).
 
     `privacy` is a `DP` guarantee: clients send noisy statistics, and each release is charged to the `ledger` (without
     limits by default). Or it is "paper": the paper's noise (σ = 0.001 by default) and its ε for each cell, which is
     noise only and not a DP guarantee.
 
     If the contact has a `vectors_folder`, vectors are kept in an unnamed file there instead of in memory. The file is
-    deleted with the store; `save_centroids` writes a copy.
+    deleted with the store; `save_centroids` writes a copy. Moments of many clients are always kept so: there, or where
+    the system has its temporary files.
     """
     requests = frozenset(forget)
     if not isinstance(model, nn.Module) or not (isinstance(federation, Federation) or hasattr(federation, "ask")):
@@ -63,11 +67,13 @@ def collect(
         raise SettingError("A contact has a ledger of its own: pass ledger= where the contact is made.")
     if isinstance(federation, Federation):
         federation = InProcess(federation, model, one_reader=True, ledger=ledger)
+    if statistics == "auto":
+        statistics = "moments" if privacy is None and suits_moments(model, federation, cut) else "centroids"
     if statistics == "moments" or isinstance(statistics, MomentConfig):
         if privacy is not None:
             raise SettingError("Moments are exact and under no guarantee yet: with privacy= collect centroids.")
         config = statistics if isinstance(statistics, MomentConfig) else MomentConfig()
-        return collect_moments(model, federation, config, find_cut(model, cut), requests)
+        return collect_cells(model, federation, config, cut, requests, with_forgotten=False)
     usual = preset(_preset_of(statistics), requests)
     chosen = statistics if isinstance(statistics, CentroidConfig) else CentroidConfig(usual.ratio, usual.sigma)
     how = _protected(privacy, chosen, given=chosen is statistics)
@@ -89,7 +95,7 @@ def _protected(privacy: object, statistics: CentroidConfig, *, given: bool) -> C
 def _preset_of(statistics: object) -> PresetName:
     if isinstance(statistics, CentroidConfig) or statistics == "centroids":
         return "default"
-    check_choice("statistics", statistics, Literal["centroids", "moments", "default", "paper", "authors"])
+    check_choice("statistics", statistics, Literal["auto", "moments", "centroids", "default", "paper", "authors"])
     return cast(PresetName, statistics)
 
 
@@ -106,10 +112,10 @@ def collect_cells(
     """The clients' answers without what the requests name. With `with_forgotten` cells of forgotten classes are kept:
     the class policies `remap` and `remap_client` need them."""
     folder, place = contact.vectors_folder, find_cut(model, cut)
-    if isinstance(how, MomentConfig):
-        return collect_moments(model, contact, how, place, requests)
     if folder is not None and not folder.is_dir():  # before anybody is asked, and charged
         raise StorageError(f"There is no folder {folder} to write to. Make it first.")
+    if isinstance(how, MomentConfig):
+        return collect_moments(model, contact, how, place, requests)
     forget_set = union(requests)
     for request in (*requests, *([forget_set] if requests else [])):
         contact.check(request)

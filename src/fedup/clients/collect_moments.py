@@ -1,6 +1,10 @@
 """Phase 2 with moments: every client is asked, once, for sums that add up."""
 
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,14 +14,17 @@ from fedup.clients.moments import ClientMoments, MomentsQuestion
 from fedup.clients.protocol import Contact
 from fedup.errors import CutError, DataError
 from fedup.filters.closed_form import last_layer
+from fedup.models.cut import find_cut
 from fedup.models.views import fingerprint
 from fedup.request import Forget, union
-from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
+from fedup.statistics.cell_table import CellTable
+from fedup.statistics.client_parts import ClientPart, ClientParts
+from fedup.statistics.integer_moments import MOST_STEPS, IntegerMoments, MomentConfig
 from fedup.statistics.moment_store import MomentStore
-from fedup.statistics.store import Cell
+from fedup.statistics.store import CellName
 
 _SHORTENED = 0.01  # share of rows beyond the bound, above which another bound is tried where nobody chose one
-_FINE = 16  # steps in the root mean square of a row, below which the grid is too coarse
+_FINE = 4  # steps in the root mean square of a feature, below which the grid is too coarse
 _TRIES = 4
 
 
@@ -30,11 +37,7 @@ def collect_moments(
     Where nobody chose a bound and the usual one shortens many rows, or is far too wide, all are asked again with a
     better one.
     """
-    head = last_layer(model, cut)  # raises where a closed form could not be served
-    if len(head.weight) != contact.num_classes:
-        raise CutError(
-            f"The last layer has {len(head.weight)} outputs for {contact.num_classes} classes: moments need as many."
-        )
+    _check_head(model, contact, cut)
     forget_set = union(requests)
     for request in (*requests, *([forget_set] if requests else [])):
         contact.check(request)
@@ -44,8 +47,10 @@ def collect_moments(
     labels = dict(contact.ask({client: LabelsQuestion(ids) for client, ids in forget_set.sample_ids.items()}))
     adapts = config.is_usual_grid
     for _ in range(_TRIES):
-        answers = _ask(contact, config, cut, forget_set)
-        better = _better(config, answers) if adapts else config
+        builder = StoreBuilder(config, contact.num_classes, forget_set, labels, contact.vectors_folder)
+        for answer in _ask(contact, config, cut, forget_set):
+            builder.add(answer)
+        better = builder.better_config() if adapts else config
         if better == config:
             break
         config = better
@@ -54,85 +59,137 @@ def collect_moments(
             f"No grid suits the features: they are far from {MomentConfig.bound:g} in length, or all zero. "
             "Choose one: statistics=MomentConfig(bound=…, step=…)."
         )
-    store = _store(answers, config, contact.num_classes, forget_set, labels)
-    store = replace(store, cut=cut, base=fingerprint(model), collected_for=requests, ledger=contact.ledger)
+    store = builder.finish(cut=cut, base=fingerprint(model), collected_for=requests, ledger=contact.ledger)
     store.traffic = contact.traffic - before
     store.bytes_up = dict(store.traffic.by_client)
     return store
 
 
-def _ask(contact: Contact, config: MomentConfig, cut: str, forget_set: Forget) -> list[ClientMoments]:
+def suits_moments(model: nn.Module, contact: Contact, cut: str | None) -> bool:
+    """Whether a closed form could be served at this cut, so that moments are of use."""
+    try:
+        _check_head(model, contact, find_cut(model, cut))
+    except CutError:
+        return False
+    return True
+
+
+def _check_head(model: nn.Module, contact: Contact, cut: str) -> None:
+    head = last_layer(model, cut)  # raises where a closed form could not be served
+    if len(head.weight) != contact.num_classes:
+        raise CutError(
+            f"The last layer has {len(head.weight)} outputs for {contact.num_classes} classes: moments need as many."
+        )
+
+
+def _ask(contact: Contact, config: MomentConfig, cut: str, forget_set: Forget) -> Iterator[ClientMoments]:
     question = MomentsQuestion(cut, config, without=forget_set.class_ids)
     instead = {client: replace(question, excluded=ids) for client, ids in forget_set.sample_ids.items()}
-    return [answer for _, answer in contact.ask_everyone(question, instead=instead, but=forget_set.client_ids)]
+    return (answer for _, answer in contact.ask_everyone(question, instead=instead, but=forget_set.client_ids))
 
 
-def _better(config: MomentConfig, answers: list[ClientMoments]) -> MomentConfig:
-    """The same, or one with a bound that suits the rows: as many steps, wider or finer."""
-    rows = sum(answer.moments.rows for answer in answers)
-    if not rows:
-        return config
-    if sum(answer.shortened for answer in answers) > _SHORTENED * rows:
-        return replace(config, bound=8 * config.bound, step=8 * config.step)
-    squares = sum(float(answer.moments.dense_second().diagonal().sum()) for answer in answers)
-    if (squares / rows) ** 0.5 < _FINE * answers[0].moments.width ** 0.5:
-        return replace(config, bound=config.bound / 8, step=config.step / 8)
-    return config
+class StoreBuilder:
+    """A store that grows with each client's answer; one answer at a time is in memory."""
 
+    def __init__(
+        self,
+        config: MomentConfig,
+        num_classes: int,
+        forget_set: Forget,
+        sample_labels: dict[int, dict[int, int]],
+        folder: Path | None,
+    ) -> None:
+        self._config, self._num_classes, self._folder = config, num_classes, folder
+        self._forget_set, self._sample_labels = forget_set, sample_labels
+        self._total: IntegerMoments | None = None
+        self._parts = ClientParts(0)
+        self._of_classes: dict[int, Tensor] = {}
+        self._cells: dict[int, Sequence[int]] = {}  # by client
+        self._counts: dict[int, Sequence[int]] = {}
+        self._unsent: set[int] = set()
+        self._few: dict[int, set[int]] = {}  # by class
+        self._shortened = self._unreported = 0
+        self._about: dict[str, Any] = {}
 
-def _store(
-    answers: list[ClientMoments],
-    config: MomentConfig,
-    num_classes: int,
-    forget_set: Forget,
-    sample_labels: dict[int, dict[int, int]],
-) -> MomentStore:
-    answers = sorted(answers, key=lambda answer: answer.client)
-    if not any(answer.moments.rows for answer in answers):
-        raise DataError(f"No client has {config.least_rows} rows of a class: there is nothing to keep.")
-    held = [(answer, label) for answer in answers for label in answer.moments.counts.nonzero().flatten().tolist()]
-    emptied = [  # cells that samples took out as a whole: they may come back
-        (answer, label)
-        for answer in answers
-        for label in sorted({*sample_labels.get(answer.client, {}).values()} - forget_set.class_ids)
-        if not int(answer.moments.counts[label])
-    ]
-    held = sorted([*held, *emptied], key=lambda pair: (pair[0].client, pair[1]))
-    cells = tuple(Cell(answer.client, label, start, 1) for start, (answer, label) in enumerate(held))
-    total, of_classes = IntegerMoments.zeros(num_classes, answers[0].moments.width), dict[int, Tensor]()
-    for answer in answers:
-        total = total + answer.moments
+    def add(self, answer: ClientMoments) -> None:
+        """Add a client's answer to the totals, and keep its part."""
+        moments, client = answer.moments, answer.client
+        if self._total is None:
+            self._total = IntegerMoments.zeros(self._num_classes, moments.width)
+            self._parts = ClientParts(moments.width, self._folder)
+            self._about = {"shape": answer.shape, "nonnegative": answer.nonnegative}
+        self._total = self._total + moments
         for label, second in answer.by_class.items():
-            of_classes[label] = of_classes.get(label, 0) + second
-    total.check(config)
-    excluded: dict[tuple[int, int], frozenset[int]] = {}
-    for cell in cells:
-        labels = sample_labels.get(cell.client, {})
-        ids = frozenset(i for i in forget_set.sample_ids.get(cell.client, ()) if labels.get(i) == cell.label)
-        excluded |= {cell.name: ids} if ids else {}
-    return MomentStore(
-        vectors=torch.stack([answer.moments.sums[label] for answer, label in held]),
-        counts=torch.stack([answer.moments.counts[label] for answer, label in held]),
-        cells=cells,
-        clients=tuple(sorted({*(answer.client for answer in answers), *forget_set.client_ids})),
-        num_classes=num_classes,
-        how=config,
-        cut="",
-        base="",
-        nonnegative=answers[0].nonnegative,
-        shape=answers[0].shape,
-        excluded=excluded,
-        sample_labels=sample_labels,
-        total=total,
-        of_clients={answer.client: answer.moments.second for answer in answers if answer.moments.rows},
-        of_classes=of_classes,
-        unsent={answer.client for answer in answers if answer.moments.rows and not answer.by_class},
-        sizes={
-            cell.name: int(answer.moments.counts[cell.label]) + len(excluded.get(cell.name, ()))
-            for cell, (answer, _) in zip(cells, held, strict=True)
-            if int(answer.moments.counts[cell.label])
-        },
-        few=set().union(*(answer.few for answer in answers)),
-        shortened=sum(answer.shortened for answer in answers),
-        unreported=sum(answer.unreported for answer in answers),
-    )
+            self._of_classes[label] = self._of_classes.get(label, 0) + second
+        named = {*self._sample_labels.get(client, {}).values()} - self._forget_set.class_ids
+        held = sorted({*moments.counts.nonzero().flatten().tolist(), *named})  # samples may take out a whole cell
+        self._cells[client], self._counts[client] = array("q", held), array("q", moments.counts[held].tolist())
+        if held:
+            self._parts[client] = ClientPart(moments.sums[held], moments.second)
+        if moments.rows and not answer.by_class:
+            self._unsent.add(client)
+        for label in answer.few:
+            self._few.setdefault(label, set()).add(client)
+        self._shortened += answer.shortened
+        self._unreported += answer.unreported
+
+    def better_config(self) -> MomentConfig:
+        """The same, or one that suits the rows: wider or finer."""
+        config, total = self._config, self._total
+        if total is None or not total.rows:
+            return config
+        if self._shortened > _SHORTENED * total.rows:
+            return replace(config, bound=8 * config.bound, step=8 * config.step)
+        squares = float(total.dense_second().diagonal().sum())
+        if (squares / total.rows) ** 0.5 < _FINE * total.width**0.5:
+            step = config.step / 8
+            return replace(config, bound=min(config.bound, step * MOST_STEPS), step=step)
+        return config
+
+    def finish(self, **about: Any) -> MomentStore:
+        """The store of all that was added."""
+        total = self._total
+        if total is None or not total.rows:
+            raise DataError(f"No client has {self._config.least_rows} rows of a class: there is nothing to keep.")
+        total.check(self._config)
+        order = sorted(self._cells)
+        cells = CellTable(
+            (client for client in order for _ in self._cells[client]),
+            (label for client in order for label in self._cells[client]),
+        )
+        column = array("q", (count for client in order for count in self._counts[client]))
+        counts, excluded = torch.frombuffer(column, dtype=torch.int64).clone(), self._excluded()
+        sizes = counts.clone()
+        for name, ids in excluded.items():
+            cell = cells.find(name)
+            if cell is not None and int(counts[cell.start]):
+                sizes[cell.start] += len(ids)
+        return MomentStore(
+            vectors=torch.zeros(0, total.width, dtype=torch.int64),
+            counts=counts,
+            cells=cells,
+            clients=tuple(sorted({*self._cells, *self._forget_set.client_ids})),
+            num_classes=self._num_classes,
+            how=self._config,
+            excluded=excluded,
+            sample_labels=self._sample_labels,
+            total=total,
+            parts=self._parts,
+            of_classes=self._of_classes,
+            unsent=self._unsent,
+            sizes=sizes,
+            few=self._few,
+            shortened=self._shortened,
+            unreported=self._unreported,
+            **self._about,
+            **about,
+        )
+
+    def _excluded(self) -> dict[CellName, frozenset[int]]:
+        """By cell, the samples that are left out of it."""
+        excluded: dict[CellName, frozenset[int]] = {}
+        for client, ids in self._forget_set.sample_ids.items():
+            labels = self._sample_labels.get(client, {})
+            for label in self._cells.get(client, ()):
+                excluded[client, label] = frozenset(i for i in ids if labels.get(i) == label)
+        return {name: ids for name, ids in excluded.items() if ids}

@@ -25,7 +25,7 @@ from fedup.statistics.integer_moments import (
     second_moment,
 )
 
-_USUAL_BYTES = 5  # of a second moment in a message
+_USUAL_BYTES = 4  # of a second moment in a message, or fewer
 MOST_CLASS_BYTES = 12_000_000  # of second moments by class that a client sends; above, a class request asks for its own
 
 
@@ -253,11 +253,11 @@ def _read(
 
 
 def _sends_classes(config: MomentConfig, held: int, rows: int, width: int) -> bool:
-    """Whether a client sends second moments by class ahead of any request: as the config says, or where that is less
-    than centroids of eight in ten rows would be."""
+    """Whether a client sends second moments by class ahead of any request: as the config says, or where that is no more
+    than four times what centroids of eight in ten rows would be. Small clients then send more, large ones less."""
     if config.by_class != "auto":
         return config.by_class == "always"
-    return held * width * (width + 1) / 2 * _USUAL_BYTES <= min(MOST_CLASS_BYTES, 0.8 * rows * width * 4)
+    return held * width * (width + 1) / 2 * _USUAL_BYTES <= min(MOST_CLASS_BYTES, 4 * 0.8 * rows * width * 4)
 
 
 def _cells_in(details: Details) -> int:

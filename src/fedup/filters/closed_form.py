@@ -12,6 +12,8 @@ from fedup.models.cut import tail_of
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
 
 RIDGE = 0.01  # of the mean variance of a feature
+FEW_ROWS_RIDGE = 0.5  # more of it, for each feature per row: few rows say little of a covariance
+SHARPNESS = 0.7  # of the original layer's spread: ridge scores overlap more (docs/closed_form.md has the figures)
 MARGIN = 10.0  # by which an absent class stays below the mean of the others, at least
 _LARGEST_MARGIN = 1000.0
 _WORST_CONDITION = 1e4  # of the last layer: beyond, features for given scores would be too large for single precision
@@ -56,32 +58,33 @@ class Scores:
 def ridge_scores(retained: RetainedStatistics) -> Scores:
     """Scores fitted to one-hot targets by ridge regression: A = G (Σ + λI)⁻¹, a = n/N − A m."""
     shares = retained.counts / retained.counts.sum()  # (K,)
-    weight = _solved(retained.covariance, shares[:, None] * (retained.means - retained.mean))
+    weight = _solved(retained, retained.covariance, shares[:, None] * (retained.means - retained.mean))
     return Scores(weight, shares - weight @ retained.mean)
 
 
 def discriminant_scores(retained: RetainedStatistics) -> Scores:
     """Linear discriminants, all classes weighing the same: kinder to small classes than ridge scores."""
-    weight = _solved(retained.within, retained.means)
+    weight = _solved(retained, retained.within, retained.means)
     return Scores(weight, -0.5 * (weight * retained.means).sum(1))
 
 
-def _solved(covariance: Tensor, targets: Tensor) -> Tensor:
+def _solved(retained: RetainedStatistics, covariance: Tensor, targets: Tensor) -> Tensor:
     """targets (Σ + λI)⁻¹ (K, D)"""
     damped = covariance.clone()
-    damped.diagonal().add_(RIDGE * damped.diagonal().mean().clamp(min=1e-12))
+    ridge = RIDGE + FEW_ROWS_RIDGE * len(damped) / float(retained.counts.sum())
+    damped.diagonal().add_(ridge * damped.diagonal().mean().clamp(min=1e-12))
     return torch.linalg.solve(damped, targets.T).T
 
 
 def spread_matched(scores: Scores, head: Scores, retained: RetainedStatistics) -> Scores:
-    """The scores times one number, so that on the class means they are spread as the original layer's are.
+    """The scores times one number, so that on the class means they are spread nearly as the original layer's are.
 
     Ridge scores lie between 0 and 1: their softmax would be nearly flat. The order of classes stays.
     """
     held = retained.counts > 0
     shares = retained.counts[held] / retained.counts[held].sum()
     wanted, own = (_spread(each.of(retained.means[held])[:, held], shares) for each in (head, scores))
-    factor = float(wanted / own) if int(held.sum()) > 1 and float(own) > 0 and float(wanted) > 0 else 1.0
+    factor = SHARPNESS * float(wanted / own) if int(held.sum()) > 1 and float(own) > 0 and float(wanted) > 0 else 1.0
     return Scores(scores.weight * factor, scores.bias * factor)
 
 
@@ -113,18 +116,26 @@ class ClosedForm(Filter):
 
     C takes the mean over classes away, so scores come out up to a number that is the same for all classes. Rows longer
     than the bound are shortened to it first, as they were when the moments were taken.
+
+    Some classes may be kept as they were: a row that the last layer clearly answers with one of them passes unchanged.
     """
 
-    def __init__(self, width: int, num_classes: int, bound: float) -> None:
+    def __init__(self, width: int, num_classes: int, bound: float, *, keeps: bool = False) -> None:
         super().__init__()
         self.bound = bound
         self.register_buffer("encoder", torch.zeros(num_classes, width))
         self.register_buffer("decoder", torch.zeros(width, num_classes))
         self.register_buffer("constant", torch.zeros(width))
+        if keeps:
+            self.register_buffer("original", torch.zeros(num_classes, width + 1))  # the last layer: weight and bias
+            self.register_buffer("kept", torch.zeros(num_classes))  # 1 for classes kept as they were
+        self.keeps = keeps
 
     encoder: Tensor
     decoder: Tensor
     constant: Tensor
+    original: Tensor
+    kept: Tensor
 
     @property
     def rank(self) -> int:
@@ -138,9 +149,20 @@ class ClosedForm(Filter):
 
     def forward(self, features: Tensor) -> Tensor:
         flat = torch.nan_to_num(features.flatten(1).to(self.encoder.dtype), posinf=0.0, neginf=0.0)  # (N, D)
-        flat = flat * (self.bound / flat.norm(dim=1, keepdim=True).clamp(min=self.bound))
-        passed = linear(linear(flat, self.encoder), self.decoder, self.constant)
+        norms = flat.norm(dim=1, keepdim=True)
+        shortened = flat * (self.bound / norms.clamp(min=self.bound))
+        passed = linear(linear(shortened, self.encoder), self.decoder, self.constant)
+        if self.keeps:
+            passed = torch.where(self._clearly_kept(flat, norms), flat, passed)
         return passed.reshape(features.shape).to(features.dtype)
+
+    def _clearly_kept(self, flat: Tensor, norms: Tensor) -> Tensor:
+        """Which rows the last layer answers with a class that is kept, by more than rounding can do. (N, 1)"""
+        weight, bias = self.original[:, :-1], self.original[:, -1]
+        scores, kept = linear(flat, weight, bias), self.kept > 0
+        lead = scores.masked_fill(~kept, -torch.inf).amax(1) - scores.masked_fill(kept, -torch.inf).amax(1)
+        largest = weight.norm(dim=1).amax() * norms.squeeze(1) + bias.abs().amax()
+        return (lead > 2 * (self.width + 4) * torch.finfo(flat.dtype).eps * largest)[:, None]
 
 
 def last_layer(model: nn.Module, cut: str) -> Scores:
@@ -183,14 +205,17 @@ def _check_tail(model: nn.Module, cut: str, layer: nn.Linear) -> None:
         )
 
 
-def closed_form_filter(scores: Scores, head: Scores, bound: float, absent: Tensor) -> ClosedForm:
+def closed_form_filter(
+    scores: Scores, head: Scores, bound: float, absent: Tensor, kept: Tensor | None = None
+) -> ClosedForm:
     """The filter before a last layer that gives these scores, and never the largest to an absent class (a mask).
 
-    The margin of absent classes is more than rounding can do to any two scores; raises where that is too much.
+    Some classes may be kept as they were (a mask), absent or not. The margin of absent classes is more than rounding
+    can do to any two scores; raises where that is too much.
     """
     margin = MARGIN
     for _ in range(2):
-        made = _filter_of(without_classes(scores, absent, margin), head, bound)
+        made = _filter_of(without_classes(scores, absent, margin), head, bound, kept)
         rounding = largest_rounding(made, head)
         if not bool(absent.any()) or 2 * rounding < margin:
             return made
@@ -203,9 +228,14 @@ def closed_form_filter(scores: Scores, head: Scores, bound: float, absent: Tenso
     )
 
 
-def _filter_of(scores: Scores, head: Scores, bound: float) -> ClosedForm:
+def _filter_of(scores: Scores, head: Scores, bound: float, kept: Tensor | None) -> ClosedForm:
     centred = head.weight - head.weight.mean(0)  # (K, D): C W
-    made = ClosedForm(head.weight.shape[1], len(head.weight), bound)
+    if kept is None or head.weight_dtype not in (torch.float32, torch.float64):  # less precise layers round too much
+        kept = torch.zeros(len(head.weight), dtype=torch.bool)
+    made = ClosedForm(head.weight.shape[1], len(head.weight), bound, keeps=bool(kept.any()))
+    if made.keeps:
+        made.original.copy_(torch.cat([head.weight, head.bias[:, None]], dim=1))
+        made.kept.copy_(kept)
     decoder = torch.linalg.pinv(centred)  # (D, K); the mean of its columns is 0, so C need not be applied again
     made.encoder.copy_(scores.weight)
     made.decoder.copy_(decoder)

@@ -114,6 +114,7 @@ class RequestDesk:
         if self.centroids is None:
             raise RequestError("There are no centroids to answer requests from: collect them first.")
         requests = self._described(new)
+        self.plugged.check_base(hashed=True)  # evidence will name these weights
         try:
             report = fit_and_serve(
                 self.plugged,
@@ -138,6 +139,7 @@ class RequestDesk:
     def restore(self, requests: Sequence[Request], *, limits: Limits = Limits()) -> Outcome:  # noqa: B008 (frozen)
         """Take requests back: a filter for the remaining requests, or none after the last."""
         ids = [request.id for request in requests]
+        self.plugged.check_base(hashed=True)
         try:
             report = take_back(
                 self.plugged,

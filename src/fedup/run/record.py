@@ -12,7 +12,6 @@ from fedup.privacy.guarantee import guarantee_of
 from fedup.run.answer import describe_releases
 from fedup.run.folder import Writer
 from fedup.serving.model_file import save_model
-from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import Centroids
 from fedup.statistics.store_file import save_centroids
 
@@ -33,17 +32,16 @@ def keep_centroids(writer: Writer, store: Centroids, facts: Mapping[str, Any]) -
     body = {
         "centroids": writer.put("centroids", lambda path: save_centroids(store, path)).to_json(),
         "how": asdict(store.how),
-        "rows": len(store.vectors),
-        "width": store.vectors.shape[1],
+        "rows": store.num_rows,
+        "width": store.width,
         "cells": len(store.cells),
         "mechanism": store.how.mechanism,
         "guarantee": asdict(guarantee) if (guarantee := guarantee_of(store.how)) else None,
         "releases": describe_releases(store.traffic.releases),
         **{name: getattr(store.traffic, name) for name in ("bytes_up", "bytes_down", "messages")},
         "paper_epsilon": statistics.fmean(store.paper_epsilons.values()) if store.paper_epsilons else None,
+        **store.facts,
         **facts,
     }
-    if isinstance(store, MomentStore):
-        body |= {"shortened": store.shortened, "unreported": store.unreported}
     writer.commit("collected", body)
     return body

@@ -68,12 +68,26 @@ def _event(event: Event | None, *names: str) -> dict[str, Any] | None:
 
 def _sealed(run: Run, state: State) -> dict[str, int]:
     """Cells that requests in force leave out, cells purged, and originals kept beside their replacement."""
-    header = peek(run.files.folder / state.centroids.name) if state.centroids else {}
+    path = run.files.folder / state.centroids.name if state.centroids else None
+    header = peek(path) if path else {}
     clients = {client for request in state.active for client in request.forget.client_ids}
     classes = {label for request in state.active for label in request.forget.class_ids}
     purged = {tuple(name) for name in header.get("purged", ())}
-    named = {(client, label) for client, label, *_ in header.get("cells", ()) if client in clients or label in classes}
+    cells = _cells(path, header) if path else []
+    named = {(client, label) for client, label in cells if client in clients or label in classes}
     return {"cells": len(named - purged), "originals": len(header.get("sealed", ())), "purged": len(purged)}
+
+
+def _cells(path: Path, header: dict[str, Any]) -> list[tuple[int, int]]:
+    """Client and class of each cell of a store: in its header, or for moments in two columns."""
+    if header.get("cells"):
+        return [(client, label) for client, label, *_ in header["cells"]]
+    try:
+        with safe_open(path, framework="numpy") as file:
+            columns = [file.get_tensor(f"cells.{name}").tolist() for name in ("clients", "labels")]
+    except (OSError, SafetensorError):
+        return []
+    return list(zip(*columns, strict=True))
 
 
 def _storage(run: Run) -> dict[str, int]:

@@ -141,7 +141,7 @@ def _check_centroids(store: Centroids, state: State) -> str:
     """No kept cell holds samples that requests in force or open forget, and purged cells are empty."""
     for name in store.purged:
         cell = store.cell(name)
-        if cell is not None and bool(store.counts[cell.slot].any() or store.vectors[cell.slot].any()):
+        if cell is not None and not store.is_empty(cell):
             raise FedUPError(f"Cell {name} was purged, and its slot is not empty.")
     if store.open != {request.forget for request in state.open}:
         raise FedUPError("The centroids leave out other open requests than those on record.")

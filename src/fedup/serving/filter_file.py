@@ -22,7 +22,7 @@ def save_filter(plugged: PluggedModel, path: str | Path) -> None:
     """Write the active filter with the fingerprint of its base, its cut, settings and requests."""
     if plugged.served is None:
         raise NotFittedError("There is no filter to save: call fedup.unlearn(plugged, …) first.")
-    plugged.check_base()
+    plugged.check_base(hashed=True)
     tensors, header = parts_of(plugged.served)
     save_tensors(path, tensors, kind="filter", header=header)
 
@@ -114,7 +114,7 @@ def _closed_form(tensors: dict[str, Tensor], bound: float) -> ClosedForm:
     if any(tensor.dtype != torch.float32 for tensor in tensors.values()):
         raise ValueError("its weights are not in single precision")
     classes, width = tensors["encoder"].shape
-    fitted = ClosedForm(width, classes, float(bound))
+    fitted = ClosedForm(width, classes, float(bound), keeps="kept" in tensors)
     fitted.load_state_dict(tensors)
     return fitted.eval()
 

@@ -16,7 +16,7 @@ from fedup.filters.bottleneck import Bottleneck, Filter, FilterConfig
 from fedup.filters.closed_form import ClosedForm
 from fedup.filters.eraser import PlacedEraser
 from fedup.models.cut import find_cut
-from fedup.models.views import fingerprint, shared_view, tensors
+from fedup.models.views import fingerprint, shared_view, spot_check, tensors
 from fedup.request import Forget
 
 # One request at a time changes what is served and what the server stores; serving itself never waits.
@@ -189,7 +189,7 @@ class PluggedModel(_Front):
         self.cut = cut
         self.base_fingerprint = fingerprint(base)
         self._served: Served | None = None
-        self._state = _state(base)
+        self._state, self._spots = _state(base), spot_check(base)
         self.eval()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -257,7 +257,7 @@ class PluggedModel(_Front):
         filtered. The end of the block holds for everyone. A generator has no context of its own: if it yields inside
         the block, its caller is inside until it resumes.
         """
-        self.check_base()
+        self.check_base(hashed=True)
         block = _RestoredBlock(self)
         try:
             _BLOCKS.set((*_BLOCKS.get(), block))
@@ -268,24 +268,40 @@ class PluggedModel(_Front):
             _BLOCKS.set(tuple(other for other in _BLOCKS.get() if other.plugged is not None))
 
     def unplug(self) -> nn.Module:
-        """The base model; this plugged model does not answer any more."""
+        """The base model, its weights hashed once more; this plugged model does not answer any more."""
         base = self.base
+        self.check_base(hashed=True)
         self.__dict__.update(_base=None, _original=None, _view=None, _served=None)
         return base
 
-    def check_base(self) -> None:
-        """Raise if the base's weights are not those it was plugged with."""
+    def check_base(self, *, hashed: bool = False) -> None:
+        """Raise if the base's weights are not those it was plugged with.
+
+        They are not hashed again while all tensors are the same objects in the same memory, PyTorch has counted no
+        write to them, and 64 numbers of each are what they were. Writes through `.data`, numpy or storages and fused
+        optimizers are not counted; the numbers show them where they change a whole tensor. A few single numbers
+        written in these ways show in a hash alone: it is computed if `hashed` (by `restored`, `unplug`, `save_filter`
+        and run folders), and always for tensors made in inference mode, which have no count.
+        """
+        if hashed or not self._is_trusted():
+            self._hash_base()
+
+    def _is_trusted(self) -> bool:
+        counted = not any(tensor.is_inference() for tensor in _all_tensors(self.base))
+        return counted and _state(self.base) == self._state and spot_check(self.base) == self._spots
+
+    def _hash_base(self) -> None:
         if fingerprint(self.base) != self.base_fingerprint:
             raise StaleFilterError(
                 "The base model's weights changed after it was plugged, so no filter made before fits it. "
                 "Plug the new model, collect centroids from it and unlearn again."
             )
-        self._state = _state(self.base)
+        self._state, self._spots = _state(self.base), spot_check(self.base)
 
     def _check_base_unchanged(self) -> None:
-        """Cheap at each call: hashes only if a tensor was replaced or written to since the last check."""
+        """Cheap at each call: hashes only if a tensor was replaced or a write was counted since the last check."""
         if _state(self.base) != self._state:
-            self.check_base()
+            self._hash_base()
 
 
 def _state(model: nn.Module) -> list[int]:

@@ -11,7 +11,7 @@ from fedup.errors import DataError, SettingError, check_choice
 ByClass = Literal["auto", "always", "never"]
 _EXACT = 2.0**52  # sums of integers below this are exact in double precision
 _LARGEST_TOTAL = 2**62  # of an entry of a total: 64 bits hold it, and the sum of two
-_MOST_STEPS = 2**20  # steps of the grid within the bound, so that blocks of 4,096 rows are exact
+MOST_STEPS = 2**20  # steps of the grid within the bound, so that blocks of 4,096 rows are exact
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class MomentConfig:
     """
 
     bound: float = field(default=256.0, metadata={"help": "Longest row of features (l2); longer ones are shortened."})
-    step: float = field(default=0.0009765625, metadata={"help": "Features are rounded to multiples of this."})
+    step: float = field(default=0.03125, metadata={"help": "Features are rounded to multiples of this."})
     least_rows: int = field(default=5, metadata={"help": "Fewest rows of a class that a client reports.", "min": 1})
     by_class: ByClass = field(
         default="auto",
@@ -38,9 +38,9 @@ class MomentConfig:
     def __post_init__(self) -> None:
         if not 0 < self.bound < float("inf") or not 0 < self.step < float("inf"):
             raise SettingError(f"bound and step must be positive numbers; found {self.bound} and {self.step}.")
-        if not 1 <= self.bound / self.step <= _MOST_STEPS:
+        if not 1 <= self.bound / self.step <= MOST_STEPS:
             raise SettingError(
-                f"bound must be 1 to {_MOST_STEPS:,} steps; found {self.bound:g} / {self.step:g}. Use a larger step."
+                f"bound must be 1 to {MOST_STEPS:,} steps; found {self.bound:g} / {self.step:g}. Use a larger step."
             )
         if not isinstance(self.least_rows, int) or self.least_rows < 1:
             raise SettingError(f"least_rows must be a whole number, 1 or more; found {self.least_rows!r}.")
@@ -180,16 +180,18 @@ def second_moment(rows: Tensor, config: MomentConfig) -> Tensor:
 
 def packed(matrix: Tensor) -> Tensor:
     """The lower triangle of a symmetric matrix, row by row."""
-    below = torch.tril_indices(*matrix.shape, device=matrix.device)
-    return matrix[below[0], below[1]]
+    return matrix.masked_select(_lower(len(matrix), matrix.device))
 
 
 def unpacked(triangle: Tensor, width: int) -> Tensor:
     """The symmetric matrix of a lower triangle, in double precision. (D, D)"""
-    below = torch.tril_indices(width, width)
-    matrix = torch.zeros(width, width, dtype=torch.float64)
-    matrix[below[0], below[1]] = triangle.double()
+    matrix = torch.zeros(width, width, dtype=torch.float64).masked_scatter_(_lower(width), triangle.double())
     return matrix + matrix.tril(-1).T
+
+
+def _lower(width: int, device: torch.device | None = None) -> Tensor:
+    """A mask of the lower triangle."""
+    return torch.ones(width, width, dtype=torch.bool, device=device).tril_()
 
 
 def retained_mask(labels: Tensor, left_out: Tensor, config: MomentConfig) -> Tensor:

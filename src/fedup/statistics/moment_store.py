@@ -1,14 +1,18 @@
 """Phase 2, moments: the server's store of sums that add up. Forgetting is subtraction."""
 
-from collections.abc import Collection, Iterator
+from array import array
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from fedup.errors import ContactError, DataError
 from fedup.request import Forget
+from fedup.statistics.cell_table import CellTable
+from fedup.statistics.client_parts import ClientPart, ClientParts
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig, one_class
 from fedup.statistics.store import Cell, CellName, Centroids
 
@@ -20,18 +24,29 @@ class MomentStore(Centroids):
     Second moments are kept of all rows together, by client and by class. So a client or a class is forgotten by
     subtraction, and nobody is asked. Where both are forgotten their common cell is subtracted twice: its second moments
     are asked for and added back. What is kept of clients and classes lies on the CPU, wherever the model computes.
+
+    Totals are in memory; the sums of each client are in `parts`, of which a request reads those it forgets. `vectors`
+    has no rows, and `cells` is a `CellTable`.
     """
 
     total: IntegerMoments = field(default_factory=lambda: IntegerMoments.zeros(0, 0))  # of all cells not purged
-    of_clients: dict[int, Tensor] = field(default_factory=dict)  # second moments; missing: its cells are asked for
-    of_classes: dict[int, Tensor] = field(default_factory=dict)  # likewise; without clients that sent none by class
-    unsent: set[int] = field(default_factory=set)  # these clients
-    of_cells: dict[CellName, Tensor] = field(default_factory=dict)  # those that were asked for
+    parts: ClientParts = field(default_factory=lambda: ClientParts(0))
+    of_classes: dict[int, Tensor] = field(default_factory=dict)  # second moments, without clients that sent none of
+    unsent: set[int] = field(default_factory=set)  # single classes: these
+    of_cells: dict[CellName, Tensor] = field(default_factory=dict)  # second moments that were asked for
     sealed_second: dict[CellName, Tensor] = field(default_factory=dict)  # what a sealed original has beyond its cell
-    sizes: dict[CellName, int] = field(default_factory=dict)  # rows of each cell at collection, where it had any
-    few: set[int] = field(default_factory=set)  # classes of which a client has too few rows to report
+    sizes: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # (M,) rows at collection
+    few: dict[int, set[int]] = field(default_factory=dict)  # by class, clients that have too few rows of it to report
     shortened: int = 0  # rows beyond the bound
     unreported: int = 0  # rows of cells that have too few of them
+
+    content: ClassVar[str] = "sums of cells"
+    whole_cells_leave: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.cells, CellTable):
+            raise TypeError("the cells of moments are a CellTable")
+        self._table = self.cells
 
     @property
     def config(self) -> MomentConfig:
@@ -46,13 +61,67 @@ class MomentStore(Centroids):
     @property
     def stored_bytes(self) -> int:
         """Bytes of all that is kept."""
-        seconds = (self.of_clients, self.of_classes, self.of_cells, self.sealed_second)
-        return (
-            self.vectors.nbytes
-            + self.counts.nbytes
-            + self.total.nbytes
-            + sum(second.nbytes for part in seconds for second in part.values())
-        )
+        seconds = (self.of_classes, self.of_cells, self.sealed_second)
+        small = sum(second.nbytes for part in seconds for second in part.values())
+        return self.counts.nbytes + self.sizes.nbytes + self.total.nbytes + self.parts.nbytes + small
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"shortened": self.shortened, "unreported": self.unreported}
+
+    # --- cells
+
+    def cell(self, name: CellName) -> Cell | None:
+        return self._table.find(name)
+
+    def cells_of(self, client: int) -> Sequence[Cell]:
+        return self._table[self._table.slot(client)]
+
+    @property
+    def cell_columns(self) -> tuple["array[int]", "array[int]"]:
+        """The client and the class of each cell."""
+        return self._table.columns
+
+    def _cells_of_class(self, label: int) -> list[Cell]:
+        return self._table.of_class(label)
+
+    @property
+    def _holders(self) -> Counter[int]:
+        return self._table.holders
+
+    def rows_by_class(self) -> list[int]:
+        return [int(number) for number in self.total.counts.tolist()]
+
+    def rows_besides(self, forget_set: Forget) -> int:
+        return int((self.counts > 0).sum()) - sum(self.rows_in(cell) > 0 for cell in self.cells_named(forget_set))
+
+    def may_hold(self, request: Forget) -> bool:
+        return True  # clients report no class of which they have few rows
+
+    def take(self, cell: Cell) -> tuple[Tensor, Tensor]:
+        return self.sums_of(cell)[None], self.counts[cell.slot].clone()
+
+    def is_empty(self, cell: Cell) -> bool:
+        return not bool(self.counts[cell.start]) and not bool(self.sums_of(cell).any())
+
+    def sums_of(self, cell: Cell) -> Tensor:
+        """The sum of the features of a cell. (D,)"""
+        return self._part(cell.client).sums[cell.start - self._table.slot(cell.client).start]
+
+    def _part(self, client: int) -> ClientPart:
+        """What is kept of a client: after a purge nothing."""
+        if client in self.parts:
+            return self.parts[client]
+        return ClientPart(torch.zeros(len(self._table.labels(client)), self.total.width, dtype=torch.int64), None)
+
+    def moments_of(self, client: int) -> IntegerMoments:
+        """The counts and sums of a client, and its second moments where they are known."""
+        own, part, rows = IntegerMoments.zeros(self.num_classes, self.total.width), self._part(client), self._table
+        labels = rows.labels(client)
+        own.counts[labels], own.sums[labels] = self.counts[rows.slot(client)], part.sums
+        return own if part.second is None else replace(own, second=part.second)
+
+    # --- what is left
 
     def missing_cells(self, forget_set: Forget) -> list[Cell]:
         """Cells whose second moments must be asked for, to leave out these clients and classes."""
@@ -63,16 +132,13 @@ class MomentStore(Centroids):
 
     def retained(self, forget_set: Forget) -> IntegerMoments:
         """The moments of everything but these clients and classes: the total less what is forgotten."""
-        out_clients = self._known_clients(forget_set)
-        counts, sums, second = self.total.counts.clone(), self.total.sums.clone(), self.total.second.clone()
-        for client in out_clients:
-            for cell in self.cells_of(client):
-                counts[cell.label] -= self.counts[cell.start].long()
-                sums[cell.label] -= self.vectors[cell.start]
+        left = self.total
+        for client in forget_set.client_ids:
+            if client in self.parts:
+                left = left - self.moments_of(client)
+        counts, sums, second = left.counts.clone(), left.sums.clone(), left.second.clone()
         out_classes = sorted(label for label in forget_set.class_ids if label < self.num_classes)
         counts[out_classes], sums[out_classes] = 0, 0
-        for client in out_clients:
-            second -= self.of_clients.get(client, 0)
         for label in out_classes:
             second -= self.of_classes.get(label, 0)
         for sign, cell in self._single_cells(forget_set):
@@ -85,6 +151,11 @@ class MomentStore(Centroids):
         self._check(retained, "What is retained")
         return retained
 
+    def classes_with_few(self, forget_set: Forget) -> list[int]:
+        """Classes to keep of which a retained client has too few rows to report."""
+        kept = sorted(self.few.keys() - forget_set.class_ids)
+        return [label for label in kept if self.few[label] - forget_set.client_ids]
+
     def _check(self, moments: IntegerMoments, what: str) -> None:
         try:
             moments.check(self.config)
@@ -95,24 +166,18 @@ class MomentStore(Centroids):
 
     def check_cell(self, cell: Cell, second: Tensor) -> None:
         """Raise unless the second moments of a cell fit those of its client and of its class."""
-        name = f"Cell {cell.name}"
-        alone = IntegerMoments.zeros(self.num_classes, self.total.width)
-        for own in self.cells_of(cell.client):
-            if own.label != cell.label:
-                alone.counts[own.label], alone.sums[own.label] = self.counts[own.start], self.vectors[own.start]
-        if cell.client in self.of_clients:
-            self._check(replace(alone, second=self.of_clients[cell.client] - second), f"{name}, taken from its client,")
-        if cell.label in self.of_classes and cell.client not in self.unsent:
-            others = IntegerMoments.zeros(self.num_classes, self.total.width)
-            for client in self.clients:
-                held = self.cell((client, cell.label))
-                if held is not None and client != cell.client and client not in self.unsent:
-                    others.counts[cell.label] += self.counts[held.start]
-                    others.sums[cell.label] += self.vectors[held.start]
-            self._check(replace(others, second=self.of_classes[cell.label] - second), f"{name}, taken from its class,")
-
-    def _known_clients(self, forget_set: Forget) -> list[int]:
-        return [client for client in forget_set.client_ids if self.cells_of(client)]
+        name, label, own = f"Cell {cell.name}", cell.label, self.moments_of(cell.client)
+        alone = one_class(own, label, second)
+        if self.parts.has_second(cell.client):
+            self._check(own - alone, f"{name}, taken from its client,")
+        if label in self.of_classes and cell.client not in self.unsent:
+            others = one_class(self.total, label, self.of_classes[label]) - alone
+            for client in self.unsent:
+                unsent = self.cell((client, label))
+                if unsent is not None and int(self.counts[unsent.start]):
+                    others.counts[label] -= self.counts[unsent.start]
+                    others.sums[label] -= self.sums_of(unsent)
+            self._check(others, f"{name}, taken from its class,")
 
     def _single_cells(self, forget_set: Forget) -> Iterator[tuple[int, Cell]]:
         """Cells that count by themselves when clients and classes are left out, and with which sign: overlaps are
@@ -125,34 +190,36 @@ class MomentStore(Centroids):
                 if cell is None or not int(self.counts[cell.start]):
                     continue
                 with_class = known and client not in self.unsent
-                with_client = client in clients and client in self.of_clients
+                with_client = client in clients and self.parts.has_second(client)
                 if with_class and with_client:
                     yield 1, cell
                 elif not with_class and not with_client:
                     yield -1, cell
-        for client in clients - self.of_clients.keys():
-            for cell in self.cells_of(client):
+        for client in clients:
+            for cell in () if self.parts.has_second(client) else self.cells_of(client):
                 if cell.label not in forget_set.class_ids and int(self.counts[cell.start]):
                     yield -1, cell
 
     def change(self, cell: Cell, by: IntegerMoments, second: Tensor) -> None:
         """Add to a cell (negative numbers: take away), and to all totals that it is part of."""
-        name, label = cell.name, cell.label
-        count = self.counts[cell.start].long() + by.counts[label]
+        name, label, part = cell.name, cell.label, self._part(cell.client)
+        row, count = cell.start - self._table.slot(cell.client).start, self.counts[cell.start] + by.counts[label]
         if int(count) < 0:
             raise DataError(f"Client {cell.client} takes away more rows of class {label} than it has.")
-        sums = self.vectors[cell.start] + by.sums[label]
-        if float(sums.double().norm()) > int(count) * self.config.limit * (1 + 1e-9) or (
-            self.nonnegative and bool((sums < 0).any())
+        sums = part.sums.clone()
+        sums[row] += by.sums[label]
+        if float(sums[row].double().norm()) > int(count) * self.config.limit * (1 + 1e-9) or (
+            self.nonnegative and bool((sums[row] < 0).any())
         ):
             raise DataError(f"Client {cell.client} reports changes of class {label} that leave sums no rows have.")
-        self.vectors[cell.start] = sums
-        self.counts[cell.start] = count.to(self.counts)
-        self.total = self.total + one_class(by, label, second)
-        self._check(self.total, f"The total with the change of cell {name}")
-        for part, key in ((self.of_clients, cell.client), (self.of_classes, label), (self.of_cells, name)):
-            if key in part and not (part is self.of_classes and cell.client in self.unsent):
-                part[key] = part[key] + second  # type: ignore[index]
+        total = self.total + one_class(by, label, second)
+        self._check(total, f"The total with the change of cell {name}")
+        self.parts[cell.client] = ClientPart(sums, None if part.second is None else part.second + second)
+        self.total, self.counts[cell.start] = total, count
+        if label in self.of_classes and cell.client not in self.unsent:
+            self.of_classes[label] = self.of_classes[label] + second
+        if name in self.of_cells:
+            self.of_cells[name] = self.of_cells[name] + second
 
     def purge(self, forget_set: Forget, cells: Collection[Cell]) -> None:
         """Destroy what is kept of these clients and classes.
@@ -160,22 +227,38 @@ class MomentStore(Centroids):
         Second moments that cannot be told from what is destroyed are destroyed with it: clients are asked for theirs
         when they are needed next.
         """
-        left = self.retained(forget_set)
-        named = {cell.name for cell in cells if int(self.counts[cell.start])}
-        for client, label in named:
-            for part, key, gone in (
-                (self.of_clients, client, client in forget_set.client_ids),
-                (self.of_classes, label, label in forget_set.class_ids),
-            ):
-                known = self.of_cells.get((client, label))
-                if part is self.of_classes and client in self.unsent and not gone:
-                    continue
-                if gone or known is None:
-                    part.pop(key, None)
-                elif key in part:
-                    part[key] = part[key] - known
-        for name in named:
-            self.of_cells.pop(name, None)
-        self.sealed_second.clear()
+        left, filled = self.retained(forget_set), dict[int, list[Cell]]()
+        for cell in cells:
+            if int(self.counts[cell.start]):
+                filled.setdefault(cell.client, []).append(cell)
+        self.parts.replace_all(
+            (client, None if client in forget_set.client_ids else self._part_without(client, own))
+            for client, own in filled.items()
+            if client in self.parts
+        )  # where this fails nothing has changed; what follows is in memory
         self.total = left
-        super().purge(forget_set, cells)
+        for cell in (cell for own in filled.values() for cell in own):
+            self._purge_from_class(cell, forget_set)
+            self.counts[cell.start] = 0
+        self.purged |= {cell.name for cell in cells}
+        self.sealed.clear()
+        self.sealed_second.clear()
+
+    def _part_without(self, client: int, cells: Collection[Cell]) -> ClientPart:
+        """What is kept of a client if these cells go."""
+        part, first = self.parts[client], self._table.slot(client).start
+        second = part.second
+        for cell in cells:
+            part.sums[cell.start - first] = 0
+            known = self.of_cells.get(cell.name)
+            second = None if second is None or known is None else second - known
+        return ClientPart(part.sums, second)
+
+    def _purge_from_class(self, cell: Cell, forget_set: Forget) -> None:
+        label, known = cell.label, self.of_cells.pop(cell.name, None)
+        gone = label in forget_set.class_ids
+        if label in self.of_classes and (gone or cell.client not in self.unsent):
+            if gone or known is None:
+                del self.of_classes[label]
+            else:
+                self.of_classes[label] = self.of_classes[label] - known

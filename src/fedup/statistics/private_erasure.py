@@ -63,11 +63,11 @@ class PlannedStatistics:
         x, y, client, rows = data.x, data.y, data.client, data.client.train
         labels = y[rows].long()
         forgotten = torch.isin(rows, named_rows(client, union(groups.requests.values()), rows, y)[0])
-        named = union([groups.forget_set, *groups.requests.values()])  # no row is in two sums
-        kept = torch.isin(rows, named_rows(client, named, rows, y)[1]) & (labels >= 0) & (labels < self.num_classes)
+        kept = torch.isin(rows, named_rows(client, groups.forget_set, rows, y)[1])
+        kept &= (labels >= 0) & (labels < self.num_classes)
         group = 1 + labels if self.groups > 1 else torch.ones_like(labels)
         wanted = forgotten | kept
-        places = torch.where(forgotten, 0, group)[wanted].cpu()  # the sum that each row belongs to
+        places = torch.where(forgotten, 0, group)[wanted].cpu()  # one sum for each row
         exact = torch.zeros((2 + self.groups) * self.numbers + 1 + self.groups, dtype=torch.float64)
         sums, counts = exact[: -(1 + self.groups)].view(2 + self.groups, -1), exact[-(1 + self.groups) :]  # views of it
         counts += self.dp.count_weight * places.bincount(minlength=len(counts))

@@ -1,8 +1,10 @@
 """Phase 2: the server's store of the centroids of each (client, class) cell."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from functools import cached_property
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget
 from fedup.statistics.centroids import CentroidConfig, Summary
+from fedup.statistics.client_parts import ClientParts
 from fedup.statistics.integer_moments import MomentConfig
 from fedup.statistics.traffic import Traffic
 
@@ -48,7 +51,7 @@ class Centroids:
 
     vectors: Tensor  # (M, D); under DP (M, numbers of a class's statistics)
     counts: Tensor  # (M,) points behind each centroid; under DP 1 for a message
-    cells: tuple[Cell, ...]  # sorted by (client, class)
+    cells: Sequence[Cell]  # sorted by (client, class)
     clients: tuple[int, ...]
     num_classes: int
     how: CentroidConfig | DP | MomentConfig
@@ -67,11 +70,39 @@ class Centroids:
     ledger: Ledger = field(default_factory=Ledger)  # what the clients have spent under DP
     traffic: Traffic = field(default_factory=Traffic)  # of the collection; not saved to files
 
+    content: ClassVar[str] = "centroids"  # what a row is, for people
+    whole_cells_leave: ClassVar[bool] = False  # whether some samples may take all rows of their cell with them
+
     def __post_init__(self) -> None:
         self._by_name = {cell.name: cell for cell in self.cells}
         self._by_client: dict[int, list[Cell]] = {}
         for cell in self.cells:
             self._by_client.setdefault(cell.client, []).append(cell)
+
+    @cached_property
+    def known_clients(self) -> frozenset[int]:
+        """All clients, quick to look up."""
+        return frozenset(self.clients)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the arrays are."""
+        return self.vectors.device
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row."""
+        return self.vectors.shape[1]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all cells, empty ones included."""
+        return len(self.counts)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is on record of a collection beyond the usual."""
+        return {}
 
     @property
     def dp(self) -> DP | None:
@@ -98,6 +129,49 @@ class Centroids:
     def cells_of(self, client: int) -> Sequence[Cell]:
         """The slots of a client."""
         return self._by_client.get(client, ())
+
+    def cells_named(self, forget_set: Forget) -> list[Cell]:
+        """The slots of the clients and classes that a request names."""
+        named = {cell for client in forget_set.client_ids for cell in self.cells_of(client)}
+        named |= {cell for label in forget_set.class_ids for cell in self._cells_of_class(label)}
+        return sorted(named, key=lambda cell: cell.name)
+
+    def _cells_of_class(self, label: int) -> list[Cell]:
+        return [cell for cell in self.cells if cell.label == label]
+
+    @cached_property
+    def _holders(self) -> Counter[int]:
+        """By class, how many clients hold it."""
+        return Counter(cell.label for cell in self.cells)
+
+    def classes_held(self, without: Collection[int] = ()) -> set[int]:
+        """The classes that clients hold, other than these clients."""
+        holders = self._holders
+        leaving = Counter(cell.label for client in without for cell in self.cells_of(client))
+        return {label for label, clients in holders.items() if clients > leaving[label]}
+
+    def rows_in(self, cell: Cell) -> int:
+        """Points behind a cell's centroids."""
+        return int(self.counts[cell.slot].sum())
+
+    def rows_by_class(self) -> list[int]:
+        """Points behind the centroids of each class."""
+        rows = torch.bincount(self.row_labels(), weights=self.counts.double(), minlength=self.num_classes)
+        return [int(number) for number in rows.tolist()]
+
+    def rows_besides(self, forget_set: Forget) -> int:
+        """The number of filled rows of cells that the request does not name."""
+        named = {cell.name for cell in self.cells_named(forget_set)}
+        return len(self.rows_of(cell for cell in self.cells if cell.name not in named))
+
+    def may_hold(self, request: Forget) -> bool:
+        """Whether a client may have rows that the request names."""
+        held = any(self.cells_of(client) for client in request.client_ids)
+        return bool(request.sample_ids or held or self.classes_held() & request.class_ids)
+
+    def is_empty(self, cell: Cell) -> bool:
+        """Whether nothing is left in a cell's slot."""
+        return not bool(self.counts[cell.slot].any() or self.vectors[cell.slot].any())
 
     def row_labels(self) -> Tensor:
         """The class of each row's cell. (M,)"""
@@ -143,7 +217,7 @@ def _copied(value: Any, device: torch.device | str) -> Any:
     """A deep copy of whatever can change, tensors on the device."""
     if isinstance(value, Tensor):
         return value.to(device, copy=True)
-    if isinstance(value, Ledger):
+    if isinstance(value, Ledger | ClientParts):
         return value.copy()
     if isinstance(value, dict):
         return {key: _copied(item, device) for key, item in value.items()}

@@ -1,7 +1,7 @@
 """The bottleneck for a set of requests, fitted to the retained centroids."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +17,7 @@ from fedup.privacy.resample import resample
 from fedup.request import Forget
 from fedup.rng import generator
 from fedup.serving.plugged import PluggedModel
-from fedup.statistics.store import Cell, Centroids
+from fedup.statistics.store import Cell, CellName, Centroids
 
 
 def names_cell(request: Forget, cell: Cell) -> bool:
@@ -50,7 +50,7 @@ def fit_bottleneck(
     rows nearly unchanged, so the centroids are used as they are.
     """
     tail = flat_tail(shared_view(plugged.base, frozen=True), plugged.cut, centroids.shape)
-    used = used_cells(centroids, forget_set, config)
+    used = [*cells_in_use(centroids, forget_set, config)]
     if centroids.dp:
         examples, dropped = _resampled(plugged, centroids, used, forget_set, config, tail)
     else:
@@ -69,11 +69,41 @@ def fit_bottleneck(
     return FittedBottleneck(fitted, len(centroids.rows_of(used)), notes if dropped else ())
 
 
-def used_cells(centroids: Centroids, forget_set: Forget, config: FilterConfig) -> list[Cell]:
+@dataclass(frozen=True, eq=False)
+class CellsInUse:
+    """The cells of a store that a filter is fitted to: found out for those that are looked at."""
+
+    store: Centroids
+    dropped: Forget  # clients and classes
+
+    def __contains__(self, cell: Cell) -> bool:
+        return not names_cell(self.dropped, cell)
+
+    def __iter__(self) -> Iterator[Cell]:
+        return (cell for cell in self.store.cells if cell in self)
+
+    def __bool__(self) -> bool:
+        return bool(self.store.classes_held(without=self.dropped.client_ids) - self.dropped.class_ids)
+
+    def names(self, cells: Collection[CellName]) -> list[CellName]:
+        """Those of these cells that are in use."""
+        clients, classes = self.dropped.client_ids, self.dropped.class_ids
+        return [name for name in cells if name[1] not in classes and name[0] not in clients]
+
+    def of(self, client: int) -> list[Cell]:
+        """Those of one client."""
+        return [cell for cell in self.store.cells_of(client) if cell in self]
+
+    @property
+    def filled_rows(self) -> int:
+        """Rows of the store that are not empty."""
+        return self.store.rows_besides(self.dropped)
+
+
+def cells_in_use(centroids: Centroids, forget_set: Forget, config: FilterConfig) -> CellsInUse:
     """The cells that a filter for these requests is fitted to."""
     classes = forget_set.class_ids if config.class_policy == "drop" else frozenset()
-    dropped = Forget(forget_set.client_ids, classes)
-    return [cell for cell in centroids.cells if not names_cell(dropped, cell)]
+    return CellsInUse(centroids, Forget(forget_set.client_ids, classes))
 
 
 def _examples(centroids: Centroids, used: list[Cell], forget_set: Forget, config: FilterConfig) -> Examples:

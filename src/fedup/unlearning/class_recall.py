@@ -1,6 +1,6 @@
 """The recall of each class under a filter: a request must not harm those who did not ask."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -12,9 +12,8 @@ from fedup.models.cut import flat_tail
 from fedup.models.views import shared_view
 from fedup.request import Forget
 from fedup.serving.plugged import PluggedModel, Served
-from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.proportions import Paired
-from fedup.statistics.store import Centroids
+from fedup.statistics.store import CellName, Centroids
 from fedup.statistics.tally import Counts, Tally
 from fedup.unlearning.bottleneck_fit import names_cell
 
@@ -102,20 +101,30 @@ def lost_classes(centroids: Centroids, forget_set: Forget) -> dict[int, int]:
     """
     if centroids.dp is not None:
         return {}
-    points, rows, taken = centroids.counts.tolist(), Counter[int](), set()
-    for cell in centroids.cells:
-        own = sum(points[cell.slot])
-        if cell.client in forget_set.client_ids:
-            taken |= {cell.label} if own else set()
-            continue
-        labels = centroids.sample_labels.get(cell.client, {})
-        named = {i for i in forget_set.sample_ids.get(cell.client, ()) if labels.get(i) == cell.label}
-        already = centroids.excluded.get(cell.name, frozenset())
-        taken |= {cell.label} if named else set()
-        rows[cell.label] += own - len(named - already) + len(already - named)
+    rows, taken, samples = centroids.rows_by_class(), set(), _samples_by_cell(centroids, forget_set)
+    for cell in (cell for client in forget_set.client_ids for cell in centroids.cells_of(client)):
+        own = centroids.rows_in(cell)
+        rows[cell.label] -= own
+        taken |= {cell.label} if own else set()
+    for name in samples.keys() | centroids.excluded.keys():
+        client, label = name
+        if client not in forget_set.client_ids and centroids.cell(name) is not None:
+            named, already = samples.get(name, set()), centroids.excluded.get(name, frozenset())
+            rows[label] += len(already - named) - len(named - already)
+            taken |= {label} if named else set()
     uncertain = {label for client, label in centroids.purged if client not in forget_set.client_ids}
     candidates = sorted(taken - forget_set.class_ids - uncertain)
     return {label: rows[label] for label in candidates if rows[label] < LEAST_CLASS_ROWS}
+
+
+def _samples_by_cell(centroids: Centroids, forget_set: Forget) -> dict[CellName, set[int]]:
+    """The samples that are to be forgotten, where their class is known."""
+    cells: defaultdict[CellName, set[int]] = defaultdict(set)
+    for client, ids in forget_set.sample_ids.items():
+        labels = centroids.sample_labels.get(client, {})
+        for i in ids & labels.keys():
+            cells[client, labels[i]].add(i)
+    return cells
 
 
 def check_classes_left(
@@ -126,8 +135,6 @@ def check_classes_left(
     Classes that are lost already are `known`, or looked up.
     """
     known = lost_classes(centroids, before) if known is None else known
-    if isinstance(centroids, MomentStore) and not before.kind:
-        _check_reported(centroids, forget_set)
     lost = {label: rows for label, rows in lost_classes(centroids, forget_set).items() if label not in known}
     if lost:
         losses = "; ".join(f"class {label} ({rows} rows stay)" for label, rows in lost.items())
@@ -137,25 +144,11 @@ def check_classes_left(
             "it may go with force=True.",
             classes=sorted(lost),
         )
-    held = {cell.label for cell in centroids.cells}
+    held = centroids.classes_held()
     if len(held) > 2 and len(held - forget_set.class_ids) == 1 and len(held - before.class_ids) > 1:
         (left,) = held - forget_set.class_ids
         raise HarmError(
             f"To {forget_set} leaves class {left} alone: the model would answer it to everything. Nothing was changed. "
             "Say that this is meant with force=True, or take the model out of service.",
             classes=[left],
-        )
-
-
-def _check_reported(store: MomentStore, forget_set: Forget) -> None:
-    """Raise if clients hold rows of a class, each too few to report: any filter from these moments would lose it."""
-    unreported = sorted(
-        label for label in store.few - forget_set.class_ids if int(store.total.counts[label]) < LEAST_CLASS_ROWS
-    )
-    if unreported:
-        raise HarmError(
-            f"Each client holds too few rows of class {', '.join(map(str, unreported))} to report them: the filter "
-            "would lose it. Nothing was changed. Collect with MomentConfig(least_rows=1), or centroids, or say that "
-            "the class may go with force=True.",
-            classes=unreported,
         )

@@ -19,7 +19,7 @@ from fedup.request import Forget
 from fedup.rng import generator
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.moment_store import MomentStore
-from fedup.unlearning.class_recall import Recall
+from fedup.unlearning.class_recall import LEAST_CLASS_ROWS, Recall
 
 _DRAWN = 2048  # rows drawn of each class, to estimate its recall
 
@@ -36,31 +36,48 @@ def check_closed_form(plugged: PluggedModel, config: FilterConfig) -> None:
     last_layer(plugged.base, plugged.cut)
 
 
+def retained_statistics(store: MomentStore, forget_set: Forget) -> RetainedStatistics:
+    """What the store says of everything but these clients and classes."""
+    return RetainedStatistics.of(store.retained(forget_set), store.config)
+
+
+def kept_classes(store: MomentStore, forget_set: Forget, retained: RetainedStatistics) -> list[int]:
+    """Classes that are kept as they were: clients have too few rows of them to report."""
+    return [c for c in store.classes_with_few(forget_set) if int(retained.counts[c]) < LEAST_CLASS_ROWS]
+
+
 def fit_closed_form(
-    plugged: PluggedModel, store: MomentStore, forget_set: Forget, *, discriminant: bool = False
+    plugged: PluggedModel,
+    store: MomentStore,
+    forget_set: Forget,
+    *,
+    discriminant: bool = False,
+    retained: RetainedStatistics | None = None,
 ) -> ClosedForm:
     """A filter that gives scores fitted to what is retained: the same for a set of requests in any order.
 
-    Ridge scores, or discriminants where those would cost a class too much.
+    Ridge scores, or discriminants where those would cost a class too much. A class of which clients have too few rows
+    to report is answered where the original does; other classes without rows are never answered.
     """
-    retained = RetainedStatistics.of(store.retained(forget_set), store.config)
-    head = last_layer(plugged.base, plugged.cut)
+    retained = retained_statistics(store, forget_set) if retained is None else retained
+    head, absent = last_layer(plugged.base, plugged.cut), retained.counts == 0
+    kept = torch.zeros_like(absent)
+    kept[kept_classes(store, forget_set, retained)] = True
     scores = discriminant_scores(retained) if discriminant else ridge_scores(retained)
     scores = spread_matched(scores, head, retained)
-    made = closed_form_filter(scores, head, store.config.bound, retained.counts == 0)
+    made = closed_form_filter(scores, head, store.config.bound, absent, kept)
     return made.to(next(plugged.base.parameters()).device)
 
 
 @torch.no_grad()
 def expected_recall(
-    plugged: PluggedModel, store: MomentStore, fitted: ClosedForm | None, forget_set: Forget
+    plugged: PluggedModel, retained: RetainedStatistics, fitted: ClosedForm | None
 ) -> dict[int, Recall]:
     """By class: the recall of the original and under the filter, on features drawn around the class means.
 
     Features of a class are taken to be Gaussian with the covariance that retained classes have within them. Only their
     scores are drawn, those of both models together; with a fixed seed.
     """
-    retained = RetainedStatistics.of(store.retained(forget_set), store.config)
     head = last_layer(plugged.base, plugged.cut)
     after = head if fitted is None else _served_scores(fitted, head)
     both = Scores(torch.cat([head.weight, after.weight]), torch.cat([head.bias, after.bias]))  # (2K, D)

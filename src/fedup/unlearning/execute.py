@@ -1,21 +1,16 @@
 """A plan carried out: a filter is built, checked for harm and measured, and only then served."""
 
-import statistics
 from dataclasses import dataclass, replace
 
 import torch
 
-from fedup.models.cut import flat_tail
-from fedup.models.views import shared_view
 from fedup.request import Forget, union
 from fedup.serving.plugged import Served
-from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import Centroids
-from fedup.unlearning.bottleneck_fit import used_cells
+from fedup.unlearning.bottleneck_fit import cells_in_use
 from fedup.unlearning.class_recall import Recall, check_classes_left, check_recall, lost_classes
-from fedup.unlearning.closed_form_fit import fit_closed_form
 from fedup.unlearning.eraser_builder import EraserBuilder
-from fedup.unlearning.gentle_fit import fit_gently, widenings
+from fedup.unlearning.fits import fit_of
 from fedup.unlearning.measure import Counted, Measurement
 from fedup.unlearning.moment_refresh import refresh_of
 from fedup.unlearning.plan import RequestPlan
@@ -23,7 +18,6 @@ from fedup.unlearning.refresh import Refresh
 from fedup.unlearning.report import Report
 from fedup.unlearning.verdict import Verdict
 
-_BROKEN = 0.5  # share of the median recall: a class below it is broken
 _CLOSE = 0.7  # share of the allowed loss: beyond it, wider bottlenecks are tried
 FARTHER = (
     "The filter that can be made would make the model know these samples better than before, so it is withheld: the "
@@ -48,7 +42,7 @@ class Execution:
 
     def __init__(self, plan: RequestPlan, report: Report) -> None:
         self._plan, self._report = plan, report
-        self._measurement = Measurement(plan, report)
+        self._fit, self._measurement = fit_of(plan), Measurement(plan, report)
         self._classes_lost = False  # a loss that force has allowed
         self._known_lost: dict[int, int] | None = None  # classes lost before, where a refresh would hide that
 
@@ -57,9 +51,9 @@ class Execution:
         plan, report, new = self._plan, self._report, self._plan.new
         active, before = plan.requests - new, plan.plugged.served
         store, several = plan.centroids, len(new) > 1 and self._measurement.applies(new)
-        original = store.to(store.vectors.device) if several else None
+        original = store.to(store.device) if several else None
         refresh = refresh_of(plan.centroids, plan.contact, report, keep_sealed=plan.terms.keep_sealed)
-        device = store.vectors.device.type
+        device = store.device.type
         # A fit needs gradients; autocast's cached casts would hide its steps.
         with refresh.undone_on_error(), torch.inference_mode(False), torch.autocast(device, enabled=False):
             candidate = self._build(active | new, refresh, checked_against=active)
@@ -99,10 +93,10 @@ class Execution:
         plan, report, store = self._plan, self._report, self._plan.centroids
         forget_set, left_out = union(requests), union([*requests, *store.open])
         if refresh is not None:
-            used = used_cells(store, forget_set, plan.config)
+            used = cells_in_use(store, forget_set, plan.config)
             with report.stage("contact"):
                 refresh.touched(used, left_out)  # asks for the classes of the samples
-                if checked_against is not None and isinstance(store, MomentStore):  # a whole cell may leave
+                if checked_against is not None and store.whole_cells_leave:
                     self._known_lost = lost_classes(store, union([*checked_against, *store.open]))
                 self._check_classes_left(left_out, checked_against)
                 refresh.bring_up_to_date(used, left_out)
@@ -129,17 +123,17 @@ class Execution:
         )
         base, cut = plan.plugged.base_fingerprint, plan.plugged.cut
         unfitted = Served(None, requests, plan.config, base, cut, erasure, eraser.question)
-        kinds = self._kinds(forget_set, unfitted, complete=eraser.complete)
+        trials = self._fit.trials(forget_set, erased=erasure is not None, complete=eraser.complete)
         new, allowed = requests - plan.plugged.requests, plan.terms.max_class_loss
-        wider = widenings(plan) if kinds[-1][1] and self._measurement.applies(new) else []
+        wider = self._fit.wider() if trials[-1][1] and self._measurement.applies(new) else []
         candidates: list[_Candidate] = []
-        for with_eraser, widening in [*kinds, *((kinds[-1][0], times) for times in wider)]:
+        for with_eraser, widening in [*trials, *((trials[-1][0], times) for times in wider)]:
             if widening > 1 and min(candidate.loss for candidate in candidates) <= _CLOSE * allowed:
                 break
             trial, self._report.centroids_used = unfitted if with_eraser else replace(unfitted, erasure=None), 0
             with self._report.stage("fit"):
                 if widening:
-                    trial = self._fit(trial, forget_set, widening)
+                    trial = self._fit.fitted(self._report, trial, forget_set, widening)
             with self._report.stage("check"):
                 recalls = self._measurement.recall(trial, forget_set, new)
             losses = [recall.loss for label, recall in recalls.items() if label not in forget_set.class_ids]
@@ -148,38 +142,6 @@ class Execution:
             if loss <= allowed / 2:
                 break
         return candidates
-
-    def _fit(self, trial: Served, forget_set: Forget, widening: int) -> Served:
-        plan = self._plan
-        if isinstance(plan.centroids, MomentStore):
-            fitted = fit_closed_form(plan.plugged, plan.centroids, forget_set, discriminant=widening > 1)
-            return replace(trial, filter=fitted)
-        return fit_gently(plan, self._report, trial, forget_set, widening=widening)
-
-    def _kinds(self, forget_set: Forget, unfitted: Served, *, complete: bool) -> list[tuple[bool, int]]:
-        """(with eraser, widening of the bottleneck or 0 for none), in the order of trial. By default samples get an
-        eraser, with a bottleneck if the requests name more or the eraser alone harms a class, and the bottleneck
-        alone if the eraser harms and the samples are merely withdrawn (docs/cuts_and_erasure.md)."""
-        config, erased = self._plan.config, unfitted.erasure is not None
-        if isinstance(self._plan.centroids, MomentStore):
-            return self._kinds_from_moments(forget_set, erased=erased)
-        if config.requires_eraser or not erased:
-            return [(erased, int(config.wants_bottleneck))]
-        both = [(True, 1)]
-        kinds = both if not complete or forget_set.client_ids or forget_set.class_ids else [(True, 0), *both]
-        return kinds if forget_set.reason == "poison" or self._plan.force else [*kinds, (False, 1)]
-
-    def _kinds_from_moments(self, forget_set: Forget, *, erased: bool) -> list[tuple[bool, int]]:
-        """The same with closed forms, 1 for ridge scores and 2 for discriminants: they cost nothing, so they are tried
-        before an eraser alone."""
-        if not self._plan.config.wants_bottleneck:
-            return [(erased, 0)]
-        kinds = [(erased, 1), (erased, 2)]
-        if erased and not self._plan.config.requires_eraser:
-            kinds.append((True, 0))
-            if forget_set.reason != "poison" and not self._plan.force:
-                kinds += [(False, 1), (False, 2)]
-        return kinds
 
     # --- harm
 
@@ -209,7 +171,7 @@ class Execution:
     def _without(self, request: Forget, requests: frozenset[Forget], original: Centroids) -> Served:
         """A filter for the other requests from a copy of the original store; its report is thrown away."""
         terms = replace(self._plan.terms, trace=None)
-        plan = replace(self._plan, centroids=original.to(original.vectors.device), force=True, terms=terms)
+        plan = replace(self._plan, centroids=original.to(original.device), force=True, terms=terms)
         aside = Execution(plan, Report(frozenset()))
         refresh = refresh_of(plan.centroids, plan.contact, aside._report, keep_sealed=False)
         return aside._build(requests - {request}, refresh)
@@ -235,21 +197,10 @@ class Execution:
         if chosen.erasure is not None and chosen.filter is None:
             self._note_broken_classes(forget_set)
 
-    @torch.no_grad()
     def _note_broken_classes(self, forget_set: Forget) -> None:
-        """Note classes of forgotten samples whose retained centroids the original model rarely gets right: wrong labels
-        of the samples may have done that, and an eraser does not mend it."""
-        plan, store = self._plan, self._plan.centroids
-        if plan.config.requires_eraser or store.dp is not None or isinstance(store, MomentStore):
-            return
-        named = {store.sample_labels[client][i] for client, ids in forget_set.sample_ids.items() for i in ids}
-        rows = store.rows_of(used_cells(store, forget_set, plan.config))
-        labels = store.row_labels()[rows]
-        tail = flat_tail(shared_view(plan.plugged.base, frozen=True), plan.plugged.cut, store.shape)
-        right = torch.cat([tail(store.vectors[part]).argmax(1) for part in rows.split(1024)]) == labels
-        recalls = {label: float(right[labels == label].float().mean()) for label in labels.unique().tolist()}
-        usual = statistics.median(recalls.values())
-        broken = sorted(label for label in named if recalls.get(label, usual) < _BROKEN * usual)
+        """Note classes whose retained rows the original model rarely gets right: wrong labels of the samples may have
+        done that, and an eraser does not mend it."""
+        broken = [] if self._plan.config.requires_eraser else self._fit.broken_classes(forget_set)
         if broken:
             self._report.note(
                 f"Class {', '.join(map(str, broken))}, as the forgotten samples were labelled, is recognised far less "

@@ -7,7 +7,6 @@ from dataclasses import replace
 from fedup.filters.bottleneck import DEFAULT_RANK
 from fedup.request import Forget
 from fedup.serving.plugged import Served
-from fedup.statistics.moment_store import MomentStore
 from fedup.unlearning.bottleneck_fit import fit_bottleneck
 from fedup.unlearning.class_recall import recall_at_cut
 from fedup.unlearning.plan import RequestPlan
@@ -57,7 +56,7 @@ def fit_gently(plan: RequestPlan, report: Report, without: Served, forget_set: F
 
 def widenings(plan: RequestPlan) -> list[int]:
     """The factors of the default rank that give wider bottlenecks; none if the rank was chosen."""
-    if plan.config.rank is not None or not plan.config.gentle or isinstance(plan.centroids, MomentStore):
+    if plan.config.rank is not None or not plan.config.gentle:
         return []
     ranks = {_rank(plan, times): times for times in reversed(_WIDER)}
     return sorted(times for rank, times in ranks.items() if rank > _rank(plan, 1))

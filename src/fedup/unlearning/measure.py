@@ -5,13 +5,11 @@ from collections.abc import Collection, Mapping
 
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import HarmError
-from fedup.filters.closed_form import ClosedForm
 from fedup.request import Forget, union
 from fedup.serving.plugged import Served
-from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.tally import RowsToCount, Tally
-from fedup.unlearning.class_recall import Recall, recall_at_cut, recall_from_tallies
-from fedup.unlearning.closed_form_fit import expected_recall
+from fedup.unlearning.class_recall import Recall, recall_from_tallies
+from fedup.unlearning.fits import fit_of
 from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.report import Report
 from fedup.unlearning.verdict import Verdict, class_part, judge, not_measured
@@ -23,7 +21,7 @@ class Measurement:
     """Measures filters that may be served for a plan's requests."""
 
     def __init__(self, plan: RequestPlan, report: Report) -> None:
-        self._plan, self._report = plan, report
+        self._plan, self._report, self._fit = plan, report, fit_of(plan)
         self.counted: Counted | None = None  # of the last candidate
 
     def applies(self, new: Collection[Forget]) -> bool:
@@ -39,7 +37,7 @@ class Measurement:
         """By class, on retained rows: by clients if they count or an eraser sits at another cut, else on centroids."""
         plan = self._plan
         behind = any(cut != plan.plugged.cut for cut, _ in candidate.placed)  # an eraser that centroids do not see
-        behind |= candidate.erasure is not None and isinstance(plan.centroids, MomentStore)
+        behind |= candidate.erasure is not None and not self._fit.sees_erasers
         if plan.centroids.dp is not None or (behind and plan.contact is None):
             if candidate.erasure is not None:
                 plan.allow(self._refuse_unchecked, self._report)
@@ -48,20 +46,30 @@ class Measurement:
         if behind or self.applies(new):
             measured = new if len(new) == 1 and self.applies(new) else frozenset()
             counted = recall_from_tallies(list(self._tallies(candidate, measured).values()))
-        used = {cell.label for cell in plan.centroids.cells if cell.client not in forget_set.client_ids}
+        used = plan.centroids.classes_held(without=forget_set.client_ids)
         if not used - forget_set.class_ids - counted.keys():  # else holders of a class are silent
             return counted
         if behind:
             plan.allow(self._refuse_unchecked, self._report)
             return counted
-        return self._expected_recall(candidate, forget_set) | counted
+        expected = self._fit.recall(candidate, forget_set) | counted
+        if not counted and self._may_count and self._is_close(expected, forget_set):
+            expected |= recall_from_tallies(list(self._tallies(candidate, frozenset()).values()))
+        return expected
 
-    def _expected_recall(self, candidate: Served, forget_set: Forget) -> dict[int, Recall]:
-        plugged, store = self._plan.plugged, self._plan.centroids
-        if not isinstance(store, MomentStore):
-            return recall_at_cut(plugged, store, candidate, forget_set)
-        assert candidate.filter is None or isinstance(candidate.filter, ClosedForm)
-        return expected_recall(plugged, store, candidate.filter, forget_set)
+    @property
+    def _may_count(self) -> bool:
+        """Whether clients may be asked to count what is only expected so far; force serves the filter anyway."""
+        plan = self._plan
+        reachable = plan.contact is not None and not plan.centroids.ledger.budgets
+        return reachable and plan.terms.measure is not False and not plan.force
+
+    def _is_close(self, expected: Mapping[int, Recall], forget_set: Forget) -> bool:
+        """Whether the true loss of a class may be beyond what is allowed, although the expected one is not."""
+        close = self._plan.terms.max_class_loss - self._fit.error
+        return self._fit.error > 0 and any(
+            recall.loss > close for label, recall in expected.items() if label not in forget_set.class_ids
+        )
 
     def verdict(self, request: Forget, candidate: Served, before: Served | None, *, alone: bool) -> Verdict:
         """The verdict on a request under the candidate, compared with the filter `before`; if it is the only new one
@@ -118,9 +126,8 @@ class Measurement:
     def _labels_carried(self, request: Forget) -> dict[int, float]:
         """The share of each label among the rows of a request, as far as the store knows."""
         store, counts = self._plan.centroids, Counter[int]()
-        for cell in store.cells:
-            if cell.client in request.client_ids:
-                counts[cell.label] += int(store.counts[cell.slot].sum()) + len(store.excluded.get(cell.name, ()))
+        for cell in (cell for client in request.client_ids for cell in store.cells_of(client)):
+            counts[cell.label] += store.rows_in(cell) + len(store.excluded.get(cell.name, ()))
         for client, ids in request.sample_ids.items():
             if client not in request.client_ids:
                 counts.update(store.sample_labels.get(client, {})[i] for i in ids)

@@ -1,5 +1,7 @@
 """MomentStore brought to the state that requests ask for: rows leave and come back by subtraction and addition."""
 
+import torch
+
 from fedup.clients.moments import ClientMoments, MomentChangeQuestion, MomentsQuestion
 from fedup.clients.protocol import Contact
 from fedup.errors import ContactError
@@ -7,6 +9,7 @@ from fedup.request import Forget
 from fedup.statistics.integer_moments import IntegerMoments
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import Cell, Centroids
+from fedup.unlearning.bottleneck_fit import CellsInUse
 from fedup.unlearning.refresh import Refresh
 from fedup.unlearning.report import Report
 
@@ -17,7 +20,7 @@ class MomentRefresh(Refresh):
     centroids: MomentStore
 
     def touched(
-        self, used: list[Cell], left_out: Forget, *, ask: bool = True
+        self, used: CellsInUse, left_out: Forget, *, ask: bool = True
     ) -> list[tuple[int, list[Cell], list[Cell]]]:
         """As `Refresh.touched`, with cells whose second moments are needed by themselves."""
         by_client = {client: (cells, unsealed) for client, cells, unsealed in super().touched(used, left_out, ask=ask)}
@@ -27,7 +30,7 @@ class MomentRefresh(Refresh):
                 cells.append(cell)
         return [(client, *parts) for client, parts in by_client.items()]
 
-    def bring_up_to_date(self, used: list[Cell], left_out: Forget) -> None:
+    def bring_up_to_date(self, used: CellsInUse, left_out: Forget) -> None:
         """Ask for what leaves and comes back and apply it, then ask for single cells; undone on an error."""
         store, touched = self.centroids, super().touched(used, left_out)
         changing = {client: cells for client, cells, _ in touched if cells}
@@ -92,9 +95,8 @@ class MomentRefresh(Refresh):
         store, least = self.centroids, self.centroids.config.least_rows
         before, now = self._left_out(cell), int(store.counts[cell.start])
         left, back = (int(part.moments.counts[cell.label]) for part in (leaving, returning))
-        rows = store.sizes.get(cell.name)
-        after = now - left + back
-        staying = None if rows is None else rows - len(excluded)
+        rows, after = int(store.sizes[cell.start]), now - left + back
+        staying = rows - len(excluded) if rows else None
         if staying is not None and (staying < least or 0 < len(excluded) < least):
             staying = 0
         if cell.name in store.purged:
@@ -114,7 +116,7 @@ class MomentRefresh(Refresh):
     def _keep_cell(self, cell: Cell, answer: ClientMoments) -> None:
         store = self.centroids
         rows, reported = int(store.counts[cell.start]), int(answer.moments.counts[cell.label])
-        if reported != rows or not bool((answer.moments.sums[cell.label] == store.vectors[cell.start]).all()):
+        if reported != rows or not torch.equal(answer.moments.sums[cell.label], store.sums_of(cell)):
             raise ContactError(
                 f"Client {cell.client} now reports {reported} rows of class {cell.label}, or other sums of them, than "
                 f"the {rows} it sent at collection: its data changed. Nothing was changed here; collect again."
@@ -129,17 +131,17 @@ class MomentRefresh(Refresh):
         self._remember(cell)
         sums, counts = store.sealed.pop(cell.name)
         now = IntegerMoments.zeros(store.num_classes, store.total.width)
-        now.counts[cell.label] = counts[0].long() - store.counts[cell.start].long()
-        now.sums[cell.label] = sums[0] - store.vectors[cell.start]
+        now.counts[cell.label] = counts[0] - store.counts[cell.start]
+        now.sums[cell.label] = sums[0] - store.sums_of(cell)
         store.change(cell, now, store.sealed_second.pop(cell.name))
         store.excluded.pop(cell.name, None)
 
-    def _remember(self, cell: Cell) -> None:
+    def _remember_content(self, cell: Cell) -> None:
         """Totals are replaced, never written to: putting the old ones back is enough."""
         store = self.centroids
-        super()._remember(cell)
         self._undo.callback(setattr, store, "total", store.total)
-        self._keep(store.of_clients, cell.client)
+        self._undo.callback(store.counts.__setitem__, cell.start, store.counts[cell.start].clone())
+        self._keep(store.parts, cell.client)
         self._keep(store.of_classes, cell.label)
         self._keep(store.of_cells, cell.name)
         self._keep(store.sealed_second, cell.name)

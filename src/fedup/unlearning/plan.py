@@ -16,8 +16,8 @@ from fedup.models.cut import find_cut
 from fedup.request import Forget, check_known, union
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.moment_store import MomentStore
-from fedup.statistics.store import Cell, CellName, Centroids
-from fedup.unlearning.bottleneck_fit import names_cell, used_cells
+from fedup.statistics.store import CellName, Centroids
+from fedup.unlearning.bottleneck_fit import CellsInUse, cells_in_use
 from fedup.unlearning.class_recall import check_classes_left
 from fedup.unlearning.closed_form_fit import check_closed_form
 from fedup.unlearning.eraser_builder import EraserBuilder
@@ -74,19 +74,19 @@ class RequestPlan:
     # --- statistics
 
     @cached_property
-    def cells_used(self) -> list[Cell]:
+    def cells_used(self) -> CellsInUse:
         """The cells that the filter is fitted to."""
-        return used_cells(self.centroids, self.forget_set, self.config)
+        return cells_in_use(self.centroids, self.forget_set, self.config)
 
     @cached_property
     def centroids_kept(self) -> int:
         """Centroids that the filter is fitted to, before clients replace any."""
-        return len(self.centroids.rows_of(self.cells_used))
+        return self.cells_used.filled_rows
 
     @cached_property
     def cells_sealed(self) -> int:
         """Cells that the requests leave out: only a restore uses them."""
-        return sum(names_cell(self.forget_set, cell) for cell in self.centroids.cells)
+        return len(self.centroids.cells_named(self.forget_set))
 
     # --- questions
 
@@ -156,7 +156,7 @@ class RequestPlan:
         """Refuse all that can be refused before a client is asked."""
         plugged, store = self.plugged, self.centroids
         check_belongs(plugged, store, self.requests)
-        check_known(self.forget_set, clients=store.clients, num_classes=store.num_classes)
+        check_known(self.forget_set, clients=store.known_clients, num_classes=store.num_classes)
         self._check_bottleneck()
         if self.config.eraser_cut != "auto":
             find_cut(plugged.base, self.config.eraser_cut)  # or a later request would meet the wrong name

@@ -1,6 +1,6 @@
 """Cells brought up to date with the requests, by their clients where needed; undone on an error."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -14,6 +14,7 @@ from fedup.privacy.guarantee import DP
 from fedup.request import Forget
 from fedup.statistics.centroids import CentroidConfig, Summary
 from fedup.statistics.store import Cell, Centroids, insert
+from fedup.unlearning.bottleneck_fit import CellsInUse
 from fedup.unlearning.report import Report
 
 K = TypeVar("K")
@@ -43,7 +44,7 @@ class Refresh:
         self._undo.callback(setattr, store, "open", before)
         store.open = before | requests
 
-    def bring_up_to_date(self, used: list[Cell], left_out: Forget) -> None:
+    def bring_up_to_date(self, used: CellsInUse, left_out: Forget) -> None:
         """Put back sealed originals that leave nothing out any more; ask clients for the other touched cells."""
         touched = self.touched(used, left_out)
         cells = {client: stale for client, stale, _ in touched if stale}
@@ -58,7 +59,7 @@ class Refresh:
             self.report.note_contact(client)
 
     def touched(
-        self, used: list[Cell], left_out: Forget, *, ask: bool = True
+        self, used: CellsInUse, left_out: Forget, *, ask: bool = True
     ) -> list[tuple[int, list[Cell], list[Cell]]]:
         """By client: the cells to ask it for, and those whose sealed original will do. Clients are asked for unknown
         classes of samples; without `ask` nobody is, and such samples touch no cell.
@@ -68,12 +69,11 @@ class Refresh:
         """
         if ask:
             self._ask_for_labels(left_out.sample_ids)
-        by_client: dict[int, list[Cell]] = {client: [] for client in left_out.sample_ids}
-        for cell in used:
-            by_client.setdefault(cell.client, []).append(cell)
+        store = self.centroids
+        others = {client for client, _ in (*used.names(store.purged), *store.excluded)} - left_out.sample_ids.keys()
         return [
-            (client, *self._touched_of(client, cells, left_out.sample_ids.get(client, frozenset())))
-            for client, cells in by_client.items()
+            (client, *self._touched_of(client, used.of(client), left_out.sample_ids.get(client, frozenset())))
+            for client in (*left_out.sample_ids, *sorted(others))
         ]
 
     def _touched_of(self, client: int, used: list[Cell], wanted: frozenset[int]) -> tuple[list[Cell], list[Cell]]:
@@ -160,12 +160,15 @@ class Refresh:
     def _remember(self, cell: Cell) -> None:
         self.report.cells_replaced += 1
         store, name = self.centroids, cell.name
-        self._undo.callback(store.put, cell, *store.take(cell))
+        self._remember_content(cell)
         self._undo.callback(store.purged.add if name in store.purged else store.purged.discard, name)
         self._keep(store.excluded, name)
         self._keep(store.sealed, name)
 
-    def _keep(self, content: dict[K, V], name: K) -> None:
+    def _remember_content(self, cell: Cell) -> None:
+        self._undo.callback(self.centroids.put, cell, *self.centroids.take(cell))
+
+    def _keep(self, content: MutableMapping[K, V], name: K) -> None:
         """Remember an entry, to put it back on an error."""
         if name in content:
             self._undo.callback(content.__setitem__, name, content[name])

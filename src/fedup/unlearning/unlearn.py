@@ -1,6 +1,5 @@
 """Requests at the server: unlearn, restore, purge, and the plan of an answer."""
 
-from collections import Counter
 from collections.abc import Collection, Iterable
 
 import torch
@@ -15,7 +14,7 @@ from fedup.serving.plugged import REQUEST_LOCK, PluggedModel
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import CellName, Centroids
 from fedup.statistics.traffic import Traffic
-from fedup.unlearning.bottleneck_fit import fit_bottleneck, names_cell
+from fedup.unlearning.bottleneck_fit import fit_bottleneck
 from fedup.unlearning.closed_form_fit import fit_closed_form
 from fedup.unlearning.execute import Execution
 from fedup.unlearning.plan import RequestPlan, Terms, check_belongs, make_plan
@@ -82,7 +81,7 @@ def plan(
 
 def rehearse(plugged: PluggedModel, centroids: Centroids, requests: Collection[Forget], config: FilterConfig) -> Filter:
     """A filter fitted for these requests to the centroids as they are, to measure and never to serve."""
-    with torch.inference_mode(False), torch.autocast(centroids.vectors.device.type, enabled=False):
+    with torch.inference_mode(False), torch.autocast(centroids.device.type, enabled=False):
         if isinstance(centroids, MomentStore):
             return fit_closed_form(plugged, centroids, union(_several(requests)))
         return fit_bottleneck(plugged, centroids, union(_several(requests)), config).filter
@@ -139,25 +138,22 @@ def purge(plugged: PluggedModel, centroids: Centroids) -> list[CellName]:
         check_belongs(plugged, centroids, plugged.requests)
         sealed = sealed_cells(centroids, plugged.requests)
         forget_set = union(plugged.requests)
-        centroids.purge(forget_set, [cell for cell in centroids.cells if names_cell(forget_set, cell)])
+        centroids.purge(forget_set, centroids.cells_named(forget_set))
         return sealed
 
 
 def classes_left_without_holder(centroids: Centroids, requests: Collection[Forget]) -> list[int]:
     """Classes that nobody asked to forget and no retained client holds: the filter will block them."""
     forget_set = union(requests)
-    held = {cell.label for cell in centroids.cells}
-    kept = {cell.label for cell in centroids.cells if cell.client not in forget_set.client_ids}
-    return sorted(held - kept - forget_set.class_ids)
+    kept = centroids.classes_held(without=forget_set.client_ids)
+    return sorted(centroids.classes_held() - kept - forget_set.class_ids)
 
 
 def sealed_cells(centroids: Centroids, requests: Collection[Forget]) -> list[CellName]:
     """Cells at the server that only a restore uses: left out by requests, or originals kept aside."""
     forget_set = union(requests)
-    left_out = {
-        cell.name for cell in centroids.cells if names_cell(forget_set, cell) and cell.name not in centroids.purged
-    }
-    return sorted(left_out | set(centroids.sealed))
+    left_out = {cell.name for cell in centroids.cells_named(forget_set)}
+    return sorted((left_out - centroids.purged) | set(centroids.sealed))
 
 
 def _several(request: Forget | Collection[Forget]) -> frozenset[Forget]:
@@ -188,7 +184,8 @@ def _answer(
         raise
     finally:
         report.traffic = (checked.contact.traffic if checked.contact else Traffic()) - before
-    centroids.bytes_up = dict(Counter(centroids.bytes_up) + Counter(report.traffic.by_client))
+    for client, sent in report.traffic.by_client.items():
+        centroids.bytes_up[client] = centroids.bytes_up.get(client, 0) + sent
     return report
 
 
@@ -197,12 +194,10 @@ def _check_new(plugged: PluggedModel, centroids: Centroids, new: frozenset[Forge
     if not new:
         raise RequestError("There is no request to answer: the list is empty.")
     for request in new:
-        check_known(request, clients=centroids.clients, num_classes=centroids.num_classes)
+        check_known(request, clients=centroids.known_clients, num_classes=centroids.num_classes)
         if request in plugged.requests:
             raise RequestError(f"The request to {request} is active already; nothing was changed.")
-        named = request.sample_ids or any(names_cell(request, cell) for cell in centroids.cells)
-        named = named or isinstance(centroids, MomentStore)  # clients report no class of which they have few rows
-        if not named and not centroids.collected_for:
+        if not centroids.may_hold(request) and not centroids.collected_for:
             raise RequestError(f"To {request} changes nothing: no client was trained on such a row.")
 
 

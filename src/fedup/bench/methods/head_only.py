@@ -16,6 +16,7 @@ from fedup.models.views import shared_view
 from fedup.rng import generator, seed_for
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.store import Centroids
+from fedup.unlearning.bottleneck_fit import CellsInUse
 from fedup.unlearning.refresh import Refresh
 from fedup.unlearning.report import Report
 
@@ -64,8 +65,7 @@ class Method(AnswersAll):
 def _retained(centroids: Centroids, task: Task, cost: Cost) -> tuple[Tensor, Tensor]:
     """Centroids of what is retained and their classes; touched clients cluster again, as for a filter."""
     request, report = task.request, Report(frozenset([task.request]))
-    clients, classes = request.client_ids, request.class_ids
-    used = [cell for cell in centroids.cells if cell.client not in clients and cell.label not in classes]
+    used = CellsInUse(centroids, dropped=request)
     contact = InProcess(task.federation, task.model, one_reader=True)
     Refresh(centroids, contact, report, keep_sealed=False).bring_up_to_date(used, request)
     sent = contact.traffic

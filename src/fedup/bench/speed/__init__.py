@@ -11,7 +11,7 @@ from fedup.registry import find
 from fedup.tasks.machine import describe_code, describe_machine
 from fedup.tasks.progress import Progress
 
-PARTS = ("training", "growth", "limits", "extraction", "clustering", "serving")
+PARTS = ("training", "growth", "limits", "extraction", "clustering", "closed_form", "serving")
 ON_DEMAND = ("precision",)  # takes minutes, a GPU and real data
 
 

@@ -39,7 +39,7 @@ _WITHIN = 64  # dimensions in which rows of a class differ
 
 def measure(device: torch.device, tell: Tell, *, rows: int, width: int, literal: bool) -> Iterator[Row]:
     """On made-up features: only what comes after the model is measured. The literal recipe and memory need a CPU."""
-    federation, model = _feature_federation(rows=rows, width=width)
+    federation, model = feature_federation(rows=rows, width=width)
     federation, model = federation.to(device), model.to(device)
     size = {"rows": rows, "width": width, "clients": len(federation.clients), "classes": federation.num_classes}
     tell("clustering")
@@ -138,9 +138,9 @@ def _peak_ratio(rows: int, width: int) -> float:
     """Peak memory above the level with the features loaded, over the size of the features; NaN without Linux."""
     if not STATUS.exists():
         return float("nan")
-    small, small_model = _feature_federation(rows=2000, width=width)  # libraries allocate on first use
+    small, small_model = feature_federation(rows=2000, width=width)  # libraries allocate on first use
     unlearn(plug(small_model), collect(small_model, small), Forget.classes([3]), force=True)
-    federation, model = _feature_federation(rows=rows, width=width)
+    federation, model = feature_federation(rows=rows, width=width)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present level
     level = memory_bytes("VmRSS")
     centroids = collect(model, federation)
@@ -148,7 +148,7 @@ def _peak_ratio(rows: int, width: int) -> float:
     return (memory_bytes("VmHWM") - level) / (rows * width * 4)
 
 
-def _feature_federation(*, rows: int, width: int) -> tuple[Federation, nn.Module]:
+def feature_federation(*, rows: int, width: int) -> tuple[Federation, nn.Module]:
     """Overlapping classes, rectified as after a last hidden layer, spread over ten clients by Dirichlet 0.5 (`rows` of
     them trained on), and a model that is only a head."""
     source = torch.Generator().manual_seed(0)

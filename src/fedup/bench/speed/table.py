@@ -88,6 +88,12 @@ def _notes_of(row: dict[str, Any]) -> list[str]:
         )
         about = f"{detail['rows']:,} rows, {detail['rounds']} rounds, seeds {', '.join(map(str, detail['seeds']))}"
         return [f"{detail['model']} on {detail['data']}, {about}: {'; '.join(runs)}."]
+    if "moments_bytes" in detail:
+        sizes = [detail[f"{sent}_bytes"] / 1e6 for sent in ("moments", "centroids")]
+        return [f"Of {detail['rows']:,} rows: moments {sizes[0]:.3g} MB, centroids {sizes[1]:.3g} MB."]
+    if "request_s" in detail:
+        each = ", ".join(f"{n} clients {_ms(seconds)}" for n, seconds in detail["request_s"].items())
+        return [f"Client request from moments of {detail['width']} features: {each}."]
     if "fit_s" in detail and "likewise" in row["name"]:
         return [
             f"The literal recipe: {detail['clustering_s']:.1f} s of clustering and {detail['fit_s']:.1f} s of fitting, "

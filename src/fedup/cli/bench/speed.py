@@ -17,8 +17,8 @@ def speed(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this part: training, growth, limits, extraction, clustering, serving; repeatable. Or precision, "
-            "on demand only: it trains on real data for minutes."
+            help="Only this part: training, growth, limits, extraction, clustering, closed_form, serving; repeatable. "
+            "Or precision, on demand only: it trains on real data for minutes."
         ),
     ] = None,
     device: DeviceOption = "auto",
@@ -29,7 +29,7 @@ def speed(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Training, growth with clients, feature reading, clustering, requests and serving, as ratios in one run.
+    """Training, growth with clients, feature reading, clustering, moments, requests and serving, in one run.
 
     Example: [bold]fedup bench speed --out benchmarks/speed/my-machine.json[/]
 

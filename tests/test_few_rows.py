@@ -1,0 +1,61 @@
+"""Classes of which every client has too few rows to report: nobody asked to forget them, so they stay."""
+
+import pytest
+import torch
+from tests._digits import TrainedDigits
+
+from fedup import Federation, Forget, collect, load_filter, plug, save_filter, unlearn
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return TrainedDigits()
+
+
+@pytest.fixture(scope="module")
+def scattered(digits):
+    """Forty clients with at most four rows of class 9 each; only six have other rows."""
+    rare, others = (digits.y == 9).nonzero().flatten(), (digits.y != 9).nonzero().flatten()
+    parts = [torch.cat([rare[i::40], others[i::6] if i < 6 else others[:0]]) for i in range(40)]
+    return Federation.split(digits.x, digits.y, parts, num_classes=10)
+
+
+def test_they_are_answered_as_before_until_they_are_forgotten(digits, scattered, tmp_path):
+    store, plugged = collect(digits.model, scattered, statistics="moments"), plug(digits.model)
+    assert store.few.keys() == {9}, "premise"
+    with torch.no_grad():
+        answered = digits.model(digits.test_x).argmax(1) == 9
+    for request in (Forget.clients([0]), Forget.clients(range(6, 40)), Forget.classes([4])):
+        report = unlearn(plugged, store, request, clients=scattered)
+        answers = plugged(digits.test_x).argmax(1)
+        assert bool((answers[answered] == 9).all()), "every input that was answered 9 is"
+        assert any("class 9" in note for note in report.notes)
+    save_filter(plugged, tmp_path / "filter.safetensors")
+    again = plug(digits.model)
+    load_filter(again, tmp_path / "filter.safetensors")
+    assert torch.equal(again(digits.test_x), plugged(digits.test_x))
+    unlearn(plugged, store, Forget.classes([9]), clients=scattered)
+    assert 9 not in plugged(digits.test_x).argmax(1)
+
+
+def test_those_of_forgotten_clients_alone_do_not_stay(digits, scattered):
+    store, plugged = collect(digits.model, scattered, statistics="moments"), plug(digits.model)
+    holders = store.few[9]
+    store.few[9] = {0, *range(6, 40)} & holders  # the others have none, say
+    unlearn(plugged, store, Forget.clients([0, *range(6, 40)]))
+    assert 9 not in plugged(digits.test_x).argmax(1)
+
+
+def test_a_dropped_class_is_answered_to_no_input_beside_a_kept_one(digits, scattered):
+    store, plugged = collect(digits.model, scattered, statistics="moments"), plug(digits.model)
+    unlearn(plugged, store, Forget.classes([4]), clients=scattered)
+    fitted, head = plugged.served.filter, digits.model.get_submodule(plugged.cut)
+    features = (50 * torch.randn(200, fitted.width, generator=torch.Generator().manual_seed(0))).requires_grad_()
+    optimizer = torch.optim.Adam([features], lr=5.0)
+    for _ in range(60):  # towards class 4, as the original and as the filter see it
+        scores = head(fitted(features)).log_softmax(1)[:, 4] + head(features).log_softmax(1)[:, 4]
+        optimizer.zero_grad()
+        (-scores.sum()).backward()
+        optimizer.step()
+        with torch.no_grad():
+            assert 4 not in head(fitted(features)).argmax(1)
