@@ -13,6 +13,10 @@ class Dataset:
     test_x: Tensor
     test_y: Tensor
     class_names: tuple[str, ...]
+    parts: tuple[Tensor, ...] | None = None  # rows of each client, if the data say who holds them
+    client_names: tuple[str, ...] = ()  # of `parts`
+    row_ids: tuple[str, ...] | None = None  # one per row of x, if rows have names
+    subjects: tuple[str, ...] | None = None  # the person behind each row of x, "" if unknown
 
     @property
     def num_classes(self) -> int:
