@@ -202,8 +202,8 @@ TEXTS = ["The team won the final by two goals", "Shares fell after the bank's re
 def news(tmp_path_factory):
     run = tmp_path_factory.mktemp("news") / "run"
     ok("train", "--run", run, "--data", "ag_news", "--rows", 400, "--clients", 2, "--rounds", 1, "--epochs", 1)
-    ok("collect", "--run", run)
-    ok("unlearn", "--run", run, "--class", 2, "--force", "--steps", 20)
+    ok("collect", "--run", run, "--by-class", "always")  # so that a class request asks nobody
+    ok("unlearn", "--run", run, "--class", 2, "--force")
     return run
 
 
@@ -249,9 +249,9 @@ class TestTexts:
         (tmp_path / "news.txt").write_text(TEXTS[0])
         run = Path(shutil.copytree(news, tmp_path / "run"))
         ok("predict", tmp_path / "news.txt", "--run", run, FEDUP_DATA=str(tmp_path))
-        declined = fedup("unlearn", "--class", 1, "--run", run, "--steps", 2, FEDUP_DATA=str(tmp_path))
+        declined = fedup("unlearn", "--class", 1, "--run", run, FEDUP_DATA=str(tmp_path))
         assert declined.code == 1  # nothing to measure it on
-        ok("unlearn", "--class", 1, "--run", run, "--steps", 2, "--force", FEDUP_DATA=str(tmp_path))
+        ok("unlearn", "--class", 1, "--run", run, "--force", FEDUP_DATA=str(tmp_path))
         with (tmp_path / "bert-base-uncased" / "vocab.txt").open("a") as file:
             file.write("newword\n")
         refused("predict", tmp_path / "news.txt", "--run", run, FEDUP_DATA=str(tmp_path), told="vocabulary")

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -50,8 +51,8 @@ def misbehave(message: Message, context: Context, call_next: Callable[[Message, 
         (out / f"account-{client}.json").write_text(str(account["json"]))
     if fault == "send NaN":
         told = read_answer(reply.content, most_bytes=10**12)
-        told.arrays["vectors"][0, 0] = torch.nan
-        reply.content = write_answer(told)
+        spoiled = {name: torch.full(array.shape, torch.nan) for name, array in told.arrays.items()}
+        reply.content = write_answer(replace(told, arrays=spoiled))
     return reply
 
 

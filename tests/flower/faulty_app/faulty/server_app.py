@@ -13,14 +13,14 @@ from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 import fedup
-from fedup import Centroids, FilterConfig, Forget
+from fedup import Forget, MomentConfig, MomentStore
 from fedup.errors import ContactError
 from fedup.flower import Delivery, GridContact
 
 from . import task
 
 app = ServerApp()
-CONFIG = FilterConfig(rank=4, steps=10, batch_size=32)
+BY_CLASS = MomentConfig(by_class="always")  # so that a class is forgotten and nobody is asked
 
 
 @app.main()
@@ -33,30 +33,31 @@ def main(grid: Grid, context: Context) -> None:
     delivery = Delivery(float(config["timeout"]), retries=0, least_fraction=float(config["least-fraction"]))
     about = {"example": task.EXAMPLE, "num_classes": task.NUM_CLASSES}
     contact = GridContact(grid, model, **about, delivery=delivery, folder=out / "answers")
-    centroids = fedup.collect(model, contact, privacy=task.privacy(float(config["epsilon"])))
-    fedup.save_centroids(centroids, out / "centroids.safetensors")
+    privacy = task.privacy(float(config["epsilon"]))
+    store = fedup.collect(model, contact, privacy=privacy, statistics="auto" if privacy else BY_CLASS)
+    fedup.save_centroids(store, out / "centroids.safetensors")
     contact.settled()  # answers are in that file now
     told: dict[str, Any] = {"run": context.run_id, "left_out": contact.left_out, "messages": contact.traffic.messages}
     told["spent"] = {client: contact.ledger.spent(client) for client in contact.ledger.clients}
     if victim >= 0:
-        told["samples"] = ask_the_dead(out, victim, model, centroids, contact)
+        told["samples"] = ask_the_dead(out, victim, model, store, contact)
     (out / "result.new").write_text(json.dumps(told))
     (out / "result.new").rename(out / "result.json")  # whoever waits for it finds all of it
 
 
 def ask_the_dead(
-    out: Path, victim: int, model: nn.Module, centroids: Centroids, contact: GridContact
+    out: Path, victim: int, model: nn.Module, store: MomentStore, contact: GridContact
 ) -> dict[str, object]:
     """A node dies whose answer has come; then its samples are to be forgotten by a model that has forgotten a class."""
     plugged, rows = fedup.plug(model), task.read_rows(out, victim)
-    fedup.unlearn(plugged, centroids, Forget.classes([4]), config=CONFIG)
-    served, before, kept = plugged.served, plugged(rows["x"]), centroids.vectors.clone()
+    fedup.unlearn(plugged, store, Forget.classes([4]), force=True)  # the model is not trained
+    served, before, kept = plugged.served, plugged(rows["x"]), store.total.second.clone()
     session = json.loads((out / f"asked-{victim}.jsonl").read_text().splitlines()[-1])["session"]
     os.killpg(session, signal.SIGKILL)
     try:
-        fedup.unlearn(plugged, centroids, Forget.samples({victim: rows["ids"][:20].tolist()}), clients=contact)
+        fedup.unlearn(plugged, store, Forget.samples({victim: rows["ids"][:20].tolist()}), clients=contact)
         error = ""
     except ContactError as caught:
         error = str(caught)
     same = plugged.served is served and torch.equal(plugged(rows["x"]), before)
-    return {"error": error, "same_model": same, "same_store": torch.equal(centroids.vectors, kept)}
+    return {"error": error, "same_model": same, "same_store": torch.equal(store.total.second, kept)}
