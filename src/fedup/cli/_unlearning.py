@@ -232,9 +232,13 @@ def _print_plan(result: dict[str, Any]) -> None:
         f"{count(result['cells_sealed'], 'cell')} left out and sealed.\n"
         f"Clients contacted: {ids(result['clients_contacted']) or 'none'}; cells sent again: {again}{before}.\n"
         f"Privacy cost: {result['privacy_cost']}.\n"
-        f"Expected time: {result['expected_time_s']:.1f} s, besides loading and measuring."
+        f"Expected time: {_short(result['expected_time_s'])}, besides loading and measuring."
     )
     _text.print_orphaned_classes(console, result)
     if not result["would_be_measured"]:
         console.print("The filter could not be measured without the data: it would be put in force with --force only.")
     console.print("Nothing was changed.")
+
+
+def _short(time_s: float) -> str:
+    return "less than 0.1 s" if time_s < 0.1 else f"{time_s:.1f} s"
