@@ -140,6 +140,24 @@ def test_no_input_is_answered_with_a_dropped_class(digits, store):
     assert not {3, 8} & set(head(fitted(extreme)).argmax(1).tolist())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_lets_no_dropped_class_through(digits, dtype):
+    """A last layer with nearly dependent outputs makes features large, which half precision rounds by whole points."""
+    model = copy.deepcopy(digits.model)
+    weight = model[-1].weight.data
+    left, values, right = torch.linalg.svd(weight - weight.mean(0), full_matrices=False)
+    values[5:9] *= 1e-3
+    weight.copy_((left * values) @ right)
+    plugged, own = plug(model), collect(model, digits.federation, statistics=ANY_ROWS)
+    unlearn(plugged, own, Forget.classes([0, 3]), **FORCED)
+    expected = plugged(digits.x).argmax(1)
+    with torch.no_grad(), torch.autocast("cpu", dtype=dtype):
+        answers = plugged(digits.x).argmax(1)
+        strange = plugged(digits.x * torch.logspace(-4, 6, len(digits.x)).view(-1, 1, 1, 1)).argmax(1)
+    assert not {0, 3} & {*answers.tolist(), *strange.tolist()}
+    assert float((answers == expected).double().mean()) > 0.9
+
+
 def test_accuracy_on_retained_classes_stays_and_the_base_comes_back_to_the_bit(digits, store):
     plugged, before = plug(digits.model), digits.model(digits.test_x)
     unlearn(plugged, store, Forget.classes([3]), **FORCED)
@@ -269,10 +287,12 @@ def test_the_estimate_of_recall_is_near_what_clients_count(digits, store):
         assert sum(map(abs, errors)) / len(errors) < 0.05 and max(map(abs, errors)) < 0.2
 
 
-def test_a_last_layer_that_rounds_too_much_is_refused(digits, store):
-    half = copy.deepcopy(digits.model).bfloat16()
-    with pytest.raises(CutError, match="a dropped class could win"):
-        fit_closed_form(plug(half), store, Forget.classes([3]))
+def test_a_last_layer_that_rounds_too_much_or_overflows_is_refused(digits, store):
+    half, small = copy.deepcopy(digits.model).bfloat16(), copy.deepcopy(digits.model).half()
+    small[-1].weight.data *= 1e-3  # features for given scores get large
+    for model in (half, small):
+        with pytest.raises(CutError, match="a dropped class could win"):
+            fit_closed_form(plug(model), store, Forget.classes([3]))
 
 
 def test_a_cell_out_of_use_is_asked_for_as_the_store_has_it(digits, store):
@@ -367,10 +387,21 @@ def test_moments_need_scores_that_are_the_linear_layers_own(digits):
         def forward(self, x):
             return -self.head(self.body(x))
 
-    wide = nn.Sequential(*digits.model[:-1], nn.Linear(32, 12))
-    for model, why in ((Turned(), "more than its linear layer"), (wide, "12 outputs for 10 classes")):
+    class Odd(nn.Linear):
+        def forward(self, features):
+            return -super().forward(features)
+
+    wide, odd = (nn.Sequential(*digits.model[:-1], layer) for layer in (nn.Linear(32, 12), Odd(32, 10)))
+    for model, why in ((Turned(), "more than its linear"), (odd, "more than its linear"), (wide, "12 outputs for 10")):
         with pytest.raises(CutError, match=why):
-            collect(model, digits.federation, statistics="moments", cut=None if model is wide else "head")
+            collect(model, digits.federation, statistics="moments", cut="head" if isinstance(model, Turned) else None)
+
+
+def test_looking_at_the_last_layer_writes_nothing_to_a_model_in_training(digits):
+    model = nn.Sequential(*copy.deepcopy(digits.model), nn.BatchNorm1d(10)).train()
+    before = fedup.fingerprint(model)
+    collect(model, digits.federation)
+    assert fedup.fingerprint(model) == before and model.training
 
 
 def test_a_filter_file_with_other_weights_is_refused_and_changes_nothing(digits, store, tmp_path):

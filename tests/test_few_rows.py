@@ -1,10 +1,14 @@
 """Classes of which every client has too few rows to report: nobody asked to forget them, so they stay."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from tests._digits import TrainedDigits
 
 from fedup import Federation, Forget, collect, load_filter, plug, save_filter, unlearn
+from fedup.errors import CutError
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +40,14 @@ def test_they_are_answered_as_before_until_they_are_forgotten(digits, scattered,
     assert torch.equal(again(digits.test_x), plugged(digits.test_x))
     unlearn(plugged, store, Forget.classes([9]), clients=scattered)
     assert 9 not in plugged(digits.test_x).argmax(1)
+
+
+def test_where_half_precision_cannot_keep_them_nothing_is_served(digits, scattered):
+    half = copy.deepcopy(digits.model).half()
+    plugged, store = plug(half), collect(half, replace(scattered, x=scattered.x.half()))
+    with pytest.raises(CutError, match="too few rows of class 9"):
+        unlearn(plugged, store, Forget.clients([0]))
+    assert plugged.served is None
 
 
 def test_those_of_forgotten_clients_alone_do_not_stay(digits, scattered):
