@@ -12,11 +12,20 @@ import fedup
 import fedup.clients.moments as moments_of
 from fedup import FilterConfig, Forget, Terms, collect, load_filter, plug, purge, restore, save_filter, unlearn
 from fedup.clients.in_process import InProcess
-from fedup.errors import ArtifactError, ContactError, CutError, DataError, FedUPError, HarmError, SettingError
-from fedup.filters.closed_form import ClosedForm
+from fedup.errors import (
+    ArtifactError,
+    ContactError,
+    CutError,
+    DataError,
+    FedUPError,
+    HarmError,
+    RequestError,
+    SettingError,
+)
+from fedup.filters.closed_form import ClosedForm, RetainedStatistics
 from fedup.request import union
 from fedup.statistics.client_parts import ClientParts
-from fedup.statistics.integer_moments import MomentConfig
+from fedup.statistics.integer_moments import MomentConfig, one_class, packed
 from fedup.unlearning.closed_form_fit import expected_recall, fit_closed_form, retained_statistics
 
 FORCED = {"force": True, "terms": Terms(measure=False)}  # digits leave classes with few rows
@@ -345,6 +354,35 @@ def test_a_client_that_answers_something_else_than_it_was_asked_changes_nothing(
     with pytest.raises(FedUPError, match="not what any rows have"):
         unlearn(plugged, store, Forget.classes([label]), clients=digits.federation, **FORCED)
     assert_same(parts_of(store), {**before, "sample_labels": store.sample_labels})
+
+
+def test_a_client_that_leaves_cannot_take_along_what_others_have(digits, store, monkeypatch):
+    """What it says that leaves fits the total, but neither its own sums nor those of its class."""
+    others = RetainedStatistics.of(store.total - store.moments_of(2), store.config)
+    rows = store.total.rows - store.moments_of(2).rows
+    extra = packed((0.5 * rows * others.within / store.config.step**2).long())
+    honest, before, plugged = moments_of.MomentChangeQuestion.answer, parts_of(store), plug(digits.model)
+
+    def lie(self, data):
+        leaving, returning = honest(self, data)
+        label, second = next(iter(leaving.by_class.items()))
+        leaving = replace(leaving, by_class={**leaving.by_class, label: second + extra})
+        (store.total - one_class(leaving.moments, label, second + extra)).check(store.config)  # the premise
+        return leaving, returning
+
+    monkeypatch.setattr(moments_of.MomentChangeQuestion, "answer", lie)
+    with pytest.raises(FedUPError, match="put to its client, is not what any rows have"):
+        unlearn(plugged, store, samples(digits, 2, 25), clients=digits.federation, **FORCED)
+    assert plugged.served is None
+    assert_same(parts_of(store), {**before, "sample_labels": store.sample_labels})
+
+
+def test_a_class_that_nobody_holds_cannot_be_forgotten(digits):
+    others = replace(digits.federation, y=digits.y.masked_fill(digits.y == 9, 8))
+    plugged, own = plug(digits.model), collect(digits.model, others)
+    with pytest.raises(RequestError, match="changes nothing"):
+        unlearn(plugged, own, Forget.classes([9]), clients=others, **FORCED)
+    assert plugged.served is None
 
 
 def test_a_store_whose_parts_do_not_fit_each_other_is_not_loaded(digits, store, tmp_path):

@@ -231,6 +231,8 @@ def _read(
     shortened, unreported = (_count(details, name) for name in ("shortened", "unreported"))
     few = checks.whole_set(details, "few")
     require(all(0 <= label < classes for label in few), "a label is out of range")
+    require(not few & rows.keys(), "a class is reported, and has too few rows to be")
+    require(shortened <= sum(rows.values()), "more rows were shortened than it reports")
     moments = IntegerMoments.zeros(classes, width)
     held = list(rows)
     moments.counts[held] = torch.tensor(list(rows.values()), dtype=torch.int64)
