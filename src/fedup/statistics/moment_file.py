@@ -24,7 +24,8 @@ def moments_to_save(store: MomentStore) -> tuple[dict[str, Tensor], dict[str, An
     header: dict[str, Any] = {
         "unsent": sorted(store.unsent),
         "few": {str(label): sorted(clients) for label, clients in sorted(store.few.items())},
-        **store.facts,
+        "shortened": store.shortened,
+        "unreported": {str(client): rows for client, rows in sorted(store.unreported.items())},
     }
     clients, labels = (_tensor_of(column) for column in store.cell_columns)
     tensors = {"cells.clients": clients, "cells.labels": labels, "sizes": store.sizes}
@@ -60,7 +61,7 @@ def loaded_moments(path: Path, tensors: dict[str, Tensor], header: dict[str, Any
         "unsent": set(header["unsent"]),
         "few": {int(label): set(clients) for label, clients in header["few"].items()},
         "shortened": header["shortened"],
-        "unreported": header["unreported"],
+        "unreported": {int(client): rows for client, rows in header["unreported"].items()},
         **named,
     }
 

@@ -13,7 +13,7 @@ from fedup.errors import ContactError, DataError
 from fedup.request import Forget
 from fedup.statistics.cell_table import CellTable
 from fedup.statistics.client_parts import ClientPart, ClientParts
-from fedup.statistics.integer_moments import IntegerMoments, MomentConfig, one_class
+from fedup.statistics.integer_moments import IntegerMoments, MomentConfig, one_class, rows_staying
 from fedup.statistics.store import Cell, CellName, Centroids
 
 
@@ -38,7 +38,7 @@ class MomentStore(Centroids):
     sizes: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # (M,) rows at collection
     few: dict[int, set[int]] = field(default_factory=dict)  # by class, clients that have too few rows of it to report
     shortened: int = 0  # rows beyond the bound
-    unreported: int = 0  # rows of cells that have too few of them
+    unreported: dict[int, int] = field(default_factory=dict)  # by client: rows of cells that have too few of them
 
     content: ClassVar[str] = "sums of cells"
     whole_cells_leave: ClassVar[bool] = True
@@ -67,7 +67,7 @@ class MomentStore(Centroids):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"shortened": self.shortened, "unreported": self.unreported}
+        return {"shortened": self.shortened, "unreported": sum(self.unreported.values())}
 
     # --- cells
 
@@ -91,6 +91,14 @@ class MomentStore(Centroids):
 
     def rows_by_class(self) -> list[int]:
         return [int(number) for number in self.total.counts.tolist()]
+
+    def rows_without(self, cell: Cell, samples: frozenset[int]) -> int:
+        rows, up_to_date = int(self.sizes[cell.start]), samples == self.excluded.get(cell.name, frozenset())
+        return super().rows_without(cell, samples) if up_to_date or not rows else self.rows_staying(cell, samples)
+
+    def rows_staying(self, cell: Cell, samples: frozenset[int]) -> int:
+        """Rows that the client's moments of a cell are of without these samples, if its own rules are no stricter."""
+        return rows_staying(int(self.sizes[cell.start]), len(samples), self.config)
 
     def rows_besides(self, forget_set: Forget) -> int:
         return int((self.counts > 0).sum()) - sum(self.rows_in(cell) > 0 for cell in self.cells_named(forget_set))
