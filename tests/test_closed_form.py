@@ -12,12 +12,20 @@ import fedup
 import fedup.clients.moments as moments_of
 from fedup import FilterConfig, Forget, Terms, collect, load_filter, plug, purge, restore, save_filter, unlearn
 from fedup.clients.in_process import InProcess
-from fedup.errors import ArtifactError, ContactError, CutError, DataError, FedUPError, HarmError, SettingError
-from fedup.filters.closed_form import ClosedForm
+from fedup.errors import (
+    ArtifactError,
+    ContactError,
+    DataError,
+    FedUPError,
+    HarmError,
+    RequestError,
+    SettingError,
+)
+from fedup.filters.closed_form import ClosedForm, RetainedStatistics
 from fedup.request import union
 from fedup.statistics.client_parts import ClientParts
-from fedup.statistics.integer_moments import MomentConfig
-from fedup.unlearning.closed_form_fit import expected_recall, fit_closed_form, retained_statistics
+from fedup.statistics.integer_moments import MomentConfig, one_class, packed
+from fedup.unlearning.closed_form_fit import expected_recall, retained_statistics
 
 FORCED = {"force": True, "terms": Terms(measure=False)}  # digits leave classes with few rows
 ANY_ROWS = MomentConfig(least_rows=1, by_class="always")
@@ -123,23 +131,6 @@ def test_without_a_way_to_the_client_nothing_changes(digits, store):
     assert_same(parts_of(store), before)
 
 
-def test_no_input_is_answered_with_a_dropped_class(digits, store):
-    plugged = plug(digits.model)
-    unlearn(plugged, store, Forget.classes([3, 8]), **FORCED)
-    features = nn.Parameter(torch.randn(64, 32))
-    head, fitted = digits.model[-1], plugged.served.filter
-    optimizer = torch.optim.Adam([features], lr=1.0)
-    for _ in range(200):  # as strong as gradients make it
-        scores = head(fitted(features))
-        assert not {3, 8} & set(scores.argmax(1).tolist())
-        lead = scores[:, [3, 8]].max(1).values - scores[:, [0, 1, 2, 4, 5, 6, 7, 9]].max(1).values
-        (-lead.sum()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    extreme = torch.randn(4096, 32) * torch.logspace(-6, 8, 4096)[:, None]
-    assert not {3, 8} & set(head(fitted(extreme)).argmax(1).tolist())
-
-
 def test_accuracy_on_retained_classes_stays_and_the_base_comes_back_to_the_bit(digits, store):
     plugged, before = plug(digits.model), digits.model(digits.test_x)
     unlearn(plugged, store, Forget.classes([3]), **FORCED)
@@ -224,14 +215,6 @@ def test_moments_and_centroids_do_not_mix(digits, store, config):
         unlearn(plug(digits.model), digits.store(), Forget.clients([1]), config=FilterConfig(filter="closed_form"))
 
 
-def test_moments_need_a_last_layer_that_can_give_any_score(digits):
-    narrow = nn.Sequential(nn.Flatten(), nn.Linear(784, 4), nn.ReLU(), nn.Linear(4, 10))
-    with pytest.raises(CutError, match="too many or nearly dependent"):
-        collect(narrow, digits.federation, statistics="moments")
-    with pytest.raises(SettingError, match="no guarantee"):
-        collect(digits.model, digits.federation, statistics="moments", privacy=fedup.DP(1.0, clip="unit"))
-
-
 def test_the_bound_follows_the_features_where_nobody_chose_one(digits):
     large = nn.Sequential(*digits.model[:-1], nn.Linear(32, 10))
     large[1] = copy.deepcopy(digits.model[1])
@@ -269,12 +252,6 @@ def test_the_estimate_of_recall_is_near_what_clients_count(digits, store):
         assert sum(map(abs, errors)) / len(errors) < 0.05 and max(map(abs, errors)) < 0.2
 
 
-def test_a_last_layer_that_rounds_too_much_is_refused(digits, store):
-    half = copy.deepcopy(digits.model).bfloat16()
-    with pytest.raises(CutError, match="a dropped class could win"):
-        fit_closed_form(plug(half), store, Forget.classes([3]))
-
-
 def test_a_cell_out_of_use_is_asked_for_as_the_store_has_it(digits, store):
     label, rows = digits.frequent(2)
     plugged, some = plug(digits.model), Forget.samples({2: rows[:10].tolist()})
@@ -285,10 +262,21 @@ def test_a_cell_out_of_use_is_asked_for_as_the_store_has_it(digits, store):
     assert store.retained(union(plugged.requests)) == without(digits, plugged.requests).total
 
 
-def test_a_cell_that_few_samples_took_out_at_collection_comes_back(digits):
+def test_a_cell_that_few_samples_took_out_at_collection_comes_back_and_nothing_more(digits, monkeypatch):
     _, rows = digits.frequent(2)
     few, more = Forget.samples({2: rows[:2].tolist()}), Forget.samples({2: rows[2:22].tolist()})
     own = collect(digits.model, digits.federation, statistics="moments", forget=[few])
+    honest = moments_of.MomentChangeQuestion.answer
+
+    def doubled(self, data):
+        leaving, returning = honest(self, data)
+        twice = {label: 2 * second for label, second in returning.by_class.items()}
+        return leaving, replace(returning, moments=returning.moments + returning.moments, by_class=twice)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(moments_of.MomentChangeQuestion, "answer", doubled)
+        with pytest.raises(ContactError, match="not what was asked for"):
+            unlearn(plug(digits.model), own, [few, more], clients=digits.federation, **FORCED)
     unlearn(plug(digits.model), own, [few, more], clients=digits.federation, **FORCED)
     fresh = collect(digits.model, digits.federation, statistics="moments", forget=[few, more])
     assert own.retained(few | more) == fresh.total
@@ -327,6 +315,35 @@ def test_a_client_that_answers_something_else_than_it_was_asked_changes_nothing(
     assert_same(parts_of(store), {**before, "sample_labels": store.sample_labels})
 
 
+def test_a_client_that_leaves_cannot_take_along_what_others_have(digits, store, monkeypatch):
+    """What it says that leaves fits the total, but neither its own sums nor those of its class."""
+    others = RetainedStatistics.of(store.total - store.moments_of(2), store.config)
+    rows = store.total.rows - store.moments_of(2).rows
+    extra = packed((0.5 * rows * others.within / store.config.step**2).long())
+    honest, before, plugged = moments_of.MomentChangeQuestion.answer, parts_of(store), plug(digits.model)
+
+    def lie(self, data):
+        leaving, returning = honest(self, data)
+        label, second = next(iter(leaving.by_class.items()))
+        leaving = replace(leaving, by_class={**leaving.by_class, label: second + extra})
+        (store.total - one_class(leaving.moments, label, second + extra)).check(store.config)  # the premise
+        return leaving, returning
+
+    monkeypatch.setattr(moments_of.MomentChangeQuestion, "answer", lie)
+    with pytest.raises(FedUPError, match="put to its client, is not what any rows have"):
+        unlearn(plugged, store, samples(digits, 2, 25), clients=digits.federation, **FORCED)
+    assert plugged.served is None
+    assert_same(parts_of(store), {**before, "sample_labels": store.sample_labels})
+
+
+def test_a_class_that_nobody_holds_cannot_be_forgotten(digits):
+    others = replace(digits.federation, y=digits.y.masked_fill(digits.y == 9, 8))
+    plugged, own = plug(digits.model), collect(digits.model, others)
+    with pytest.raises(RequestError, match="changes nothing"):
+        unlearn(plugged, own, Forget.classes([9]), clients=others, **FORCED)
+    assert plugged.served is None
+
+
 def test_a_store_whose_parts_do_not_fit_each_other_is_not_loaded(digits, store, tmp_path):
     def spoil(change):
         own = copy.deepcopy(store)
@@ -346,31 +363,6 @@ def test_a_store_whose_parts_do_not_fit_each_other_is_not_loaded(digits, store, 
     spoil(lambda own: own.counts.neg_())
     spoil(lambda own: setattr(own, "num_classes", 5))
     spoil(lambda own: setattr(own, "counts", own.counts.int()))
-
-
-def test_inputs_that_are_no_numbers_are_not_answered_with_a_dropped_class(digits, store):
-    plugged = plug(digits.model)
-    unlearn(plugged, store, Forget.classes([0]), **FORCED)
-    odd = torch.stack([torch.full((1, 28, 28), value) for value in (float("nan"), float("inf"), -1e38, 1e38)])
-    assert 0 not in plugged(odd.to(digits.x)).argmax(1)
-
-
-def test_moments_need_scores_that_are_the_linear_layers_own(digits):
-    class Turned(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.head = digits.model[:-1], copy.deepcopy(digits.model[-1])
-
-        def tail(self, features, cut):
-            return -self.head(features)
-
-        def forward(self, x):
-            return -self.head(self.body(x))
-
-    wide = nn.Sequential(*digits.model[:-1], nn.Linear(32, 12))
-    for model, why in ((Turned(), "more than its linear layer"), (wide, "12 outputs for 10 classes")):
-        with pytest.raises(CutError, match=why):
-            collect(model, digits.federation, statistics="moments", cut=None if model is wide else "head")
 
 
 def test_a_filter_file_with_other_weights_is_refused_and_changes_nothing(digits, store, tmp_path):

@@ -1,10 +1,17 @@
 """Classes of which every client has too few rows to report: nobody asked to forget them, so they stay."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from tests._digits import TrainedDigits
+from tests._marked import trained
+from torch import nn
 
 from fedup import Federation, Forget, collect, load_filter, plug, save_filter, unlearn
+from fedup.errors import CutError
+from fedup.federation import Client
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +45,14 @@ def test_they_are_answered_as_before_until_they_are_forgotten(digits, scattered,
     assert 9 not in plugged(digits.test_x).argmax(1)
 
 
+def test_where_half_precision_cannot_keep_them_nothing_is_served(digits, scattered):
+    half = copy.deepcopy(digits.model).half()
+    plugged, store = plug(half), collect(half, replace(scattered, x=scattered.x.half()))
+    with pytest.raises(CutError, match="too few rows of class 9"):
+        unlearn(plugged, store, Forget.clients([0]))
+    assert plugged.served is None
+
+
 def test_those_of_forgotten_clients_alone_do_not_stay(digits, scattered):
     store, plugged = collect(digits.model, scattered, statistics="moments"), plug(digits.model)
     holders = store.few[9]
@@ -59,3 +74,17 @@ def test_a_dropped_class_is_answered_to_no_input_beside_a_kept_one(digits, scatt
         optimizer.step()
         with torch.no_grad():
             assert 4 not in head(fitted(features)).argmax(1)
+
+
+def test_a_cell_that_few_samples_took_out_counts_again_when_more_samples_bring_it_back():
+    """Forgetting 12 of its 60 rows leaves more of the class than forgetting 2 did."""
+    torch.manual_seed(0)
+    y = torch.tensor([0] * 60 + [1, 2] * 60 + [0] * 25 + [1, 2] * 60)
+    x = 0.3 * torch.randn(len(y), 6) + 3 * torch.eye(6)[y]
+    model, owners = trained(x, y, nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.arange(len(y)).split([180, 145])
+    clients = [Client(i, rows, rows[:0], rows[:0]) for i, rows in enumerate(owners)]
+    federation, plugged = Federation(x, y, clients, 3), plug(model)
+    store = collect(model, federation)
+    for rows, left in ((range(2), 25), (range(2, 12), 73)):
+        unlearn(plugged, store, Forget.samples({0: [*rows]}), clients=federation)
+        assert store.rows_by_class()[0] == left

@@ -61,10 +61,10 @@ def store(few, request, monkeypatch, tmp_path):
     return store
 
 
-def many(clients, model=None, width=16):
+def many(clients, model=None, width=16, first=0):
     """A store of made-up answers."""
     builder, source = StoreBuilder(MomentConfig(), 4, Forget(), {}, None), torch.Generator().manual_seed(0)
-    for client in range(clients):
+    for client in range(first, first + clients):
         x, y = torch.randn(40, width, generator=source), torch.arange(40) % 4
         builder.add(ClientMoments(client, IntegerMoments.of(x, y, 4, MomentConfig()), shape=(width,)))
     plugged = plug(model or nn.Linear(width, 4))
@@ -107,6 +107,19 @@ def test_a_request_reads_the_parts_that_it_forgets_and_does_as_much_for_many_cli
         calls.append(len(seen))
     assert set(read) == {1, 2}
     assert calls[1] <= 1.02 * calls[0]
+
+
+def test_the_numbers_of_clients_take_64_bits_as_those_of_flowers_nodes_do(tmp_path):
+    first = 2**63 - 2
+    plugged, store = many(5, first=first)
+    fedup.save_centroids(store, tmp_path / "store")
+    loaded = fedup.load_centroids(tmp_path / "store")
+    assert loaded.clients == tuple(range(first, first + 5)) and loaded.cells == store.cells
+    for client in (first, first + 3):
+        unlearn(plugged, loaded, Forget.clients([client]), **TERMS)
+    assert loaded.retained(union(plugged.requests)) == store.retained(Forget.clients([first, first + 3]))
+    purge(plugged, loaded)
+    assert {*loaded.parts} == {first + 1, first + 2, first + 4}
 
 
 @pytest.mark.parametrize("damage", ["changed", "exchanged", "cut off"])

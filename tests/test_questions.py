@@ -112,6 +112,7 @@ def _moments_of_rows(question, answer) -> None:
         assert held <= (question.labels or set(range(CLASSES)))
         assert all(n == 0 or n >= question.config.least_rows for n in part.moments.counts.tolist())
         assert not part.by_class or torch.equal(sum(part.by_class.values()), part.moments.second)
+        assert part.shortened <= part.moments.rows and not part.few & held
 
 
 def _positive(question, answer) -> None:

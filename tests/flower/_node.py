@@ -16,6 +16,7 @@ from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuesti
 from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion
 from fedup.clients.model_facts import ModelFacts
+from fedup.clients.moments import MomentChangeQuestion, MomentsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.clients.question import Question
 from fedup.clients.tally import TallyQuestion
@@ -23,6 +24,7 @@ from fedup.flower.wire import Answer, Ask, read_answer, row_of, write_ask
 from fedup.privacy import DP, Ledger
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.eraser_statistics import RowGroups
+from fedup.statistics.integer_moments import MomentConfig
 from fedup.statistics.tally import RowsToCount
 
 A = TypeVar("A")
@@ -120,6 +122,8 @@ def exact_details(world: World) -> dict[str, dict]:
         SketchesQuestion("conv2", "each", groups),
         SpreadsQuestion({"conv2": "each"}, groups, weights_for(groups)),
         SecondMomentsQuestion("conv2", "each", (0,), groups),
+        MomentsQuestion("head", MomentConfig()),
+        MomentChangeQuestion("head", MomentConfig(), frozenset([1]), frozenset(), frozenset([sample])),
         TallyQuestion(None, None, RowsToCount(groups.requests, groups.forget_set)),
     )
     return {question.kind: question.to_message()[0] for question in questions}

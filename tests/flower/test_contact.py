@@ -5,19 +5,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
 from tests._asking import ask_one
 from tests._forced import restore, unlearn
 from tests.flower._contact import CENTROIDS, NODES, ODD, assert_same_store, untouched
 from tests.flower._grid import FIRST, LocalGrid, World, collect, digits
 from torch import nn
 
+import fedup
 from fedup import FilterConfig, Forget, fingerprint, plug
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion
 from fedup.errors import ContactError, FedUPError, RequestError
-from fedup.flower import Policy, messaging
+from fedup.flower import Policy, declared_rows, messaging
 from fedup.flower.wire import write_ask
 from fedup.privacy import DP
 from fedup.statistics.centroids import CentroidConfig
@@ -42,6 +44,25 @@ SETTINGS = {
 def test_centroids_from_the_grid_equal_those_in_process_to_the_bit(world, settings):
     store = collect(world.model, world.contact(world.grid()), **settings)
     assert_same_store(store, collect(world.model, world.federation, **settings))
+
+
+def test_a_node_that_reports_more_rows_than_it_said_it_trained_on_is_left_out(world):
+    grid, strategy = world.grid(), FedAvg()
+    contact, rows = world.contact(grid, least_fraction=0.5), declared_rows(strategy)
+    replies = []
+    for client, less in ((0, 0), (1, 1), (2, 0)):  # client 3 did not train
+        metrics = MetricRecord({"num-examples": len(world.rows(client)) - less})
+        question = Message(RecordDict(), dst_node_id=FIRST + client, message_type="train")
+        trained = RecordDict({"arrays": ArrayRecord(world.model.state_dict()), "metrics": metrics})
+        replies.append(Message(trained, reply_to=question))
+    arrays, _ = strategy.aggregate_train(1, iter(replies))
+    assert arrays is not None, "the strategy does its work"
+    contact.declared_rows = rows
+    store = fedup.collect(world.model, contact, forget=[world.samples(c2=7)], statistics="moments")
+    assert store.clients == (0, 2, 3) and "said that it trained on" in contact.left_out[FIRST + 1]
+    contact.declared_rows = {FIRST + 2: 20}
+    with pytest.raises(ContactError, match="said that it trained on 20"):
+        unlearn(plug(world.model), store, [world.samples(c2=7), world.samples(c2=60)], clients=contact)
 
 
 REQUESTS = {

@@ -108,7 +108,7 @@ class StoreBuilder:
         self._counts: dict[int, Sequence[int]] = {}
         self._unsent: set[int] = set()
         self._few: dict[int, set[int]] = {}  # by class
-        self._shortened = self._unreported = 0
+        self._shortened, self._unreported = 0, dict[int, int]()
         self._about: dict[str, Any] = {}
 
     def add(self, answer: ClientMoments) -> None:
@@ -131,7 +131,8 @@ class StoreBuilder:
         for label in answer.few:
             self._few.setdefault(label, set()).add(client)
         self._shortened += answer.shortened
-        self._unreported += answer.unreported
+        if answer.unreported:
+            self._unreported[client] = answer.unreported
 
     def better_config(self) -> MomentConfig:
         """The same, or one that suits the rows: wider or finer."""

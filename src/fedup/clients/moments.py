@@ -86,6 +86,9 @@ class MomentsQuestion(ExactQuestion[ClientMoments]):
         require(not held & self.without, "it reports classes that were to be left out")
         return read
 
+    def check_rows(self, answer: ClientMoments, declared: int) -> None:
+        _check_rows(answer.moments.rows + answer.unreported + len(self.excluded), declared)
+
 
 @dataclass(frozen=True)
 class MomentChangeQuestion(ExactQuestion[tuple[ClientMoments, ClientMoments]]):
@@ -154,6 +157,11 @@ class MomentChangeQuestion(ExactQuestion[tuple[ClientMoments, ClientMoments]]):
             require(held <= self.labels, "it reports classes that nobody asked for")
             parts.append(part)
         return parts[0], parts[1]
+
+    def check_rows(self, answer: tuple[ClientMoments, ClientMoments], declared: int) -> None:
+        leaving, returning = answer
+        _check_rows(leaving.moments.rows, declared)
+        _check_rows(returning.moments.rows + len(self.excluded), declared)
 
 
 def _at_least(config: MomentConfig, data: ClientData) -> MomentConfig:
@@ -231,6 +239,8 @@ def _read(
     shortened, unreported = (_count(details, name) for name in ("shortened", "unreported"))
     few = checks.whole_set(details, "few")
     require(all(0 <= label < classes for label in few), "a label is out of range")
+    require(not few & rows.keys(), "a class is reported, and has too few rows to be")
+    require(shortened <= sum(rows.values()), "more rows were shortened than it reports")
     moments = IntegerMoments.zeros(classes, width)
     held = list(rows)
     moments.counts[held] = torch.tensor(list(rows.values()), dtype=torch.int64)
@@ -258,6 +268,10 @@ def _sends_classes(config: MomentConfig, held: int, rows: int, width: int) -> bo
     if config.by_class != "auto":
         return config.by_class == "always"
     return held * width * (width + 1) / 2 * _USUAL_BYTES <= min(MOST_CLASS_BYTES, 4 * 0.8 * rows * width * 4)
+
+
+def _check_rows(rows: int, declared: int) -> None:
+    require(rows <= declared, f"it has {rows:,} rows now, and said that it trained on {declared:,}")
 
 
 def _cells_in(details: Details) -> int:

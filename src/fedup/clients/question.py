@@ -133,6 +133,9 @@ class Question(ABC, Generic[A]):
     def check_model(self, base: str) -> None:
         """Raise if it brings a filter of another model."""
 
+    def check_rows(self, answer: A, declared: int) -> None:
+        """Raise DataError if an answer is of more rows than its client declared when it trained."""
+
     def cells_in(self, details: Details) -> int:
         """The number of cells in an answer, for reports."""
         return 0

@@ -9,6 +9,7 @@ from torch.nn.functional import linear
 from fedup.errors import CutError, DataError
 from fedup.filters.bottleneck import Filter
 from fedup.models.cut import tail_of
+from fedup.models.views import shared_view
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
 
 RIDGE = 0.01  # of the mean variance of a feature
@@ -148,13 +149,21 @@ class ClosedForm(Filter):
         return self.encoder.shape[1]
 
     def forward(self, features: Tensor) -> Tensor:
+        device = features.device.type
+        if not torch.is_autocast_enabled(device):
+            return self._passed(features).to(features.dtype)
+        with torch.autocast(device, enabled=False):  # half precision rounds by more than the margin of absent classes
+            return self._passed(features)
+
+    def _passed(self, features: Tensor) -> Tensor:
+        """In the filter's own precision."""
         flat = torch.nan_to_num(features.flatten(1).to(self.encoder.dtype), posinf=0.0, neginf=0.0)  # (N, D)
         norms = flat.norm(dim=1, keepdim=True)
         shortened = flat * (self.bound / norms.clamp(min=self.bound))
         passed = linear(linear(shortened, self.encoder), self.decoder, self.constant)
         if self.keeps:
             passed = torch.where(self._clearly_kept(flat, norms), flat, passed)
-        return passed.reshape(features.shape).to(features.dtype)
+        return passed.reshape(features.shape)
 
     def _clearly_kept(self, flat: Tensor, norms: Tensor) -> Tensor:
         """Which rows the last layer answers with a class that is kept, by more than rounding can do. (N, 1)"""
@@ -188,11 +197,13 @@ def last_layer(model: nn.Module, cut: str) -> Scores:
 
 @torch.no_grad()
 def _check_tail(model: nn.Module, cut: str, layer: nn.Linear) -> None:
-    """Raise unless the layer's outputs are the model's scores, up to a number that is the same for all classes."""
+    """Raise unless W x + b are the model's scores, up to a number that is the same for all classes."""
     source = torch.Generator().manual_seed(0)
     probe = torch.randn(4, layer.in_features, generator=source).to(layer.weight)
+    if any(module.training for module in model.modules()):
+        model = shared_view(model)  # or dropout would draw numbers, and BatchNorm write to the model
     try:
-        scores, expected = (part(probe).float() for part in (tail_of(model, cut), layer))
+        scores, expected = tail_of(model, cut)(probe).float(), linear(probe, layer.weight, layer.bias).float()
         same = scores.shape == expected.shape and torch.allclose(
             scores.log_softmax(1), expected.log_softmax(1), atol=1e-2, rtol=1e-2
         )
@@ -213,6 +224,12 @@ def closed_form_filter(
     Some classes may be kept as they were (a mask), absent or not. The margin of absent classes is more than rounding
     can do to any two scores; raises where that is too much.
     """
+    if kept is not None and bool(kept.any()) and head.weight_dtype not in (torch.float32, torch.float64):
+        raise CutError(
+            f"Clients have too few rows of class {', '.join(map(str, kept.nonzero().flatten().tolist()))} to report, "
+            f"and a last layer in {head.weight_dtype} rounds too much to keep a class as it was. Use the model in "
+            "single precision, or collect centroids (statistics='centroids') and use the bottleneck."
+        )
     margin = MARGIN
     for _ in range(2):
         made = _filter_of(without_classes(scores, absent, margin), head, bound, kept)
@@ -230,10 +247,8 @@ def closed_form_filter(
 
 def _filter_of(scores: Scores, head: Scores, bound: float, kept: Tensor | None) -> ClosedForm:
     centred = head.weight - head.weight.mean(0)  # (K, D): C W
-    if kept is None or head.weight_dtype not in (torch.float32, torch.float64):  # less precise layers round too much
-        kept = torch.zeros(len(head.weight), dtype=torch.bool)
-    made = ClosedForm(head.weight.shape[1], len(head.weight), bound, keeps=bool(kept.any()))
-    if made.keeps:
+    made = ClosedForm(head.weight.shape[1], len(head.weight), bound, keeps=kept is not None and bool(kept.any()))
+    if kept is not None and made.keeps:
         made.original.copy_(torch.cat([head.weight, head.bias[:, None]], dim=1))
         made.kept.copy_(kept)
     decoder = torch.linalg.pinv(centred)  # (D, K); the mean of its columns is 0, so C need not be applied again
@@ -246,7 +261,7 @@ def _filter_of(scores: Scores, head: Scores, bound: float, kept: Tensor | None) 
 
 
 def largest_rounding(made: ClosedForm, head: Scores) -> float:
-    """How far served scores can lie from exact ones, for any row within the bound.
+    """How far served scores can lie from exact ones, for any row within the bound; infinity where they may overflow.
 
     A bound by norms: a product of length n rounds by at most n units of the last place of the sum of absolute values.
     """
@@ -255,6 +270,8 @@ def largest_rounding(made: ClosedForm, head: Scores) -> float:
     encoded = made.encoder.double().norm(dim=1) * made.bound  # (K,) largest |A x|
     written = made.decoder.double().abs() @ encoded + made.constant.double().abs()  # (D,)
     answered = head.weight.abs() @ written + head.bias.abs()  # (K,)
+    if not max(float(written.max()), float(answered.max())) < torch.finfo(head.weight_dtype).max / 2:
+        return torch.inf
     of_encoder = head.weight.abs() @ (made.decoder.double().abs() @ (width * unit * encoded))
     of_decoder = head.weight.abs() @ (((classes + 1) * unit + of_head) * written)
     return float((of_encoder + of_decoder + (width + 4) * of_head * answered).max())

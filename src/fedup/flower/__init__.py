@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedup.flower.contact import GridContact
+    from fedup.flower.declared import declared_rows
     from fedup.flower.messaging import Delivery
     from fedup.flower.node import mount
     from fedup.flower.policy import Policy
     from fedup.flower.run_server import RunServer
     from fedup.flower.wire import load_arrays
 
-__all__ = ["Delivery", "GridContact", "Policy", "RunServer", "load_arrays", "mount"]
-_WHERE = dict(zip(__all__, ("messaging", "contact", "policy", "run_server", "wire", "node"), strict=True))
+__all__ = ["Delivery", "GridContact", "Policy", "RunServer", "declared_rows", "load_arrays", "mount"]
+_WHERE = dict(zip(__all__, ("messaging", "contact", "policy", "run_server", "declared", "wire", "node"), strict=True))
 
 
 def __getattr__(name: str) -> Any:

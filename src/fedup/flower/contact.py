@@ -41,6 +41,9 @@ class GridContact:
     With a `folder`, answers to a collection and releases for a request are kept there: a server that was killed asks
     only for what is missing. They are deleted when `settled` says that the result is stored, or by the next collection;
     `RunServer` takes care of this.
+
+    `declared_rows` may hold, by node, the rows that it said it trained on (`fedup.flower.declared_rows`): moments of
+    more rows are refused.
     """
 
     measures_by_default = False  # a question takes seconds
@@ -68,6 +71,7 @@ class GridContact:
         if self.vectors_folder is not None:
             with explained(f"make the folder {folder}"):
                 self.vectors_folder.mkdir(parents=True, exist_ok=True)
+        self.declared_rows: Mapping[int, int] = {}
         self._collected = False  # whether all answers to a collection were taken; they may still be on disk
 
     @property
@@ -204,25 +208,28 @@ class GridContact:
     def _take(self, node: int, ask: Ask, answer: Answer, expected: int | None) -> _Taken:
         """An answer that fits; with a folder, collections and releases wait there instead of in memory."""
         try:
-            client, value = self._read(ask, answer, expected)
+            client, value = self._read(node, ask, answer, expected)
         except DataError:  # by the same name the same release would come again
             self._cache.give_up(node, ask)
             raise
         kept = self._cache.put(node, ask, answer)
         return client, partial(self._again, node, ask) if kept else lambda: value
 
-    def _read(self, ask: Ask, answer: Answer, expected: int | None = None) -> tuple[int, Any]:
+    def _read(self, node: int, ask: Ask, answer: Answer, expected: int | None = None) -> tuple[int, Any]:
         assert ask.question is not None  # made here
         client = client_number(answer.details)
         if expected not in (None, client):
             raise DataError(f"it was client {expected} before, and says now that it is {client}")
-        return client, ask.question.read(answer.details, answer.arrays, self._facts)
+        value = ask.question.read(answer.details, answer.arrays, self._facts)
+        if node in self.declared_rows:
+            ask.question.check_rows(value, self.declared_rows[node])
+        return client, value
 
     def _again(self, node: int, ask: Ask) -> Any:
         answer = self._cache.get(node, ask)
         if answer is None:
             raise DataError(f"The answer of node {node} was deleted from the folder meanwhile. Collect again.")
-        return self._read(ask, answer)[1]
+        return self._read(node, ask, answer)[1]
 
     def _from_disk(self, asks: Mapping[int, Ask], clients: Mapping[int, int]) -> dict[int, _Taken]:
         """Cached answers; the node is asked again if one does not fit any more."""
@@ -231,7 +238,7 @@ class GridContact:
             answer = self._cache.get(node, ask)
             with suppress(DataError):
                 if answer is not None:
-                    client, _ = self._read(ask, answer, clients.get(node))
+                    client, _ = self._read(node, ask, answer, clients.get(node))
                     taken[node] = client, partial(self._again, node, ask)
                     self._arrived(node, ask, answer, counted=0 if self._cache.has_come(node, ask) else answer.size)
         return taken

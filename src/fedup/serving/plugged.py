@@ -71,6 +71,16 @@ class _AtCut:
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (self.filter(args[0]), *args[1:])
 
+    @staticmethod
+    def after(module: nn.Linear, args: tuple[Any, ...], scores: Tensor) -> Tensor:
+        """The scores behind a closed form. In autocast's half precision a dropped class could win: the layer answers
+        again without it."""
+        device = scores.device.type
+        if not torch.is_autocast_enabled(device):
+            return scores
+        with torch.autocast(device, enabled=False):
+            return torch.nn.functional.linear(args[0].to(module.weight.dtype), module.weight, module.bias)
+
 
 def filtered_view(model: nn.Module, served: Served | None) -> nn.Module:
     """A view of a model with these filters at their cuts; None gives the plain model."""
@@ -78,8 +88,10 @@ def filtered_view(model: nn.Module, served: Served | None) -> nn.Module:
     if served is not None and not served.placed:
         raise PlugError("There is no filter in it: nothing would be forgotten.")
     for cut, fitted in served.placed if served is not None else ():
-        device = next(tensors(model)).device
-        view.get_submodule(find_cut(view, cut)).register_forward_pre_hook(_AtCut(fitted.to(device)).before)
+        module, hooks = view.get_submodule(find_cut(view, cut)), _AtCut(fitted.to(next(tensors(model)).device))
+        module.register_forward_pre_hook(hooks.before)
+        if isinstance(fitted, ClosedForm):
+            module.register_forward_hook(hooks.after)
     return view
 
 

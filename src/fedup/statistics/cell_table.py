@@ -13,7 +13,7 @@ from fedup.statistics.store import Cell, CellName
 
 
 class CellTable(Sequence[Cell]):
-    """Cells of one row each, sorted by client and class.
+    """Cells of one row each, sorted by client and class. Numbers of clients may take 64 bits, as Flower's nodes do.
 
     >>> cells = CellTable([3, 3, 8], [0, 4, 4])
     >>> cells.find((8, 4))
@@ -21,7 +21,7 @@ class CellTable(Sequence[Cell]):
     """
 
     def __init__(self, clients: Iterable[int], labels: Iterable[int]) -> None:
-        self._clients, self._labels = array("q", clients), array("q", labels)
+        self._clients, self._labels = array("Q", clients), array("q", labels)
         names = zip(self._clients, self._labels, strict=True)
         before = (-1, -1)
         for name in names:

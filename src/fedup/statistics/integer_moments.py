@@ -203,7 +203,12 @@ def retained_mask(labels: Tensor, left_out: Tensor, config: MomentConfig) -> Ten
     kept = ~left_out
     for label in labels.unique().tolist():
         own = labels == label
-        leaving, staying = int((own & left_out).sum()), int((own & kept).sum())
-        if staying < config.least_rows or 0 < leaving < config.least_rows:
+        if not rows_staying(int(own.sum()), int((own & left_out).sum()), config):
             kept &= ~own
     return kept
+
+
+def rows_staying(rows: int, leaving: int, config: MomentConfig) -> int:
+    """How many of a class's rows a client's moments are of, where some are to be left out (see `retained_mask`)."""
+    staying = rows - leaving
+    return 0 if staying < config.least_rows or 0 < leaving < config.least_rows else staying

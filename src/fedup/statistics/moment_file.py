@@ -24,9 +24,10 @@ def moments_to_save(store: MomentStore) -> tuple[dict[str, Tensor], dict[str, An
     header: dict[str, Any] = {
         "unsent": sorted(store.unsent),
         "few": {str(label): sorted(clients) for label, clients in sorted(store.few.items())},
-        **store.facts,
+        "shortened": store.shortened,
+        "unreported": {str(client): rows for client, rows in sorted(store.unreported.items())},
     }
-    clients, labels = (torch.frombuffer(column, dtype=torch.int64) for column in store.cell_columns)
+    clients, labels = (_tensor_of(column) for column in store.cell_columns)
     tensors = {"cells.clients": clients, "cells.labels": labels, "sizes": store.sizes}
     tensors |= {f"total.{name}": getattr(store.total, name) for name in _TOTAL}
     for part in _SECOND:
@@ -34,7 +35,7 @@ def moments_to_save(store: MomentStore) -> tuple[dict[str, Tensor], dict[str, An
         header[part] = sorted(seconds)
         tensors |= {f"{part}.{i}": seconds[name] for i, name in enumerate(header[part])}
     places = [store.parts.place(client) for client in store.parts]
-    tensors["parts.clients"] = torch.tensor([*store.parts], dtype=torch.int64)
+    tensors["parts.clients"] = _tensor_of(array("Q", store.parts))
     tensors["parts.second"] = torch.tensor([place.has_second for place in places], dtype=torch.bool)
     digests = bytearray(b"".join(place.digest for place in places))
     tensors["parts.digests"] = torch.frombuffer(digests, dtype=torch.uint8) if digests else torch.zeros(0).byte()
@@ -44,7 +45,7 @@ def moments_to_save(store: MomentStore) -> tuple[dict[str, Tensor], dict[str, An
 
 def loaded_moments(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> dict[str, Any]:
     """The fields that moments have beyond those of every store."""
-    cells = CellTable(*(array("q", tensors[f"cells.{name}"].tolist()) for name in ("clients", "labels")))
+    cells = CellTable(_clients_in(tensors["cells.clients"]), tensors["cells.labels"].tolist())
     named: dict[str, Any] = {
         part: {
             tuple(name) if isinstance(name, list) else name: tensors[f"{part}.{i}"]
@@ -60,15 +61,27 @@ def loaded_moments(path: Path, tensors: dict[str, Tensor], header: dict[str, Any
         "unsent": set(header["unsent"]),
         "few": {int(label): set(clients) for label, clients in header["few"].items()},
         "shortened": header["shortened"],
-        "unreported": header["unreported"],
+        "unreported": {int(client): rows for client, rows in header["unreported"].items()},
         **named,
     }
+
+
+def _tensor_of(column: "array[int]") -> Tensor:
+    """The bits of a column as 64-bit integers, which every version of the format knows."""
+    return torch.frombuffer(column, dtype=torch.int64) if column else torch.zeros(0, dtype=torch.int64)
+
+
+def _clients_in(column: Tensor) -> "array[int]":
+    """The opposite, for numbers of clients: they have no sign."""
+    if column.dtype != torch.int64:
+        raise DataError("the numbers of its clients are of another type")
+    return array("Q", column.numpy().tobytes())
 
 
 def _parts(path: Path, tensors: dict[str, Tensor], cells: CellTable) -> ClientParts:
     width, (start, size_bytes) = tensors["total.sums"].shape[1], find_long_tensor(path, PARTS)
     parts, file, offset = ClientParts(width, path.parent), PartsFile(saved=path, start=start), 0
-    clients, known = tensors["parts.clients"].tolist(), tensors["parts.second"].tolist()
+    clients, known = _clients_in(tensors["parts.clients"]), tensors["parts.second"].tolist()
     digests = tensors["parts.digests"].numpy().tobytes()
     for i, (client, second) in enumerate(zip(clients, known, strict=True)):
         rows = len(cells.labels(client))

@@ -13,7 +13,7 @@ from fedup.errors import ContactError, DataError
 from fedup.request import Forget
 from fedup.statistics.cell_table import CellTable
 from fedup.statistics.client_parts import ClientPart, ClientParts
-from fedup.statistics.integer_moments import IntegerMoments, MomentConfig, one_class
+from fedup.statistics.integer_moments import IntegerMoments, MomentConfig, one_class, rows_staying
 from fedup.statistics.store import Cell, CellName, Centroids
 
 
@@ -38,7 +38,7 @@ class MomentStore(Centroids):
     sizes: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # (M,) rows at collection
     few: dict[int, set[int]] = field(default_factory=dict)  # by class, clients that have too few rows of it to report
     shortened: int = 0  # rows beyond the bound
-    unreported: int = 0  # rows of cells that have too few of them
+    unreported: dict[int, int] = field(default_factory=dict)  # by client: rows of cells that have too few of them
 
     content: ClassVar[str] = "sums of cells"
     whole_cells_leave: ClassVar[bool] = True
@@ -67,7 +67,7 @@ class MomentStore(Centroids):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"shortened": self.shortened, "unreported": self.unreported}
+        return {"shortened": self.shortened, "unreported": sum(self.unreported.values())}
 
     # --- cells
 
@@ -92,11 +92,20 @@ class MomentStore(Centroids):
     def rows_by_class(self) -> list[int]:
         return [int(number) for number in self.total.counts.tolist()]
 
+    def rows_without(self, cell: Cell, samples: frozenset[int]) -> int:
+        rows, up_to_date = int(self.sizes[cell.start]), samples == self.excluded.get(cell.name, frozenset())
+        return super().rows_without(cell, samples) if up_to_date or not rows else self.rows_staying(cell, samples)
+
+    def rows_staying(self, cell: Cell, samples: frozenset[int]) -> int:
+        """Rows that the client's moments of a cell are of without these samples, if its own rules are no stricter."""
+        return rows_staying(int(self.sizes[cell.start]), len(samples), self.config)
+
     def rows_besides(self, forget_set: Forget) -> int:
         return int((self.counts > 0).sum()) - sum(self.rows_in(cell) > 0 for cell in self.cells_named(forget_set))
 
     def may_hold(self, request: Forget) -> bool:
-        return True  # clients report no class of which they have few rows
+        few = (label in request.class_ids or request.client_ids & clients for label, clients in self.few.items())
+        return super().may_hold(request) or any(few)
 
     def take(self, cell: Cell) -> tuple[Tensor, Tensor]:
         return self.sums_of(cell)[None], self.counts[cell.slot].clone()
@@ -166,18 +175,22 @@ class MomentStore(Centroids):
 
     def check_cell(self, cell: Cell, second: Tensor) -> None:
         """Raise unless the second moments of a cell fit those of its client and of its class."""
-        name, label, own = f"Cell {cell.name}", cell.label, self.moments_of(cell.client)
-        alone = one_class(own, label, second)
+        alone = one_class(self.moments_of(cell.client), cell.label, second)
+        self._check_around(cell, IntegerMoments.zeros(*alone.sums.shape) - alone, f"Cell {cell.name}, taken from")
+
+    def _check_around(self, cell: Cell, change: IntegerMoments, what: str) -> None:
+        """Raise unless rows can have what the cell's client, and its class, have after a change."""
+        label = cell.label
         if self.parts.has_second(cell.client):
-            self._check(own - alone, f"{name}, taken from its client,")
+            self._check(self.moments_of(cell.client) + change, f"{what} its client,")
         if label in self.of_classes and cell.client not in self.unsent:
-            others = one_class(self.total, label, self.of_classes[label]) - alone
+            sent = one_class(self.total, label, self.of_classes[label])
             for client in self.unsent:
                 unsent = self.cell((client, label))
                 if unsent is not None and int(self.counts[unsent.start]):
-                    others.counts[label] -= self.counts[unsent.start]
-                    others.sums[label] -= self.sums_of(unsent)
-            self._check(others, f"{name}, taken from its class,")
+                    sent.counts[label] -= self.counts[unsent.start]
+                    sent.sums[label] -= self.sums_of(unsent)
+            self._check(sent + change, f"{what} its class,")
 
     def _single_cells(self, forget_set: Forget) -> Iterator[tuple[int, Cell]]:
         """Cells that count by themselves when clients and classes are left out, and with which sign: overlaps are
@@ -212,7 +225,9 @@ class MomentStore(Centroids):
             self.nonnegative and bool((sums[row] < 0).any())
         ):
             raise DataError(f"Client {cell.client} reports changes of class {label} that leave sums no rows have.")
-        total = self.total + one_class(by, label, second)
+        change = one_class(by, label, second)
+        self._check_around(cell, change, f"The change of cell {name}, put to")
+        total = self.total + change
         self._check(total, f"The total with the change of cell {name}")
         self.parts[cell.client] = ClientPart(sums, None if part.second is None else part.second + second)
         self.total, self.counts[cell.start] = total, count

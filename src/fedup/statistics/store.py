@@ -154,6 +154,10 @@ class Centroids:
         """Points behind a cell's centroids."""
         return int(self.counts[cell.slot].sum())
 
+    def rows_without(self, cell: Cell, samples: frozenset[int]) -> int:
+        """Points behind a cell's centroids if exactly these samples are left out of it."""
+        return self.rows_in(cell) + len(self.excluded.get(cell.name, ())) - len(samples)
+
     def rows_by_class(self) -> list[int]:
         """Points behind the centroids of each class."""
         rows = torch.bincount(self.row_labels(), weights=self.counts.double(), minlength=self.num_classes)

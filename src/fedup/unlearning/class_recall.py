@@ -108,9 +108,9 @@ def lost_classes(centroids: Centroids, forget_set: Forget) -> dict[int, int]:
         taken |= {cell.label} if own else set()
     for name in samples.keys() | centroids.excluded.keys():
         client, label = name
-        if client not in forget_set.client_ids and centroids.cell(name) is not None:
-            named, already = samples.get(name, set()), centroids.excluded.get(name, frozenset())
-            rows[label] += len(already - named) - len(named - already)
+        changing, named = centroids.cell(name), frozenset(samples.get(name, ()))
+        if client not in forget_set.client_ids and changing is not None:
+            rows[label] += centroids.rows_without(changing, named) - centroids.rows_in(changing)
             taken |= {label} if named else set()
     uncertain = {label for client, label in centroids.purged if client not in forget_set.client_ids}
     candidates = sorted(taken - forget_set.class_ids - uncertain)

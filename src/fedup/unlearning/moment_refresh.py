@@ -92,13 +92,9 @@ class MomentRefresh(Refresh):
         self, cell: Cell, excluded: frozenset[int], leaving: ClientMoments, returning: ClientMoments
     ) -> None:
         """Raise unless as many rows leave and come back as the request says; a node's own rules may empty a cell."""
-        store, least = self.centroids, self.centroids.config.least_rows
-        before, now = self._left_out(cell), int(store.counts[cell.start])
+        store, before, now = self.centroids, self._left_out(cell), self.centroids.rows_in(cell)
         left, back = (int(part.moments.counts[cell.label]) for part in (leaving, returning))
-        rows, after = int(store.sizes[cell.start]), now - left + back
-        staying = rows - len(excluded) if rows else None
-        if staying is not None and (staying < least or 0 < len(excluded) < least):
-            staying = 0
+        after, known = now - left + back, bool(store.sizes[cell.start])
         if cell.name in store.purged:
             fits = left == 0
         elif after == 0:
@@ -107,7 +103,11 @@ class MomentRefresh(Refresh):
             fits = left == 0
         else:
             fits = left == len(excluded - before) and back == len(before - excluded)
-        if not fits or (staying is not None and after not in (0, staying)):
+        if known:
+            fits &= after in (0, store.rows_staying(cell, excluded))
+        else:  # what it has of it was left out, or too few to report, at collection
+            fits &= after <= store.unreported.get(cell.client, 0)
+        if not fits:
             raise ContactError(
                 f"Client {cell.client} reports that {left} rows of class {cell.label} leave and {back} come back, "
                 "which is not what was asked for. Nothing was changed here; its data may have changed: collect again."
