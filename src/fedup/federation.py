@@ -66,10 +66,10 @@ class Federation:
         """A federation from data as they come: arrays, lists, data sets, loaders or frames.
 
         `data` is a pair (x, y), a `torch.utils.data.Dataset`, a `DataLoader` or a pandas frame, whose column `label`
-        (or several) holds the targets. `parts` says who holds which rows: a list of row numbers for each client, a dict of
-        them by name, one name per row, or a frame's column. Without `parts`, `data` is a dict with the data of each
-        client by name. Labels that are texts become classes in sorted order (`class_names`). `targets` says what `y`
-        means where its numbers do not: 0.0 and 1.0 are "values", unless you say "labels".
+        (or several) holds the targets. `parts` says who holds which rows: a list of row numbers for each client, a
+        dict of them by name, one name per row, or a frame's column. Without `parts`, `data` is a dict with the data of
+        each client by name. Labels that are texts become classes in sorted order (`class_names`). `targets` says what
+        `y` means where its numbers do not: 0.0 and 1.0 are "values", unless you say "labels".
 
         >>> x, y = [[0.0, 1.0], [1.0, 0.0], [0.5, 0.5], [1.0, 1.0]], ["no", "yes", "no", "yes"]
         >>> federation = Federation.of((x, y), ["mercy", "mercy", "st_john", "st_john"], heldout=0)

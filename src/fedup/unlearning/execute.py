@@ -101,7 +101,9 @@ class Execution:
                 self._check_classes_left(left_out, checked_against)
                 refresh.bring_up_to_date(used, left_out)
                 self._check_classes_left(left_out, checked_against)  # purged cells are known now
-        eraser = EraserBuilder(plan.plugged.base, plan.plugged.cut, plan.config, plan.contact, report, dp=store.dp)
+        eraser = EraserBuilder(
+            plan.plugged.base, plan.plugged.cut, plan.eraser_config, plan.contact, report, dp=store.dp
+        )
         candidates = self._candidates(requests, forget_set, eraser, left_out)
         chosen = min(candidates, key=lambda candidate: candidate.loss)
         if plan.force and chosen.loss > plan.terms.max_class_loss:

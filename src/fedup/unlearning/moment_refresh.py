@@ -107,6 +107,9 @@ class MomentRefresh(Refresh):
             fits = left == 0
         else:
             fits = left == len(excluded - before) and back == len(before - excluded)
+        if store.targets == "labels":  # rows with a label of which few would stay or leave go with it
+            fits = left == 0 if cell.name in store.purged else 0 <= after <= (rows or after)
+            staying = None
         if not fits or (staying is not None and after not in (0, staying)):
             raise ContactError(
                 f"Client {cell.client} reports that {left} rows of class {cell.label} leave and {back} come back, "
@@ -130,7 +133,7 @@ class MomentRefresh(Refresh):
         store = self.centroids
         self._remember(cell)
         sums, counts = store.sealed.pop(cell.name)
-        now = IntegerMoments.zeros(store.num_classes, store.total.width)
+        now = IntegerMoments.zeros(*store.total.sums.shape)
         now.counts[cell.label] = counts[0] - store.counts[cell.start]
         now.sums[cell.label] = sums[0] - store.sums_of(cell)
         store.change(cell, now, store.sealed_second.pop(cell.name))
