@@ -210,8 +210,8 @@ def _moments(data: ClientData, cut: str, config: MomentConfig, chosen: Tensor, *
     else:
         seconds, second = {}, second_moment(integers, config)
     moments = IntegerMoments(counts, sums, second)
-    about = {"shape": features.shape, "nonnegative": features.nonnegative, "clipped": clipped}
-    return ClientMoments(data.client.id, moments, seconds, shortened, **about)
+    about = features.shape, features.nonnegative
+    return ClientMoments(data.client.id, moments, seconds, shortened, 0, frozenset(), clipped, *about)
 
 
 def _message(answer: ClientMoments) -> Message:
