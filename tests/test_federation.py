@@ -118,8 +118,9 @@ def test_an_unknown_client_is_named_with_those_there_are():
 def test_arrays_parts_and_shares_that_cannot_be_used_are_refused():
     all_rows, nan = [torch.arange(120)], float("nan")
     for x, y, parts, message in (
-        (X, Y.float(), all_rows, "whole numbers"),
-        (X, Y[:, None], all_rows, "vector"),
+        (X, Y.bool(), all_rows, "whole numbers"),
+        (X, Y[:, None], all_rows, "0 or 1"),
+        (X, Y.float() / 0, all_rows, "120 rows have a value that is NaN"),
         (X, Y[:-1], [torch.arange(100)], "as many"),
         (X[:0], Y[:0], [torch.arange(1)], "not none"),
         (X, Y - 1, all_rows, "Labels must lie"),

@@ -160,7 +160,7 @@ def farther(monkeypatch):
     named = set()
     real = measure_module.judge
 
-    def judged(request, tallies):
+    def judged(request, tallies, targets="classes"):
         return FARTHER if request in named else real(request, tallies)
 
     monkeypatch.setattr(measure_module, "judge", judged)

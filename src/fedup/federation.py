@@ -1,16 +1,18 @@
 """The data of a federation: clients as index sets over shared arrays."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from fedup.errors import DataError, RequestError, SettingError
+from fedup.inputs import read_inputs
 from fedup.request import Forget, check_known
 from fedup.rng import generator
+from fedup.targets import Targets, check_request, checked, kind_of
 
 Part = Literal["train", "validation", "heldout"]
 
@@ -29,6 +31,9 @@ class Client:
 class Federation:
     """Clients over one pair of arrays; a sample's id is its row number.
 
+    `y` says what the model learns (`targets`): classes are whole numbers (N,), labels truth values (N, K), values
+    floating point numbers (N, K). `num_classes` is the number of outputs: classes, labels or values.
+
     `subjects` (`with_subjects`) numbers the person behind each row, for guarantees that protect a person instead of a
     record; a number below 0 means unknown.
 
@@ -43,6 +48,45 @@ class Federation:
     clients: tuple[Client, ...]
     num_classes: int
     subjects: Tensor | None = None  # (N,)
+    client_names: tuple[str, ...] = ()  # in the order of `clients`; empty: they have numbers only
+    class_names: tuple[str, ...] = ()  # of the outputs; empty: they have numbers only
+
+    @classmethod
+    def of(
+        cls,
+        data: Any,
+        parts: Any = None,
+        *,
+        label: str | Sequence[str] | None = None,
+        targets: Targets | None = None,
+        seed: int = 0,
+        heldout: float = 0.2,
+        validation: float = 0.1,
+    ) -> Self:
+        """A federation from data as they come: arrays, lists, data sets, loaders or frames.
+
+        `data` is a pair (x, y), a `torch.utils.data.Dataset`, a `DataLoader` or a pandas frame, whose column `label`
+        (or several) holds the targets. `parts` says who holds which rows: a list of row numbers for each client, a
+        dict of them by name, one name per row, or a frame's column. Without `parts`, `data` is a dict with the data of
+        each client by name. Labels that are texts become classes in sorted order (`class_names`). `targets` says what
+        `y` means where its numbers do not: 0.0 and 1.0 are "values", unless you say "labels".
+
+        >>> x, y = [[0.0, 1.0], [1.0, 0.0], [0.5, 0.5], [1.0, 1.0]], ["no", "yes", "no", "yes"]
+        >>> federation = Federation.of((x, y), ["mercy", "mercy", "st_john", "st_john"], heldout=0)
+        >>> federation.class_names, federation.client_id("st_john")
+        (('no', 'yes'), 1)
+        """
+        read = read_inputs(data, parts, label, targets)
+        made = cls.split(
+            read.x,
+            read.y,
+            read.parts,
+            seed=seed,
+            heldout=heldout,
+            validation=validation,
+            num_classes=len(read.class_names) or None,
+        )
+        return replace(made, client_names=read.client_names, class_names=read.class_names)
 
     @classmethod
     def split(
@@ -57,7 +101,7 @@ class Federation:
         num_classes: int | None = None,
     ) -> Self:
         """A federation in which client i holds the rows `parts[i]` and keeps a part of them apart."""
-        classes = _check_arrays(x, y, num_classes)
+        y, classes = _checked_arrays(x, y, num_classes)
         _check_parts(parts, len(x))
         if not (min(heldout, validation) >= 0 and heldout + validation < 1):
             raise SettingError(f"heldout and validation must leave rows to train on; found {heldout} and {validation}.")
@@ -70,9 +114,28 @@ class Federation:
         return cls(x, y, tuple(clients), classes)
 
     @property
+    def targets(self) -> Targets:
+        """What the model learns: classes, labels or values."""
+        return kind_of(self.y)
+
+    @property
     def ids(self) -> list[int]:
         """The clients' ids, in order."""
         return [client.id for client in self.clients]
+
+    def client_id(self, name: str) -> int:
+        """The id of the client of that name, for `Forget.clients`."""
+        if name not in self.client_names:
+            known = f"clients {_some_of(self.client_names)}" if self.client_names else "no names of clients"
+            raise RequestError(f"Unknown client {name!r}; this federation has {known}.")
+        return self.clients[self.client_names.index(name)].id
+
+    def class_id(self, name: str) -> int:
+        """The number of the class, label or output of that name, for `Forget.classes`."""
+        if name not in self.class_names:
+            known = f"classes {_some_of(self.class_names)}" if self.class_names else "no names of classes"
+            raise RequestError(f"Unknown class {name!r}; this federation has {known}.")
+        return self.class_names.index(name)
 
     def client(self, client_id: int) -> Client:
         """The client with this id."""
@@ -80,7 +143,8 @@ class Federation:
         for client in (*likely, *self.clients):
             if client.id == client_id:
                 return client
-        raise RequestError(f"Unknown client {client_id}; this federation has clients {self.ids}.")
+        named = f" ({_some_of(self.client_names)})" if self.client_names else ""
+        raise RequestError(f"Unknown client {client_id}; this federation has clients {self.ids}{named}.")
 
     def rows(self, part: Part = "train") -> Tensor:
         """The rows of all clients' `part` together."""
@@ -95,8 +159,18 @@ class Federation:
         return torch.cat([named_rows(client, request, getattr(client, part), self.y)[1] for client in self.clients])
 
     def without(self, request: Forget) -> Self:
-        """The same federation on the retained rows only: what Retrain trains on. Clients keep their ids and places."""
+        """The same federation on the retained rows only: what Retrain trains on. Clients keep their ids and places.
+
+        A forgotten label leaves no row out: no row has it any more.
+        """
         self.check(request)
+        if self.targets == "labels" and request.class_ids:
+            y = self.y.clone()
+            y[:, sorted(request.class_ids)] = False
+            return replace(self, y=y)._without_rows(replace(request, class_ids=frozenset()))
+        return self._without_rows(request)
+
+    def _without_rows(self, request: Forget) -> Self:
         clients = tuple(
             Client(c.id, *(named_rows(c, request, part, self.y)[1] for part in (c.train, c.validation, c.heldout)))
             for c in self.clients
@@ -105,7 +179,7 @@ class Federation:
 
     def relabeled(self, y: Tensor) -> Self:
         """The same federation with other labels."""
-        _check_arrays(self.x, y, self.num_classes)
+        y, _ = _checked_arrays(self.x, y, self.num_classes)
         return replace(self, y=y)
 
     def with_subjects(self, subjects: Tensor) -> Self:
@@ -128,18 +202,21 @@ class Federation:
         digest = hashlib.sha256(str(tuple(self.x.shape)).encode())
         for client in self.clients:
             digest.update(f";{client.id}:".encode())
-            for part in (client.train, self.y[client.train].long()):
+            own = self.y[client.train]
+            for part in (client.train, own if self.targets == "values" else own.long()):
                 digest.update(part.cpu().numpy().tobytes())
         return digest.hexdigest()
 
     def check(self, request: Forget) -> None:
         """Raise unless every client, class and sample of the request is known and trained on, and something stays."""
+        check_request(request, self.targets)
         check_known(request, clients=self.ids, num_classes=self.num_classes)
         for client_id, ids in request.sample_ids.items():
             check_samples(self.client(client_id).train, ids, client_id)
         if len(self.forgotten(request)) == 0:
             raise RequestError(f"To {request} changes nothing: no client was trained on such a row.")
-        if len(self.retained(request)) == 0:
+        rows = replace(request, class_ids=frozenset()) if self.targets == "labels" else request
+        if len(self.retained(rows)) == 0:
             raise RequestError(f"To {request} leaves no training row. Take the model out of service instead.")
 
 
@@ -158,21 +235,27 @@ def named_rows(client: Client, request: Forget, rows: Tensor, y: Tensor) -> tupl
     """`rows` split into those that the request names and the others."""
     if client.id in request.client_ids:
         return rows, rows[:0]
-    classes = torch.tensor(sorted(request.class_ids), dtype=y.dtype, device=y.device)
+    if kind_of(y) == "classes":
+        classes = torch.tensor(sorted(request.class_ids), dtype=y.dtype, device=y.device)
+        of_class = torch.isin(y[rows], classes)
+    else:  # rows that carry one of the labels; values have no classes
+        of_class = (y[rows][:, sorted(request.class_ids)] > 0).any(1)
     samples = torch.tensor(sorted(request.sample_ids.get(client.id, ())), dtype=rows.dtype, device=rows.device)
-    named = torch.isin(y[rows], classes) | torch.isin(rows, samples)
+    named = of_class | torch.isin(rows, samples)
     return rows[named], rows[~named]
 
 
-def _check_arrays(x: Tensor, y: Tensor, num_classes: int | None) -> int:
-    if y.ndim != 1 or y.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
-        raise DataError(f"Labels must be a vector of whole numbers; found shape {tuple(y.shape)} of {y.dtype}.")
+def _checked_arrays(x: Tensor, y: Tensor, num_classes: int | None) -> tuple[Tensor, int]:
+    """The targets in their checked form, and the number of outputs."""
     if len(x) != len(y) or len(y) == 0:
         raise DataError(f"Rows and labels must be as many, and not none; found {len(x)} rows and {len(y)} labels.")
-    classes = int(y.max()) + 1 if num_classes is None else num_classes
-    if int(y.min()) < 0 or int(y.max()) >= classes:
-        raise DataError(f"Labels must lie in 0 … {classes - 1}; found {int(y.min())} … {int(y.max())}.")
-    return classes
+    return checked(y, num_classes)
+
+
+def _some_of(names: Iterable[str], most: int = 20) -> str:
+    """Names, the first of them where they are many."""
+    every = list(names)
+    return ", ".join(every[:most]) + (f", … ({len(every)} of them)" if len(every) > most else "")
 
 
 def _check_parts(parts: Sequence[Tensor], rows: int) -> None:

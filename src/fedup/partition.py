@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fedup.errors import SettingError
 from fedup.rng import seed_for
+from fedup.targets import group_rows
 
 _REDRAWS = 1000
 
@@ -26,11 +27,14 @@ def dirichlet(
 ) -> list[Tensor]:
     """Each class spread over the clients by a Dirichlet draw; drawn again until every client has `min_rows` rows.
 
+    Labels (N, K) count by the rarest label of a row; values by the tenth of the rows that the first value lies in.
+
     >>> labels = torch.arange(1000) % 10
     >>> sorted(torch.cat(dirichlet(labels, 4)).tolist()) == list(range(1000))
     True
     """
     _check(labels, clients, min_rows)
+    labels = group_rows(labels)
     if not 0 < concentration < float("inf"):
         raise SettingError(f"The Dirichlet concentration must be above 0; found {concentration}. The paper uses 0.5.")
     rng = np.random.default_rng(seed_for(seed, "dirichlet"))
@@ -61,6 +65,7 @@ def pathological(
     True
     """
     _check(labels, clients, min_rows)
+    labels = group_rows(labels)
     most = len(labels) // clients
     if not 1 <= classes_per_client <= most:
         raise SettingError(f"classes_per_client must be between 1 and {most}; found {classes_per_client}.")

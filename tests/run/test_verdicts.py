@@ -111,7 +111,7 @@ def farther(monkeypatch):
     """The three samples come out better known than before, whatever is served."""
     real = measure_module.judge
 
-    def judged(request, tallies):
+    def judged(request, tallies, targets="classes"):
         return FARTHER if request == Forget.samples({1: WITHDRAWN}) else real(request, tallies)
 
     monkeypatch.setattr(measure_module, "judge", judged)

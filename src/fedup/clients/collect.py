@@ -20,6 +20,7 @@ from fedup.federation import Federation
 from fedup.files import explained
 from fedup.filters.presets import PresetName, preset
 from fedup.models.cut import find_cut
+from fedup.models.outputs import check_outputs
 from fedup.models.views import fingerprint
 from fedup.privacy import paper
 from fedup.privacy.guarantee import DP
@@ -29,6 +30,7 @@ from fedup.statistics.centroids import CentroidConfig, Summary
 from fedup.statistics.integer_moments import MomentConfig
 from fedup.statistics.kmeans import centroid_count
 from fedup.statistics.store import Cell, Centroids
+from fedup.targets import Targets
 
 
 def collect(
@@ -66,7 +68,11 @@ def collect(
     if ledger is not None and not isinstance(federation, Federation):
         raise SettingError("A contact has a ledger of its own: pass ledger= where the contact is made.")
     if isinstance(federation, Federation):
+        check_outputs(model, federation.x, federation.y, federation.num_classes)
         federation = InProcess(federation, model, one_reader=True, ledger=ledger)
+    if federation.targets != "classes":
+        _check_targets(federation.targets, statistics, privacy)
+        statistics = statistics if isinstance(statistics, MomentConfig) else "moments"
     if statistics == "auto":
         statistics = "moments" if privacy is None and suits_moments(model, federation, cut) else "centroids"
     if statistics == "moments" or isinstance(statistics, MomentConfig):
@@ -78,6 +84,16 @@ def collect(
     chosen = statistics if isinstance(statistics, CentroidConfig) else CentroidConfig(usual.ratio, usual.sigma)
     how = _protected(privacy, chosen, given=chosen is statistics)
     return collect_cells(model, federation, how, cut, requests, with_forgotten=usual.config.class_policy != "drop")
+
+
+def _check_targets(targets: Targets, statistics: object, privacy: object) -> None:
+    """Raise where labels or values cannot be answered for: only the closed form knows them."""
+    if privacy is not None:
+        raise SettingError(f"Under a guarantee clients send statistics of classes, and this federation has {targets}.")
+    if statistics not in ("auto", "moments") and not isinstance(statistics, MomentConfig):
+        raise SettingError(
+            f"Centroids are of classes, and this federation has {targets}: collect moments (statistics='moments')."
+        )
 
 
 def _protected(privacy: object, statistics: CentroidConfig, *, given: bool) -> CentroidConfig | DP:

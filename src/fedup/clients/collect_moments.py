@@ -26,6 +26,8 @@ from fedup.statistics.store import CellName
 _SHORTENED = 0.01  # share of rows beyond the bound, above which another bound is tried where nobody chose one
 _FINE = 4  # steps in the root mean square of a feature, below which the grid is too coarse
 _TRIES = 4
+_CLIPPED = 0.001  # share of rows with a value beyond its bound, above which a wider bound is tried
+_FINE_VALUES = 64  # steps in the root mean square of values, below which their bound is too wide
 
 
 @torch.inference_mode(False)  # what is stored must stay writable
@@ -38,6 +40,8 @@ def collect_moments(
     better one.
     """
     _check_head(model, contact, cut)
+    targets = contact.targets
+    config = replace(config, targets=targets, outputs=0 if targets == "classes" else contact.num_classes)
     forget_set = union(requests)
     for request in (*requests, *([forget_set] if requests else [])):
         contact.check(request)
@@ -45,19 +49,20 @@ def collect_moments(
         contact.ledger.check_exact([client for client in contact.clients if client not in forget_set.client_ids])
     before = contact.traffic
     labels = dict(contact.ask({client: LabelsQuestion(ids) for client, ids in forget_set.sample_ids.items()}))
-    adapts = config.is_usual_grid
-    for _ in range(_TRIES):
+    adapts = config.is_usual_grid, config.value_bound == MomentConfig.value_bound
+    for _ in range(_TRIES if targets != "values" else 2 * _TRIES):
         builder = StoreBuilder(config, contact.num_classes, forget_set, labels, contact.vectors_folder)
         for answer in _ask(contact, config, cut, forget_set):
             builder.add(answer)
-        better = builder.better_config() if adapts else config
+        better = builder.better_config(*adapts)
         if better == config:
             break
         config = better
     else:
         raise DataError(
-            f"No grid suits the features: they are far from {MomentConfig.bound:g} in length, or all zero. "
-            "Choose one: statistics=MomentConfig(bound=…, step=…)."
+            f"No grid suits the features{' and values' if targets == 'values' else ''}: they are far from "
+            f"{MomentConfig.bound:g} in length, or all zero. Choose one: statistics=MomentConfig(bound=…, step=…"
+            f"{', value_bound=…' if targets == 'values' else ''})."
         )
     store = builder.finish(cut=cut, base=fingerprint(model), collected_for=requests, ledger=contact.ledger)
     store.traffic = contact.traffic - before
@@ -75,15 +80,17 @@ def suits_moments(model: nn.Module, contact: Contact, cut: str | None) -> bool:
 
 
 def _check_head(model: nn.Module, contact: Contact, cut: str) -> None:
-    head = last_layer(model, cut)  # raises where a closed form could not be served
+    head = last_layer(model, cut, contact.targets)  # raises where a closed form could not be served
     if len(head.weight) != contact.num_classes:
         raise CutError(
-            f"The last layer has {len(head.weight)} outputs for {contact.num_classes} classes: moments need as many."
+            f"The last layer has {len(head.weight)} outputs for {contact.num_classes} {contact.targets}: moments need "
+            "as many."
         )
 
 
 def _ask(contact: Contact, config: MomentConfig, cut: str, forget_set: Forget) -> Iterator[ClientMoments]:
-    question = MomentsQuestion(cut, config, without=forget_set.class_ids)
+    without = forget_set.class_ids if config.targets == "classes" else frozenset()  # rows with a label stay
+    question = MomentsQuestion(cut, config, without=without)
     instead = {client: replace(question, excluded=ids) for client, ids in forget_set.sample_ids.items()}
     return (answer for _, answer in contact.ask_everyone(question, instead=instead, but=forget_set.client_ids))
 
@@ -108,14 +115,14 @@ class StoreBuilder:
         self._counts: dict[int, Sequence[int]] = {}
         self._unsent: set[int] = set()
         self._few: dict[int, set[int]] = {}  # by class
-        self._shortened, self._unreported = 0, dict[int, int]()
+        self._shortened, self._clipped, self._unreported = 0, 0, dict[int, int]()
         self._about: dict[str, Any] = {}
 
     def add(self, answer: ClientMoments) -> None:
         """Add a client's answer to the totals, and keep its part."""
         moments, client = answer.moments, answer.client
         if self._total is None:
-            self._total = IntegerMoments.zeros(self._num_classes, moments.width)
+            self._total = IntegerMoments.zeros(self._config.cells(self._num_classes), moments.width)
             self._parts = ClientParts(moments.width, self._folder)
             self._about = {"shape": answer.shape, "nonnegative": answer.nonnegative}
         self._total = self._total + moments
@@ -131,21 +138,32 @@ class StoreBuilder:
         for label in answer.few:
             self._few.setdefault(label, set()).add(client)
         self._shortened += answer.shortened
+        self._clipped += answer.clipped
         if answer.unreported:
             self._unreported[client] = answer.unreported
 
-    def better_config(self) -> MomentConfig:
-        """The same, or one that suits the rows: wider or finer."""
+    def better_config(self, features: bool, values: bool) -> MomentConfig:
+        """The same, or one that suits the rows, their features or their values: wider or finer."""
         config, total = self._config, self._total
         if total is None or not total.rows:
             return config
+        squares, inputs = total.dense_second().diagonal() / total.rows, total.width - config.outputs
+        if values and config.targets == "values":
+            config = replace(config, value_bound=config.value_bound * self._value_factor(squares[inputs:], total.rows))
+        if not features:
+            return config
         if self._shortened > _SHORTENED * total.rows:
             return replace(config, bound=8 * config.bound, step=8 * config.step)
-        squares = float(total.dense_second().diagonal().sum())
-        if (squares / total.rows) ** 0.5 < _FINE * total.width**0.5:
+        if float(squares[:inputs].sum()) ** 0.5 < _FINE * inputs**0.5:
             step = config.step / 8
             return replace(config, bound=min(config.bound, step * MOST_STEPS), step=step)
         return config
+
+    def _value_factor(self, squares: Tensor, rows: int) -> float:
+        """By how much another bound would suit the values better."""
+        if self._clipped > _CLIPPED * rows:
+            return 16.0
+        return 1 / 16 if 0 < float(squares.max()) ** 0.5 < _FINE_VALUES else 1.0
 
     def finish(self, **about: Any) -> MomentStore:
         """The store of all that was added."""
@@ -182,6 +200,7 @@ class StoreBuilder:
             few=self._few,
             shortened=self._shortened,
             unreported=self._unreported,
+            clipped=self._clipped,
             **self._about,
             **about,
         )

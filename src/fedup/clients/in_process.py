@@ -17,6 +17,7 @@ from fedup.privacy.ledger import Ledger
 from fedup.request import Forget
 from fedup.statistics.private_features import blank_row
 from fedup.statistics.traffic import Meter, Traffic
+from fedup.targets import Targets
 
 A = TypeVar("A")
 
@@ -55,6 +56,10 @@ class InProcess:
     @property
     def num_classes(self) -> int:
         return self._federation.num_classes
+
+    @property
+    def targets(self) -> Targets:
+        return self._federation.targets
 
     @property
     def traffic(self) -> Traffic:

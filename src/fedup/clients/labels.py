@@ -43,7 +43,7 @@ class LabelsQuestion(ExactQuestion[dict[int, int]]):
         names = data.sample_ids
         check_samples(names, self.samples, data.client.id)
         own = torch.isin(names, torch.tensor(sorted(self.samples), dtype=names.dtype, device=names.device))
-        return dict(sorted(zip(names[own].tolist(), data.y[data.client.train[own]].tolist(), strict=True)))
+        return dict(sorted(zip(names[own].tolist(), data.cell_labels[own].tolist(), strict=True)))
 
     def answer_message(self, answer: dict[int, int]) -> Message:
         return {"labels": [[sample, label] for sample, label in sorted(answer.items())]}, {}

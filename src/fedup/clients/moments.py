@@ -22,8 +22,10 @@ from fedup.statistics.integer_moments import (
     class_sums,
     one_class,
     retained_mask,
+    row_groups,
     second_moment,
 )
+from fedup.targets import kind_of
 
 _USUAL_BYTES = 4  # of a second moment in a message, or fewer
 MOST_CLASS_BYTES = 12_000_000  # of second moments by class that a client sends; above, a class request asks for its own
@@ -39,6 +41,7 @@ class ClientMoments:
     shortened: int = 0  # rows beyond the bound
     unreported: int = 0  # rows of classes with too few of them
     few: frozenset[int] = frozenset()  # these classes
+    clipped: int = 0  # rows with a value beyond its bound
     shape: tuple[int, ...] = ()  # of one row's features at the cut
     nonnegative: bool = False
 
@@ -65,13 +68,12 @@ class MomentsQuestion(ExactQuestion[ClientMoments]):
 
     def answer(self, data: ClientData) -> ClientMoments:
         """What is to be left out is never read."""
-        labels, out = data.y[data.client.train], _named(data, self.excluded)
-        kept = retained_mask(labels, out, _at_least(self.config, data))
+        labels, out = data.cell_labels, _named(data, self.excluded)
+        kept = retained_mask(row_groups(data.targets, self.config), out, _at_least(self.config, data))
         asked = _among(labels, self.labels) & ~_among(labels, self.without or frozenset())
-        chosen = kept & asked
-        few = labels[asked & ~out & ~kept]
+        chosen, lacking = kept & asked, asked & ~out & ~kept
         answer = _moments(data, self.cut, self.config, chosen, always=self.labels is not None)
-        return replace(answer, unreported=len(few), few=frozenset(few.tolist()))
+        return replace(answer, unreported=int(lacking.sum()), few=_few(data, chosen, lacking))
 
     def cells_in(self, details: Details) -> int:
         return _cells_in(details)
@@ -116,17 +118,17 @@ class MomentChangeQuestion(ExactQuestion[tuple[ClientMoments, ClientMoments]]):
         return self.excluded, frozenset()
 
     def answer(self, data: ClientData) -> tuple[ClientMoments, ClientMoments]:
-        labels, rule = data.y[data.client.train], _at_least(self.config, data)
-        asked = _among(labels, self.labels)
-        before = retained_mask(labels, _named(data, self.before), rule) & asked & ~_among(labels, self.absent)
-        after = retained_mask(labels, _named(data, self.excluded), rule) & asked
+        labels, rule = data.cell_labels, _at_least(self.config, data)
+        asked, groups = _among(labels, self.labels), row_groups(data.targets, self.config)
+        before = retained_mask(groups, _named(data, self.before), rule) & asked & ~_among(labels, self.absent)
+        after = retained_mask(groups, _named(data, self.excluded), rule) & asked
         changes = before & ~after, after & ~before
         for change in changes:
-            few = [label for label, n in Counter(labels[change].tolist()).items() if n < rule.least_rows]
+            few = [name for name, n in _sizes(groups[change]).items() if 0 < n < rule.least_rows]
             if few:
                 raise RequestError(
-                    f"Client {data.client.id} would report moments of fewer than {rule.least_rows} rows of class "
-                    f"{', '.join(map(str, sorted(few)))}, which would show the rows. Join this request with others "
+                    f"Client {data.client.id} would report moments of fewer than {rule.least_rows} rows"
+                    f"{', '.join(few)}, which would show the rows. Join this request with others "
                     "of the same client and class, or collect with MomentConfig(least_rows=1) where that is allowed."
                 )
         leaving, returning = (_moments(data, self.cut, self.config, rows, always=True) for rows in changes)
@@ -182,14 +184,33 @@ def _among(labels: Tensor, wanted: frozenset[int] | None) -> Tensor:
     return torch.isin(labels, torch.tensor(sorted(wanted), dtype=labels.dtype, device=labels.device))
 
 
+def _few(data: ClientData, chosen: Tensor, lacking: Tensor) -> frozenset[int]:
+    """Classes or labels of which some rows, but none that are reported, are there."""
+    y = data.targets
+    if kind_of(y) == "labels":
+        return frozenset((y[lacking].any(0) & ~y[chosen].any(0)).nonzero().flatten().tolist())
+    return frozenset() if kind_of(y) == "values" else frozenset(y[lacking].tolist())
+
+
+def _sizes(groups: Tensor) -> dict[str, int]:
+    """The rows of each group, by its name in words."""
+    if groups.ndim == 1:
+        return {f" of class {label}": n for label, n in sorted(Counter(groups.tolist()).items())}
+    return {"" if i == 0 else f" with label {i - 1}": n for i, n in enumerate(groups.sum(0).tolist())}
+
+
 def _moments(data: ClientData, cut: str, config: MomentConfig, chosen: Tensor, *, always: bool) -> ClientMoments:
     """The moments of the chosen rows (a mask over the client's), which alone are read; by class `always`, or where that
     is not too much to send."""
     rows = data.client.train
     reader = data.shared_reader(cut) or FeatureReader(data.model, cut)
+    if config.targets != "classes" and len(rows):
+        reader.check_tail(data.x[rows[:1]], exact=True)
     features = reader.read(data.x, rows, wanted=chosen)
-    labels, classes = data.y[rows][chosen], data.num_classes
+    labels, classes = data.cell_labels[chosen], config.cells(data.num_classes)
     integers, shortened = config.integers(features.values)
+    targets, clipped = config.target_integers(data.targets[chosen])
+    integers = torch.cat([integers, targets.to(integers.device)], 1)
     counts, sums = class_sums(integers, labels, classes)
     if always or _sends_classes(config, int((counts > 0).sum()), *integers.shape):
         seconds = {c: second_moment(integers[labels == c], config) for c in counts.nonzero().flatten().tolist()}
@@ -197,9 +218,8 @@ def _moments(data: ClientData, cut: str, config: MomentConfig, chosen: Tensor, *
     else:
         seconds, second = {}, second_moment(integers, config)
     moments = IntegerMoments(counts, sums, second)
-    return ClientMoments(
-        data.client.id, moments, seconds, shortened, shape=features.shape, nonnegative=features.nonnegative
-    )
+    about = features.shape, features.nonnegative
+    return ClientMoments(data.client.id, moments, seconds, shortened, 0, frozenset(), clipped, *about)
 
 
 def _message(answer: ClientMoments) -> Message:
@@ -211,6 +231,7 @@ def _message(answer: ClientMoments) -> Message:
         "shortened": answer.shortened,
         "unreported": answer.unreported,
         "few": sorted(answer.few),
+        "clipped": answer.clipped,
         "shape": list(answer.shape),
         "nonnegative": answer.nonnegative,
     }
@@ -226,8 +247,9 @@ def _read(
     details: Details, arrays: Arrays, facts: ModelFacts, cut: str, config: MomentConfig, *, always: bool
 ) -> ClientMoments:
     """The opposite of `_message`, with all its parts checked."""
-    features, classes = facts.features(cut), facts.num_classes
-    width = math.prod(features.shape)
+    features, classes = facts.features(cut), config.cells(facts.num_classes)
+    inputs = math.prod(features.shape)
+    width = inputs + config.outputs
     triangle = width * (width + 1) // 2
     rows = dict(checks.pairs(details, "rows"))
     require(len(rows) == len(details["rows"]), "a class comes twice")
@@ -236,7 +258,7 @@ def _read(
     require(all(config.least_rows <= count <= config.most_rows for count in rows.values()), "a count is out of range")
     require(checks.list_of(details, "shape") == list(features.shape), "its features have another shape")
     require(details.get("nonnegative") is features.nonnegative, "its features are of another kind")
-    shortened, unreported = (_count(details, name) for name in ("shortened", "unreported"))
+    shortened, unreported, clipped = (_count(details, name) for name in ("shortened", "unreported", "clipped"))
     few = checks.whole_set(details, "few")
     require(all(0 <= label < classes for label in few), "a label is out of range")
     require(not few & rows.keys(), "a class is reported, and has too few rows to be")
@@ -256,15 +278,18 @@ def _read(
         second = _from_bytes(arrays, "second", (triangle,))
         moments, of_classes = IntegerMoments(moments.counts, moments.sums, second), {}
     moments.check(config)
-    negative = bool((moments.sums < 0).any() or (moments.second < 0).any())
+    of_features = moments.sums[:, :inputs], moments.second[: inputs * (inputs + 1) // 2]
+    negative = any(bool((part < 0).any()) for part in of_features)
     require(not (features.nonnegative and negative), "sums of features are below 0 where none can be")
-    about = shortened, unreported, few, features.shape, features.nonnegative
+    about = shortened, unreported, few, clipped, features.shape, features.nonnegative
     return ClientMoments(checks.client_number(details), moments, of_classes, *about)
 
 
 def _sends_classes(config: MomentConfig, held: int, rows: int, width: int) -> bool:
     """Whether a client sends second moments by class ahead of any request: as the config says, or where that is no more
     than four times what centroids of eight in ten rows would be. Small clients then send more, large ones less."""
+    if config.targets != "classes":  # all rows are one cell
+        return False
     if config.by_class != "auto":
         return config.by_class == "always"
     return held * width * (width + 1) / 2 * _USUAL_BYTES <= min(MOST_CLASS_BYTES, 4 * 0.8 * rows * width * 4)

@@ -9,6 +9,7 @@ from fedup.privacy.guarantee import guarantee_of
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget
 from fedup.statistics.traffic import Release, Traffic
+from fedup.targets import Targets
 
 A = TypeVar("A")
 
@@ -22,7 +23,11 @@ class Contact(Protocol):
 
     @property
     def num_classes(self) -> int:
-        """The number of classes."""
+        """The number of outputs: classes, labels or values."""
+
+    @property
+    def targets(self) -> Targets:
+        """What the model learns."""
 
     @property
     def ledger(self) -> Ledger:

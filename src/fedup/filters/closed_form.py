@@ -11,6 +11,7 @@ from fedup.filters.bottleneck import Filter
 from fedup.models.cut import tail_of
 from fedup.models.views import shared_view
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
+from fedup.targets import Targets
 
 RIDGE = 0.01  # of the mean variance of a feature
 FEW_ROWS_RIDGE = 0.5  # more of it, for each feature per row: few rows say little of a covariance
@@ -59,20 +60,21 @@ class Scores:
 def ridge_scores(retained: RetainedStatistics) -> Scores:
     """Scores fitted to one-hot targets by ridge regression: A = G (Σ + λI)⁻¹, a = n/N − A m."""
     shares = retained.counts / retained.counts.sum()  # (K,)
-    weight = _solved(retained, retained.covariance, shares[:, None] * (retained.means - retained.mean))
+    cross = shares[:, None] * (retained.means - retained.mean)
+    weight = ridge_solution(retained.covariance, cross, float(retained.counts.sum()))
     return Scores(weight, shares - weight @ retained.mean)
 
 
 def discriminant_scores(retained: RetainedStatistics) -> Scores:
     """Linear discriminants, all classes weighing the same: kinder to small classes than ridge scores."""
-    weight = _solved(retained, retained.within, retained.means)
+    weight = ridge_solution(retained.within, retained.means, float(retained.counts.sum()))
     return Scores(weight, -0.5 * (weight * retained.means).sum(1))
 
 
-def _solved(retained: RetainedStatistics, covariance: Tensor, targets: Tensor) -> Tensor:
+def ridge_solution(covariance: Tensor, targets: Tensor, rows: float) -> Tensor:
     """targets (Σ + λI)⁻¹ (K, D)"""
     damped = covariance.clone()
-    ridge = RIDGE + FEW_ROWS_RIDGE * len(damped) / float(retained.counts.sum())
+    ridge = RIDGE + FEW_ROWS_RIDGE * len(damped) / rows
     damped.diagonal().add_(ridge * damped.diagonal().mean().clamp(min=1e-12))
     return torch.linalg.solve(damped, targets.T).T
 
@@ -174,39 +176,51 @@ class ClosedForm(Filter):
         return (lead > 2 * (self.width + 4) * torch.finfo(flat.dtype).eps * largest)[:, None]
 
 
-def last_layer(model: nn.Module, cut: str) -> Scores:
-    """The linear layer at the cut; raises where no layer follows that can give chosen scores."""
+def last_layer(model: nn.Module, cut: str, targets: Targets = "classes") -> Scores:
+    """The linear layer at the cut; raises where no layer follows that can give chosen scores.
+
+    Scores of classes may come out up to a number common to all classes; labels and values must be hit exactly.
+    """
+    head = linear_head(model, cut, targets)
+    weight, useful = head.weight, len(head.weight)
+    if targets == "classes":
+        weight, useful = weight - weight.mean(0), useful - 1
+    values = torch.linalg.svdvals(weight)
+    if len(values) < useful or not float(values[0]) < _WORST_CONDITION * float(values[useful - 1]):
+        way_out = "Collect centroids (statistics='centroids') and use the bottleneck."
+        raise CutError(
+            f"The last layer {cut!r} cannot give all scores: its {len(weight)} outputs over {weight.shape[1]} features "
+            f"are too many or nearly dependent. {way_out if targets == 'classes' else 'Widen the layer before it.'}"
+        )
+    return head
+
+
+def linear_head(model: nn.Module, cut: str, targets: Targets = "classes") -> Scores:
+    """The linear layer at the cut; raises if it is none, or more follows."""
     layer = model.get_submodule(cut)
     if not isinstance(layer, nn.Linear):
         raise CutError(
             f"The closed form needs a linear layer at the cut; {cut!r} is a {type(layer).__name__}. Collect centroids "
             "(statistics='centroids') and use the bottleneck there."
         )
-    _check_tail(model, cut, layer)
+    _check_tail(model, cut, layer, exact=targets != "classes")
     weight = layer.weight.detach().double().cpu()
     bias = torch.zeros(len(weight), dtype=torch.float64) if layer.bias is None else layer.bias.detach().double().cpu()
-    values = torch.linalg.svdvals(weight - weight.mean(0))
-    useful = len(weight) - 1
-    if len(values) < useful or not float(values[0]) < _WORST_CONDITION * float(values[useful - 1]):
-        raise CutError(
-            f"The last layer {cut!r} cannot give all scores: its {len(weight)} outputs over {weight.shape[1]} features "
-            "are too many or nearly dependent. Collect centroids (statistics='centroids') and use the bottleneck."
-        )
     return Scores(weight, bias, layer.weight.dtype)
 
 
 @torch.no_grad()
-def _check_tail(model: nn.Module, cut: str, layer: nn.Linear) -> None:
-    """Raise unless W x + b are the model's scores, up to a number that is the same for all classes."""
+def _check_tail(model: nn.Module, cut: str, layer: nn.Linear, *, exact: bool) -> None:
+    """Raise unless W x + b are the model's scores: exactly, or up to a number that is the same for all classes."""
     source = torch.Generator().manual_seed(0)
     probe = torch.randn(4, layer.in_features, generator=source).to(layer.weight)
     if any(module.training for module in model.modules()):
         model = shared_view(model)  # or dropout would draw numbers, and BatchNorm write to the model
     try:
         scores, expected = tail_of(model, cut)(probe).float(), linear(probe, layer.weight, layer.bias).float()
-        same = scores.shape == expected.shape and torch.allclose(
-            scores.log_softmax(1), expected.log_softmax(1), atol=1e-2, rtol=1e-2
-        )
+        if not exact:
+            scores, expected = scores.log_softmax(1), expected.log_softmax(1)
+        same = scores.shape == expected.shape and torch.allclose(scores, expected, atol=1e-2, rtol=1e-2)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
         same = False
     if not same:
@@ -252,6 +266,11 @@ def _filter_of(scores: Scores, head: Scores, bound: float, kept: Tensor | None) 
         made.original.copy_(torch.cat([head.weight, head.bias[:, None]], dim=1))
         made.kept.copy_(kept)
     decoder = torch.linalg.pinv(centred)  # (D, K); the mean of its columns is 0, so C need not be applied again
+    return written_into(made, scores, head, decoder)
+
+
+def written_into(made: ClosedForm, scores: Scores, head: Scores, decoder: Tensor) -> ClosedForm:
+    """The filter with these scores and the decoder that gives them before the last layer."""
     made.encoder.copy_(scores.weight)
     made.decoder.copy_(decoder)
     made.constant.copy_(decoder @ (scores.bias - head.bias))

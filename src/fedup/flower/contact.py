@@ -24,6 +24,7 @@ from fedup.flower.wire import ROW, Answer, Ask, row_of
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget, check_known
 from fedup.statistics.traffic import Traffic
+from fedup.targets import Targets
 
 A = TypeVar("A")
 _Taken = tuple[int, Callable[[], Any]]  # an answer that fits: its client, and a function that loads it
@@ -47,6 +48,7 @@ class GridContact:
     """
 
     measures_by_default = False  # a question takes seconds
+    targets: Targets = "classes"  # nodes answer for no others yet
 
     def __init__(
         self,

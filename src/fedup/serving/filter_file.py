@@ -10,7 +10,7 @@ from torch import Tensor
 from fedup.artifacts import load_tensors, save_tensors
 from fedup.errors import ArtifactError, FingerprintError, NotFittedError, RequestError
 from fedup.filters.bottleneck import Bottleneck, FilterConfig
-from fedup.filters.closed_form import ClosedForm, last_layer
+from fedup.filters.closed_form import ClosedForm, linear_head
 from fedup.filters.eraser import Eraser, PlacedEraser, load_eraser
 from fedup.request import Forget
 from fedup.serving.plugged import REQUEST_LOCK, PluggedModel, Served
@@ -62,7 +62,7 @@ def load_filter(plugged: PluggedModel, path: str | Path) -> None:
     except ArtifactError as error:
         raise ArtifactError(f"{path} {error}") from error
     if isinstance(served.filter, ClosedForm):
-        head = last_layer(plugged.base, plugged.cut)
+        head = linear_head(plugged.base, plugged.cut)
         if served.filter.encoder.shape != head.weight.shape:
             raise ArtifactError(f"{path} holds a filter for another number of classes or features: it is damaged.")
     with REQUEST_LOCK:

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from fedup.federation import Client
 from fedup.models.features import FeatureReader
+from fedup.targets import kind_of
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,17 @@ class ClientData:
         """The sample ids of the training rows. (n,)"""
         rows = self.client.train
         return rows if self.ids is None else self.ids[rows]
+
+    @property
+    def targets(self) -> Tensor:
+        """The targets of the training rows. (n,) or (n, K)"""
+        return self.y[self.client.train]
+
+    @property
+    def cell_labels(self) -> Tensor:
+        """By training row, the number of its cell: the class; with other targets `num_classes`, for all rows. (n,)"""
+        rows = self.client.train
+        return self.y[rows] if kind_of(self.y) == "classes" else torch.full_like(rows, self.num_classes)
 
     def shared_reader(self, cut: str) -> FeatureReader | None:
         """The shared reader of features at a cut, if there is one."""

@@ -1,5 +1,6 @@
 """Counts, sums and second moments of features as integers: they add up, and subtract, exactly in any order."""
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self
 
@@ -7,11 +8,13 @@ import torch
 from torch import Tensor
 
 from fedup.errors import DataError, SettingError, check_choice
+from fedup.targets import Targets, kind_of
 
 ByClass = Literal["auto", "always", "never"]
 _EXACT = 2.0**52  # sums of integers below this are exact in double precision
 _LARGEST_TOTAL = 2**62  # of an entry of a total: 64 bits hold it, and the sum of two
 MOST_STEPS = 2**20  # steps of the grid within the bound, so that blocks of 4,096 rows are exact
+VALUE_STEPS = 2**16  # steps of the grid of values within their bound
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,10 @@ class MomentConfig:
     multiple of `step`. A client leaves out a class of which it has fewer than `least_rows` rows: second moments of few
     rows come close to the rows. It treats a change of fewer rows alike (`retained_mask`). `by_class` says whether
     clients send second moments of each class ahead of requests. Without them a class request asks its holders.
+
+    Where the model learns labels or values (`targets`), its `outputs` targets are further columns of a row: all rows of
+    a client are one cell, and second moments hold the products of features and targets, too. Values are rounded to
+    one of 65,536 steps within `value_bound`; larger ones are cut off there. `collect` fills in targets and outputs.
     """
 
     bound: float = field(default=256.0, metadata={"help": "Longest row of features (l2); longer ones are shortened."})
@@ -31,6 +38,9 @@ class MomentConfig:
         default="auto",
         metadata={"help": "Second moments by class ahead of requests: always, never, or auto (where they are small)."},
     )
+    value_bound: float = field(default=256.0, metadata={"help": "Largest value to learn; larger ones are cut off."})
+    targets: Targets = "classes"
+    outputs: int = 0  # columns of targets; none for classes
 
     sigma: ClassVar[float] = 0.0
     mechanism: ClassVar[str] = "none"
@@ -45,6 +55,11 @@ class MomentConfig:
         if not isinstance(self.least_rows, int) or self.least_rows < 1:
             raise SettingError(f"least_rows must be a whole number, 1 or more; found {self.least_rows!r}.")
         check_choice("by_class", self.by_class, ByClass)
+        check_choice("targets", self.targets, Targets)
+        if not 0 < self.value_bound < float("inf"):
+            raise SettingError(f"value_bound must be a positive number; found {self.value_bound}.")
+        if not isinstance(self.outputs, int) or (self.outputs > 0) != (self.targets != "classes"):
+            raise SettingError(f"{self.targets} with {self.outputs} columns of targets: leave both to collect().")
 
     @property
     def is_usual_grid(self) -> bool:
@@ -53,8 +68,18 @@ class MomentConfig:
 
     @property
     def limit(self) -> float:
-        """The bound in steps: the longest row of integers."""
-        return self.bound / self.step
+        """The longest row of integers, in steps: features, and targets beside them."""
+        of_targets = {"classes": 0, "labels": 1, "values": VALUE_STEPS}[self.targets]
+        return math.hypot(self.bound / self.step, self.outputs**0.5 * of_targets)
+
+    @property
+    def value_step(self) -> float:
+        """What one step of a target means."""
+        return self.value_bound / VALUE_STEPS if self.targets == "values" else 1.0
+
+    def cells(self, num_classes: int) -> int:
+        """Kinds of cells: one for each class; with other targets one more, the last, which holds all rows."""
+        return num_classes + (self.targets != "classes")
 
     @property
     def most_rows(self) -> int:
@@ -73,6 +98,25 @@ class MomentConfig:
         shorten = norms > self.bound
         scaled = torch.where(shorten, features * (self.bound / norms.clamp(min=1e-300)), features)
         return (scaled / self.step).trunc(), int(shorten.sum())
+
+    def target_integers(self, targets: Tensor) -> tuple[Tensor, int]:
+        """The columns of targets that rows have beside their features, and how many rows were cut off. (N, outputs)
+
+        >>> MomentConfig(targets="values", outputs=1, value_bound=2**16).target_integers(torch.tensor([[3.2], [1e9]]))
+        (tensor([[3.0000e+00],
+                [6.5536e+04]], dtype=torch.float64), 1)
+        """
+        if self.targets == "classes":
+            return torch.zeros(len(targets), 0, dtype=torch.float64, device=targets.device), 0
+        if kind_of(targets) != self.targets or targets.shape[1:] != (self.outputs,):
+            raise DataError(
+                f"Rows have {kind_of(targets)} {tuple(targets.shape[1:])}, not {self.outputs} {self.targets}."
+            )
+        if self.targets == "labels":
+            return targets.double(), 0
+        beyond = (targets.abs() > self.value_bound).any(1)
+        steps = (targets.double() / self.value_step).round()
+        return steps.clamp(-VALUE_STEPS, VALUE_STEPS), int(beyond.sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,18 +238,36 @@ def _lower(width: int, device: torch.device | None = None) -> Tensor:
     return torch.ones(width, width, dtype=torch.bool, device=device).tril_()
 
 
-def retained_mask(labels: Tensor, left_out: Tensor, config: MomentConfig) -> Tensor:
+def retained_mask(groups: Tensor, left_out: Tensor, config: MomentConfig) -> Tensor:
     """Which of a client's rows its moments are of, where some (a mask) are to be left out.
 
     A class goes as a whole where fewer than `least_rows` would stay, and where fewer than that would leave alone: their
     sums would show them. So what is retained depends on what is left out, not on the order in which that was asked.
+    Labels (N, K) are groups that share rows: one that goes may take another with it.
     """
-    kept = ~left_out
-    for label in labels.unique().tolist():
-        own = labels == label
-        if not rows_staying(int(own.sum()), int((own & left_out).sum()), config):
-            kept &= ~own
+    members = list(groups.T) if groups.ndim == 2 else [groups == label for label in groups.unique().tolist()]
+    reported = _without_few(members, torch.ones_like(left_out), None, config.least_rows)
+    return _without_few(members, reported & ~left_out, reported, config.least_rows)
+
+
+def _without_few(members: list[Tensor], kept: Tensor, reported: Tensor | None, least: int) -> Tensor:
+    """The rows to keep, without groups of which few would stay, or few of those `reported` would leave."""
+    before = torch.zeros_like(kept)
+    while not torch.equal(before, kept):
+        before = kept.clone()
+        for own in members:
+            leaving = 0 if reported is None else int((own & reported & ~kept).sum())
+            if int((own & kept).sum()) < least or 0 < leaving < least:
+                kept = kept & ~own
     return kept
+
+
+def row_groups(y: Tensor, config: MomentConfig) -> Tensor:
+    """The groups of rows that `retained_mask` looks at: classes (N,), or all rows and those with each label (N, K)."""
+    if config.targets == "classes":
+        return y
+    everything = torch.ones(len(y), 1, dtype=torch.bool, device=y.device)
+    return torch.cat([everything, y], 1) if config.targets == "labels" else everything
 
 
 def rows_staying(rows: int, leaving: int, config: MomentConfig) -> int:

@@ -1,5 +1,6 @@
 """Moments in the file of a store: totals and an index, and behind them the parts of all clients, one by one."""
 
+import math
 from array import array
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ def loaded_moments(path: Path, tensors: dict[str, Tensor], header: dict[str, Any
         "few": {int(label): set(clients) for label, clients in header["few"].items()},
         "shortened": header["shortened"],
         "unreported": {int(client): rows for client, rows in header["unreported"].items()},
+        "clipped": header.get("clipped", 0),
         **named,
     }
 
@@ -95,7 +97,7 @@ def _parts(path: Path, tensors: dict[str, Tensor], cells: CellTable) -> ClientPa
 
 def check_moments(store: MomentStore) -> None:
     """Raise unless all parts fit each other. Reads every client's part, one at a time."""
-    classes, width, cells = store.num_classes, store.total.width, len(store.cells)
+    classes, width, cells = store.config.cells(store.num_classes), store.total.width, len(store.cells)
     zeros = IntegerMoments.zeros(classes, width)
     triangles = [*(second for part in _SECOND for second in getattr(store, part).values()), store.total.second]
     clients, _ = store.cell_columns
@@ -106,6 +108,8 @@ def check_moments(store: MomentStore) -> None:
         and all(each.dtype == torch.int64 and each.shape == zeros.second.shape for each in triangles)
         and store.total.counts.shape == zeros.counts.shape
         and store.total.sums.shape == zeros.sums.shape
+        and width == math.prod(store.shape) + store.config.outputs
+        and store.config.outputs in (0, store.num_classes)
         and not bool((store.counts < 0).any())
         and all(0 <= label < classes for label in store.classes_held())
         and {*clients, *store.unsent} <= store.known_clients
@@ -122,7 +126,7 @@ def check_moments(store: MomentStore) -> None:
 
 def _adds_up(store: MomentStore) -> bool:
     """Whether the totals are those of the clients' parts; second moments, where all are known."""
-    added, filled = IntegerMoments.zeros(store.num_classes, store.total.width), int((store.counts > 0).sum())
+    added, filled = IntegerMoments.zeros(*store.total.sums.shape), int((store.counts > 0).sum())
     every_second = True
     for client in store.parts:
         own = store.moments_of(client)

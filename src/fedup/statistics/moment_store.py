@@ -38,6 +38,7 @@ class MomentStore(Centroids):
     sizes: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # (M,) rows at collection
     few: dict[int, set[int]] = field(default_factory=dict)  # by class, clients that have too few rows of it to report
     shortened: int = 0  # rows beyond the bound
+    clipped: int = 0  # rows with a value beyond its bound
     unreported: dict[int, int] = field(default_factory=dict)  # by client: rows of cells that have too few of them
 
     content: ClassVar[str] = "sums of cells"
@@ -67,7 +68,8 @@ class MomentStore(Centroids):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"shortened": self.shortened, "unreported": sum(self.unreported.values())}
+        clipped = {"clipped": self.clipped} if self.config.targets == "values" else {}
+        return {"shortened": self.shortened, "unreported": sum(self.unreported.values()), **clipped}
 
     # --- cells
 
@@ -100,6 +102,12 @@ class MomentStore(Centroids):
         """Rows that the client's moments of a cell are of without these samples, if its own rules are no stricter."""
         return rows_staying(int(self.sizes[cell.start]), len(samples), self.config)
 
+    def target_sums(self, moments: IntegerMoments) -> list[int]:
+        """How many rows of these moments have each label; of values, how many there are."""
+        if self.config.targets == "values":
+            return [moments.rows] * self.num_classes
+        return [int(number) for number in moments.sums[-1, -self.config.outputs :].tolist()]
+
     def rows_besides(self, forget_set: Forget) -> int:
         return int((self.counts > 0).sum()) - sum(self.rows_in(cell) > 0 for cell in self.cells_named(forget_set))
 
@@ -125,7 +133,7 @@ class MomentStore(Centroids):
 
     def moments_of(self, client: int) -> IntegerMoments:
         """The counts and sums of a client, and its second moments where they are known."""
-        own, part, rows = IntegerMoments.zeros(self.num_classes, self.total.width), self._part(client), self._table
+        own, part, rows = IntegerMoments.zeros(*self.total.sums.shape), self._part(client), self._table
         labels = rows.labels(client)
         own.counts[labels], own.sums[labels] = self.counts[rows.slot(client)], part.sums
         return own if part.second is None else replace(own, second=part.second)
@@ -222,7 +230,7 @@ class MomentStore(Centroids):
         sums = part.sums.clone()
         sums[row] += by.sums[label]
         if float(sums[row].double().norm()) > int(count) * self.config.limit * (1 + 1e-9) or (
-            self.nonnegative and bool((sums[row] < 0).any())
+            self.nonnegative and bool((sums[row, : self.total.width - self.config.outputs] < 0).any())
         ):
             raise DataError(f"Client {cell.client} reports changes of class {label} that leave sums no rows have.")
         change = one_class(by, label, second)

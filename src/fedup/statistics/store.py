@@ -17,6 +17,7 @@ from fedup.statistics.centroids import CentroidConfig, Summary
 from fedup.statistics.client_parts import ClientParts
 from fedup.statistics.integer_moments import MomentConfig
 from fedup.statistics.traffic import Traffic
+from fedup.targets import Targets
 
 CellName = tuple[int, int]  # (client, class)
 
@@ -108,6 +109,11 @@ class Centroids:
     def dp(self) -> DP | None:
         """The guarantee of the clients' releases; None for centroids."""
         return self.how if isinstance(self.how, DP) else None
+
+    @property
+    def targets(self) -> Targets:
+        """What the model learns. Centroids are of classes."""
+        return self.how.targets if isinstance(self.how, MomentConfig) else "classes"
 
     @property
     def size_bytes(self) -> int:

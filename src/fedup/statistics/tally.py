@@ -15,6 +15,8 @@ from fedup.rng import sample
 from fedup.statistics.client_data import ClientData
 from fedup.statistics.eraser_statistics import RowGroups, Weights, read_weights, write_weights
 from fedup.statistics.proportions import Paired
+from fedup.statistics.target_tally import TargetCounter
+from fedup.targets import kind_of
 
 MOST_ROWS = 2000  # of one kind at one client: more would hardly improve a verdict
 MOST_CLASS_ROWS = 200  # retained rows of one class at one client
@@ -31,16 +33,19 @@ class RowsToCount(RowGroups):
 
     carried: Weights = field(default_factory=dict)
     classes: bool = True  # whether retained rows are counted
+    deviations: tuple[float, ...] = ()  # of values: the unit of their errors
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {**super().to_json(), "carried": write_weights(self.carried), "classes": self.classes}
+        own = {"carried": write_weights(self.carried), "classes": self.classes, "deviations": list(self.deviations)}
+        return {**super().to_json(), **own}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`."""
         groups = super().from_json(plain)
-        return replace(groups, carried=read_weights(plain["carried"]), classes=bool(plain["classes"]))
+        carried, deviations = read_weights(plain["carried"]), tuple(map(float, plain.get("deviations", ())))
+        return replace(groups, carried=carried, classes=bool(plain["classes"]), deviations=deviations)
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,8 @@ class Tally:
 @torch.no_grad()
 def tally(data: ClientData, counted: RowsToCount, *, original: nn.Module, before: nn.Module, after: nn.Module) -> Tally:
     """A client's counts of hits before and after a request."""
+    if kind_of(data.y) != "classes":
+        return _target_tally(data, counted, original=original, before=before, after=after)
     x, y, client = data.x, data.y, data.client
     held_out = torch.cat([client.validation, client.heldout])
     classes: list[dict[int, Paired]] = []
@@ -86,6 +93,26 @@ def tally(data: ClientData, counted: RowsToCount, *, original: nn.Module, before
         elif len(rows):
             alike = held_out[torch.isin(y[held_out], y[rows].unique())]
             unseen[name] = _count(before, after, x, y, _some(alike, MOST_ROWS))
+    return Tally(classes[0], classes[1], forgotten, unseen)
+
+
+def _target_tally(
+    data: ClientData, counted: RowsToCount, *, original: nn.Module, before: nn.Module, after: nn.Module
+) -> Tally:
+    """The same for labels and values. Rows of a request are compared with all held-out rows of their client."""
+    counter, client = TargetCounter(data, counted, most=MOST_ROWS), data.client
+    held_out = torch.cat([client.validation, client.heldout])
+    classes = [
+        counter.by_output(original, after, part if counted.classes else part[:0]) for part in (client.train, held_out)
+    ]
+    forgotten: dict[str, Counts] = {}
+    unseen: dict[str, Counts] = {}
+    for name, request in counted.requests.items():
+        if request.class_ids and not request.client_ids and not request.sample_ids:
+            forgotten[name] = counter.of_labels(before, after, held_out, request)
+        elif len(rows := counter.named(request, client.train)):
+            forgotten[name] = counter.of_rows(before, after, rows)
+            unseen[name] = counter.of_rows(before, after, held_out)
     return Tally(classes[0], classes[1], forgotten, unseen)
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from fedup.models.cut import logits_of
 from fedup.models.views import shared_view
 from fedup.request import Forget, union
 from fedup.serving.plugged import PluggedModel
+from fedup.tasks.scores import by_output, forgotten_score, more_by_output, score
 
 _PARTS: tuple[Part, ...] = ("validation", "heldout")
 
@@ -25,9 +27,13 @@ def predict(model: nn.Module, x: Tensor, rows: Tensor | None = None, *, batch_si
 
 
 def accuracy(model: nn.Module, x: Tensor, y: Tensor, rows: Tensor | None = None) -> float:
-    """Share of rows (chosen, or all) whose largest logit is their label's; NaN without rows."""
+    """Share of rows (chosen, or all) whose largest logit is their label's; NaN without rows.
+
+    Where the model learns labels or values, the accuracy by label or R² (`fedup.tasks.scores.score`).
+    """
     labels = y if rows is None else y[rows]
-    return float((predict(model, x, rows).argmax(1) == labels).float().mean()) if len(labels) else float("nan")
+    measured = score(predict(model, x, rows), labels) if len(labels) else None
+    return float("nan") if measured is None else measured
 
 
 def retain_and_forget(model: nn.Module, federation: Federation, request: Forget) -> dict[str, float]:
@@ -58,7 +64,8 @@ class FederationJudge:
     def __call__(self, plugged: PluggedModel, requests: Collection[Forget]) -> dict[str, Any]:
         """Accuracies by state, part and side for all requests together, and by request on the rows it names.
 
-        `per_class` is on held-out rows; None means no rows.
+        `per_class` is on held-out rows; None means no rows. Labels and values have their own scores in place of
+        accuracy (`fedup.tasks.scores`), and `f1` or `rmse` of each output besides.
         """
         rows = self._rows(requests)
         x = self._federation.x
@@ -67,10 +74,10 @@ class FederationJudge:
         with plugged.restored():
             logits["restored"] = predict(plugged, x, rows)
         figures: dict[str, Any] = {
-            state: self._accuracies(rows, values.argmax(1), union(requests)) for state, values in logits.items()
+            state: self._accuracies(rows, values, union(requests)) for state, values in logits.items()
         }
         figures["by_request"] = {
-            request.digest: {state: self._forgotten(rows, v.argmax(1), request) for state, v in logits.items()}
+            request.digest: {state: self._forgotten(rows, values, request) for state, values in logits.items()}
             for request in requests
         }
         return figures | {"restored_bit_identical": torch.equal(before, logits["restored"])}
@@ -78,7 +85,7 @@ class FederationJudge:
     def alone(self, model: nn.Module, requests: Collection[Forget]) -> dict[str, Any]:
         """The same for one model, such as Retrain's."""
         rows = self._rows(requests)
-        predicted = predict(model, self._federation.x, rows).argmax(1)
+        predicted = predict(model, self._federation.x, rows)
         return self._accuracies(rows, predicted, union(requests)) | {
             "by_request": {request.digest: self._forgotten(rows, predicted, request) for request in requests}
         }
@@ -88,23 +95,34 @@ class FederationJudge:
         parts = [self._federation.rows(part) for part in _PARTS]
         return torch.cat([*parts, self._federation.forgotten(union(requests), "train")])
 
-    def _accuracies(self, rows: Tensor, predicted: Tensor, forget: Forget) -> dict[str, Any]:
-        federation, accuracies, start = self._federation, {}, 0
-        labels = federation.y[rows]
-        right = predicted == labels
+    def _accuracies(self, rows: Tensor, outputs: Tensor, forget: Forget) -> dict[str, Any]:
+        federation, figures, start, y = self._federation, dict[str, Any](), 0, self._federation.y[rows]
+        by_rows, counting = self._retained_by(forget)
         for part in _PARTS:
             here = slice(start, start + len(federation.rows(part)))
-            start = here.stop
-            named = torch.isin(rows[here], federation.forgotten(forget, part))
-            accuracies[part] = {"retain": _share(right[here][~named]), "forget": _share(right[here][named])}
-        by_class = [_share(right[here][labels[here] == label]) for label in range(federation.num_classes)]  # held-out
-        return accuracies | {"per_class": by_class, "train": {"forget": _share(right[start:])}}
+            start, own, given = here.stop, y[here], outputs[here]
+            named, kept = (torch.isin(rows[here], federation.forgotten(each, part)) for each in (forget, by_rows))
+            figures[part] = {
+                "retain": score(given[~kept], own[~kept], counting),
+                "forget": forgotten_score(given[named], own[named], forget),
+            }
+        held_out = outputs[here], y[here]
+        figures |= {"per_class": by_output(*held_out)[: federation.num_classes], **more_by_output(*held_out)}
+        return figures | {"train": {"forget": forgotten_score(outputs[start:], y[start:], forget)}}
 
-    def _forgotten(self, rows: Tensor, predicted: Tensor, request: Forget) -> dict[str, float | None]:
-        """Accuracy on the rows that one request names, by part."""
-        right = predicted == self._federation.y[rows]
+    def _retained_by(self, forget: Forget) -> tuple[Forget, list[int] | None]:
+        """What takes rows from those retained, and the outputs that count on them: forgotten labels take no row."""
+        if self._federation.targets != "labels":
+            return forget, None
+        counting = [label for label in range(self._federation.num_classes) if label not in forget.class_ids]
+        return replace(forget, class_ids=frozenset()), counting
+
+    def _forgotten(self, rows: Tensor, outputs: Tensor, request: Forget) -> dict[str, float | None]:
+        """The score on the rows that one request names, by part."""
         parts: tuple[Part, ...] = ("heldout", "train")
-        return {part: _share(right[torch.isin(rows, self._federation.forgotten(request, part))]) for part in parts}
+        masks = {part: torch.isin(rows, self._federation.forgotten(request, part)) for part in parts}
+        y = self._federation.y[rows]
+        return {part: forgotten_score(outputs[own], y[own], request) for part, own in masks.items()}
 
 
 def describe_rows(federation: Federation, request: Forget) -> dict[str, Any]:
@@ -118,7 +136,3 @@ def describe_rows(federation: Federation, request: Forget) -> dict[str, Any]:
         "clients": {str(client): len(ids) for client, ids in by_client.items()},
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
     }
-
-
-def _share(right: Tensor) -> float | None:
-    return float(right.float().mean()) if len(right) else None

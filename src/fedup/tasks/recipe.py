@@ -97,6 +97,7 @@ class Recipe:
         return {
             **{name: value for name, value in self.settings().items() if name != "weights"},
             "class_names": list(dataset.class_names),
+            **({} if dataset.targets == "classes" else {"targets": dataset.targets}),
             "input_shape": list(dataset.x.shape[1:]),
             "input": input_of(self.data).identity(),
         }

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from fedup.artifacts import load_tensors, save_tensors
 from fedup.errors import ArtifactError, DataError, FedUPWarning, SettingError
 from fedup.federation import Federation
+from fedup.models.outputs import check_outputs
 from fedup.models.views import fingerprint
 from fedup.rng import generator, seed_for
 from fedup.threads import asked_threads, threads_for_training, using_threads
 from fedup.training.averaging import RunningAverage, Weights, weights_of
 from fedup.training.engines import EngineName, make_engine
 from fedup.training.local import Job, LocalTraining
+from fedup.training.value_scale import ValueScale
 
 Averaging = Callable[[Weights], RunningAverage]  # makes an average that starts from these weights
 
@@ -115,18 +117,24 @@ def federate(
 
     `rounds` is how many, or which ones; `Rounds` also sets the clients per round and the average. `runtime` sets the
     device, engine, threads and checkpoint.
+
+    The loss is cross entropy for classes, binary cross entropy for labels and mean squared error for values. Values are
+    learned in units of their deviation (`fedup.training.value_scale`): `model` starts there, and the trained model
+    gives the user's units.
     """
     local = local or LocalTraining()
     rounds = rounds if isinstance(rounds, Rounds) else Rounds(rounds)
-    _check(federation, rounds, runtime)
+    _check(model, federation, rounds, runtime)
     numbers, clients_per_round = rounds.numbers, rounds.clients_per_round
     started = time.perf_counter()
     target = next(model.parameters()).device if runtime.device is None else torch.device(runtime.device)
     trained = copy.deepcopy(model).to(target)
     store = _Checkpoint(runtime.checkpoint, lambda: _settings(model, federation, local, clients_per_round, seed))
     threads = _threads(runtime.threads, store.threads, trained, federation.x[:1].to(target), local)
+    scale = ValueScale.of(federation, trained)
+    y = federation.y if scale is None else scale.standardized(federation.y)
     with using_threads(threads), torch.cuda.device(target) if target.type == "cuda" else nullcontext():
-        work = make_engine(runtime.engine, trained, federation.x.to(target), federation.y.to(target), local)
+        work = make_engine(runtime.engine, trained, federation.x.to(target), y.to(target), local)
         average, live = rounds.averaging(work.weights), weights_of(trained)
         parts = [client.train.long() for client in federation.clients]
         rows = torch.cat(parts).cpu().split([len(part) for part in parts])  # on the CPU, where batches are drawn
@@ -148,6 +156,8 @@ def federate(
                 observer.on_round(round_index, trained)
             store.save(average, round_index + 1, threads, store.time_s + time.perf_counter() - started)
         average.load(live)
+        if scale is not None and len(numbers):
+            scale.put_into(trained)
     if not all(bool(tensor.isfinite().all()) for tensor in average.current.values()):
         raise DataError("Training diverged: the averaged weights are not finite. Use a smaller lr, or check the data.")
     return Trained(trained.eval(), len(numbers), store.time_s + time.perf_counter() - started, work.name, threads)
@@ -170,7 +180,7 @@ def _threads(wanted: int | None, recorded: int | None, model: nn.Module, example
     return chosen
 
 
-def _check(federation: Federation, rounds: Rounds, runtime: Runtime) -> None:
+def _check(model: nn.Module, federation: Federation, rounds: Rounds, runtime: Runtime) -> None:
     if runtime.checkpoint is not None and not isinstance(rounds.count, int):
         raise SettingError("A checkpoint counts rounds from 0: give the number of rounds, or no checkpoint.")
     clients, per_round = len(federation.clients), rounds.clients_per_round
@@ -178,6 +188,7 @@ def _check(federation: Federation, rounds: Rounds, runtime: Runtime) -> None:
         raise SettingError(f"clients_per_round must lie in 1 … {clients} (all clients); found {per_round}.")
     if not any(len(client.train) for client in federation.clients):
         raise DataError("No client has a row to train on.")
+    check_outputs(model, federation.x, federation.y, federation.num_classes)
 
 
 def _draw_jobs(

@@ -12,11 +12,14 @@ from fedup.models.cut import flat_tail
 from fedup.models.views import shared_view
 from fedup.request import Forget
 from fedup.serving.plugged import PluggedModel, Served
+from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.proportions import Paired
 from fedup.statistics.store import CellName, Centroids
 from fedup.statistics.tally import Counts, Tally
+from fedup.targets import MEASURE, OUTPUT, Targets
 from fedup.unlearning.bottleneck_fit import names_cell
 
+_A = {"classes": "a class", "labels": "a label", "values": "an output"}
 LEAST_CLASS_ROWS = 20  # a class with fewer retained rows counts as lost
 _ENOUGH_HELD_OUT = 30  # held-out rows of a class: from so many on, recall is measured on them
 
@@ -59,13 +62,24 @@ def recall_at_cut(plugged: PluggedModel, centroids: Centroids, served: Served, f
     return recalls
 
 
-def recall_from_tallies(tallies: Collection[Tally]) -> dict[int, Recall]:
-    """By class, from the clients' counts on retained rows: held-out rows, or training rows if these are too few."""
+def recall_from_tallies(tallies: Collection[Tally], targets: Targets, outputs: int) -> dict[int, Recall]:
+    """By class, from the clients' counts on retained rows: held-out rows, or training rows if these are too few.
+
+    Of a label it is the mean over rows with it and rows without it, so that a rare one counts as much; of a value R².
+    """
     training, held_out = (_added(getattr(tally, part) for tally in tallies) for part in ("retained", "held_out"))
     chosen = training | {label: counts for label, counts in held_out.items() if counts.rows >= _ENOUGH_HELD_OUT}
-    return {
+    recalls = {
         label: Recall(counts.before / counts.rows, counts.after / counts.rows, round(counts.rows))
         for label, counts in sorted(chosen.items())
+    }
+    if targets != "labels":
+        return recalls
+    both = [label for label in range(outputs) if label in recalls and outputs + label in recalls]
+    balanced = {label: (recalls[label], recalls[outputs + label]) for label in both}
+    return {
+        label: Recall((yes.before + no.before) / 2, (yes.after + no.after) / 2, yes.rows)
+        for label, (yes, no) in balanced.items()
     }
 
 
@@ -76,13 +90,15 @@ def _added(tallied: Iterable[Counts]) -> dict[int, Paired]:
     return added
 
 
-def check_recall(recalls: Mapping[int, Recall], forget_set: Forget, *, max_class_loss: float) -> None:
+def check_recall(
+    recalls: Mapping[int, Recall], forget_set: Forget, *, max_class_loss: float, targets: Targets = "classes"
+) -> None:
     """Raise if a class that nobody asked to forget would lose more than `max_class_loss` points."""
     beyond = {label: recall for label, recall in recalls.items() if recall.loss > max_class_loss + 1e-9}
     harmed = {label: recall for label, recall in beyond.items() if label not in forget_set.class_ids}
     if harmed:
         losses = "; ".join(
-            f"class {label} would lose {recall.loss:.1f} points of recall on retained rows "
+            f"{OUTPUT[targets]} {label} would lose {recall.loss:.1f} points of {MEASURE[targets]} on retained rows "
             f"({recall.before:.3f} → {recall.after:.3f})"
             for label, recall in sorted(harmed.items(), key=lambda pair: -pair[1].loss)
         )
@@ -101,6 +117,9 @@ def lost_classes(centroids: Centroids, forget_set: Forget) -> dict[int, int]:
     """
     if centroids.dp is not None:
         return {}
+    if isinstance(centroids, MomentStore) and centroids.targets != "classes":
+        left = enumerate(centroids.target_sums(centroids.retained(forget_set)))
+        return {out: rows for out, rows in left if rows < LEAST_CLASS_ROWS and out not in forget_set.class_ids}
     rows, taken, samples = centroids.rows_by_class(), set(), _samples_by_cell(centroids, forget_set)
     for cell in (cell for client in forget_set.client_ids for cell in centroids.cells_of(client)):
         own = centroids.rows_in(cell)
@@ -137,11 +156,13 @@ def check_classes_left(
     known = lost_classes(centroids, before) if known is None else known
     lost = {label: rows for label, rows in lost_classes(centroids, forget_set).items() if label not in known}
     if lost:
-        losses = "; ".join(f"class {label} ({rows} rows stay)" for label, rows in lost.items())
+        name = OUTPUT[centroids.targets]
+        losses = "; ".join(f"{name} {label} ({rows} rows stay)" for label, rows in lost.items())
+        as_well = "Say" if centroids.targets == "values" else f"Forget the {name} as well, or say"
         raise HarmError(
-            f"To {forget_set} leaves fewer than {LEAST_CLASS_ROWS} training rows of a class that nobody asked to "
-            f"forget, so that it would be lost: {losses}. Nothing was changed. Forget the class as well, or say that "
-            "it may go with force=True.",
+            f"To {forget_set} leaves fewer than {LEAST_CLASS_ROWS} training rows of {_A[centroids.targets]} that "
+            f"nobody asked to forget, so that it would be lost: {losses}. Nothing was changed. {as_well} that it may "
+            "go with force=True.",
             classes=sorted(lost),
         )
     held = centroids.classes_held()

@@ -19,12 +19,13 @@ from fedup.request import Forget
 from fedup.rng import generator
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.moment_store import MomentStore
+from fedup.targets import Targets
 from fedup.unlearning.class_recall import LEAST_CLASS_ROWS, Recall
 
 _DRAWN = 2048  # rows drawn of each class, to estimate its recall
 
 
-def check_closed_form(plugged: PluggedModel, config: FilterConfig) -> None:
+def check_closed_form(plugged: PluggedModel, config: FilterConfig, targets: Targets = "classes") -> None:
     """Raise where moments cannot answer: another filter was chosen, or the last layer cannot give chosen scores."""
     if config.filter in ("bottleneck", "both"):
         raise SettingError(
@@ -33,7 +34,11 @@ def check_closed_form(plugged: PluggedModel, config: FilterConfig) -> None:
         )
     if config.class_policy != "drop" and config.wants_bottleneck:
         raise SettingError("The closed form drops forgotten classes: leave class_policy at 'drop'.")
-    last_layer(plugged.base, plugged.cut)
+    if config.requires_eraser and targets != "classes":
+        raise SettingError(
+            f"An eraser compares rows of one class, and this model has {targets}: leave filter at 'auto'."
+        )
+    last_layer(plugged.base, plugged.cut, targets)
 
 
 def retained_statistics(store: MomentStore, forget_set: Forget) -> RetainedStatistics:
@@ -79,7 +84,7 @@ def expected_recall(
     scores are drawn, those of both models together; with a fixed seed.
     """
     head = last_layer(plugged.base, plugged.cut)
-    after = head if fitted is None else _served_scores(fitted, head)
+    after = head if fitted is None else served_scores(fitted, head)
     both = Scores(torch.cat([head.weight, after.weight]), torch.cat([head.bias, after.bias]))  # (2K, D)
     covariance = both.weight @ retained.within @ both.weight.T
     values, vectors = torch.linalg.eigh(covariance)
@@ -93,7 +98,7 @@ def expected_recall(
     return recalls
 
 
-def _served_scores(fitted: ClosedForm, head: Scores) -> Scores:
+def served_scores(fitted: ClosedForm, head: Scores) -> Scores:
     """What the last layer gives behind the filter."""
     encoder, decoder, constant = (tensor.double().cpu() for tensor in (fitted.encoder, fitted.decoder, fitted.constant))
     written: Tensor = head.weight @ decoder  # (K, K)

@@ -1,12 +1,14 @@
 """A plan carried out: a filter is built, checked for harm and measured, and only then served."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from fedup.request import Forget, union
 from fedup.serving.plugged import Served
 from fedup.statistics.store import Centroids
+from fedup.targets import MEASURE, OUTPUT
 from fedup.unlearning.bottleneck_fit import cells_in_use
 from fedup.unlearning.class_recall import Recall, check_classes_left, check_recall, lost_classes
 from fedup.unlearning.eraser_builder import EraserBuilder
@@ -101,14 +103,17 @@ class Execution:
                 self._check_classes_left(left_out, checked_against)
                 refresh.bring_up_to_date(used, left_out)
                 self._check_classes_left(left_out, checked_against)  # purged cells are known now
-        eraser = EraserBuilder(plan.plugged.base, plan.plugged.cut, plan.config, plan.contact, report, dp=store.dp)
+        eraser = EraserBuilder(
+            plan.plugged.base, plan.plugged.cut, plan.eraser_config, plan.contact, report, dp=store.dp
+        )
         candidates = self._candidates(requests, forget_set, eraser, left_out)
         chosen = min(candidates, key=lambda candidate: candidate.loss)
         if plan.force and chosen.loss > plan.terms.max_class_loss:
             chosen = candidates[0]
         report.class_recall, report.centroids_used = chosen.recalls, chosen.centroids_used
         self._measurement.counted = chosen.counted
-        plan.allow(lambda: check_recall(chosen.recalls, forget_set, max_class_loss=plan.terms.max_class_loss), report)
+        limits: Any = {"max_class_loss": plan.terms.max_class_loss, "targets": store.targets}
+        plan.allow(lambda: check_recall(chosen.recalls, forget_set, **limits), report)
         self._note_choice(candidates[0].served, chosen.served, forget_set)
         return chosen.served
 
@@ -190,7 +195,8 @@ class Execution:
     def _note_choice(self, first: Served, chosen: Served, forget_set: Forget) -> None:
         """Note why the filter is not the first choice, and what an eraser alone does not mend."""
         if chosen is not first and first.filter is not None:
-            self._report.note("The usual filter would cost a class more of its recall: another one answers.")
+            name, measure = OUTPUT[self._plan.centroids.targets], MEASURE[self._plan.centroids.targets]
+            self._report.note(f"The usual filter would cost a {name} more of its {measure}: another one answers.")
         elif chosen is not first:
             instead = "A bottleneck besides it" if chosen.erasure is not None else "The bottleneck alone"
             self._report.note(f"An eraser alone would cost a class more of its recall. {instead} answers the request.")

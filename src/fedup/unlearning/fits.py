@@ -19,6 +19,7 @@ from fedup.unlearning.closed_form_fit import expected_recall, fit_closed_form, k
 from fedup.unlearning.gentle_fit import fit_gently, widenings
 from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.report import Report
+from fedup.unlearning.target_fit import TargetFit
 
 _BROKEN = 0.5  # share of the median recall: a class below it is broken
 Trial = tuple[bool, int]  # with an eraser, and the widening of the bottleneck (0: none; closed forms: see there)
@@ -138,4 +139,6 @@ class ClosedFormFit:
 def fit_of(plan: RequestPlan) -> Fit:
     """The way that the plan's store allows."""
     store = plan.centroids
-    return ClosedFormFit(plan, store) if isinstance(store, MomentStore) else BottleneckFit(plan)
+    if isinstance(store, MomentStore):
+        return ClosedFormFit(plan, store) if store.targets == "classes" else TargetFit(plan, store)
+    return BottleneckFit(plan)

@@ -12,6 +12,7 @@ from fedup.unlearning.class_recall import Recall, recall_from_tallies
 from fedup.unlearning.fits import fit_of
 from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.report import Report
+from fedup.unlearning.target_fit import TargetFit
 from fedup.unlearning.verdict import Verdict, class_part, judge, not_measured
 
 Counted = tuple[Served, Mapping[int, Tally]]  # a candidate, and the clients' counts
@@ -45,8 +46,8 @@ class Measurement:
         counted: dict[int, Recall] = {}
         if behind or self.applies(new):
             measured = new if len(new) == 1 and self.applies(new) else frozenset()
-            counted = recall_from_tallies(list(self._tallies(candidate, measured).values()))
-        used = plan.centroids.classes_held(without=forget_set.client_ids)
+            counted = self._counted_recall(candidate, measured)
+        used = self._outputs_in_use(forget_set)
         if not used - forget_set.class_ids - counted.keys():  # else holders of a class are silent
             return counted
         if behind:
@@ -54,8 +55,19 @@ class Measurement:
             return counted
         expected = self._fit.recall(candidate, forget_set) | counted
         if not counted and self._may_count and self._is_close(expected, forget_set):
-            expected |= recall_from_tallies(list(self._tallies(candidate, frozenset()).values()))
+            expected |= self._counted_recall(candidate, frozenset())
         return expected
+
+    def _counted_recall(self, candidate: Served, requests: frozenset[Forget]) -> dict[int, Recall]:
+        store, tallies = self._plan.centroids, self._tallies(candidate, requests)
+        return recall_from_tallies(list(tallies.values()), store.targets, store.num_classes)
+
+    def _outputs_in_use(self, forget_set: Forget) -> set[int]:
+        """The classes that retained clients hold; with other targets all outputs."""
+        store = self._plan.centroids
+        if store.targets != "classes":
+            return set(range(store.num_classes))
+        return store.classes_held(without=forget_set.client_ids)
 
     @property
     def _may_count(self) -> bool:
@@ -74,6 +86,9 @@ class Measurement:
     def verdict(self, request: Forget, candidate: Served, before: Served | None, *, alone: bool) -> Verdict:
         """The verdict on a request under the candidate, compared with the filter `before`; if it is the only new one
         (`alone`), clients may have counted already."""
+        targets = self._plan.centroids.targets
+        if request.reason == "poison" and request.kind != "class" and targets != "classes":
+            return not_measured(f"the effect of poisoned {targets} is not defined; look at the figures")
         if request.reason == "poison" and request.kind != "class" and not self._labels_carried(request):
             return not_measured("the labels of the rows are not known any more: their cells were purged")
         with self._report.stage("measure"):
@@ -81,7 +96,7 @@ class Measurement:
                 tallies = self.counted[1]
             else:
                 tallies = self._tallies(candidate, frozenset([request]), before=before, classes=False)
-            return judge(request, tallies)
+            return judge(request, tallies, targets)
 
     def no_verdict(self) -> Verdict:
         """Why nothing is measured."""
@@ -102,8 +117,10 @@ class Measurement:
         assert contact is not None  # applies() said so
         parts = {name: part for request in requests for name, part in _parts(request).items()}
         poisoned = [request for request in requests if request.reason == "poison"]
-        carried = {request.digest: self._labels_carried(request) for request in poisoned}
-        rows = RowsToCount(parts, forget_set, carried, classes)
+        carried, deviations = {request.digest: self._labels_carried(request) for request in poisoned}, ()
+        if isinstance(self._fit, TargetFit):
+            carried, deviations = {}, tuple(self._fit.statistics(forget_set).deviations.tolist())
+        rows = RowsToCount(parts, forget_set, carried, classes, deviations)
         clients = self._who_counts(requests, forget_set, classes=classes)
         self._report.clients_counting += clients
         before = before if before is not None else self._plan.plugged.served

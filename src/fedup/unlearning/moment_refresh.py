@@ -94,7 +94,7 @@ class MomentRefresh(Refresh):
         """Raise unless as many rows leave and come back as the request says; a node's own rules may empty a cell."""
         store, before, now = self.centroids, self._left_out(cell), self.centroids.rows_in(cell)
         left, back = (int(part.moments.counts[cell.label]) for part in (leaving, returning))
-        after, known = now - left + back, bool(store.sizes[cell.start])
+        after = now - left + back
         if cell.name in store.purged:
             fits = left == 0
         elif after == 0:
@@ -103,7 +103,10 @@ class MomentRefresh(Refresh):
             fits = left == 0
         else:
             fits = left == len(excluded - before) and back == len(before - excluded)
-        if known:
+        rows = int(store.sizes[cell.start])
+        if store.targets == "labels":  # rows with a label of which few would stay or leave go with it
+            fits = left == 0 if cell.name in store.purged else 0 <= after <= (rows or after)
+        elif rows:
             fits &= after in (0, store.rows_staying(cell, excluded))
         else:  # what it has of it was left out, or too few to report, at collection
             fits &= after <= store.unreported.get(cell.client, 0)
@@ -130,7 +133,7 @@ class MomentRefresh(Refresh):
         store = self.centroids
         self._remember(cell)
         sums, counts = store.sealed.pop(cell.name)
-        now = IntegerMoments.zeros(store.num_classes, store.total.width)
+        now = IntegerMoments.zeros(*store.total.sums.shape)
         now.counts[cell.label] = counts[0] - store.counts[cell.start]
         now.sums[cell.label] = sums[0] - store.sums_of(cell)
         store.change(cell, now, store.sealed_second.pop(cell.name))

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fedup.clients.in_process import InProcess
@@ -17,6 +17,7 @@ from fedup.request import Forget, check_known, union
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import CellName, Centroids
+from fedup.targets import check_request
 from fedup.unlearning.bottleneck_fit import CellsInUse, cells_in_use
 from fedup.unlearning.class_recall import check_classes_left
 from fedup.unlearning.closed_form_fit import check_closed_form
@@ -112,6 +113,11 @@ class RequestPlan:
         return sum(len(ids) for ids in self.samples_asked.values())
 
     @property
+    def eraser_config(self) -> FilterConfig:
+        """The settings of erasers. They compare rows of one class: with other targets there are none."""
+        return self.config if self.centroids.targets == "classes" else replace(self.config, filter="bottleneck")
+
+    @property
     def clients_of_eraser(self) -> list[int]:
         """Clients asked for statistics of forgotten and retained rows."""
         return self._eraser[0]
@@ -120,7 +126,7 @@ class RequestPlan:
     def _eraser(self) -> tuple[list[int], list[str]]:
         report, served = Report(self.requests), self.plugged.served
         builder = EraserBuilder(
-            self.plugged.base, self.plugged.cut, self.config, self.contact, report, dp=self.centroids.dp
+            self.plugged.base, self.plugged.cut, self.eraser_config, self.contact, report, dp=self.centroids.dp
         )
         clients = builder.clients_to_ask(self.requests, self.left_out, served.question if served else None)
         return clients, report.notes
@@ -156,6 +162,7 @@ class RequestPlan:
         """Refuse all that can be refused before a client is asked."""
         plugged, store = self.plugged, self.centroids
         check_belongs(plugged, store, self.requests)
+        check_request(self.forget_set, store.targets)
         check_known(self.forget_set, clients=store.known_clients, num_classes=store.num_classes)
         self._check_bottleneck()
         if self.config.eraser_cut != "auto":
@@ -174,7 +181,7 @@ class RequestPlan:
         """Refuse a bottleneck that cannot be fitted before any client is asked and charged."""
         config, dp = self.config, self.centroids.dp
         if isinstance(self.centroids, MomentStore):
-            check_closed_form(self.plugged, config)
+            check_closed_form(self.plugged, config, self.centroids.targets)
             return
         if config.filter == "closed_form":
             raise SettingError(

@@ -14,11 +14,13 @@ from fedup.serving.plugged import REQUEST_LOCK, PluggedModel
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import CellName, Centroids
 from fedup.statistics.traffic import Traffic
+from fedup.targets import check_request
 from fedup.unlearning.bottleneck_fit import fit_bottleneck
 from fedup.unlearning.closed_form_fit import fit_closed_form
 from fedup.unlearning.execute import Execution
 from fedup.unlearning.plan import RequestPlan, Terms, check_belongs, make_plan
 from fedup.unlearning.report import Report
+from fedup.unlearning.target_fit import fit_targets
 
 _USUAL_TERMS = Terms()
 
@@ -83,7 +85,8 @@ def rehearse(plugged: PluggedModel, centroids: Centroids, requests: Collection[F
     """A filter fitted for these requests to the centroids as they are, to measure and never to serve."""
     with torch.inference_mode(False), torch.autocast(centroids.device.type, enabled=False):
         if isinstance(centroids, MomentStore):
-            return fit_closed_form(plugged, centroids, union(_several(requests)))
+            fit = fit_closed_form if centroids.targets == "classes" else fit_targets
+            return fit(plugged, centroids, union(_several(requests)))
         return fit_bottleneck(plugged, centroids, union(_several(requests)), config).filter
 
 
@@ -194,6 +197,7 @@ def _check_new(plugged: PluggedModel, centroids: Centroids, new: frozenset[Forge
     if not new:
         raise RequestError("There is no request to answer: the list is empty.")
     for request in new:
+        check_request(request, centroids.targets)
         check_known(request, clients=centroids.known_clients, num_classes=centroids.num_classes)
         if request in plugged.requests:
             raise RequestError(f"The request to {request} is active already; nothing was changed.")

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from fedup.request import Forget
 from fedup.statistics.proportions import Estimate, Paired, weighted
 from fedup.statistics.tally import Tally
+from fedup.targets import OUTPUT, Targets
 
 Finding = Literal[
     "not measured", "too few rows", "already like unseen", "forgotten", "farther than before", "partly", "unchanged"
@@ -14,6 +15,12 @@ Finding = Literal[
 CLOSE = 0.02  # an excess up to this counts as none
 CLOSE_CLASS = 0.01  # the same for a class, whose reference is 0
 WIDEST = 0.10  # a wider interval says too little
+
+_MEASURES = {
+    "classes": "Accuracy",
+    "labels": "Share of right labels",
+    "values": "R² (errors beyond one deviation count as one)",
+}
 
 # From best to worst: of several parts of one request the worst counts.
 _WORDS: Mapping[Finding, str] = {
@@ -85,14 +92,14 @@ def class_part(request: Forget) -> str:
     return f"{request.digest}:class"
 
 
-def judge(request: Forget, tallies: Mapping[int, Tally]) -> Verdict:
+def judge(request: Forget, tallies: Mapping[int, Tally], targets: Targets = "classes") -> Verdict:
     """The verdict on a request, from the clients' counts with it and without it."""
     verdicts = []
     if request.client_ids or request.sample_ids:
         of_rows = _judge_poison if request.reason == "poison" else _judge_withdrawal
-        verdicts.append(of_rows(request.digest, tallies))
+        verdicts.append(of_rows(request.digest, tallies, _MEASURES[targets]))
     if request.class_ids:
-        verdicts.append(_judge_class(class_part(request), tallies))
+        verdicts.append(_judge_class(class_part(request), tallies, targets))
     return max(verdicts, key=lambda verdict: list(_WORDS).index(verdict.finding))
 
 
@@ -101,17 +108,19 @@ def not_measured(why: str) -> Verdict:
     return Verdict("not measured", "", why=why)
 
 
-def _judge_class(name: str, tallies: Mapping[int, Tally]) -> Verdict:
+def _judge_class(name: str, tallies: Mapping[int, Tally], targets: Targets) -> Verdict:
     counts = _added(tally.forgotten.get(name, {}) for tally in tallies.values())
     measure = "Accuracy on held-out rows of the class"
+    if targets == "labels":
+        measure = "Share of held-out rows with the label that are answered yes"
     if not counts.rows:
-        return not_measured("no client has held-out rows of the class")
+        return not_measured(f"no client has held-out rows of the {OUTPUT[targets]}")
     before, after = counts.share_before, counts.share_after
     finding = find(before, after, counts.change, close=CLOSE_CLASS)
     return Verdict(finding, measure, _side(counts), None, before, after, counts.change)
 
 
-def _judge_withdrawal(name: str, tallies: Mapping[int, Tally]) -> Verdict:
+def _judge_withdrawal(name: str, tallies: Mapping[int, Tally], measure: str) -> Verdict:
     """Compared with held-out rows of the same clients and labels, in the same proportions."""
     strata = []
     for tally in tallies.values():
@@ -123,10 +132,10 @@ def _judge_withdrawal(name: str, tallies: Mapping[int, Tally]) -> Verdict:
     if not matched:
         return not_measured("there are no held-out rows of the same clients and labels")
     unseen = weighted((own.rows, other) for own, other in matched)
-    return against(sum((own for own, _ in matched), Paired()), unseen, "Accuracy on the forgotten training rows")
+    return against(sum((own for own, _ in matched), Paired()), unseen, f"{measure} on the forgotten training rows")
 
 
-def _judge_poison(name: str, tallies: Mapping[int, Tally]) -> Verdict:
+def _judge_poison(name: str, tallies: Mapping[int, Tally], _: str) -> Verdict:
     """Compared with how often these labels are answered to others' held-out rows."""
     own = _added(tally.forgotten.get(name, {}) for tally in tallies.values())
     if not own.rows:

@@ -22,6 +22,7 @@ from fedup.rng import generator
 from fedup.serving.plugged import plug
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
 from fedup.statistics.traffic import Traffic
+from fedup.targets import Targets
 from fedup.unlearning.plan import Terms
 from fedup.unlearning.unlearn import unlearn
 
@@ -82,6 +83,7 @@ class _Messages:
     count: int
     vectors_folder: Path | None
     num_classes: int = CLASSES
+    targets: Targets = "classes"
     measures_by_default: bool = False
     ledger: Ledger = field(default_factory=Ledger)
     traffic: Traffic = field(default_factory=Traffic)

@@ -2,6 +2,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedup.targets import Targets, kind_of
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -20,7 +22,14 @@ class Dataset:
 
     @property
     def num_classes(self) -> int:
+        """Outputs of a model: classes, labels or values; `class_names` has a name for each."""
         return len(self.class_names)
+
+    @property
+    def targets(self) -> Targets:
+        """What a model learns, as the form of `y` says: (N,) whole numbers are classes, (N, K) truth values labels,
+        floating point numbers values."""
+        return kind_of(self.y)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedup.errors import SettingError
 from fedup.rng import seed_default
+from fedup.targets import training_form
 from fedup.training.averaging import Load, Weights
 from fedup.training.engines.batch_feed import BatchFeed
 from fedup.training.engines.client_slot import ClientSlot, drawing_from
@@ -31,7 +32,7 @@ class CapturedEngine:
     """Captures steps where it pays; the plain engine does the rest."""
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, local: LocalTraining, *, else_plain: bool) -> None:
-        self._x, self._y, self._local, self._else_plain = x, y.long(), local, else_plain
+        self._x, self._y, self._local, self._else_plain = x, training_form(y), local, else_plain
         self._first = channels_last(copy.deepcopy(model))
         self._plain = PlainEngine(self._first, x, y, local)
         self.weights: Weights = self._plain.weights

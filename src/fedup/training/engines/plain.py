@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from fedup.models.cut import logits_of
 from fedup.rng import seed_default
+from fedup.targets import training_form, training_loss
 from fedup.training.averaging import Load, Weights, weights_of
 from fedup.training.local import Job, LocalTraining, restart
 
@@ -19,7 +19,7 @@ class PlainEngine:
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, local: LocalTraining) -> None:
         self.weights: Weights = weights_of(model)
-        self._model, self._x, self._y, self._local = model, x, y.long(), local
+        self._model, self._x, self._y, self._local = model, x, training_form(y), local
         self._fused = True
 
     def train(self, jobs: Sequence[Job], load: Load) -> Iterator[tuple[Job, Weights]]:
@@ -56,7 +56,7 @@ def train_step(
     """One step of gradient descent on the rows of a batch."""
     inputs = x.index_select(0, batch)
     with local.autocast(x.device):
-        loss = cross_entropy(logits_of(model(inputs)), y.index_select(0, batch))
+        loss = training_loss(logits_of(model(inputs)), y.index_select(0, batch))
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     optimizer.step()
