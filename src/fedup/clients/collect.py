@@ -68,7 +68,8 @@ def collect(
     if ledger is not None and not isinstance(federation, Federation):
         raise SettingError("A contact has a ledger of its own: pass ledger= where the contact is made.")
     if isinstance(federation, Federation):
-        check_outputs(model, federation.x, federation.y, federation.num_classes)
+        if privacy is None:  # else the model sees no row before the charge
+            check_outputs(model, federation.x, federation.y, federation.num_classes)
         federation = InProcess(federation, model, one_reader=True, ledger=ledger)
     if federation.targets != "classes":
         _check_targets(federation.targets, statistics, privacy)
