@@ -1,18 +1,15 @@
 """What a model says of a row: one class of several, any of several labels, or values. The form of `y` tells which."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from fedup.errors import DataError, RequestError
 from fedup.request import Forget
+from fedup.target_words import MEASURE as MEASURE
+from fedup.target_words import OUTPUT as OUTPUT
+from fedup.target_words import Targets as Targets
 
-Targets = Literal["classes", "labels", "values"]
-OUTPUT = {"classes": "class", "labels": "label", "values": "output"}  # the word for one output
-MEASURE = {"classes": "recall", "labels": "balanced accuracy", "values": "R²"}  # of one output, for the check of harm
-SCORE = {"classes": "accuracy", "labels": "accuracy by label", "values": "R²"}  # of a whole model
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 

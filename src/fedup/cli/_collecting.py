@@ -2,7 +2,7 @@
 
 import time
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,7 +65,8 @@ def collect_into(session: Session, config: Config | None, *, again: bool, wait_s
 
 def print_collected(result: dict[str, Any], run: Path) -> None:
     """What was collected, and its protection."""
-    next_step = f"Next: fedup unlearn --class 0{of(run)}"
+    named = "client" if result["how"].get("targets") == "values" else "class"
+    next_step = f"Next: fedup unlearn --{named} 0{of(run)}"
     if result["already"]:
         typer.echo(f"The clients' statistics are in {run} already; nothing was changed. {next_step}")
         return
@@ -84,6 +85,8 @@ def _left_out(result: dict[str, Any]) -> str:
     """What moments do not tell, where clients sent some."""
     shortened, few = result.get("shortened"), result.get("unreported")
     text = f"{shortened:,} rows of features were longer than the bound and shortened.\n" if shortened else ""
+    if clipped := result.get("clipped"):
+        text += f"{clipped:,} rows have values beyond --value-bound, and were cut off there.\n"
     return text + (f"{few:,} rows are left out: too few of their class at their client.\n" if few else "")
 
 
@@ -91,8 +94,8 @@ def _already(body: Any, config: Config | None) -> dict[str, Any]:
     before = how_from(body["how"])
     if config is None:
         config = before
-    if isinstance(before, MomentConfig) and isinstance(config, MomentConfig) and config.is_usual_grid:
-        config = replace(config, bound=before.bound, step=before.step)  # it followed the features
+    if isinstance(before, MomentConfig) and isinstance(config, MomentConfig):
+        config = config.adapted_as(before)
     if before != config:
         raise SettingError(
             f"Statistics were collected with {_as_options(body['how'])} before, and {_as_options(asdict(config))} was "
@@ -105,7 +108,8 @@ def _as_options(settings: Settings) -> str:
     """Settings as options of the command, without those that are not set."""
     names = ["ratio", "sigma", "paper_accounting", "epsilon", "delta", "clip", "allow_delta", "seed"]
     if "bound" in settings:
-        settings, names = {"statistics": "moments", **settings}, ["statistics", *settings]
+        names = ["statistics", *(name for name in settings if name not in ("targets", "outputs"))]
+        settings = {"statistics": "moments", **settings}
     given = {name.replace("_", "-"): settings[name] for name in names if settings.get(name)}
     return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items())
 
@@ -123,7 +127,8 @@ def _collect(session: Session, writer: Writer, config: Config | None) -> dict[st
         started = time.perf_counter()
         contact = ClientsShown(session.federation, model, show, "Collecting statistics", ledger=RunLedger(writer))
         if config is None:
-            config = MomentConfig() if suits_moments(model, contact, state.about["cut"]) else CentroidConfig()
+            moments = contact.targets != "classes" or suits_moments(model, contact, state.about["cut"])
+            config = MomentConfig() if moments else CentroidConfig()
         store = collect_cells(model, contact, config, state.about["cut"], frozenset(), with_forgotten=False)
         time_s = time.perf_counter() - started
     body = keep_centroids(writer, store, {"time_s": time_s, **session.facts})
@@ -133,5 +138,5 @@ def _collect(session: Session, writer: Writer, config: Config | None) -> dict[st
 def _describe(body: Any) -> dict[str, Any]:
     names = ("width", "cells", "bytes_up", "bytes_down", "mechanism", "how", "paper_epsilon", "time_s")
     clients = len({release["client"] for release in body["releases"]})
-    moments = {name: body[name] for name in ("shortened", "unreported") if name in body}
+    moments = {name: body[name] for name in ("shortened", "unreported", "clipped") if name in body}
     return {"centroids": body["rows"], "clients": clients, **{name: body[name] for name in names}, **moments}

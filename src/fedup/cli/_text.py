@@ -61,7 +61,7 @@ def figures_table(figures: Mapping[str, Any]) -> Table:
         "training, forgotten": ("train", "forget"),
     }
     rows = {name: [figures[state][part][side] for part, side in measured.values()] for state, name in STATES.items()}
-    return accuracy_table("accuracy", list(measured), rows)
+    return accuracy_table(figures.get("score", "accuracy"), list(measured), rows)
 
 
 def describe(outcome: "Outcome") -> dict[str, Any]:

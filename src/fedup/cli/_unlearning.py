@@ -23,6 +23,7 @@ from fedup.run.state import State
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import Centroids
+from fedup.target_words import MEASURE, OUTPUT
 from fedup.tasks.evaluation import describe_rows
 from fedup.unlearning.unlearn import classes_left_without_holder, plan, rehearse
 
@@ -121,7 +122,7 @@ def answer_requests(
         "already": known,
         "withheld": list(outcome.withheld),
         "forced": report.forced,
-        "worst_class": {"class": worst[0], **asdict(worst[1])} if worst else None,
+        "worst_class": {"class": worst[0], **asdict(worst[1]), **_words(store)} if worst else None,
         "class_recall": {str(label): asdict(recall) for label, recall in report.class_recall.items()},
         "classes_left_without_holder": classes_left_without_holder(store, report.requests),
         "filter_sha256": outcome.filter.sha256 if outcome.filter else None,
@@ -130,6 +131,11 @@ def answer_requests(
         "notes": report.notes,
         "clients_counting": sorted(set(report.clients_counting)),
     }
+
+
+def _words(store: Centroids) -> dict[str, str]:
+    """What a class and its recall are called, as the store's model learns it."""
+    return {"of": OUTPUT[store.targets], "measure": MEASURE[store.targets]}
 
 
 def print_answer(result: dict[str, Any], run: Path) -> None:
@@ -162,7 +168,8 @@ def _print_requests(result: dict[str, Any], console: Console) -> None:
     _text.print_orphaned_classes(console, result)
     if worst := result["worst_class"]:
         console.print(
-            f"The class that loses most on retained rows is {worst['class']}: recall {worst['before']:.3f} before, "
+            f"The {worst['of']} that loses most on retained rows is {worst['class']}: {worst['measure']} "
+            f"{worst['before']:.3f} before, "
             f"{worst['after']:.3f} with the filter."
         )
     if result["figures"]:

@@ -13,6 +13,8 @@ from fedup.errors import FedUPError, MissingDataError, SettingError
 from fedup.registry import names as registered
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedup.federation import Federation
 
 app = typer.Typer(invoke_without_command=True)
@@ -46,7 +48,7 @@ def data(
         options.show(_clients(federation), as_json, _print_clients)
         return
     rows, names = federation.client(client).train, session.dataset.class_names
-    ids = {name: rows[federation.y[rows] == label].tolist() for label, name in enumerate(names)}
+    ids = {name: rows[own].tolist() for name, own in zip(names, _by_class(federation, rows), strict=False)}
     text = "\n".join(f"{name}: {','.join(map(str, own)) or 'none'}" for name, own in ids.items())
     options.show(ids, as_json, lambda _: typer.echo(text))
 
@@ -117,12 +119,20 @@ def _data_sets(wanted: list[str] | None = None) -> list[dict[str, Any]]:
     return [describe(name) for name in wanted or registered("fedup.tasks.datasets")]
 
 
+def _by_class(federation: "Federation", rows: "Tensor") -> "list[Tensor]":
+    """By class or label, a mask of the rows that have it; of values, which all rows have, one mask."""
+    y = federation.y[rows]
+    if federation.targets == "classes":
+        return [y == label for label in range(federation.num_classes)]
+    return list(y.T) if federation.targets == "labels" else [y[:, 0] == y[:, 0]]
+
+
 def _clients(federation: "Federation") -> list[dict[str, Any]]:
     return [
         {
             "client": client.id,
             **{part: len(getattr(client, part)) for part in ("train", "validation", "heldout")},
-            "train_by_class": federation.y[client.train].bincount(minlength=federation.num_classes).tolist(),
+            "train_by_class": [int(own.sum()) for own in _by_class(federation, client.train)],
         }
         for client in federation.clients
     ]

@@ -1,5 +1,6 @@
 """`fedup evaluate`."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,6 +10,7 @@ from fedup.cli._progress import progress_bars, wide_console
 from fedup.cli._text import accuracy_table
 from fedup.errors import RequestError
 from fedup.run.in_words import STATES
+from fedup.target_words import OUTPUT, SCORE, targets_of
 
 if TYPE_CHECKING:
     from fedup.cli._session import Session
@@ -52,7 +54,7 @@ def evaluate(
     }
     if retrain:
         result["retrained"] = _retrain(session, state, wait)
-    options.show(result, as_json, lambda result: _print(result, list(state.about["class_names"])))
+    options.show(result, as_json, lambda result: _print(result, state.about))
 
 
 def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any]:
@@ -82,17 +84,23 @@ def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any
     return figures
 
 
-def _print(result: dict[str, Any], class_names: list[str]) -> None:
-    console = wide_console()
+def _print(result: dict[str, Any], about: Mapping[str, Any]) -> None:
+    console, class_names, targets = wide_console(), list(about["class_names"]), targets_of(about)
     in_force = f"Filter {result['filter']} for {', '.join(result['in_force'])}"
     console.print(in_force if result["filter"] else "No request is in force: the original model.")
     rows, by_class = {}, {}
+    more: dict[str, dict[str, Any]] = {"f1": {}, "rmse": {}}
     for state, name in {**STATES, "retrained": "Retrain"}.items():
         if own := result.get(state):
             heldout, test = own["heldout"], result["test"].get(state)
             rows[name] = [heldout["retain"], heldout["forget"], own["train"]["forget"], test]
             by_class[name] = own["per_class"]
+            for measure, found in more.items():
+                found |= {name: own[measure]} if measure in own else {}
     columns = ["held-out, retained", "held-out, forgotten", "training, forgotten", "official test set"]
-    console.print(accuracy_table("accuracy", columns, rows))
+    console.print(accuracy_table(SCORE[targets], columns, rows))
     if len(class_names) <= 12:
-        console.print(accuracy_table("held-out, by class", class_names, by_class))
+        console.print(accuracy_table(f"held-out, by {OUTPUT[targets]}", class_names, by_class))
+        for measure, title in {"f1": "held-out, F1", "rmse": "held-out, RMSE"}.items():
+            if more[measure]:
+                console.print(accuracy_table(title, class_names, more[measure]))

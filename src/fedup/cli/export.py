@@ -30,7 +30,11 @@ def export(
         "filter_sha256": state.filter.sha256 if state.filter else None,
         "base": state.base,
         "requests": [{"id": request.id, "digest": request.forget.digest} for request in state.active],
-        **{name: state.about[name] for name in ("class_names", "input_shape", "input")},
+        **{
+            name: state.about[name]
+            for name in ("class_names", "input_shape", "input", "targets")
+            if name in state.about
+        },
         "journal_head": state.head,
     }
     # Without a request in force there is no filter to export, and the original model is what the folder serves.

@@ -10,6 +10,7 @@ from fedup.cli import _options as options
 from fedup.errors import ArtifactError
 from fedup.registry import names as registered
 from fedup.run.state import State
+from fedup.target_words import targets_of
 
 if TYPE_CHECKING:
     from fedup.tasks.datasets import Images, Texts
@@ -41,6 +42,7 @@ def predict(
     from fedup.cli._inputs import InputReader
     from fedup.cli._session import Session
     from fedup.tasks.evaluation import predict as logits_for
+    from fedup.tasks.scores import answer_in_words
 
     session = Session(run, device=device)
     state, plugged = session.served()
@@ -56,12 +58,10 @@ def predict(
     names, items = state.about["class_names"], reader.read(inputs)
     while batch := list(islice(items, _BATCH)):
         x = reader.inputs.prepare([raw for _, raw in batch]).to(session.device)
-        best = logits_for(model, x).softmax(1).max(1)
-        for (own, _), share, label in zip(batch, best.values.tolist(), best.indices.tolist(), strict=True):
-            answer = {"input": own, "class": label, "name": names[label], "probability": round(share, 6)}
-            answer["filter"] = state.filter.id if state.filter else None
-            line = f"{own}\t{names[label]}\t{share:.3f}"
-            typer.echo(json.dumps(answer, ensure_ascii=False) if as_json else line)
+        for (own, _), outputs in zip(batch, logits_for(model, x), strict=True):
+            said, words = answer_in_words(outputs, targets_of(state.about), names)
+            answer = {"input": own, **said, "filter": state.filter.id if state.filter else None}
+            typer.echo(json.dumps(answer, ensure_ascii=False) if as_json else f"{own}\t{words}")
     if not as_json:
         ids = ", ".join(request.id for request in state.active)
         filtered = f"under filter {state.filter.id} for {ids}" if state.filter else "with no filter: none is in force"

@@ -12,6 +12,7 @@ from fedup.cli.budget import print_ledger
 from fedup.run.folder import Run
 from fedup.run.in_words import forget_set, machine_in_words, moment
 from fedup.run.state import State
+from fedup.target_words import SCORE, targets_of
 
 
 def status(run: options.RunOption = options.DEFAULT_RUN, as_json: options.JsonOption = False) -> None:
@@ -58,7 +59,7 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
     if trained:
         measured = ", ".join(f"{part} {value:.3f}" for part, value in trained["accuracy"].items())
         facts["Model"] = f"{trained['fingerprint'][:16]}, trained {moment(trained['at'])}" + (
-            f", accuracy {measured}" if measured else ""
+            f", {SCORE[targets_of(about)]} {measured}" if measured else ""
         )
     if found["trained_on"]:
         facts["Trained on"] = machine_in_words(found["trained_on"])

@@ -11,6 +11,7 @@ from fedup.cli._progress import progress_bars
 from fedup.cli._settings import Settings, with_settings
 from fedup.cli._text import of
 from fedup.run.in_words import count
+from fedup.target_words import SCORE
 
 if TYPE_CHECKING:
     from fedup.tasks.recipe import Recipe
@@ -65,7 +66,7 @@ def train(
         rounds = f"{count(recipe.rounds, 'round')}, in {result['time_s']:.1f} s"
         said = (
             f"{recipe.model} on {recipe.data}: {recipe.clients} clients, "
-            f"{rounds if recipe.rounds else 'weights as they were brought'}; held-out accuracy "
+            f"{rounds if recipe.rounds else 'weights as they were brought'}; held-out {result['score']} "
             f"{result['accuracy']['heldout']:.3f}.\nModel {result['fingerprint'][:12]} is in {run}."
         )
     options.show(result, as_json, lambda _: typer.echo(f"{said} Next: fedup collect{of(run)}"))
@@ -112,6 +113,7 @@ def _train(
             "data": federation.digest(),
             "rows": len(federation.rows("train")),
             "accuracy": {name: value for name, value in measured.items() if value == value},
+            "score": SCORE[federation.targets],
             "time_s": trained.time_s,
             "engine": trained.engine,
             **session.facts,
@@ -121,4 +123,5 @@ def _train(
 
 
 def _describe(body: Any) -> dict[str, Any]:
-    return {name: body[name] for name in ("fingerprint", "accuracy", "rows", "time_s")}
+    shown = {name: body[name] for name in ("fingerprint", "accuracy", "rows", "time_s")}
+    return {**shown, "score": body.get("score", SCORE["classes"])}

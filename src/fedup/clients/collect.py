@@ -30,7 +30,6 @@ from fedup.statistics.centroids import CentroidConfig, Summary
 from fedup.statistics.integer_moments import MomentConfig
 from fedup.statistics.kmeans import centroid_count
 from fedup.statistics.store import Cell, Centroids
-from fedup.targets import Targets
 
 
 def collect(
@@ -71,11 +70,9 @@ def collect(
         if privacy is None:  # else the model sees no row before the charge
             check_outputs(model, federation.x, federation.y, federation.num_classes)
         federation = InProcess(federation, model, one_reader=True, ledger=ledger)
-    if federation.targets != "classes":
-        _check_targets(federation.targets, statistics, privacy)
-        statistics = statistics if isinstance(statistics, MomentConfig) else "moments"
     if statistics == "auto":
-        statistics = "moments" if privacy is None and suits_moments(model, federation, cut) else "centroids"
+        suits = federation.targets != "classes" or suits_moments(model, federation, cut)
+        statistics = "moments" if privacy is None and suits else "centroids"
     if statistics == "moments" or isinstance(statistics, MomentConfig):
         if privacy is not None:
             raise SettingError("Moments are exact and under no guarantee yet: with privacy= collect centroids.")
@@ -85,16 +82,6 @@ def collect(
     chosen = statistics if isinstance(statistics, CentroidConfig) else CentroidConfig(usual.ratio, usual.sigma)
     how = _protected(privacy, chosen, given=chosen is statistics)
     return collect_cells(model, federation, how, cut, requests, with_forgotten=usual.config.class_policy != "drop")
-
-
-def _check_targets(targets: Targets, statistics: object, privacy: object) -> None:
-    """Raise where labels or values cannot be answered for: only the closed form knows them."""
-    if privacy is not None:
-        raise SettingError(f"Under a guarantee clients send statistics of classes, and this federation has {targets}.")
-    if statistics not in ("auto", "moments") and not isinstance(statistics, MomentConfig):
-        raise SettingError(
-            f"Centroids are of classes, and this federation has {targets}: collect moments (statistics='moments')."
-        )
 
 
 def _protected(privacy: object, statistics: CentroidConfig, *, given: bool) -> CentroidConfig | DP:
@@ -133,6 +120,11 @@ def collect_cells(
         raise StorageError(f"There is no folder {folder} to write to. Make it first.")
     if isinstance(how, MomentConfig):
         return collect_moments(model, contact, how, place, requests)
+    if contact.targets != "classes":
+        kind = "Statistics under differential privacy" if isinstance(how, DP) else "Centroids"
+        raise SettingError(
+            f"{kind} are of classes, and this federation has {contact.targets}: collect moments (statistics='moments')."
+        )
     forget_set = union(requests)
     for request in (*requests, *([forget_set] if requests else [])):
         contact.check(request)

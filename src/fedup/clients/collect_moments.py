@@ -49,7 +49,7 @@ def collect_moments(
         contact.ledger.check_exact([client for client in contact.clients if client not in forget_set.client_ids])
     before = contact.traffic
     labels = dict(contact.ask({client: LabelsQuestion(ids) for client, ids in forget_set.sample_ids.items()}))
-    adapts = config.is_usual_grid, config.value_bound == MomentConfig.value_bound
+    adapts = config.is_usual_grid, config.is_usual_value_bound
     for _ in range(_TRIES if targets != "values" else 2 * _TRIES):
         builder = StoreBuilder(config, contact.num_classes, forget_set, labels, contact.vectors_folder)
         for answer in _ask(contact, config, cut, forget_set):

@@ -23,6 +23,8 @@ def check_outputs(model: nn.Module, x: Tensor, y: Tensor, num_outputs: int) -> N
             f"{type(model).__name__} does not take these rows ({' '.join(str(error).split())[:200]}). A row is {kind}"
             f"{of_model}: floating point rows need the type of the weights, ids of words or categories int64."
         ) from error
+    if targets == "classes" and len(y):
+        num_outputs = int(y.max()) + 1  # a class without rows needs none
     found = outputs.shape[1] if outputs.ndim == 2 else None
     fits = found is not None and (found >= num_outputs if targets == "classes" else found == num_outputs)
     if not fits or len(outputs) != len(example):

@@ -75,15 +75,15 @@ class Limits:
         """Why the filter may not be put in force, in words; None when it may."""
         if self.force or self.max_loss is None:
             return None
-        states = ("original", "forgotten")
+        states, score = ("original", "forgotten"), figures.get("score", "accuracy") if figures else "accuracy"
         before, after = (figures[state]["validation"]["retain"] if figures else None for state in states)
         if before is None or after is None:
-            return "the retained accuracy could not be measured, because there is no validation data at hand"
+            return f"the retained {score} could not be measured, because there is no validation data at hand"
         loss = 100 * (before - after)
         if loss <= self.max_loss:
             return None
         return (
-            f"it would lower the retained accuracy on validation data by {loss:.1f} points "
+            f"it would lower the retained {score} on validation data by {loss:.1f} points "
             f"({before:.3f} to {after:.3f}), and {self.max_loss:g} are allowed"
         )
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from fedup.request import Forget
 from fedup.run.in_words import STATES, class_in_words, count, eraser_in_words, forget_set, machine_in_words, moment
+from fedup.target_words import MEASURE, OUTPUT, SCORE, targets_of
 
 Evidence = Mapping[str, Any]  # as `build_evidence` makes it
 _MOST_CLASSES = 12  # that fit a chart
@@ -22,12 +23,16 @@ _SENTENCES = {  # for the person whose data it is, by finding
 def page_content(evidence: Evidence) -> dict[str, Any]:
     """All that the template `evidence` shows."""
     request, names, first, filtered = (evidence[name] for name in ("request", "class_names", "first_filter", "filter"))
-    states = _states(evidence)
+    states, targets = _states(evidence), targets_of(evidence["federation"])
     losses = {label: recall["before"] - recall["after"] for label, recall in evidence["class_recall"].items()}
     worst = max(losses, key=losses.__getitem__, default=None)
     return {
         **evidence,
         "moment": moment,
+        "output": OUTPUT[targets],
+        "outputs": "outputs" if targets == "values" else targets,
+        "measure": MEASURE[targets],
+        "score": SCORE[targets],
         "machine_in_words": machine_in_words,
         "named": forget_set(Forget.from_json(request["forget"]), class_names=names, most=None),
         "sentence": _sentence(evidence),
@@ -38,7 +43,7 @@ def page_content(evidence: Evidence) -> dict[str, Any]:
         "worst": worst and {"name": class_in_words(int(worst), names), **evidence["class_recall"][worst]},
         "states": states,
         "kept": [figures["heldout"]["retain"] for figures in states.values()],
-        "classes": _classes(states, names),
+        "classes": _classes(states, names, OUTPUT[targets]),
         "count": count,
         "interval": _interval,
         "eraser_in_words": eraser_in_words,
@@ -89,14 +94,14 @@ def _states(evidence: Evidence) -> dict[str, Any]:
     return {**shown, **retrained, **({} if evidence["restored_bit_identical"] else {STATES["restored"]: restored})}
 
 
-def _classes(states: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+def _classes(states: Mapping[str, Any], names: list[str], output: str) -> dict[str, Any]:
     """Accuracy by class, of those that changed most where there are many."""
     by_class = list(zip(*(figures["per_class"] for figures in states.values()), strict=True))
     changes = [abs((after or 0.0) - (before or 0.0)) for before, after, *_ in by_class]
     most = sorted(sorted(range(len(by_class)), key=lambda label: -changes[label])[:_MOST_CLASSES])
     some = "" if len(most) == len(by_class) else f", the {len(most)} of {len(by_class)} that changed most"
     return {
-        "caption": f"The same by class{some}; all clients, rows named in requests included",
+        "caption": f"The same by {output}{some}; all clients, rows named in requests included",
         "groups": [(class_in_words(label, names), by_class[label]) for label in most],
     }
 

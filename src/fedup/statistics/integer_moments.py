@@ -66,6 +66,18 @@ class MomentConfig:
         """Whether nobody chose bound or step, so that another grid may be tried that suits the features better."""
         return (self.bound, self.step) == (MomentConfig.bound, MomentConfig.step)
 
+    def adapted_as(self, other: "MomentConfig") -> "MomentConfig":
+        """The same, with what a collection chose for itself where nobody did: grids and targets."""
+        adapted = replace(self, targets=other.targets, outputs=other.outputs)
+        if self.is_usual_grid:
+            adapted = replace(adapted, bound=other.bound, step=other.step)
+        return replace(adapted, value_bound=other.value_bound) if self.is_usual_value_bound else adapted
+
+    @property
+    def is_usual_value_bound(self) -> bool:
+        """Whether nobody chose the bound of values."""
+        return self.value_bound == MomentConfig.value_bound
+
     @property
     def limit(self) -> float:
         """The longest row of integers, in steps: features, and targets beside them."""

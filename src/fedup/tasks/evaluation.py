@@ -14,6 +14,7 @@ from fedup.models.cut import logits_of
 from fedup.models.views import shared_view
 from fedup.request import Forget, union
 from fedup.serving.plugged import PluggedModel
+from fedup.target_words import SCORE
 from fedup.tasks.scores import by_output, forgotten_score, more_by_output, score
 
 _PARTS: tuple[Part, ...] = ("validation", "heldout")
@@ -80,7 +81,8 @@ class FederationJudge:
             request.digest: {state: self._forgotten(rows, values, request) for state, values in logits.items()}
             for request in requests
         }
-        return figures | {"restored_bit_identical": torch.equal(before, logits["restored"])}
+        score_name = {} if self._federation.targets == "classes" else {"score": SCORE[self._federation.targets]}
+        return figures | score_name | {"restored_bit_identical": torch.equal(before, logits["restored"])}
 
     def alone(self, model: nn.Module, requests: Collection[Forget]) -> dict[str, Any]:
         """The same for one model, such as Retrain's."""
@@ -107,7 +109,7 @@ class FederationJudge:
                 "forget": forgotten_score(given[named], own[named], forget),
             }
         held_out = outputs[here], y[here]
-        figures |= {"per_class": by_output(*held_out)[: federation.num_classes], **more_by_output(*held_out)}
+        figures |= {"per_class": by_output(*held_out, federation.num_classes), **more_by_output(*held_out)}
         return figures | {"train": {"forget": forgotten_score(outputs[start:], y[start:], forget)}}
 
     def _retained_by(self, forget: Forget) -> tuple[Forget, list[int] | None]:

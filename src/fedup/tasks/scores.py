@@ -22,18 +22,18 @@ def score(outputs: Tensor, y: Tensor, only: Sequence[int] | None = None) -> floa
         return None
     if kind_of(y) == "classes":
         return float((outputs.argmax(1) == y).float().mean())
-    every = by_output(outputs, y)
+    every = by_output(outputs, y, y.shape[1])
     counting = [every[i] for i in (range(len(every)) if only is None else only)]
     known = [value for value in counting if value is not None]
     return sum(known) / len(known) if known else None
 
 
-def by_output(outputs: Tensor, y: Tensor) -> list[float | None]:
+def by_output(outputs: Tensor, y: Tensor, num_outputs: int) -> list[float | None]:
     """Of each class its recall, of each label its accuracy, of each value R²; None where rows do not show it."""
     match kind_of(y):
         case "classes":
             right = outputs.argmax(1) == y
-            return [_mean(right[y == label]) for label in range(outputs.shape[1])]
+            return [_mean(right[y == label]) for label in range(num_outputs)]
         case "labels":
             return [_mean(column) for column in ((outputs > 0) == y).T]
         case _:

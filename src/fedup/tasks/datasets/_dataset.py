@@ -2,7 +2,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedup.targets import Targets, kind_of
+from fedup.targets import Targets, checked, kind_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,6 +19,12 @@ class Dataset:
     client_names: tuple[str, ...] = ()  # of `parts`
     row_ids: tuple[str, ...] | None = None  # one per row of x, if rows have names
     subjects: tuple[str, ...] | None = None  # the person behind each row of x, "" if unknown
+
+    def __post_init__(self) -> None:
+        for name in ("y", "test_y"):
+            given = getattr(self, name)
+            if given.ndim == 2 or given.is_floating_point():  # labels and values, in the form that says so
+                object.__setattr__(self, name, checked(given)[0])
 
     @property
     def num_classes(self) -> int:
