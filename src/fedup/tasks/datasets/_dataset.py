@@ -1,6 +1,9 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
+
+from fedup.tasks.datasets._tables import Tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,9 +21,25 @@ class Dataset:
     row_ids: tuple[str, ...] | None = None  # one per row of x, if rows have names
     subjects: tuple[str, ...] | None = None  # the person behind each row of x, "" if unknown
 
+    inputs: Tables | None = None  # how raw rows become rows of x, where that depends on the rows
+
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
+
+    def subset(self, rows: Tensor) -> "Dataset":
+        """The same data set with these rows only, in order; clients without any are refused by the federation."""
+        places = torch.full((len(self.y),), -1)
+        places[rows] = torch.arange(len(rows))
+        parts = None
+        if self.parts is not None:
+            parts = tuple(kept[kept >= 0] for kept in (places[part] for part in self.parts))
+        texts = {
+            name: tuple(own[row] for row in rows.tolist())
+            for name in ("row_ids", "subjects")
+            if (own := getattr(self, name)) is not None
+        }
+        return replace(self, x=self.x[rows], y=self.y[rows], parts=parts, **texts)
 
 
 @dataclass(frozen=True)
@@ -30,3 +49,4 @@ class Defaults:
     model: str = "lenet5"
     rounds: int = 20
     batch_size: int = 64
+    clients: int = 10
