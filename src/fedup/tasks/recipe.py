@@ -163,10 +163,13 @@ class Recipe:
                 raise DataError(f"rows must lie in 1 … {len(dataset.y)}, all there are; found {self.rows}.")
             chosen = torch.randperm(len(dataset.y), generator=generator(self.seed, "rows"))[: self.rows].sort().values
             dataset = dataset.subset(chosen)
-        return dataset if dataset.inputs is None else standardised(dataset, self.federation(dataset))
+        return dataset if dataset.inputs is None else standardised(dataset, self._split(dataset))
 
     def federation(self, dataset: Dataset) -> Federation:
         """The data set, split over clients: as it says itself, or by the partition."""
+        return self._split(dataset)
+
+    def _split(self, dataset: Dataset) -> Federation:
         parts = self._parts(dataset) if dataset.parts is None else list(dataset.parts)
         return Federation.split(dataset.x, dataset.y, parts, seed=self.seed, num_classes=dataset.num_classes)
 
