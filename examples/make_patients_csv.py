@@ -3,11 +3,12 @@
     python make_patients_csv.py [patients.csv] [new_patients.csv]
 
 Each row is an examination: 30 numbers, a diagnosis, the hospital, the patient (one to four examinations each, now and
-then at two hospitals) and an id. The second file holds the last 20 rows without the diagnosis, as predictions need them.
+then at two hospitals) and an id. The second file holds the last 20 rows without the diagnosis, for predictions.
 """
 
 import csv
 import sys
+from pathlib import Path
 
 import numpy as np
 from sklearn.datasets import load_breast_cancer
@@ -25,7 +26,7 @@ away = rng.random(len(order)) < 0.05
 
 for path, rows in ((train_path, range(len(order) - NEW)), (new_path, range(len(order) - NEW, len(order)))):
     known = path == train_path
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    with Path(path).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["row_id", "patient_id", "hospital", *names, *(["diagnosis"] if known else [])])
         for row in rows:

@@ -27,7 +27,9 @@ def with_settings(**classes: str) -> Callable[[Command], Command]:
         def run(**values: Any) -> None:
             for name, own in options.items():
                 given = {option.name: values.pop(option.name) for option in own}
-                values[name] = {key: value for key, value in given.items() if value not in (None, []) and value is not False}
+                values[name] = {
+                    key: value for key, value in given.items() if value not in (None, []) and value is not False
+                }
             command(**values)
 
         signature = inspect.signature(command)

@@ -120,7 +120,9 @@ def _lines(found: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     if "shape" in found:
         lines.append(("images", "×".join(map(str, found["shape"])) + " (channels, height, width)"))
     if "training_rows" in found:
-        lines.append(("rows", f"{found['training_rows']:,} with clients, {found['test_rows']:,} kept apart as test set"))
+        lines.append(
+            ("rows", f"{found['training_rows']:,} with clients, {found['test_rows']:,} kept apart as test set")
+        )
     return lines
 
 

@@ -62,8 +62,8 @@ def train(
     from fedup.training.engines import known_engine
 
     chosen_engine = known_engine(engine, torch.device(checked_device(device)))
-    start = {"model": model, "weights": str(weights) if weights else None, "file": options_from(file)}
-    recipe = Recipe.suited_to(data, **start, **settings)
+    first = str(weights) if weights else None
+    recipe = Recipe.suited_to(data, model=model, weights=first, file=options_from(file), **settings)
     if recipe.rounds == 0 and weights is None:
         raise typer.BadParameter("--rounds 0 takes a model as trained: bring its weights with --weights.")
     result = _train(run, recipe, restart, device, chosen_engine, wait)

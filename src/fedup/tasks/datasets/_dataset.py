@@ -34,12 +34,11 @@ class Dataset:
         parts = None
         if self.parts is not None:
             parts = tuple(kept[kept >= 0] for kept in (places[part] for part in self.parts))
-        texts = {
-            name: tuple(own[row] for row in rows.tolist())
-            for name in ("row_ids", "subjects")
-            if (own := getattr(self, name)) is not None
-        }
-        return replace(self, x=self.x[rows], y=self.y[rows], parts=parts, **texts)
+        row_ids, subjects = (
+            None if texts is None else tuple(texts[row] for row in rows.tolist())
+            for texts in (self.row_ids, self.subjects)
+        )
+        return replace(self, x=self.x[rows], y=self.y[rows], parts=parts, row_ids=row_ids, subjects=subjects)
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ class ColumnSums:
     @classmethod
     def of(cls, rows: np.ndarray) -> "ColumnSums":
         """The sums of a client's rows; NaN is a missing value. (N, D)"""
-        return cls((~np.isnan(rows)).sum(0), np.nansum(rows, 0, dtype=np.float64))
+        return cls((~np.isnan(rows)).sum(0), np.asarray(np.nansum(rows, 0, dtype=np.float64)))
 
 
 def squared_deviations(rows: np.ndarray, means: np.ndarray) -> np.ndarray:
     """What a client sends in the second round: by column, the sum of squared deviations from the mean of all."""
-    return np.nansum(np.square(rows - means), 0)
+    return np.asarray(np.nansum(np.square(rows - means), 0))
 
 
 def mean_and_deviation(clients: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
