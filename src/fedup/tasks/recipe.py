@@ -206,6 +206,7 @@ def _file_settings(data: str, given: Mapping[str, Any]) -> dict[str, Any]:
     own = own_source(data, options)
     if own is None:
         return {"file": None}
+    own.check()  # before the file is hashed: a wrong one may be huge
     settled: dict[str, Any] = {"file": replace(own.options, sha256=own.digest())}
     if names := own.client_names:
         column = own.options.clients_column or "clients"

@@ -107,12 +107,13 @@ class OwnImages:
     @cached_property
     def pixels(self) -> dict[str, np.ndarray]:
         """All images, (N, C, H, W), uint8, by split."""
-        self._check()
+        self.check()
         files = {split: [path for path, _ in self.images(split)] for split in ("train", "test")}
         arrays = _decode([*files["train"], *files["test"]], self.options.image_size)
         return {"train": arrays[: len(files["train"])], "test": arrays[len(files["train"]) :]}
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise unless the folder can be used, as far as its files' names tell."""
         names, labels = self.class_names, [label for _, label in self.images("train")]
         if len(names) < 2:
             raise DataError(f"{self.path} has images of one class only, {names[0]!r}: two classes at least are needed.")

@@ -2,13 +2,14 @@
 
 from fedup.tasks.datasets._dataset import Defaults
 
-_STEPS = 2000  # of all clients together that a small model needs to learn a small data set
-_MIN_ROUNDS, _MAX_ROUNDS = 20, 100
+_ROW_VISITS = 100_000  # rows times rounds, within the bounds below
+_MIN_ROUNDS, _MAX_ROUNDS = 10, 60
+_ROWS_OF_CLIENT = 40  # enough to train, to validate and to hold out
 
 
 def suited_to_size(model: str, rows: int) -> Defaults:
     """Few rows: small batches, many rounds and few clients; many rows: what large data sets have."""
-    batch_size = 8 if rows < 500 else 16 if rows < 5_000 else 64
-    rounds = min(_MAX_ROUNDS, max(_MIN_ROUNDS, _STEPS * batch_size // max(rows, 1)))
-    clients = max(2, min(10, rows // 40))  # each with rows enough to train, to validate and to hold out
+    batch_size = 8 if rows < 2_000 else 16 if rows < 10_000 else 64
+    rounds = min(_MAX_ROUNDS, max(_MIN_ROUNDS, _ROW_VISITS // max(rows, 1)))
+    clients = max(2, min(10, rows // _ROWS_OF_CLIENT))
     return Defaults(model=model, rounds=rounds, batch_size=batch_size, clients=clients)

@@ -207,6 +207,8 @@ class NpzSource:
     def arrays(self) -> dict[str, np.ndarray]:
         """All arrays that have a meaning here, as many rows in each."""
         wanted = ("x", "y") if self.part else ("x", *self.roles)
+        if not zipfile.is_zipfile(self.path):
+            raise DataError(f"{self.path} is damaged or no npz file.")
         try:
             with np.load(self.path, allow_pickle=False) as stored:
                 found = {name: stored[self.part + name] for name in wanted if self.part + name in stored.files}
