@@ -3,7 +3,7 @@
 from fedup.tasks.datasets._dataset import Defaults
 
 _ROW_VISITS = 100_000  # rows times rounds, within the bounds below
-_MIN_ROUNDS, _MAX_ROUNDS = 10, 60
+_MIN_ROUNDS, _MAX_ROUNDS = 10, 80
 _ROWS_OF_CLIENT = 40  # enough to train, to validate and to hold out
 
 
