@@ -14,7 +14,7 @@ from fedup.models.features import FeatureReader
 from fedup.models.layout import to_positions
 from fedup.registry import find, names
 from fedup.statistics.centroids import CentroidConfig
-from fedup.tasks.models import build_model, cuts_of, training_of
+from fedup.tasks.models import build_model, check_takes, cuts_of, training_of
 from fedup.tasks.recipe import Recipe
 
 MODELS = names("fedup.tasks.models")
@@ -23,7 +23,7 @@ SAID = {name: getattr(find("fedup.tasks.models", name), "CUTS", ()) for name in 
 TOKENS = [(model, cut) for model, cut in CUTS if isinstance(SAID[model], dict) and SAID[model][cut] == "tokens"]
 FIXED = [pair for pair in CUTS if pair not in TOKENS]  # where what follows is a function of the features alone
 FILTERED = [(name, cut) for name, cut in FIXED if name not in ("resnet34", "vit") or cut in (cuts_of(name)[1], "head")]
-SHAPES = {"image": (1, 16, 16), "text": (8,)}
+SHAPES = {"image": (1, 16, 16), "text": (8,), "table": (8,)}
 CLASSES = 3
 SMALL = FilterConfig(rank=2, steps=1, batch_size=4)
 
@@ -40,7 +40,7 @@ def build(name: str, seed: int = 0) -> nn.Module:
 
 def rows_for(name: str, n: int = 8) -> Tensor:
     source, shape = torch.Generator().manual_seed(0), shape_of(name)
-    if len(shape) == 1:
+    if find("fedup.tasks.models", name).TAKES == "text":
         return torch.randint(1, 30000, (n, *shape), generator=source)
     return torch.randn(n, *shape, generator=source)
 
@@ -64,13 +64,16 @@ def built():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_takes_images_or_texts_and_gives_a_logit_for_each_class(name, built):
+def test_a_model_takes_images_texts_or_tables_and_gives_a_logit_for_each_class(name, built):
     takes = find("fedup.tasks.models", name).TAKES
     logits = answer(built(name), rows_for(name))
     assert logits.shape == (8, CLASSES) and bool(logits.isfinite().all())
-    (other,) = (shape for kind, shape in SHAPES.items() if kind != takes)
+    other = SHAPES["text" if takes == "image" else "image"]
     with pytest.raises(SettingError, match=name):
         build_model(name, other, CLASSES)
+    for kind in set(SHAPES) - {takes}:
+        with pytest.raises(SettingError, match=f"{name} takes {takes}s, and the data set has {kind}s"):
+            check_takes(name, kind)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -17,7 +17,7 @@ from fedup.bench.settings import build, checked, closest, config_of, convert
 from fedup.bench.tuned import load_tuned
 from fedup.errors import FedUPError, MissingDataError, SettingError
 from fedup.registry import names
-from fedup.tasks.datasets._own import own_parquet
+from fedup.tasks.datasets._own import own_data
 from fedup.tasks.recipe import Recipe
 
 REFERENCE = "retrain"  # every method is compared with it
@@ -244,7 +244,7 @@ def _own_files(source: str) -> list[Path]:
         return [Path(source)] if Path(source).is_file() else []
     if not source or source in names("fedup.tasks.datasets"):
         return []
-    own = own_parquet(source)
+    own = own_data(source)
     return own.files if own else []
 
 

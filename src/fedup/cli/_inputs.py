@@ -1,18 +1,23 @@
-"""What `fedup predict` reads: image files, text files, Parquet files, standard input."""
+"""What `fedup predict` reads: image files, text files, tables, Parquet files, standard input."""
 
 import io
 import sys
+import tempfile
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedup.errors import DataError
-from fedup.tasks.datasets import Images, Texts
+from fedup.errors import DataError, FedUPWarning
+from fedup.tasks.datasets import Images, Tables, Texts
 from fedup.tasks.datasets._parquet import read_column
+from fedup.tasks.datasets._table_source import as_texts, table_source
 
 _PARQUET = b"PAR1"
 _ENDINGS = {"image": {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}, "text": {".txt"}}
+_ENDINGS["table"] = {".csv", ".tsv", ".parquet", ".npz"}
 
 Named = Iterator[tuple[str, Any]]  # an input's name, and its content
 
@@ -21,7 +26,7 @@ Named = Iterator[tuple[str, Any]]  # an input's name, and its content
 class InputReader:
     """Reads what a model takes; `column` is that of Parquet files, by default named as the kind of inputs is."""
 
-    inputs: Images | Texts
+    inputs: Images | Texts | Tables
     column: str | None = None
     resize: bool = False
 
@@ -40,6 +45,9 @@ class InputReader:
                 yield from self._read_file(file)
 
     def _read_file(self, path: Path) -> Named:
+        if isinstance(self.inputs, Tables):
+            yield from read_table(self.inputs, path, str(path))
+            return
         try:
             with path.open("rb") as file:
                 is_parquet = file.read(len(_PARQUET)) == _PARQUET
@@ -53,7 +61,12 @@ class InputReader:
             raise DataError(f"{path} cannot be read: {error.strerror}.") from error
 
     def _read_bytes(self, source: str, data: bytes, name: str) -> Named:
-        if data.startswith(_PARQUET):
+        if isinstance(self.inputs, Tables):
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder, "input.parquet" if data.startswith(_PARQUET) else "input.csv")
+                path.write_bytes(data)
+                yield from read_table(self.inputs, path, name)
+        elif data.startswith(_PARQUET):
             yield from self._read_parquet(io.BytesIO(data), name)
         elif not data:
             raise DataError(f"{source} is empty.")
@@ -74,7 +87,34 @@ class InputReader:
             yield place, self._decode(place, value) if isinstance(value, bytes) else value
 
     def _decode(self, source: str, data: bytes) -> Any:
+        assert not isinstance(self.inputs, Tables)
         try:
             return self.inputs.read(data, resize=self.resize)
         except DataError as error:
             raise DataError(f"{source}: {error}") from error
+
+
+def read_table(inputs: Tables, path: Path, name: str) -> Named:
+    """Rows of a table by their id, or by their number where the file has no ids; columns are found by name."""
+    source = table_source(path)
+    lacking = [column for column in inputs.names if column not in source.columns]
+    if lacking:
+        shown = ", ".join(lacking[:8]) + (", …" if len(lacking) > 8 else "")
+        raise DataError(f"{name} has no column {shown}: the model was trained with {len(inputs.names)} columns.")
+    id_column = inputs.id_column if inputs.id_column in source.columns else None
+    unknown: Counter[str] = Counter()
+    row = 0
+    for block in source.blocks([*inputs.names, *([id_column] if id_column else [])]):
+        encoded = inputs.encode(block, source, row)
+        unknown.update(inputs.unknown(block))
+        ids = as_texts(block[id_column]) if id_column else [""] * len(encoded)
+        yield from ((own or f"{name}:{row + place}", encoded[place - 1]) for place, own in enumerate(ids, start=1))
+        row += len(encoded)
+    if row == 0:
+        raise DataError(f"{name} has no rows.")
+    if unknown:
+        counts = ", ".join(f"{column} ({count:,})" for column, count in unknown.items())
+        warnings.warn(
+            FedUPWarning(f"{name}: values that were not there in training count as none of the known: {counts}."),
+            stacklevel=2,
+        )

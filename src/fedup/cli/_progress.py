@@ -16,6 +16,8 @@ Show = Callable[[str, int, int], None]  # the work, steps done, steps in all
 _COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 _SHOWN = {"r_a": "R-A", "f_a": "F-A", "asr": "ASR", "time": "seconds"}
 
+_MOMENT_S, _FEW_STEPS = 0.5, 20
+
 
 def wide_console(*, stderr: bool = False) -> Console:
     """A console whose tables keep their columns when the output goes to a file or a pipe."""
@@ -27,7 +29,8 @@ def wide_console(*, stderr: bool = False) -> Console:
 def progress_bars(console: Console, *, line_for_each: str | None = None) -> Iterator[Show]:
     """A function `(work, done, total)` that shows how far each piece of work is.
 
-    Without a terminal: a line at the start and, where steps have a name (`round`), a line for each step.
+    Without a terminal: a line at the start and, where steps have a name (`round`), a line for each step; of many steps,
+    those that follow within a moment are left out.
     """
     if not console.is_terminal:
         yield _lines(console, line_for_each)
@@ -39,11 +42,16 @@ def progress_bars(console: Console, *, line_for_each: str | None = None) -> Iter
 
 def _lines(console: Console, step: str | None) -> Show:
     started = time.perf_counter()
+    printed_at = -_MOMENT_S
 
     def show(what: str, done: int, total: int) -> None:
-        line = f"{what}: {step} {done} of {total}, {time.perf_counter() - started:.1f} s" if done else f"{what} …"
-        if done == 0 or step is not None:
+        nonlocal printed_at
+        time_s = time.perf_counter() - started
+        line = f"{what}: {step} {done} of {total}, {time_s:.1f} s" if done else f"{what} …"
+        due = done == total or total <= _FEW_STEPS or time_s - printed_at >= _MOMENT_S
+        if done == 0 or (step is not None and due):
             console.print(line, markup=False, soft_wrap=True)
+            printed_at = time_s
 
     return show
 

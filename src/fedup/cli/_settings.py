@@ -27,7 +27,9 @@ def with_settings(**classes: str) -> Callable[[Command], Command]:
         def run(**values: Any) -> None:
             for name, own in options.items():
                 given = {option.name: values.pop(option.name) for option in own}
-                values[name] = {key: value for key, value in given.items() if value is not None and value is not False}
+                values[name] = {
+                    key: value for key, value in given.items() if value not in (None, []) and value is not False
+                }
             command(**values)
 
         signature = inspect.signature(command)
@@ -52,13 +54,14 @@ def _options(module: str, name: str) -> Iterator[inspect.Parameter]:
 def _option(name: str, annotation: str, metadata: dict[str, Any], default: Any = None) -> inspect.Parameter:
     """`help`, and where they are needed `min` and the `default` in words, stand in the field's metadata."""
     kind: Any = str if "Literal" in annotation else _KINDS.get(annotation.split(" | ")[0], str)
+    kind = list[str] if annotation.startswith("tuple") else kind  # given several times
     flag = kind is bool
     words = metadata.get("default", default)
     about = typer.Option(
         f"--{name.replace('_', '-')}",
         help=metadata["help"],
         min=metadata.get("min"),
-        show_default=False if flag or words is None else str(words),
+        show_default=False if flag or words in (None, ()) else str(words),
     )
     default, annotated = (False, Annotated[bool, about]) if flag else (None, Annotated[kind | None, about])
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotated)

@@ -1,14 +1,17 @@
 """`fedup data`."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from fedup.cli import _options as options
 from fedup.cli._complete import data_sets
 from fedup.cli._progress import progress_bars, wide_console
+from fedup.cli._settings import Settings, with_settings
 from fedup.errors import FedUPError, MissingDataError, SettingError
 from fedup.registry import names as registered
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedup.federation import Federation
+    from fedup.tasks.file_options import FileOptions
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -45,32 +49,40 @@ def data(
 
     federation = (session := Session(run)).federation
     if client is None:
-        options.show(_clients(federation), as_json, _print_clients)
+        options.show(_clients(federation, session.dataset.client_names), as_json, _print_clients)
         return
     rows, names = federation.client(client).train, session.dataset.class_names
     ids = {name: rows[own].tolist() for name, own in zip(names, _by_class(federation, rows), strict=False)}
-    text = "\n".join(f"{name}: {','.join(map(str, own)) or 'none'}" for name, own in ids.items())
+    row_ids = session.dataset.row_ids
+    text = "\n".join(f"{name}: {_listed(own, row_ids)}" for name, own in ids.items())
     options.show(ids, as_json, lambda _: typer.echo(text))
 
 
 @app.command()
+@with_settings(file="fedup.tasks.file_options.FileOptions")
 def check(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Data sets, .py files, Parquet files; all by default.", autocompletion=data_sets),
+        typer.Argument(help="Data sets, own files or folders; all data sets by default.", autocompletion=data_sets),
     ] = None,
+    *,
+    file: Settings,
     as_json: options.JsonOption = False,
 ) -> None:
     """Read every row of data sets and say what is missing or damaged; exit 1 if anything is.
 
+    Of a file of your own: which column will be used as what, and what is wrong. It takes the options of `fedup train`.
     A data set that is missing counts only where it was named.
     Decoded images are cached (FEDUP_CACHE), so that the first use is as fast as later ones.
 
     Examples:
     [bold]fedup data check[/]
     [bold]fedup data check cifar10 my_photos/[/]
+    [bold]fedup data check patients.csv --label diagnosis --clients-column hospital[/]
     """
-    found = _data_sets(names)
+    from fedup.cli._tables import options_from
+
+    found = _data_sets(names, options_from(file))
     options.show(found, as_json, _print_data_sets)
     if any(own["state"] == "damaged" or (names and own["state"] != "here") for own in found):
         raise typer.Exit(1)
@@ -102,11 +114,29 @@ def fetch(
     typer.echo(f"Check them: FEDUP_DATA={to} fedup data check {name}")
 
 
-def _data_sets(wanted: list[str] | None = None) -> list[dict[str, Any]]:
+def _own_file(name: str, file: "FileOptions | None") -> dict[str, Any] | None:
+    """What a table or a folder of images holds; None for any other data set."""
+    from fedup.cli._tables import describe_images, describe_table
+    from fedup.tasks.datasets import OwnTable, own_source
+
+    start = time.perf_counter()
+    own = own_source(name, file.with_constants() if file else None)
+    if own is None:
+        return None
+    found = describe_table(own) if isinstance(own, OwnTable) else describe_images(own)
+    state = "damaged" if found["problems"] else "here"
+    return {"name": name, "here": not found["problems"], "state": state, "own": True, **found} | {
+        "time_s": time.perf_counter() - start
+    }
+
+
+def _data_sets(wanted: list[str] | None = None, file: "FileOptions | None" = None) -> list[dict[str, Any]]:
     from fedup.tasks.datasets import load_dataset
 
     def describe(name: str) -> dict[str, Any]:
         try:
+            if (own := _own_file(name, file)) is not None:
+                return own
             dataset = load_dataset(name)
         except SettingError:  # no such data set at all
             raise
@@ -127,10 +157,17 @@ def _by_class(federation: "Federation", rows: "Tensor") -> "list[Tensor]":
     return list(y.T) if federation.targets == "labels" else [y[:, 0] == y[:, 0]]
 
 
-def _clients(federation: "Federation") -> list[dict[str, Any]]:
+def _listed(rows: list[int], row_ids: tuple[str, ...] | None) -> str:
+    """Row numbers, with the rows' own ids where they have them."""
+    texts = [str(row) if row_ids is None else f"{row} ({row_ids[row]})" for row in rows]
+    return ("," if row_ids is None else ", ").join(texts) or "none"
+
+
+def _clients(federation: "Federation", names: tuple[str, ...]) -> list[dict[str, Any]]:
     return [
         {
             "client": client.id,
+            **({"name": names[client.id]} if names else {}),
             **{part: len(getattr(client, part)) for part in ("train", "validation", "heldout")},
             "train_by_class": [int(own.sum()) for own in _by_class(federation, client.train)],
         }
@@ -139,7 +176,15 @@ def _clients(federation: "Federation") -> list[dict[str, Any]]:
 
 
 def _print_data_sets(found: list[dict[str, Any]]) -> None:
-    console, missing = wide_console(), [own for own in found if not own["here"]]
+    from fedup.cli._tables import print_own
+
+    console = wide_console()
+    for own in [own for own in found if own.get("own")]:
+        print_own(console, own)
+    found = [own for own in found if not own.get("own")]
+    missing = [own for own in found if not own["here"]]
+    if not found:
+        return
     table = Table("data set", "here", "rows", "test rows", "classes", "a row is")
     for own in found:
         counts = [] if own in missing else [f"{own[name]:,}" for name in ("rows", "test_rows", "classes")]
@@ -154,5 +199,6 @@ def _print_clients(found: list[dict[str, Any]]) -> None:
     table = Table("client", "train", "validation", "held out", "training rows by class")
     for own in found:
         by_class = " ".join(f"{count:>4}" for count in own["train_by_class"])
-        table.add_row(str(own["client"]), *(f"{own[part]:,}" for part in ("train", "validation", "heldout")), by_class)
+        named = f"{own['client']} {own['name']}" if "name" in own else str(own["client"])
+        table.add_row(escape(named), *(f"{own[part]:,}" for part in ("train", "validation", "heldout")), by_class)
     wide_console().print(table)

@@ -1,6 +1,7 @@
 """`fedup evaluate`."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from fedup.target_words import OUTPUT, SCORE, targets_of
 if TYPE_CHECKING:
     from fedup.cli._session import Session
     from fedup.run.state import State
+    from fedup.serving.plugged import PluggedModel
 
 
 def evaluate(
@@ -23,6 +25,9 @@ def evaluate(
         bool,
         typer.Option("--retrain", help="Also train anew without the forgotten data, and keep the figures as evidence."),
     ] = False,
+    data: Annotated[
+        Path | None, typer.Option(help="Measure on this file, or folder of images, instead: rows with their labels.")
+    ] = None,
     device: options.DeviceOption = "cpu",
     threads: options.ThreadsOption = None,
     wait: options.WaitOption = options.DEFAULT_WAIT_S,
@@ -33,14 +38,20 @@ def evaluate(
     Examples:
     [bold]fedup evaluate --run runs/mnist[/]
     [bold]fedup evaluate --retrain[/]
+    [bold]fedup evaluate --data checked_patients.csv[/]
     """
     from fedup.cli._session import Session
     from fedup.tasks.evaluation import FederationJudge, accuracy
 
     session = Session(run, device=device)
     state, plugged = session.served()
-    data = session.dataset
-    test = data.test_x.to(session.device), data.test_y.to(session.device)
+    if data is not None:
+        if retrain:
+            raise typer.BadParameter("--retrain measures on the federation's own rows: leave out --data.")
+        _on_file(session, data, state, plugged, as_json)
+        return
+    dataset = session.dataset
+    test = dataset.test_x.to(session.device), dataset.test_y.to(session.device)
     judge, on_test = FederationJudge(session.federation), {"original": accuracy(plugged.base, *test)}
     if state.filter is not None:
         on_test["forgotten"] = accuracy(plugged, *test)
@@ -55,6 +66,14 @@ def evaluate(
     if retrain:
         result["retrained"] = _retrain(session, state, wait)
     options.show(result, as_json, lambda result: _print(result, state.about))
+
+
+def _on_file(session: "Session", path: Path, state: "State", plugged: "PluggedModel", as_json: bool) -> None:
+    from fedup.cli._labelled import evaluate_file, print_measured
+
+    result = evaluate_file(session, path, state, plugged)
+    names = list(state.about["class_names"])
+    options.show(result, as_json, lambda result: print_measured(wide_console(), result, names))
 
 
 def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any]:

@@ -13,13 +13,15 @@ from fedup.run.state import State
 from fedup.target_words import targets_of
 
 if TYPE_CHECKING:
-    from fedup.tasks.datasets import Images, Texts
+    from fedup.tasks.datasets import Images, Tables, Texts
 
 _BATCH = 256
 
 
 def predict(
-    inputs: Annotated[list[str], typer.Argument(help="Image, text or Parquet files, folders; - is standard input.")],
+    inputs: Annotated[
+        list[str], typer.Argument(help="Image, text, CSV, Parquet or npz files, folders; - is standard input.")
+    ],
     run: options.RunOption = options.DEFAULT_RUN,
     filter_id: Annotated[
         str | None,
@@ -31,12 +33,14 @@ def predict(
     threads: options.ThreadsOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Classify images or texts under the filter in force; each answer names the filter.
+    """Classify images, texts or rows of a table under the filter in force; each answer names the filter.
 
+    Columns of a table are found by their names; rows are named by their id, if training had a column of ids.
     Text files and standard input hold one text per line. With --json each answer is a line of JSON.
 
     Examples:
     [bold]fedup predict digit.png[/]
+    [bold]fedup predict new_patients.csv --run runs/patients[/]
     [bold]cat news.txt | fedup predict - --run runs/news --json[/]
     """
     from fedup.cli._inputs import InputReader
@@ -68,8 +72,8 @@ def predict(
         typer.echo(f"Answered {filtered}.", err=True)
 
 
-def _inputs(data: str, state: State) -> "Images | Texts":
-    """How inputs are read: as the data set's code says; for the user's own Parquet files, as the run folder says."""
+def _inputs(data: str, state: State) -> "Images | Tables | Texts":
+    """How inputs are read: as the data set's code says; for the user's own files, as the run folder says."""
     from fedup.tasks.datasets import input_of, inputs_from
 
     trained_with = state.about["input"]

@@ -14,6 +14,8 @@ from fedup.run.in_words import forget_set, machine_in_words, moment
 from fedup.run.state import State
 from fedup.target_words import SCORE, targets_of
 
+_SHOWN = 20  # names of clients
+
 
 def status(run: options.RunOption = options.DEFAULT_RUN, as_json: options.JsonOption = False) -> None:
     """Show requests, the filter in force, privacy spent and storage; changes nothing.
@@ -55,6 +57,9 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
         facts["Federation"] = (
             f"{about['data']}, {about['model']}, {about['clients']} clients, {about['partition']}, seed {about['seed']}"
         )
+    if names := about.get("client_names"):
+        facts["Clients"] = ", ".join(f"{client} {name}" for client, name in enumerate(names[:_SHOWN]))
+        facts["Clients"] += f", … ({len(names):,})" if len(names) > _SHOWN else ""
     facts["Model"] = f"training: {found['rounds_done']} of {about.get('rounds')} rounds done; `fedup train` continues"
     if trained:
         measured = ", ".join(f"{part} {value:.3f}" for part, value in trained["accuracy"].items())

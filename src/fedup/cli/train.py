@@ -14,23 +14,27 @@ from fedup.run.in_words import count
 from fedup.target_words import SCORE
 
 if TYPE_CHECKING:
+    from fedup.federation import Federation
     from fedup.tasks.recipe import Recipe
     from fedup.training.engines import EngineName
 
+_LEAST_GAIN = 0.2  # of the way from the largest class alone to no error
 
-@with_settings(settings="fedup.tasks.recipe.Recipe")
+
+@with_settings(settings="fedup.tasks.recipe.Recipe", file="fedup.tasks.file_options.FileOptions")
 def train(
     run: options.RunOption = options.DEFAULT_RUN,
     data: Annotated[
         str,
         typer.Option(
-            help="Data set: a name (`fedup list`), a .py file, or a folder or file of Parquet in the hub's layout.",
+            help="Data set: a name (`fedup list`), a .csv, .parquet or .npz file, a folder of images, or a .py file.",
             autocompletion=data_sets,
         ),
     ] = "digits",
     model: Annotated[str | None, typer.Option(help="A name (`fedup list`) or .py file.", autocompletion=models)] = None,
     *,
     settings: Settings,
+    file: Settings,
     weights: Annotated[
         Path | None,
         typer.Option(help="First weights (safetensors, or tinybert's folder); with --rounds 0, the trained ones."),
@@ -48,16 +52,19 @@ def train(
 
     Examples:
     [bold]fedup train --data mnist --rounds 10 --run runs/mnist[/]
+    [bold]fedup train --data patients.csv --label diagnosis --clients-column hospital[/]
     [bold]fedup train --data my_data.py --model my_model.py[/]
     """
     import torch
 
     from fedup.cli._session import checked_device
+    from fedup.cli._tables import options_from
     from fedup.tasks.recipe import Recipe
     from fedup.training.engines import known_engine
 
     chosen_engine = known_engine(engine, torch.device(checked_device(device)))
-    recipe = Recipe.suited_to(data, model=model, weights=str(weights) if weights else None, **settings)
+    first = str(weights) if weights else None
+    recipe = Recipe.suited_to(data, model=model, weights=first, file=options_from(file), **settings)
     if recipe.rounds == 0 and weights is None:
         raise typer.BadParameter("--rounds 0 takes a model as trained: bring its weights with --weights.")
     result = _train(run, recipe, restart, device, chosen_engine, wait)
@@ -67,7 +74,7 @@ def train(
         said = (
             f"{recipe.model} on {recipe.data}: {recipe.clients} clients, "
             f"{rounds if recipe.rounds else 'weights as they were brought'}; held-out {result['score']} "
-            f"{result['accuracy']['heldout']:.3f}.\nModel {result['fingerprint'][:12]} is in {run}."
+            f"{result['accuracy']['heldout']:.3f}.\n{_remark(result)}Model {result['fingerprint'][:12]} is in {run}."
         )
     options.show(result, as_json, lambda _: typer.echo(f"{said} Next: fedup collect{of(run)}"))
 
@@ -111,6 +118,7 @@ def _train(
         trained.model.to("cpu")
         facts = {
             "data": federation.digest(),
+            "largest_class": _largest_class(federation),
             "rows": len(federation.rows("train")),
             "accuracy": {name: value for name, value in measured.items() if value == value},
             "score": SCORE[federation.targets],
@@ -123,5 +131,27 @@ def _train(
 
 
 def _describe(body: Any) -> dict[str, Any]:
-    shown = {name: body[name] for name in ("fingerprint", "accuracy", "rows", "time_s")}
-    return {**shown, "score": body.get("score", SCORE["classes"])}
+    shown = ("fingerprint", "accuracy", "rows", "time_s", "largest_class")
+    described = {name: body[name] for name in shown if name in body}
+    return {**described, "score": body.get("score", SCORE["classes"])}
+
+
+def _largest_class(federation: "Federation") -> float | None:
+    """Accuracy on held-out rows of an answer that is always the largest class; None where targets are no classes."""
+    if federation.targets != "classes":
+        return None
+    labels = federation.y[federation.rows("heldout")].cpu()
+    return float(labels.bincount().max() / len(labels)) if len(labels) else 0.0
+
+
+def _remark(result: dict[str, Any]) -> str:
+    """A warning where the model is hardly better than the largest class alone, and what to try."""
+    accuracy, largest = result["accuracy"].get("heldout", 1.0), result["largest_class"]
+    if largest is None:
+        return ""
+    if accuracy - largest >= _LEAST_GAIN * (1 - largest):
+        return ""
+    return (
+        f"Warning: this is hardly better than to answer the largest class always ({largest:.3f}). Try more --rounds, "
+        "another --lr or a smaller --batch-size; look at the columns with `fedup data check`; bring more rows.\n"
+    )

@@ -14,8 +14,9 @@ from fedup.errors import ArtifactError, DataError, SettingError
 from fedup.federation import Federation
 from fedup.partition import dirichlet, iid, pathological
 from fedup.rng import generator
-from fedup.tasks.datasets import Dataset, defaults_of, input_of, load_dataset
-from fedup.tasks.models import build_model, training_of
+from fedup.tasks.datasets import Dataset, defaults_of, input_of, load_dataset, own_source, standardised
+from fedup.tasks.file_options import FileOptions
+from fedup.tasks.models import build_model, check_takes, training_of
 from fedup.training.averaging import RunningAverage
 from fedup.training.fedavg import Averaging, Observer, Rounds, Runtime, Trained, federate
 from fedup.training.local import LocalTraining
@@ -27,7 +28,7 @@ PARTITIONS: dict[str, tuple[Callable[..., list[Tensor]], dict[str, Callable[[str
     "pathological": (pathological, {"classes_per_client": int}),
 }
 
-_LATER = ("precision", "weight_decay")  # settings added later: older results do not have them
+_LATER = ("precision", "weight_decay", "file")  # settings added later: older results do not have them
 
 # What the public code of the paper's authors does (docs/fidelity.md). Each of its 50 rounds is two rounds of FedAvg.
 # The user chooses the number of clients there.
@@ -72,6 +73,7 @@ class Recipe:
     cut: str | None = field(default=None, metadata={"help": "Module to filter at.", "default": "the last linear layer"})
     weights: str | None = None  # file or folder of first weights; a run folder knows their fingerprint instead
     seed: int = field(default=0, metadata={"help": "Same seed, same federation and model."})
+    file: FileOptions | None = None  # how a file of the user's own is read
 
     def __post_init__(self) -> None:
         if not -(2**63) <= self.seed < 2**63:
@@ -88,7 +90,8 @@ class Recipe:
         if preset not in RECIPE_PRESETS:
             raise SettingError(f"preset is one of {', '.join(RECIPE_PRESETS)}; found {preset!r}.")
         given = {name: value for name, value in chosen.items() if value is not None}
-        of_data = asdict(defaults_of(data))
+        given |= _file_settings(data, given)
+        of_data = asdict(defaults_of(data, given.get("file")))
         of_model = training_of(given.get("model", of_data["model"]))
         return cls(data=data, **{**of_data, **of_model, **RECIPE_PRESETS[preset], **given})
 
@@ -98,20 +101,23 @@ class Recipe:
             **{name: value for name, value in self.settings().items() if name != "weights"},
             "class_names": list(dataset.class_names),
             **({} if dataset.targets == "classes" else {"targets": dataset.targets}),
+            **({"client_names": list(dataset.client_names)} if dataset.client_names else {}),
             "input_shape": list(dataset.x.shape[1:]),
-            "input": input_of(self.data).identity(),
+            "input": (dataset.inputs or input_of(self.data, self.file)).identity(),
         }
 
     def settings(self) -> dict[str, Any]:
         """All settings as plain data. Settings added later are left out at their defaults, so that older results keep
         their names."""
-        settings = asdict(self).items()
-        return {name: value for name, value in settings if name not in _LATER or value != getattr(Recipe, name)}
+        settings = asdict(self) | {"file": self.file.to_json() if self.file else None}
+        return {name: value for name, value in settings.items() if name not in _LATER or value != getattr(Recipe, name)}
 
     @classmethod
     def from_about(cls, about: Mapping[str, Any]) -> "Recipe":
         """The recipe that `about` was made from."""
         names = [one.name for one in fields(cls) if one.name in about or one.name not in ("weights", *_LATER)]
+        if "file" in about:
+            about = {**about, "file": FileOptions.from_json(about["file"])}
         try:
             return cls(**{name: about[name] for name in names})
         except KeyError as error:
@@ -149,17 +155,26 @@ class Recipe:
         )
 
     def load(self) -> Dataset:
-        """The data set, or the chosen number of its rows."""
-        dataset = load_dataset(self.data)
-        if self.rows is None or self.rows == len(dataset.y):
-            return dataset
-        if not 1 <= self.rows <= len(dataset.y):
-            raise DataError(f"rows must lie in 1 … {len(dataset.y)}, all there are; found {self.rows}.")
-        chosen = torch.randperm(len(dataset.y), generator=generator(self.seed, "rows"))[: self.rows].sort().values
-        return replace(dataset, x=dataset.x[chosen], y=dataset.y[chosen])
+        """The data set, or the chosen number of its rows; a table is scaled as its clients' training rows say."""
+        dataset = load_dataset(self.data, self.file)
+        if dataset.inputs is not None:
+            check_takes(self.model, dataset.inputs.kind)
+        if self.rows is not None and self.rows != len(dataset.y):
+            if not 1 <= self.rows <= len(dataset.y):
+                raise DataError(f"rows must lie in 1 … {len(dataset.y)}, all there are; found {self.rows}.")
+            chosen = torch.randperm(len(dataset.y), generator=generator(self.seed, "rows"))[: self.rows].sort().values
+            dataset = dataset.subset(chosen)
+        return dataset if dataset.inputs is None else standardised(dataset, self._split(dataset))
 
     def federation(self, dataset: Dataset) -> Federation:
-        """The data set, split over clients."""
+        """The data set, split over clients: as it says itself, or by the partition."""
+        return self._split(dataset)
+
+    def _split(self, dataset: Dataset) -> Federation:
+        parts = self._parts(dataset) if dataset.parts is None else list(dataset.parts)
+        return Federation.split(dataset.x, dataset.y, parts, seed=self.seed, num_classes=dataset.num_classes)
+
+    def _parts(self, dataset: Dataset) -> list[Tensor]:
         name, _, value = self.partition.partition(":")
         if name not in PARTITIONS:
             known = ", ".join(PARTITIONS)
@@ -169,12 +184,11 @@ class Recipe:
             if value and not options:
                 raise ValueError("takes no value")
             chosen = {option: convert(value) for option, convert in options.items() if value}
-            parts = make(dataset.y, self.clients, seed=self.seed, **chosen)
+            return make(dataset.y, self.clients, seed=self.seed, **chosen)
         except (SettingError, DataError):
             raise
         except ValueError as error:
             raise SettingError(f"partition is given as in dirichlet:0.5; found {self.partition!r}.") from error
-        return Federation.split(dataset.x, dataset.y, parts, seed=self.seed, num_classes=dataset.num_classes)
 
     def blank_model(self, shape: Sequence[int], num_classes: int) -> nn.Module:
         """The model with its first weights."""
@@ -184,6 +198,26 @@ class Recipe:
         if self.weights is not None:
             _take_weights(model, Path(self.weights))
         return model
+
+
+def _file_settings(data: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file of the user's own settles: its options with the file's hash, and who the clients are."""
+    options: FileOptions | None = given.get("file")
+    options = options.with_constants() if options else None
+    own = own_source(data, options)
+    if own is None:
+        return {"file": None}
+    own.check()  # before the file is hashed: a wrong one may be huge
+    settled: dict[str, Any] = {"file": replace(own.options, sha256=own.digest())}
+    if names := own.client_names:
+        column = own.options.clients_column or "clients"
+        chosen = [f"{name}={given[name]!r}" for name in ("clients", "partition") if name in given]
+        if chosen:
+            raise SettingError(
+                f"The column {column!r} of {data} says who the {len(names)} clients are: leave out {', '.join(chosen)}."
+            )
+        settled |= {"clients": len(names), "partition": f"column:{column}"}
+    return settled
 
 
 def _take_weights(model: nn.Module, path: Path) -> None:

@@ -1,8 +1,10 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from fedup.targets import Targets, checked, kind_of
+from fedup.tasks.datasets._tables import Tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,6 +21,8 @@ class Dataset:
     client_names: tuple[str, ...] = ()  # of `parts`
     row_ids: tuple[str, ...] | None = None  # one per row of x, if rows have names
     subjects: tuple[str, ...] | None = None  # the person behind each row of x, "" if unknown
+
+    inputs: Tables | None = None  # how raw rows become rows of x, where that depends on the rows
 
     def __post_init__(self) -> None:
         for name in ("y", "test_y"):
@@ -37,6 +41,19 @@ class Dataset:
         floating point numbers values."""
         return kind_of(self.y)
 
+    def subset(self, rows: Tensor) -> "Dataset":
+        """The same data set with these rows only, in order; clients without any are refused by the federation."""
+        places = torch.full((len(self.y),), -1)
+        places[rows] = torch.arange(len(rows))
+        parts = None
+        if self.parts is not None:
+            parts = tuple(kept[kept >= 0] for kept in (places[part] for part in self.parts))
+        row_ids, subjects = (
+            None if texts is None else tuple(texts[row] for row in rows.tolist())
+            for texts in (self.row_ids, self.subjects)
+        )
+        return replace(self, x=self.x[rows], y=self.y[rows], parts=parts, row_ids=row_ids, subjects=subjects)
+
 
 @dataclass(frozen=True)
 class Defaults:
@@ -45,3 +62,4 @@ class Defaults:
     model: str = "lenet5"
     rounds: int = 20
     batch_size: int = 64
+    clients: int = 10

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedup.errors import DataError, MissingDataError, SettingError
 from fedup.rng import generator
+from fedup.tasks.datasets._tables import Tables, tables_from
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -110,6 +111,19 @@ class Images:
         return {"kind": self.kind, "shape": shape, "mean": list(self.mean), "std": list(self.std)}
 
 
+def measured_images(pixels: Tensor) -> Images:
+    """Images of the shape of these, with the mean and deviation of all their pixels. (N, C, H, W), uint8"""
+    means = squares = torch.zeros(pixels.shape[1], dtype=torch.double)
+    for block in pixels.split(4096):  # no second array of the data's size
+        share = block.double().div(255)
+        means = means + share.mean((0, 2, 3)) * len(block) / len(pixels)
+        squares = squares + share.square().mean((0, 2, 3)) * len(block) / len(pixels)
+    deviations = (squares - means.square()).clamp(min=0).sqrt().clamp(min=1e-3)
+    mean, std = (tuple(round(value, 4) for value in values.tolist()) for values in (means, deviations))
+    channels, height, width = pixels.shape[1:]
+    return Images(channels, height, width, mean=mean, std=std)
+
+
 @dataclass(frozen=True)
 class Texts:
     """Texts as word pieces of a BERT vocabulary, cut or filled to one length."""
@@ -172,8 +186,10 @@ def known_trigger(inputs: Images | Texts, name: str | None) -> str:
     return name or inputs.triggers[0]
 
 
-def inputs_from(identity: Mapping[str, Any]) -> Images | Texts:
+def inputs_from(identity: Mapping[str, Any]) -> Images | Texts | Tables:
     """The inputs that `identity` describes, as far as it does."""
+    if identity["kind"] == "table":
+        return tables_from(identity)
     if identity["kind"] == "text":
         return Texts(length=identity["shape"][0])
     channels, height, width = identity["shape"]

@@ -1,32 +1,75 @@
-"""A data set of the user's own: any Parquet files in the hub's layout, without code."""
+"""Data sets of the user's own, without code: Parquet files in the hub's layout here; tables and folders of images."""
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import torch
 from torch import Tensor
 
-from fedup.errors import DataError, MissingDataError, SettingError
+from fedup.errors import ArtifactError, DataError, MissingDataError, SettingError
 from fedup.tasks.datasets._dataset import Dataset, Defaults
-from fedup.tasks.datasets._inputs import Images, Texts
+from fedup.tasks.datasets._inputs import Images, Texts, measured_images
+from fedup.tasks.datasets._own_images import OwnImages, is_image_folder
+from fedup.tasks.datasets._own_table import OwnTable
 from fedup.tasks.datasets._parquet import class_names, data_root, read_images, read_labels, read_schema, read_texts
+from fedup.tasks.file_options import FileOptions
 
 _TEST_EVERY = 5  # without a test split every fifth row is a test row
 _LENGTH = 64  # word pieces of a text
+_TABLES = (".csv", ".tsv", ".npz")
+
+Own = Union["OwnParquet", OwnTable, OwnImages]
 
 
-def own_parquet(name: str) -> "OwnParquet | None":
-    """The Parquet files of that name: a file, a folder, or one below FEDUP_DATA; `NAME:COLUMN` names the labels."""
+def own_data(name: str, options: FileOptions | None = None) -> Own | None:
+    """The files of that name: a file, a folder, or one below FEDUP_DATA; `NAME:COLUMN` names the labels. None if there
+    is nothing of that name."""
     place, _, column = name.partition(":")
-    root = data_root()
-    by_name = root / place if root and Path(place).name == place else None
-    for path in (Path(place), *([by_name] if by_name else [])):
-        if (path.is_dir() and list(path.glob("*.parquet"))) or (path.suffix == ".parquet" and path.is_file()):
-            return OwnParquet(path, column or None)
-    if place.endswith(".parquet"):
-        raise MissingDataError(f"There is no Parquet file {place}.")
+    options = options or FileOptions()
+    path = _located(place, moved=options.sha256 is not None)
+    if path is None:
+        if Path(place).suffix.lower() in (*_TABLES, ".parquet"):
+            kind = "Parquet file" if place.endswith(".parquet") else "file"
+            raise MissingDataError(f"There is no {kind} {place}.")
+        if Path(place).is_file():
+            raise DataError(f"{place}: bring a .csv, .tsv, .parquet or .npz file, or a folder of folders with images.")
+        return None
+    label = options.label or column or None
+    if path.suffix.lower() == ".parquet" or list(path.glob("*.parquet")):
+        parquet = OwnParquet(path, label)
+        if path.is_dir() or parquet.has_layout(options):
+            return parquet
+    test = options.test_file and (_located(options.test_file, options.sha256 is not None) or options.test_file)
+    return _read_once(path, replace(options, label=label, test_file=test and str(test)))
+
+
+def _read_once(path: Path, options: FileOptions) -> OwnTable | OwnImages:
+    """The same object for the same file, so that it is read once in a command."""
+    without = replace(options, sha256=None)
+    own = _own(path, without, path.stat().st_mtime_ns, path.stat().st_size)
+    if options.sha256 is not None and options.sha256 != own.digest():
+        raise ArtifactError(
+            f"{path} is not the file that the run folder was trained on: its content differs. Bring that one back."
+        )
+    return own
+
+
+@lru_cache(maxsize=1)
+def _own(path: Path, options: FileOptions, *stamp: int) -> OwnTable | OwnImages:
+    return OwnImages(path, options) if path.is_dir() else OwnTable(path, options)
+
+
+def _located(place: str, moved: bool) -> Path | None:
+    """Where the files are; those of a run folder are looked for by their name, too, in case they were moved."""
+    root, path = data_root(), Path(place)
+    below = [root / path.name] if root and (path.name == place or moved) else []
+    for candidate in (path, *below, *([Path(path.name)] if moved else [])):
+        if candidate.is_file() and candidate.suffix.lower() in (*_TABLES, ".parquet"):
+            return candidate
+        if candidate.is_dir() and (list(candidate.glob("*.parquet")) or is_image_folder(candidate)):
+            return candidate
     return None
 
 
@@ -47,16 +90,15 @@ class OwnParquet:
         """Images of the first one's size, with the mean and deviation of all; or texts."""
         if self._content[1] == "text":
             return Texts(length=_LENGTH)
-        pixels = self._pixels(self._files("train"))
-        means = squares = torch.zeros(pixels.shape[1], dtype=torch.double)
-        for block in pixels.split(4096):  # no second array of the data's size
-            share = block.double().div(255)
-            means = means + share.mean((0, 2, 3)) * len(block) / len(pixels)
-            squares = squares + share.square().mean((0, 2, 3)) * len(block) / len(pixels)
-        deviations = (squares - means.square()).clamp(min=0).sqrt().clamp(min=1e-3)
-        mean, std = (tuple(round(value, 4) for value in values.tolist()) for values in (means, deviations))
-        channels, height, width = pixels.shape[1:]
-        return Images(channels, height, width, mean=mean, std=std)
+        return measured_images(self._pixels(self._files("train")))
+
+    def has_layout(self, options: FileOptions) -> bool:
+        """Whether the file is in the hub's layout: images, or texts and their labels; else it is a table."""
+        import pyarrow as pa
+
+        if any(pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0 for field in self._schema):
+            return True
+        return not replace(options, label=None).for_tables and ("text" in self._schema.names or not options.label)
 
     def load(self) -> Dataset:
         """Train and test split; without a test split every fifth row makes one."""
@@ -116,7 +158,8 @@ class OwnParquet:
                 return chosen[0], kind
         raise DataError(
             f"{self.path} must have one column of images (struct of bytes and path) or one of texts; it has "
-            f"{', '.join(f'{field.name} ({field.type})' for field in schema)}."
+            f"{', '.join(f'{field.name} ({field.type})' for field in schema)}. "
+            "If it is a table, name its column of labels: --label."
         )
 
     @cached_property
