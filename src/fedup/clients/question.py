@@ -51,6 +51,7 @@ _FORMS: dict[Any, tuple[Callable[[Any], Any], Callable[[Details, str], Any]]] = 
     bool: (bool, lambda details, name: bool(details.get(name))),
     Granularity: (str, lambda details, name: known_granularity(details[name])),
     frozenset[int]: (sorted, checks.whole_set),
+    frozenset[str]: (sorted, checks.text_set),
     frozenset[int] | None: (
         lambda numbers: None if numbers is None else sorted(numbers),
         lambda details, name: None if details[name] is None else checks.whole_set(details, name),

@@ -14,6 +14,7 @@ from fedup.errors import ArtifactError, DataError, SettingError
 from fedup.federation import Federation
 from fedup.partition import dirichlet, iid, pathological
 from fedup.rng import generator
+from fedup.subjects import SubjectKey
 from fedup.tasks.datasets import Dataset, defaults_of, input_of, load_dataset
 from fedup.tasks.models import build_model, training_of
 from fedup.training.averaging import RunningAverage
@@ -157,8 +158,12 @@ class Recipe:
         chosen = torch.randperm(len(dataset.y), generator=generator(self.seed, "rows"))[: self.rows].sort().values
         return replace(dataset, x=dataset.x[chosen], y=dataset.y[chosen])
 
-    def federation(self, dataset: Dataset) -> Federation:
-        """The data set, split over clients."""
+    def federation(self, dataset: Dataset, key: SubjectKey | None = None) -> Federation:
+        """The data set, split over clients; with a key requests can name the persons behind its rows."""
+        federation = self._split(dataset)
+        return federation if dataset.subjects is None else federation.with_subjects(dataset.subjects, key=key)
+
+    def _split(self, dataset: Dataset) -> Federation:
         name, _, value = self.partition.partition(":")
         if name not in PARTITIONS:
             known = ", ".join(PARTITIONS)

@@ -178,7 +178,7 @@ class Execution:
 
     def _is_withheld(self, request: Forget) -> bool:
         verdict = self._report.verdicts[request.digest]
-        if verdict.finding != "farther than before" or request.kind != "sample" or request.reason != "withdrawal":
+        if verdict.finding != "farther than before" or not request.names_rows_only or request.reason != "withdrawal":
             return False
         if self._plan.force:
             self._report.forced.append(f"To {request} was answered although it makes the model know them better.")
