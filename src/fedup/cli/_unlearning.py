@@ -189,7 +189,8 @@ def _print_requests(result: dict[str, Any], console: Console) -> None:
         waits = request["id"] in result["waiting"]
         if result["declined"] and not waits:
             continue
-        rows = f" ({count(request['rows'], 'training row')})" if request["rows"] is not None else ""
+        counted = request["rows"] is not None and " person" not in request["what"]  # else it says so itself
+        rows = f" ({count(request['rows'], 'training row')})" if counted else ""
         name = f"{request['id']}, {escape(request['reference'])}," if request["reference"] else request["id"]
         state = "stays open, without a filter" if request["id"] in result["withheld"] else "is in force"
         state = "waits, without a filter" if waits else state

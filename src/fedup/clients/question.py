@@ -89,6 +89,7 @@ class Question(ABC, Generic[A]):
     reported_as: ClassVar[str]
     needs_model: ClassVar[bool] = True
     reads_held_out: ClassVar[bool] = False
+    reads_persons: ClassVar[bool] = False
 
     def to_message(self) -> Message:
         """The question as it is sent: all fields that are compared."""

@@ -27,6 +27,7 @@ class SubjectsQuestion(ExactQuestion[Rows]):
     kind: ClassVar[str] = "subjects"
     reported_as: ClassVar[str] = "rows of persons"
     needs_model: ClassVar[bool] = False
+    reads_persons: ClassVar[bool] = True
 
     tags: frozenset[str]
 

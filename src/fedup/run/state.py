@@ -163,6 +163,15 @@ class State:
         known = ", ".join(request.id for request in self.requests) or "none yet"
         raise RequestError(f"There is no request {request_id!r} in this folder; there are: {known}.")
 
+    def request_for(self, forget: Forget) -> Request:
+        """The last request for exactly these persons; one that was not taken back comes first."""
+        matches = [request for request in self.requests if request.forget.as_named == forget.as_named]
+        if not matches:
+            others = [own.id for own in self.requests if own.forget.subject_tags & forget.subject_tags]
+            hint = f" {', '.join(others)} names others, too: name it by its id." if others else ""
+            raise RequestError(f"There is no request to {forget} alone in this folder.{hint} Nothing was changed.")
+        return max(matches, key=lambda request: (request.restored_in is None, int(request.id[1:])))
+
     def next_id(self, after: int = 0) -> str:
         """The id of the request to come."""
         return f"R{len(self.requests) + after + 1}"

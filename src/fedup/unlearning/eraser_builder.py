@@ -35,6 +35,7 @@ from fedup.unlearning.lookalikes import Mixture, retained_cells, shift_between, 
 from fedup.unlearning.report import Report
 
 A = TypeVar("A")
+_MOST_NAMED = 2  # requests named in a note
 LEAST_SIGNAL = 2.5  # times the sampling noise: a smaller shift is not erased
 
 
@@ -259,19 +260,20 @@ class EraserBuilder:
 
     def _holders(self, question: RowGroups) -> dict[str, list[int]]:
         """By request, the clients that hold enough of its rows."""
-        holders = {}
+        holders, small = {}, list[Forget]()
         for name, request in question.requests.items():
             enough = {client for client, ids in request.sample_ids.items() if len(ids) >= LEAST_ROWS}
             whole = set(self._reach().clients) if request.class_ids else set(request.client_ids)
             clients = sorted(enough | whole)
             if not clients:
-                few = f"no client has {LEAST_ROWS} or more of the forgotten samples, which an eraser needs"
-                self._leave(few, request)
+                small.append(request)
                 continue
             holders[name] = clients
             if left := sum(len(ids) for client, ids in request.sample_ids.items() if client not in clients):
                 left_out = f"without {left} samples of clients that have fewer than {LEAST_ROWS} each"
                 self._report.note(f"The eraser is made {left_out}.", self._members[name])
+        if small:
+            self._leave(f"no client has {LEAST_ROWS} or more of the forgotten samples, which an eraser needs", *small)
         return holders
 
     def _digest(self, question: RowGroups) -> str:
@@ -303,14 +305,16 @@ class EraserBuilder:
         early = list(offered)[: list(offered).index(self._cut) + 1] if self._cut in offered else list(offered)
         return {cut: offered.get(cut, "each") for cut in dict.fromkeys([*early, self._cut])}
 
-    def _leave(self, why: str, request: Forget | None = None) -> None:
+    def _leave(self, why: str, *groups: Forget) -> None:
         """Note that nothing is erased of a request; an error if an eraser is required."""
         if self._config.requires_eraser:
             raise RequestError(
                 f"There can be no eraser: {why}. Use filter='bottleneck', which reads nothing of forgotten rows."
             )
-        about = [] if request is None else self._members[request.digest]
-        which = f" to {' and to '.join(sorted(map(str, about)))}" if about else ""
+        about = [request for group in groups for request in self._members[group.digest]]
+        named = sorted(map(str, about))
+        more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+        which = f" to {' and to '.join(named[:_MOST_NAMED])}{more}" if about else ""
         self._report.note(
             f"No eraser was made{which}: {why}. The bottleneck alone answers; the verdict says what that did.", about
         )

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fedup.errors import RequestError
 from fedup.request import Forget, union
 from fedup.serving.plugged import Served
 from fedup.statistics.store import Centroids
@@ -165,7 +166,12 @@ class Execution:
             return self._measurement.no_verdict()
         before = self._plan.plugged.served
         if original is not None and len(new) > 1:  # compare with all requests but this one
-            before = self._without(request, active | new, original)
+            try:
+                before = self._without(request, active | new, original)
+            except RequestError as error:
+                if not request.names_rows_only:
+                    raise
+                self._report.note(f"To {request} is measured with all that were answered with it. {error}", [request])
         return self._measurement.verdict(request, candidate, before, alone=len(new) == 1)
 
     def _without(self, request: Forget, requests: frozenset[Forget], original: Centroids) -> Served:

@@ -31,7 +31,7 @@ _WORDS: Mapping[Finding, str] = {
     "not measured": "It was not measured whether they are forgotten",
     "unchanged": "Not forgotten: nothing changed for them",
     "farther than before": "Not forgotten: the filter makes the model know them better than before",
-    "waiting": "Not forgotten yet: the request waits",
+    "waiting": "Not forgotten yet, the request waits",
 }
 
 
