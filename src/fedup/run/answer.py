@@ -199,7 +199,7 @@ class RequestDesk:
         if withdrawn:
             self.writer.commit("withdrawn", {**self.facts, "requests": withdrawn})
         requests = [request for request in requests if not request.is_waiting]
-        if not requests:
+        if withdrawn and not requests:
             return Outcome(withdrawn, self.writer.state.filter, Report(self.plugged.requests), None)
         ids = [request.id for request in requests]
         self.plugged.check_base(hashed=True)
