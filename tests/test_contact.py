@@ -22,6 +22,7 @@ from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion, WhoQuestion
 from fedup.clients.moments import MomentChangeQuestion, MomentsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.clients.subjects import SubjectsQuestion
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import BudgetError, ContactError, RequestError
 from fedup.models.features import FeatureReader
@@ -214,6 +215,7 @@ def test_everyone_is_asked_but_some_and_some_are_asked_something_else():
 GROUPS = RowGroups({"r": Forget.samples({0: [3, 7]})}, Forget.samples({0: [3, 7]}) | Forget.classes([1]))
 EVERY_QUESTION = [
     WhoQuestion(),
+    SubjectsQuestion(frozenset(["f0", "0a"])),
     LabelsQuestion(frozenset([7, 3])),
     CentroidsQuestion("5", HOW, frozenset([2, 1]), frozenset([0]), frozenset([9, 4]), half=True),
     CentroidsQuestion("5", HOW),

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from fedup.statistics.store import Centroids as Centroids
     from fedup.statistics.store_file import load_centroids as load_centroids
     from fedup.statistics.store_file import save_centroids as save_centroids
+    from fedup.subjects import SubjectKey as SubjectKey
     from fedup.training.fedavg import Observer as Observer
     from fedup.training.fedavg import Rounds as Rounds
     from fedup.training.fedavg import Runtime as Runtime
@@ -76,6 +77,7 @@ _PUBLIC = {
     "fedup.statistics.moment_store": "MomentStore",
     "fedup.statistics.store": "Centroids",
     "fedup.statistics.store_file": "load_centroids save_centroids",
+    "fedup.subjects": "SubjectKey",
     "fedup.training.fedavg": "Observer Rounds Runtime federate",
     "fedup.training.local": "LocalTraining",
     "fedup.unlearning.plan": "RequestPlan Terms",

@@ -1,8 +1,8 @@
 """The data of a federation: clients as index sets over shared arrays."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 import torch
@@ -12,6 +12,7 @@ from fedup.errors import DataError, RequestError, SettingError
 from fedup.inputs import read_inputs
 from fedup.request import Forget, check_known
 from fedup.rng import generator
+from fedup.subjects import SubjectKey
 from fedup.targets import Targets, check_request, checked, kind_of
 
 Part = Literal["train", "validation", "heldout"]
@@ -35,7 +36,7 @@ class Federation:
     floating point numbers (N, K). `num_classes` is the number of outputs: classes, labels or values.
 
     `subjects` (`with_subjects`) numbers the person behind each row, for guarantees that protect a person instead of a
-    record; a number below 0 means unknown.
+    record, and `subject_tags` has the tags by which requests name them; a number below 0 means unknown.
 
     >>> x, y = torch.randn(100, 8), torch.arange(100) % 5
     >>> federation = Federation.split(x, y, [torch.arange(i, 100, 4) for i in range(4)])
@@ -50,6 +51,7 @@ class Federation:
     subjects: Tensor | None = None  # (N,)
     client_names: tuple[str, ...] = ()  # in the order of `clients`; empty: they have numbers only
     class_names: tuple[str, ...] = ()  # of the outputs; empty: they have numbers only
+    subject_tags: Mapping[str, int] = field(default_factory=dict)  # the number of the person with that tag
 
     @classmethod
     def of(
@@ -182,12 +184,19 @@ class Federation:
         y, _ = _checked_arrays(self.x, y, self.num_classes)
         return replace(self, y=y)
 
-    def with_subjects(self, subjects: Tensor) -> Self:
-        """The same federation with the person behind each row."""
-        rows = len(self.x)
+    def with_subjects(self, subjects: Tensor | Sequence[str], *, key: SubjectKey | None = None) -> Self:
+        """The same federation with the person behind each row: numbers, or ids ("": unknown).
+
+        With a key requests can name persons (`Forget.subjects`). Of ids numbers and tags are kept, and nothing else.
+        """
+        rows, tags = len(self.x), dict[str, int]()
+        if not isinstance(subjects, Tensor):
+            subjects, tags = number_subjects(subjects, key)
+        elif key is not None:
+            tags = {key.tag(str(number)): number for number in subjects.unique().tolist() if number >= 0}
         if subjects.shape != (rows,) or subjects.is_floating_point():
             raise DataError(f"subjects must be one whole number per row; found {tuple(subjects.shape)} for {rows}.")
-        return replace(self, subjects=subjects)
+        return replace(self, subjects=subjects, subject_tags=tags)
 
     def to(self, device: torch.device | str) -> Self:
         """The same federation with its arrays on a device."""
@@ -218,6 +227,18 @@ class Federation:
         rows = replace(request, class_ids=frozenset()) if self.targets == "labels" else request
         if len(self.retained(rows)) == 0:
             raise RequestError(f"To {request} leaves no training row. Take the model out of service instead.")
+
+
+def number_subjects(ids: Sequence[str], key: SubjectKey | None) -> tuple[Tensor, dict[str, int]]:
+    """A number for the person of each row, -1 where it is unknown, and the numbers by tag; no tags without a key."""
+    wrong = [type(subject).__name__ for subject in ids if not isinstance(subject, str)]
+    if wrong or isinstance(ids, str):
+        raise DataError(
+            f"The person of each row is a text, '' where it is unknown; found {(wrong or ['one text'])[0]}."
+        )
+    numbers = {subject: number for number, subject in enumerate(dict.fromkeys(own for own in ids if own.strip()))}
+    tags = {} if key is None else {key.tag(subject): number for subject, number in numbers.items()}
+    return torch.tensor([numbers.get(subject, -1) for subject in ids], dtype=torch.int64), tags
 
 
 def check_samples(train: Tensor, ids: frozenset[int], client_id: int) -> None:

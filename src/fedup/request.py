@@ -1,21 +1,25 @@
-"""What is to be forgotten: requests name data (clients, classes, sample ids), never positions."""
+"""What is to be forgotten: requests name data (clients, classes, sample ids, persons), never positions."""
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
 from typing import Any, Literal, get_args
 
 from fedup.errors import RequestError
+from fedup.subjects import SHORT_TAG, SubjectKey
 
 Reason = Literal["withdrawal", "poison"]
 
 
 @dataclass(frozen=True)
 class Forget:
-    """A request to forget clients, classes or samples; `|` joins several into one.
+    """A request to forget clients, classes, samples or persons; `|` joins several into one.
+
+    Persons are named by tags (`SubjectKey`). Once clients were asked which rows these are of, the request has the rows
+    as samples, too: it is *resolved*.
 
     The `reason` sets the goal: withdrawn rows should look like rows never seen, poisoned rows should lose their effect
     on their label. Requests for the same data are equal whatever their reasons.
@@ -29,6 +33,8 @@ class Forget:
     class_ids: frozenset[int] = frozenset()
     sample_ids: Mapping[int, frozenset[int]] = field(default_factory=dict)
     reason: Reason = field(default="withdrawal", compare=False)
+    subject_tags: frozenset[str] = frozenset()
+    resolved_tags: frozenset[str] = field(default=frozenset(), compare=False)  # persons whose rows are in sample_ids
 
     def __post_init__(self) -> None:
         if self.reason not in get_args(Reason):
@@ -37,6 +43,8 @@ class Forget:
         object.__setattr__(self, "class_ids", frozenset(self.class_ids))
         samples = {client: frozenset(ids) for client, ids in sorted(self.sample_ids.items())}
         object.__setattr__(self, "sample_ids", samples)
+        object.__setattr__(self, "subject_tags", frozenset(self.subject_tags))
+        object.__setattr__(self, "resolved_tags", frozenset(self.resolved_tags))
 
     @classmethod
     def clients(cls, ids: Iterable[int], *, reason: Reason = "withdrawal") -> "Forget":
@@ -57,16 +65,27 @@ class Forget:
         samples = {client: _ids(ids[client], f"sample of client {client}") for client in sorted(clients)}
         return cls(sample_ids=samples, reason=reason)
 
+    @classmethod
+    def subjects(cls, ids: Iterable[str], *, key: SubjectKey, reason: Reason = "withdrawal") -> "Forget":
+        """Forget persons at every client, by their ids; the request holds their tags under this key alone."""
+        if isinstance(ids, (str, bytes)):
+            raise RequestError("Persons are named by a list of ids, as in ['P-113']; found a single text.")
+        tags = frozenset(key.tag(subject) for subject in ids)
+        if not tags:
+            raise RequestError("The request forgets nothing: the list of persons is empty.")
+        return cls(subject_tags=tags, reason=reason)
+
     def __or__(self, other: "Forget") -> "Forget":
         samples = {
             client: self.sample_ids.get(client, frozenset()) | other.sample_ids.get(client, frozenset())
             for client in sorted({*self.sample_ids, *other.sample_ids})
         }
         reason: Reason = "poison" if "poison" in (self.reason, other.reason) else "withdrawal"
-        return Forget(self.client_ids | other.client_ids, self.class_ids | other.class_ids, samples, reason)
+        tags = self.subject_tags | other.subject_tags, self.resolved_tags | other.resolved_tags
+        return Forget(self.client_ids | other.client_ids, self.class_ids | other.class_ids, samples, reason, *tags)
 
     def at(self, client: int) -> "Forget":
-        """The part that concerns one client: nothing about other clients."""
+        """The part that concerns one client: nothing about other clients, and no tags."""
         samples = {client: self.sample_ids[client]} if client in self.sample_ids else {}
         return Forget(self.client_ids & {client}, self.class_ids, samples, self.reason)
 
@@ -75,9 +94,25 @@ class Forget:
 
     @property
     def kind(self) -> str:
-        """'client', 'class', 'sample', or several joined by '+'."""
-        named = [("client", self.client_ids), ("class", self.class_ids), ("sample", self.sample_ids)]
+        """'client', 'class', 'sample', 'subject', or several joined by '+'."""
+        rows = "subject" if self.subject_tags else "sample"
+        named = [("client", self.client_ids), ("class", self.class_ids), (rows, self.sample_ids or self.subject_tags)]
         return "+".join(name for name, ids in named if ids)
+
+    @property
+    def names_rows_only(self) -> bool:
+        """Whether it names samples or persons, and nothing else."""
+        return self.kind in ("sample", "subject")
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether it is known which rows it names: false for persons until clients were asked."""
+        return self.subject_tags <= self.resolved_tags
+
+    @property
+    def as_named(self) -> "Forget":
+        """The request as it came in: persons without the rows that clients reported."""
+        return replace(self, sample_ids={}, resolved_tags=frozenset()) if self.subject_tags else self
 
     @property
     def digest(self) -> str:
@@ -86,6 +121,8 @@ class Forget:
 
     def to_json(self) -> dict[str, Any]:
         """Sorted lists and strings; the reason only if it is not "withdrawal"."""
+        if not self.is_resolved:
+            raise RequestError(f"To {self} is stored and sent once clients have said which rows that is.")
         return self._data() | ({"reason": self.reason} if self.reason != "withdrawal" else {})
 
     def _data(self) -> dict[str, Any]:
@@ -93,6 +130,7 @@ class Forget:
             "clients": sorted(self.client_ids),
             "classes": sorted(self.class_ids),
             "samples": {str(client): sorted(ids) for client, ids in sorted(self.sample_ids.items())},
+            **({"subjects": sorted(self.subject_tags)} if self.subject_tags else {}),
         }
 
     @classmethod
@@ -100,14 +138,27 @@ class Forget:
         """The inverse of `to_json`."""
         samples = {int(client): frozenset(ids) for client, ids in value["samples"].items()}
         reason: Any = value.get("reason", "withdrawal")
-        return cls(frozenset(value["clients"]), frozenset(value["classes"]), samples, reason)
+        tags = frozenset(value.get("subjects", ()))
+        return cls(frozenset(value["clients"]), frozenset(value["classes"]), samples, reason, tags, tags)
 
     def __str__(self) -> str:
         wholes = {"clients": self.client_ids, "classes": self.class_ids}
         parts = [f"{name} {sorted(ids)}" for name, ids in wholes.items() if ids]
-        for client, ids in self.sample_ids.items():
+        if self.subject_tags:
+            parts.append(self.persons)
+        for client, ids in () if self.subject_tags else self.sample_ids.items():
             parts.append(f"{len(ids)} sample{'s' if len(ids) > 1 else ''} of client {client}")
         return "forget " + " and ".join(parts)
+
+    @property
+    def persons(self) -> str:
+        """Its persons in words: by the first digits of their tags, with how many rows they have where."""
+        tags = sorted(tag[:SHORT_TAG] for tag in self.subject_tags)
+        several = f"{len(tags)} persons" if len(tags) > 1 else "1 person"
+        shown = ", ".join(tags[:3]) + (", …" if len(tags) > 3 else "")
+        rows, clients = sum(map(len, self.sample_ids.values())), len(self.sample_ids)
+        held = f": {rows} row{'s'[: rows > 1]} of {clients} client{'s'[: clients > 1]}" if rows else ""
+        return f"{several} ({shown}{held})"
 
 
 def union(requests: Iterable[Forget]) -> Forget:
@@ -119,7 +170,12 @@ def check_known(request: Forget, *, clients: Iterable[int], num_classes: int) ->
     """Raise unless every client and class of the request exists and something is left to keep."""
     known = clients if isinstance(clients, Set) else frozenset(clients)
     if not request.kind:
-        raise RequestError("The request forgets nothing: name at least one client, class or sample.")
+        raise RequestError("The request forgets nothing: name at least one client, class, sample or person.")
+    if not request.is_resolved:
+        raise RequestError(
+            f"To {request}: clients must say first which rows these are. unlearn(…, clients=…) asks them; elsewhere "
+            "name samples."
+        )
     unknown = sorted(client for client in request.client_ids | set(request.sample_ids) if client not in known)
     if unknown:
         brief = sorted(known) if len(known) <= 20 else f"{min(known)} to {max(known)} ({len(known)} of them)"

@@ -304,7 +304,7 @@ REFUSED = {
     "num_classes must be": {"num_classes": 10**7},
     "Classes are 0 to 3": {"labels": [CLASSES], "row": None},
     "excluded is no list of whole numbers": {"excluded": [2**63]},
-    "knows no subjects": {"how": asdict(replace(REAL, unit="subject"))},
+    "does not know whose its rows are": {"how": asdict(replace(REAL, unit="subject"))},
     "replayed": {"how": asdict(replace(REAL, replay_seed=1))},
     "blank row": {"row": row_of(torch.zeros(1, 3))},
     "what a row looks like": {"row": {"shape": [-1], "type": "float32"}},

@@ -146,7 +146,7 @@ def test_a_request_that_makes_its_samples_better_known_stays_open_and_people_are
     assert store_of(withheld).open == {Forget.samples({1: WITHDRAWN})}
     assert is_sound(withheld)
     ran = fedup("unlearn", "--run", withheld, *samples(), *ANY_LOSS, *FAST)
-    assert ran.code == 1 and "R2 stays open, without a filter" in ran.out
+    assert ran.code == 1 and "R2, W-1, stays open, without a filter" in ran.out
     of_first = [build_evidence(Run(run), Run(run).read(), "R1") | {"journal": None} for run in (original, withheld)]
     assert of_first[0] == of_first[1], "no other filter answers it now"
     told, page = evidence(withheld, "W-1")

@@ -38,6 +38,9 @@ MaxLossOption = Annotated[
 MaxClassLossOption = Annotated[
     float, typer.Option(help="Refuse a filter that costs a class nobody asked to forget more points of recall.", min=0)
 ]
+SubjectKeyOption = Annotated[
+    Path | None, typer.Option(help="File with the key of persons; by default subjects.key in the run folder.")
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Put the filter in force whatever it costs.")]
 
 DEFAULT_RUN = Path("run")

@@ -9,27 +9,33 @@ from typing import Any, cast
 
 import typer
 
+from fedup.cli._names import NUMBER, Names
 from fedup.errors import RequestError
 from fedup.request import Forget, union
 
-_COLUMNS = ("reference", "client", "class", "sample", "reason")
+_COLUMNS = ("reference", "client", "class", "sample", "subject", "reason")
+_NO_NAMES = Names()
 _NUMBERS = re.compile(r"[0-9]{1,18}(-[0-9]{1,18})?([,; ]+[0-9]{1,18}(-[0-9]{1,18})?)*")
 _MOST = 10_000_000  # a typing error in a range must not fill the memory
 
 
-def from_options(clients: list[int], classes: list[int], samples: list[str], reason: str) -> list[Forget]:
+def from_options(
+    clients: list[str], classes: list[str], samples: list[str], subjects: list[str], reason: str, names: Names
+) -> list[Forget]:
     """One request for all that the options name; none when they name nothing."""
-    parts = [Forget.clients(clients)] if clients else []
-    parts += [Forget.classes(classes)] if classes else []
-    parts += [_samples_option(text) for text in samples]
+    parts = [Forget.clients(map(names.client, clients))] if clients else []
+    parts += [Forget.classes(map(names.label, classes))] if classes else []
+    parts += [_samples_option(text, names) for text in samples]
+    parts += [names.persons(subjects)] if subjects else []
     return [replace(union(parts), reason=cast(Any, reason))] if parts else []  # which is checked there
 
 
-def _samples_option(text: str) -> Forget:
-    client, colon, numbers = text.partition(":")
-    if not colon or not re.fullmatch(r"[0-9]{1,18}", client.strip()) or not _NUMBERS.fullmatch(numbers.strip()):
+def _samples_option(text: str, names: Names) -> Forget:
+    client, colon, numbers = text.rpartition(":")
+    named = NUMBER.fullmatch(client.strip()) or names.clients
+    if not colon or not named or not _NUMBERS.fullmatch(numbers.strip()):
         raise typer.BadParameter(f"samples are given as CLIENT:IDS, as in 3:17,42,50-60; found {text!r}.")
-    return Forget.samples({int(client): parse_numbers(numbers)})
+    return Forget.samples({names.client(client): parse_numbers(numbers)})
 
 
 def parse_numbers(text: str) -> list[int]:
@@ -49,15 +55,17 @@ def parse_numbers(text: str) -> list[int]:
     return numbers
 
 
-def from_csv(path: Path, reason: str = "withdrawal") -> list[tuple[Forget, str | None]]:
-    """Requests of a file with the columns reference, client, class and sample; rows with one reference are one request.
+def from_csv(path: Path, reason: str = "withdrawal", names: Names = _NO_NAMES) -> list[tuple[Forget, str | None]]:
+    """Requests of a file with the columns reference, client, class, sample and subject; rows with one reference are one
+    request.
 
-    A row names a client, or a class, or samples of a client (`17 42 50-60`). A column `reason` overrides the one given.
+    A row names clients, or classes, or samples of a client (`17 42 50-60`), or one person. A column `reason` overrides
+    the one given.
     """
     by_reference: dict[str, list[Forget]] = {}
     for line, row in _rows(path):
         try:
-            part = replace(_row(row), reason=cast(Any, row["reason"] or reason))
+            part = replace(_row(row, names), reason=cast(Any, row["reason"] or reason))
         except RequestError as error:
             raise RequestError(f"Line {line} of {path}: {error} Nothing was changed.") from error
         reference = row["reference"] or f"\0{line}"  # a row without one is a request of its own
@@ -75,7 +83,7 @@ def _rows(path: Path) -> Iterable[tuple[int, dict[str, str]]]:
     reader = csv.DictReader(text.splitlines())
     found = [name.strip().lower() for name in reader.fieldnames or []]
     wrong = len(set(found)) != len(found) or not set(found) <= set(_COLUMNS)
-    if wrong or not {"client", "class", "sample"} & set(found):
+    if wrong or not {"client", "class", "sample", "subject"} & set(found):
         raise RequestError(
             f"{path} must begin with a line that names its columns, each once, out of {', '.join(_COLUMNS)}; "
             f"found {', '.join(found) or 'nothing'}."
@@ -89,16 +97,31 @@ def _rows(path: Path) -> Iterable[tuple[int, dict[str, str]]]:
             yield reader.line_num, values
 
 
-def _row(row: dict[str, str]) -> Forget:
-    names = ("client", "class", "sample")
-    for name in names:
-        if row[name] and not _NUMBERS.fullmatch(row[name]):
-            raise RequestError(f"{name} must hold whole numbers; found {row[name]!r}.")
-    client, label, sample = (parse_numbers(row[name]) if row[name] else [] for name in names)
+def _row(row: dict[str, str], names: Names) -> Forget:
+    if row["subject"]:
+        if row["client"] or row["class"] or row["sample"]:
+            raise RequestError("a row that names a person names no client, class or sample: give them a row each.")
+        return names.persons([row["subject"]])
+    if row["sample"] and not _NUMBERS.fullmatch(row["sample"]):
+        raise RequestError(f"sample must hold whole numbers; found {row['sample']!r}.")
+    client, label = _several(row["client"], "client", names), _several(row["class"], "class", names)
+    sample = parse_numbers(row["sample"]) if row["sample"] else []
     if sample and (len(client) != 1 or label):
         raise RequestError("samples are named with the one client that holds them, and no class.")
     if sample:
         return Forget.samples({client[0]: sample})
     if bool(client) == bool(label):
-        raise RequestError("a row names a client, or a class, or samples of a client.")
+        raise RequestError("a row names a client, or a class, or samples of a client, or a person.")
     return Forget.clients(client) if client else Forget.classes(label)
+
+
+def _several(text: str, kind: str, names: Names) -> list[int]:
+    """Clients or classes of a cell: one name, names with commas or semicolons between them, or numbers and ranges."""
+    known, number = (names.clients, names.client) if kind == "client" else (names.classes, names.label)
+    if not text or text in known:
+        return [number(text)] if text else []
+    if _NUMBERS.fullmatch(text):
+        return [number(str(own)) for own in parse_numbers(text)]
+    if not known:
+        raise RequestError(f"{kind} must hold whole numbers; found {text!r}.")
+    return [number(part) for part in re.split(r"[,;]", text)]

@@ -11,6 +11,7 @@ from rich.console import Console
 from torch import nn
 
 from fedup.cli import load_above_cores
+from fedup.cli._names import Names
 from fedup.cli._progress import wide_console
 from fedup.errors import ArtifactError, MissingDataError, NoArchitectureError, SettingError
 from fedup.federation import Federation
@@ -21,6 +22,7 @@ from fedup.run.serving import load_plugged, load_store, read_served
 from fedup.run.state import State
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import Centroids
+from fedup.subjects import SubjectKey
 from fedup.tasks.datasets import Dataset
 from fedup.tasks.evaluation import FederationJudge
 from fedup.tasks.machine import describe_machine
@@ -34,8 +36,10 @@ if TYPE_CHECKING:
 class Session:
     """One command's work on a folder."""
 
-    def __init__(self, path: Path, *, device: str = "cpu") -> None:
+    def __init__(self, path: Path, *, device: str = "cpu", subject_key: Path | None = None) -> None:
         self.run = Run(path)
+        self.key_path = subject_key or self.run.path / "subjects.key"
+        self._key_is_given = subject_key is not None
         self.device = checked_device(device)
         self.console = wide_console(stderr=True)
 
@@ -47,13 +51,38 @@ class Session:
         return replace(Recipe.from_about(about), **copies)
 
     @cached_property
+    def subject_key(self) -> SubjectKey | None:
+        """The key of the persons: in the file named, or in the folder; None where there is none."""
+        if not self._key_is_given and not self.key_path.exists():
+            return None
+        key, known = SubjectKey.load(self.key_path), self.run.read().about.get("subject_key")
+        if key.fingerprint != known:
+            raise ArtifactError(f"{self.key_path} is not the key that the persons of {self.run.path} are tagged with.")
+        return key
+
+    def names(self) -> Names:
+        """The names of clients and classes, and the key of persons."""
+        return Names.of(self.run.read().about, self.subject_key, str(self.key_path))
+
+    def key_for(self, dataset: Dataset) -> SubjectKey | None:
+        """For training: the key at hand, or a new one where the data say whose rows they are; `keep_key` stores it."""
+        if self._key_is_given or self.key_path.exists():
+            return SubjectKey.load(self.key_path)
+        return None if dataset.subjects is None else SubjectKey.new()
+
+    def keep_key(self, key: SubjectKey | None) -> None:
+        """Store a new key in the folder."""
+        if key is not None and not self._key_is_given and not self.key_path.exists():
+            key.save(self.key_path)
+
+    @cached_property
     def dataset(self) -> Dataset:
         return self.recipe.load()
 
     @cached_property
     def federation(self) -> Federation:
         """The clients and their rows; refused if the model was trained on others."""
-        federation = self.recipe.federation(self.dataset)
+        federation = self.recipe.federation(self.dataset, self.subject_key)
         trained = self.run.read().trained
         if trained is not None and trained.body["data"] != federation.digest():
             raise ArtifactError(

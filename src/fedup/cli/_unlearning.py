@@ -1,7 +1,9 @@
 """What `fedup unlearn` does: tell new requests from known ones, answer or plan them, and show the result."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,15 @@ from fedup.errors import RequestError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.request import Forget
 from fedup.run.answer import Limits, NewRequest, RequestDesk
-from fedup.run.in_words import count, eraser_in_words, ids
+from fedup.run.in_words import class_in_words, count, eraser_in_words, forget_in_words, ids
+from fedup.run.pool import Pool, sort_out
 from fedup.run.state import State
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import Centroids
 from fedup.target_words import MEASURE, OUTPUT
 from fedup.tasks.evaluation import describe_rows
-from fedup.unlearning.unlearn import classes_left_without_holder, plan, rehearse
+from fedup.unlearning.unlearn import classes_left_without_holder, contact_of, plan, rehearse, resolved
 
 _REHEARSED_STEPS = 20
 Wanted = list[tuple[Forget, str | None]]  # what to forget, and the operator's reference
@@ -37,25 +40,31 @@ def _config(plugged: PluggedModel, settings: Settings) -> FilterConfig:
 
 
 def _new(session: Session, state: State, wanted: Wanted) -> tuple[list[dict[str, Any]], list[NewRequest]]:
-    """Requests that are in force already, and those to answer, each checked."""
-    in_force = {request.forget: request for request in state.active}
+    """Requests that are in force already, and those to answer, each checked; of persons not even the rows are known."""
+    in_force = {request.forget.as_named: request for request in state.active}
     known: list[dict[str, Any]] = []
     new: dict[Forget, NewRequest] = {}
     for forget, reference in wanted:
         if forget in in_force or forget in new:
-            own = in_force.get(forget)
-            known.append({"id": own and own.id, "reference": own.reference if own else reference, "what": str(forget)})
+            own, what = in_force.get(forget), forget_in_words(forget, state.about)
+            known.append({"id": own and own.id, "reference": own.reference if own else reference, "what": what})
             continue
-        federation, rows = session.federation_if_here, {}
-        if federation is not None:
-            try:
-                federation.check(forget)
-            except RequestError as error:
-                raise RequestError(f"{reference}: {error}" if reference else str(error)) from error
-            if forget.kind == "sample" or state.guarantee is None:  # else counts are what DP hides
-                rows = describe_rows(federation, forget)
-        new[forget] = NewRequest(forget, reference, rows)
+        request = NewRequest(forget, reference)
+        new[forget] = _describe(session, state, request) if forget.is_resolved else request
     return known, list(new.values())
+
+
+def _describe(session: Session, state: State, request: NewRequest) -> NewRequest:
+    """The request with how many rows it names, if the data are here; checked."""
+    federation, forget = session.federation_if_here, request.forget
+    if federation is None:
+        return request
+    try:
+        federation.check(forget)
+    except RequestError as error:
+        raise RequestError(f"{request.reference}: {error}" if request.reference else str(error)) from error
+    hidden = state.guarantee is not None and not forget.names_rows_only  # counts are what DP hides
+    return request if hidden else replace(request, rows=describe_rows(federation, forget))
 
 
 def plan_answer(
@@ -64,18 +73,33 @@ def plan_answer(
     """Who would be asked, what would be replaced, what it costs in time and privacy; changes nothing."""
     state, plugged = session.served()
     known, new = _new(session, state, wanted)
-    result: dict[str, Any] = {"dry_run": True, "already": known, "requests": []}
-    if not new:
+    result: dict[str, Any] = {"dry_run": True, "already": known, "requests": [], "waiting": []}
+    if not new and wanted:
         return result
-    config, clients = _config(plugged, settings), session.federation_if_here
-    store, requests = session.store(state), state.forgets | {request.forget for request in new}
-    planned = plan(plugged, store, requests, clients=clients, config=config, force=force)
+    config, clients, store = _config(plugged, settings), session.federation_if_here, session.store(state)
+    contact = contact_of(clients, plugged, store)
+    persons = [request.forget for request in new if not request.forget.is_resolved]
+    new = [_describe(session, state, replace(own, forget=resolved(own.forget, contact))) for own in new]
+    pool = Pool(new) if force else sort_out(state, store, new, contact, pending=not wanted)
+    result |= {
+        "waiting": [
+            {"what": forget_in_words(own.forget, state.about), "why": pool.why[own.forget]} for own in pool.waiting
+        ],
+        "clients_resolving": list(contact.clients) if persons and contact else [],
+    }
+    if not pool.ready:
+        return result
+    requests = state.forgets | {request.forget for request in pool.ready}
+    planned = plan(plugged, store, requests, clients=contact, config=config, force=force)
     sent = len(planned.cells_asked)
     per_client_s = state.collected.body["time_s"] / max(1, len(state.collected.body["releases"]))  # type: ignore[union-attr]
     expected_s = _time_of_fit(plugged, store, requests, config) + per_client_s * len(planned.clients_contacted)
     replaced = "sealed where it is the original" if keep_sealed else "destroyed"
     return result | {
-        "requests": [{"reference": own.reference, "what": str(own.forget), "rows": own.rows} for own in new],
+        "requests": [
+            {"reference": own.reference, "what": forget_in_words(own.forget, state.about), "rows": own.rows}
+            for own in pool.ready
+        ],
         "in_force_afterwards": len(requests),
         "classes_left_without_holder": classes_left_without_holder(store, requests),
         "would_be_measured": clients is not None,
@@ -96,33 +120,27 @@ def plan_answer(
 def answer_requests(
     session: Session, wanted: Wanted, settings: Settings, limits: Limits, *, keep_sealed: bool, wait_s: float
 ) -> dict[str, Any]:
-    """Answer the new requests by one filter for all in force, or decline them."""
+    """Answer the new requests by one filter for all in force, or decline them; without any, those that wait."""
     with session.writing("unlearn", wait_s) as writer:
-        known, new = _new(session, writer.state, wanted)
-        if not new:
-            in_force = writer.state.filter
-            return {"requests": [], "already": known, "filter": in_force.id if in_force else None}
-        plugged, store = session.plugged(writer.state), session.store(writer.state, writer)
+        state, pending = writer.state, not wanted
+        known, new = _new(session, state, wanted)
+        if not new and not (pending and state.waiting):
+            return {"requests": [], "already": known, "filter": state.filter.id if state.filter else None}
+        plugged, store = session.plugged(state), session.store(state, writer)
         desk = RequestDesk(writer, plugged, store, session.federation_if_here, session.judge(), session.facts)
-        outcome = desk.unlearn(new, config=_config(plugged, settings), keep_sealed=keep_sealed, limits=limits)
+        desk = replace(desk, describe=partial(_describe, session, state))
+        config = _config(plugged, settings)
+        outcome = desk.unlearn(new, config=config, keep_sealed=keep_sealed, limits=limits, pending=pending)
+        entries = outcome.entries or [request.entry for request in writer.state.waiting]
     report, worst = outcome.report, outcome.report.worst_class
-    verdicts = {digest: verdict.to_json() for digest, verdict in report.verdicts.items()}
     return describe(outcome) | {
-        "requests": [
-            {
-                "id": name,
-                "reference": request.reference,
-                "what": str(request.forget),
-                "reason": request.forget.reason,
-                "rows": request.rows.get("count"),
-                "verdict": verdicts.get(request.forget.digest),
-            }
-            for name, request in zip(outcome.requests, new, strict=True)
-        ],
+        "requests": [_entry(entry, state.about) for entry in entries],
         "already": known,
+        "waiting": list(outcome.waiting),
         "withheld": list(outcome.withheld),
         "forced": report.forced,
         "worst_class": {"class": worst[0], **asdict(worst[1]), **_words(store)} if worst else None,
+        "class_names": list(state.about.get("class_names", ())),
         "class_recall": {str(label): asdict(recall) for label, recall in report.class_recall.items()},
         "classes_left_without_holder": classes_left_without_holder(store, report.requests),
         "filter_sha256": outcome.filter.sha256 if outcome.filter else None,
@@ -138,38 +156,71 @@ def _words(store: Centroids) -> dict[str, str]:
     return {"of": OUTPUT[store.targets], "measure": MEASURE[store.targets]}
 
 
+def _entry(entry: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
+    """A request as the journal holds it, for programs."""
+    forget = Forget.from_json(entry["forget"])
+    return {
+        "id": entry["id"],
+        "reference": entry["reference"],
+        "what": forget_in_words(forget, about),
+        "reason": forget.reason,
+        "rows": entry["rows"].get("count"),
+        "verdict": entry.get("verdict"),
+    }
+
+
 def print_answer(result: dict[str, Any], run: Path) -> None:
     """An answer or a plan, for people."""
     console = wide_console()
     for known in result["already"]:
         which = f"{known['id']} is in force already, settings unchanged" if known["id"] else "named twice"
         console.print(f"To {known['what']}: {which}; nothing to do.")
-    if result["requests"] and "dry_run" in result:
+    if "dry_run" in result:
         _print_plan(result)
-    elif result["requests"] and result["declined"]:
-        _text.print_declined(console, result, done="put in force", fitted="a filter")
     elif result["requests"]:
         _print_requests(result, console)
-        _print_filter(result, console, run)
+        answered = [own for own in result["requests"] if own["id"] not in result["waiting"]]
+        if answered and result["declined"]:
+            _text.print_declined(console, result, done="put in force", fitted="a filter")
+        elif answered:
+            _print_costs(result, console)
+            _print_filter({**result, "requests": answered}, console, run)
+    elif not result["already"]:
+        console.print("No request waits; nothing to do.")
 
 
 def _print_requests(result: dict[str, Any], console: Console) -> None:
-    """Each request with its verdict, and what the filter costs."""
+    """Each request with its verdict; a declined answer has none."""
     for request in result["requests"]:
-        rows = f" ({count(request['rows'], 'training row')})" if request["rows"] is not None else ""
+        waits = request["id"] in result["waiting"]
+        if result["declined"] and not waits:
+            continue
+        counted = request["rows"] is not None and " person" not in request["what"]  # else it says so itself
+        rows = f" ({count(request['rows'], 'training row')})" if counted else ""
         name = f"{request['id']}, {escape(request['reference'])}," if request["reference"] else request["id"]
         state = "stays open, without a filter" if request["id"] in result["withheld"] else "is in force"
-        console.print(f"[bold]{name}[/] {state}: {request['what']}{rows}.")
+        state = "waits, without a filter" if waits else state
+        console.print(f"[bold]{name}[/] {state}: {escape(request['what'])}{rows}.")
         if verdict := request["verdict"]:
             colour = "green" if verdict["good"] else "yellow"
-            console.print(f"  Verdict: [{colour}]{as_command_line(verdict['words'])}[/]")
+            console.print(f"  Verdict: [{colour}]{escape(as_command_line(verdict['words']))}[/]")
+    if result["waiting"]:
+        console.print(
+            "Nothing is suppressed yet for what waits: the model answers as before. Its rows are left out of later "
+            "rounds of training. `fedup unlearn --pending` tries again; --force answers now, and takes the rows beside "
+            "it out of the statistics."
+        )
+
+
+def _print_costs(result: dict[str, Any], console: Console) -> None:
+    """What the filter costs others."""
     for refusal in result["forced"]:
         console.print(f"[bold red]Forced:[/] {escape(refusal)}")
     _text.print_orphaned_classes(console, result)
     if worst := result["worst_class"]:
         console.print(
-            f"The {worst['of']} that loses most on retained rows is {worst['class']}: {worst['measure']} "
-            f"{worst['before']:.3f} before, "
+            f"The {worst['of']} that loses most on retained rows is "
+            f"{class_in_words(worst['class'], result['class_names'])}: {worst['measure']} {worst['before']:.3f} before, "
             f"{worst['after']:.3f} with the filter."
         )
     if result["figures"]:
@@ -222,6 +273,13 @@ def _time_of_fit(plugged: PluggedModel, store: Centroids, requests: Any, config:
 def _print_plan(result: dict[str, Any]) -> None:
     """A plan, for people."""
     console = wide_console()
+    if asked := result.get("clients_resolving"):
+        console.print(f"Would ask {count(len(asked), 'client')} which training rows are of the persons named.")
+    for request in result["waiting"]:
+        console.print(f"Would wait, to {request['what']}: {request['why']}.", markup=False)
+    if not result["requests"]:
+        console.print("Nothing was changed.")
+        return
     for request in result["requests"]:
         rows, where = request["rows"], ""
         if "count" in rows:

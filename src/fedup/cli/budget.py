@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from fedup.cli import _options as options
+from fedup.cli._names import Names
 from fedup.cli._progress import wide_console
 from fedup.cli._text import table
 from fedup.privacy.ledger import Budget
@@ -25,7 +26,7 @@ def budget(
         float | None, typer.Option(help="ε that a client's releases may reach; if left out, list.")
     ] = None,
     delta: Annotated[float | None, typer.Option(help="The δ at which that ε is counted; 1e-5 if not given.")] = None,
-    client: Annotated[list[int], typer.Option(help="Only for this client; may be repeated.")] = [],  # noqa: B006
+    client: Annotated[list[str], typer.Option(help="Only for this client, by name or number; repeatable.")] = [],  # noqa: B006
     run: options.RunOption = options.DEFAULT_RUN,
     wait: options.WaitOption = options.DEFAULT_WAIT_S,
     as_json: options.JsonOption = False,
@@ -52,9 +53,10 @@ def budget(
         return
     wanted = Budget(epsilon) if delta is None else Budget(epsilon, delta)
     with Session(run).writing("budget", wait) as writer:
-        set_budget(writer, wanted, client)
+        clients = [Names.of(writer.state.about).client(own) for own in client]
+        set_budget(writer, wanted, clients)
         ledger = describe_ledger(writer.state)
-    options.show({**asdict(wanted), "clients": client, "ledger": ledger}, as_json, _print_limit)
+    options.show({**asdict(wanted), "clients": clients, "ledger": ledger}, as_json, _print_limit)
 
 
 def _print_limit(result: dict[str, Any]) -> None:

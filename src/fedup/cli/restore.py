@@ -16,6 +16,8 @@ def restore(
         list[str] | None,
         typer.Argument(help="Requests to take back, by id (R1) or reference.", autocompletion=known_requests),
     ] = None,
+    subject: Annotated[list[str] | None, typer.Option(help="Take back the request for this person.")] = None,
+    subject_key: options.SubjectKeyOption = None,
     run: options.RunOption = options.DEFAULT_RUN,
     everything: Annotated[bool, typer.Option("--all", help="Take all back: the original model answers.")] = False,
     max_loss: options.MaxLossOption = 3.0,
@@ -30,18 +32,21 @@ def restore(
 
     Examples:
     [bold]fedup restore R1[/]
+    [bold]fedup restore --subject P-113[/]
     [bold]fedup restore --all --run runs/mnist[/]
     """
     from fedup.cli._session import Session
     from fedup.run.answer import Limits, RequestDesk
 
-    if bool(requests) == everything:
+    if bool(requests or subject) == everything:
         raise typer.BadParameter("name the requests to take back, as in `fedup restore R1`, or pass --all.")
-    session, limits = Session(run, device=device), Limits(max_loss, force, max_class_loss)
+    session = Session(run, device=device, subject_key=subject_key)
+    limits = Limits(max_loss, force, max_class_loss)
     with session.writing("restore", wait) as writer:
         state = writer.state
-        named = {request.id: request for request in map(state.request, requests or [])}  # each once
-        chosen = [*state.active, *state.open] if everything else list(named.values())
+        of_persons = [state.request_for(session.names().persons([person])) for person in subject or []]
+        named = {request.id: request for request in (*map(state.request, requests or []), *of_persons)}  # each once
+        chosen = [*state.active, *state.open, *state.waiting] if everything else list(named.values())
         to_restore = [request for request in chosen if request.restored_in is None]
         result: dict[str, Any] = {
             "requests": [request.id for request in to_restore],
@@ -51,6 +56,7 @@ def restore(
         if to_restore:
             # The last one needs neither centroids nor clients.
             last = all(request in to_restore for request in state.active) and not any(r.is_open for r in to_restore)
+            last |= all(request.is_waiting for request in to_restore)
             desk = RequestDesk(writer, session.plugged(state), None, facts=session.facts)
             if not last:
                 clients, judge = session.federation_if_here, session.judge()

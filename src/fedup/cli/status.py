@@ -37,6 +37,11 @@ def _print(result: dict[str, Any], state: State) -> None:
         facts.add_row(name, escape(text))
     console.print(facts)
     console.print(_requests(state, result) if state.requests else "No request has come in.")
+    if result["waiting"]:
+        console.print(
+            f"[yellow]Waiting[/] {', '.join(result['waiting'])}: too few rows to be answered alone, so that nothing is "
+            "suppressed for them yet. `fedup unlearn --pending` answers them as soon as they are enough."
+        )
     if result["ledger"]:
         print_ledger(console, result["ledger"])
     storage = ", ".join(f"{name} {size(count)}" for name, count in sorted(result["storage_bytes"].items()))
@@ -90,11 +95,12 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
 
 def _requests(state: State, found: dict[str, Any]) -> Table:
     shown = table("id", "reference", "forget", "rows", "status", "verdict", "asked", "took", right=("rows", "took"))
+    clients, classes = (state.about.get(name, ()) for name in ("client_names", "class_names"))
     for request, entry in zip(state.requests, found["requests"], strict=True):
         shown.add_row(
             request.id,
             escape(request.reference or ""),
-            forget_set(request.forget),
+            escape(forget_set(request.forget, class_names=classes, client_names=clients)),
             "" if entry["rows"] is None else f"{entry['rows']:,}",
             f"[bold]{request.status}[/]" if request.is_active else request.status,
             entry["verdict"] or "",

@@ -39,6 +39,7 @@ def train(
         Path | None,
         typer.Option(help="First weights (safetensors, or tinybert's folder); with --rounds 0, the trained ones."),
     ] = None,
+    subject_key: options.SubjectKeyOption = None,
     restart: Annotated[bool, typer.Option("--restart", help="Drop the rounds of an unfinished training.")] = False,
     device: options.DeviceOption = "cpu",
     threads: options.ThreadsOption = None,
@@ -67,7 +68,7 @@ def train(
     recipe = Recipe.suited_to(data, model=model, weights=first, file=options_from(file), **settings)
     if recipe.rounds == 0 and weights is None:
         raise typer.BadParameter("--rounds 0 takes a model as trained: bring its weights with --weights.")
-    result = _train(run, recipe, restart, device, chosen_engine, wait)
+    result = _train(run, recipe, restart, device, chosen_engine, wait, subject_key)
     said = f"{run} was trained before; nothing was changed."
     if not result["already"]:
         rounds = f"{count(recipe.rounds, 'round')}, in {result['time_s']:.1f} s"
@@ -80,7 +81,13 @@ def train(
 
 
 def _train(
-    path: Path, recipe: "Recipe", restart: bool, device: str, engine: "EngineName", wait_s: float
+    path: Path,
+    recipe: "Recipe",
+    restart: bool,
+    device: str,
+    engine: "EngineName",
+    wait_s: float,
+    subject_key: Path | None,
 ) -> dict[str, Any]:
     from fedup.cli._session import BusyNoted, Session
     from fedup.models.cut import find_cut
@@ -90,15 +97,18 @@ def _train(
     from fedup.tasks.progress import RoundsShown
     from fedup.training.fedavg import Runtime
 
-    session = Session(path, device=device)
+    session = Session(path, device=device, subject_key=subject_key)
     parts = {"data": recipe.data, "model": recipe.model}
     own = {name: Path(source) for name, source in parts.items() if source.endswith(".py")}
     dataset = recipe.load()
-    federation = recipe.federation(dataset)
+    key = session.key_for(dataset)
+    federation = recipe.federation(dataset, key)
     start = recipe.blank_model(dataset.x.shape[1:], dataset.num_classes)
     about = recipe.about(dataset) | {"initial": fingerprint(start), "cut": find_cut(start, recipe.cut)}
     about |= {name: source.name for name, source in own.items()}  # the folder may move: no path of this machine
+    about |= {} if key is None else {"subject_key": key.fingerprint}
     session.run.start(about, code=own, restart=restart, wait_s=wait_s)
+    session.keep_key(key)
     with session.writing("train", wait_s) as writer:
         if writer.state.trained is not None:
             return {"already": True, **_describe(writer.state.trained.body)}

@@ -8,18 +8,32 @@ import typer
 
 from fedup.cli import _options as options
 from fedup.cli._settings import Settings, with_settings
+from fedup.errors import RequestError
+
+WAITING = 3  # exit status: the request is on record and waits
 
 
 @with_settings(settings="fedup.filters.bottleneck.FilterConfig")
 def unlearn(
     run: options.RunOption = options.DEFAULT_RUN,
-    client: Annotated[list[int] | None, typer.Option(help="Forget this client; may be repeated.", min=0)] = None,
-    class_: Annotated[list[int] | None, typer.Option("--class", help="Forget this class; repeatable.", min=0)] = None,
+    client: Annotated[
+        list[str] | None, typer.Option(help="Forget this client, by name or number; may be repeated.")
+    ] = None,
+    class_: Annotated[
+        list[str] | None, typer.Option("--class", help="Forget this class, by name or number; may be repeated.")
+    ] = None,
     samples: Annotated[
         list[str] | None,
         typer.Option("--samples", "--sample", help="Forget samples of a client: 3:17,42,50-60; may be repeated."),
     ] = None,
-    csv: Annotated[Path | None, typer.Option(help="File with columns reference, client, class, sample.")] = None,
+    subject: Annotated[
+        list[str] | None, typer.Option(help="Forget this person at all clients, by id; may be repeated.")
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="File with columns reference, client, class, sample, subject.")
+    ] = None,
+    pending: Annotated[bool, typer.Option("--pending", help="Answer the requests that wait, if they can be.")] = False,
+    subject_key: options.SubjectKeyOption = None,
     reference: Annotated[str | None, typer.Option(help="Your own name for the request: a ticket, a letter.")] = None,
     reason: Annotated[
         str, typer.Option(help="withdrawal (rows should look unseen) or poison (their labels should not count).")
@@ -41,14 +55,16 @@ def unlearn(
     wait: options.WaitOption = options.DEFAULT_WAIT_S,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Forget clients, classes or samples: a filter is fitted, measured, and put in force.
+    """Forget clients, classes, samples or persons: a filter is fitted, measured, and put in force.
 
     Options together are one request; a CSV file may hold many. A request in force is not asked again.
     One filter serves all requests in force; it keeps its settings unless others are given.
+    A request with too few rows waits for others (exit status 3).
 
     Examples:
     [bold]fedup unlearn --class 7[/]
     [bold]fedup unlearn --samples 3:17,42 --reference T-12 --dry-run[/]
+    [bold]fedup unlearn --subject P-113 --reference T-13[/]
     [bold]fedup unlearn --csv requests.csv[/]
     """
     from fedup.cli._requests import from_csv, from_options
@@ -57,19 +73,29 @@ def unlearn(
     from fedup.filters.presets import preset as settings_of
     from fedup.run.answer import Limits
 
-    wanted = [(forget, reference) for forget in from_options(client or [], class_ or [], samples or [], reason)]
-    if bool(wanted) == bool(csv):
-        raise typer.BadParameter("name what to forget by --client, --class or --samples, or by a --csv file.")
+    given = client or [], class_ or [], samples or [], subject or []
+    if sum([any(given), csv is not None, pending]) != 1:
+        raise typer.BadParameter(
+            "name what to forget by --client, --class or --samples, or by a --csv file; persons by --subject. "
+            "--pending alone answers what waits."
+        )
+    session = Session(run, device=device, subject_key=subject_key)
+    names = session.names()
+    wanted = [(forget, reference) for forget in from_options(*given, reason, names)]
     if csv is not None:
-        wanted = from_csv(csv, reason)
+        wanted = from_csv(csv, reason, names)
     if preset is not None:
         settings = {**asdict(settings_of(cast(Any, preset)).config), **settings}
-    session = Session(run, device=device)
-    if dry_run:
-        result = plan_answer(session, wanted, settings, keep_sealed=keep_sealed, force=force)
-    else:
-        limits = Limits(max_loss, force, max_class_loss)
-        result = answer_requests(session, wanted, settings, limits, keep_sealed=keep_sealed, wait_s=wait)
+    try:
+        if dry_run:
+            result = plan_answer(session, wanted, settings, keep_sealed=keep_sealed, force=force)
+        else:
+            limits = Limits(max_loss, force, max_class_loss)
+            result = answer_requests(session, wanted, settings, limits, keep_sealed=keep_sealed, wait_s=wait)
+    except RequestError as error:
+        raise type(error)(names.with_ids(str(error), subject or [])) from error
     options.show(result, as_json, lambda result: print_answer(result, run))
     if result.get("declined") or result.get("withheld"):
         raise typer.Exit(1)
+    if result.get("waiting") and not dry_run:
+        raise typer.Exit(WAITING)

@@ -13,9 +13,12 @@ from fedup.clients.labels import LabelsQuestion, WhoQuestion
 from fedup.clients.moments import MomentChangeQuestion, MomentsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.clients.question import Question
+from fedup.clients.subjects import SubjectsQuestion
 from fedup.clients.tally import TallyQuestion
 
 _EXACT = WhoQuestion, LabelsQuestion, CentroidsQuestion, SketchesQuestion, SpreadsQuestion, SecondMomentsQuestion
 _MOMENTS = MomentsQuestion, MomentChangeQuestion
 _PRIVATE = PrivateCentroidsQuestion, PrivateEraserQuestion
-QUESTIONS: dict[str, type[Question[Any]]] = {kind.kind: kind for kind in (*_EXACT, TallyQuestion, *_MOMENTS, *_PRIVATE)}
+QUESTIONS: dict[str, type[Question[Any]]] = {
+    kind.kind: kind for kind in (*_EXACT, SubjectsQuestion, TallyQuestion, *_MOMENTS, *_PRIVATE)
+}

@@ -69,6 +69,13 @@ def whole_set(details: Mapping[str, Any], name: str) -> frozenset[int]:
     return frozenset(whole_numbers(details, name))
 
 
+def text_set(details: Mapping[str, Any], name: str) -> frozenset[str]:
+    """Texts as a set."""
+    values = list_of(details, name)
+    require(all(isinstance(value, str) for value in values), f"{name} is no list of texts")
+    return frozenset(values)
+
+
 def pairs(details: Mapping[str, Any], name: str, *, named: bool = False) -> list[tuple[Any, int]]:
     """A list of pairs of whole numbers, or of a name and a whole number."""
     values = list_of(details, name)

@@ -116,7 +116,7 @@ class InProcess:
     def _data(self, client: int) -> ClientData:
         own, readers = self._federation, self._readers
         rows = self._model, own.x, own.y, own.client(client), own.num_classes
-        return ClientData(*rows, subjects=own.subjects, readers=readers)
+        return ClientData(*rows, subjects=own.subjects, subject_tags=own.subject_tags or None, readers=readers)
 
     def _count(self, client: int, question: Question[A], answer: A, name: str) -> None:
         """Count the bytes of a question and its answer."""

@@ -51,6 +51,7 @@ _FORMS: dict[Any, tuple[Callable[[Any], Any], Callable[[Details, str], Any]]] = 
     bool: (bool, lambda details, name: bool(details.get(name))),
     Granularity: (str, lambda details, name: known_granularity(details[name])),
     frozenset[int]: (sorted, checks.whole_set),
+    frozenset[str]: (sorted, checks.text_set),
     frozenset[int] | None: (
         lambda numbers: None if numbers is None else sorted(numbers),
         lambda details, name: None if details[name] is None else checks.whole_set(details, name),
@@ -88,6 +89,7 @@ class Question(ABC, Generic[A]):
     reported_as: ClassVar[str]
     needs_model: ClassVar[bool] = True
     reads_held_out: ClassVar[bool] = False
+    reads_persons: ClassVar[bool] = False
 
     def to_message(self) -> Message:
         """The question as it is sent: all fields that are compared."""

@@ -10,7 +10,7 @@ from fedup.privacy.paper import SIGMA
 from fedup.request import Forget, union
 
 PresetName = Literal["default", "paper", "authors"]
-_RATIOS = {"client": 0.8, "class": 0.1, "sample": 0.5}  # of the paper and of its authors' code
+_RATIOS = {"client": 0.8, "class": 0.1, "sample": 0.5, "subject": 0.5}  # of the paper and of its authors' code
 _PAPER = FilterConfig(filter="bottleneck", class_policy="remap", guard=False, gentle=False)
 _AUTHORS = replace(  # lr is 0.01 on CIFAR-100
     _PAPER, class_policy="remap_client", optimizer="sgd", lr=0.005, batch_size=10, epochs=50

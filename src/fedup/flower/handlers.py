@@ -54,14 +54,17 @@ class Work:
         model = self.model() if question.needs_model else nn.Module()
         context, most_bytes = self.source.context, self.source.policy.most_kept
         readers = Readers(lambda cut: KeptReader(model, cut, self.ask.base, context, most_bytes))
-        data = replace(self.client_data(model, with_unseen=question.reads_held_out), readers=readers)
+        data = self.client_data(model, with_unseen=question.reads_held_out, with_persons=question.reads_persons)
+        data = replace(data, readers=readers)
         self.drop_features(question, data)
         answer = question.with_places(partial(by_place, data)).answer(data)
         for reader in readers.values():
             reader.keep()
         return self.ok(question, answer)
 
-    def client_data(self, model: nn.Module, *, like: Tensor | None = None, with_unseen: bool = False) -> ClientData:
+    def client_data(
+        self, model: nn.Module, *, like: Tensor | None = None, with_unseen: bool = False, with_persons: bool = False
+    ) -> ClientData:
         """The rows that the node trained on, followed by held-out ones, on the model's device."""
         x, y, ids = self.source.rows(like=like)
         device = next((weight.device for weight in model.parameters()), x.device)
@@ -69,6 +72,7 @@ class Work:
         if with_unseen:
             x, y = map(torch.cat, zip((x, y), self.source.unseen_rows(like=x), strict=True))
         unseen = torch.arange(len(trained), len(y), device=device)
+        persons, tags = self.source.persons(len(trained)) if with_persons else (None, None)
         return ClientData(
             model,
             x.to(device),
@@ -76,6 +80,8 @@ class Work:
             Client(self.source.number, trained, trained[:0], unseen),
             self.num_classes,
             ids=None if ids is None else ids.to(device),
+            subjects=None if persons is None else persons.to(device),
+            subject_tags=tags,
             least_rows=self.source.policy.least_rows,
         )
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -23,8 +23,20 @@ from fedup.flower.rows import Rows
 from fedup.flower.state import WEIGHTS, kept_of
 from fedup.flower.wire import QUERY, Answer, Ask, read_ask, write_answer
 from fedup.privacy.guarantee import DP
+from fedup.subjects import SubjectKey
 
 MOST_CLASSES = 65_536
+
+
+class NodeOptions(TypedDict, total=False):
+    """What a node may say of itself and its rows."""
+
+    ids: Callable[[Context], Sequence[int]] | None
+    client: Callable[[Context], int] | None
+    held_out: Callable[[Context], Rows] | None
+    subjects: Callable[[Context], Sequence[str]] | None
+    subject_key: SubjectKey | None
+    policy: Policy | None
 
 
 def mount(
@@ -32,10 +44,7 @@ def mount(
     *,
     data: Callable[[Context], Rows],
     model: Callable[[], nn.Module],
-    ids: Callable[[Context], Sequence[int]] | None = None,
-    client: Callable[[Context], int] | None = None,
-    held_out: Callable[[Context], Rows] | None = None,
-    policy: Policy | None = None,
+    **about: Unpack[NodeOptions],
 ) -> None:
     """Let the app answer FedUP's questions.
 
@@ -44,9 +53,11 @@ def mount(
     server sends. `ids` gives whole numbers that name the rows in sample requests (default: places). `client` gives the
     number of the node in client requests (default: its partition, or else the node's number). `held_out` gives rows
     that it did not train on: they show whether what is forgotten looks unseen (else a verdict is "not measured").
-    `policy` holds the node's own rules.
+    `subjects` gives the id of the person behind each row ("": unknown), for requests that name persons and guarantees
+    that protect them. Ids become tags by the `subject_key`; without one, `subjects` gives the tags themselves. `policy`
+    holds the node's own rules.
     """
-    reply = replying(data=data, model=model, ids=ids, client=client, held_out=held_out, policy=policy)
+    reply = replying(data=data, model=model, **about)
 
     @app.query(QUERY)
     def answer(message: Message, context: Context) -> Message:

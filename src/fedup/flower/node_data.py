@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from fedup.clients.question import ClientData
 from fedup.errors import DataError
-from fedup.federation import check_samples
+from fedup.federation import check_samples, number_subjects
 from fedup.flower.policy import Policy
 from fedup.flower.rows import Rows, rows_of
 from fedup.flower.state import KeptLedger
 from fedup.request import Forget
+from fedup.subjects import SubjectKey
 
 T = TypeVar("T")
 
@@ -43,6 +44,8 @@ class Source:
     ids: Callable[[Context], Sequence[int]] | None = None
     client: Callable[[Context], int] | None = None
     held_out: Callable[[Context], Rows] | None = None
+    subjects: Callable[[Context], Sequence[str]] | None = None
+    subject_key: SubjectKey | None = None
 
     @property
     def ledger(self) -> KeptLedger:
@@ -73,6 +76,22 @@ class Source:
         if like is None and not bool(whole.all()):
             raise DataError("A label is no whole number.")
         return x, torch.where(whole, y, -1).long(), ids
+
+    def persons(self, rows: int) -> tuple[Tensor | None, dict[str, int] | None]:
+        """A number for the person behind each row, and the numbers by tag; None if the node does not know them.
+
+        A row of nobody known is a person of its own.
+        """
+        if self.subjects is None:
+            return None, None
+        ids = [str(subject) for subject in own(self.subjects, self.context)]
+        if len(ids) != rows:
+            raise DataError("There must be one person for each row, '' where it is unknown.")
+        numbers, tags = number_subjects(ids, self.subject_key)
+        if self.subject_key is None:  # what the node holds are tags
+            tags = {tag: int(number) for tag, number in zip(ids, numbers.tolist(), strict=True) if number >= 0}
+        alone = len(ids) + torch.arange(len(ids))
+        return torch.where(numbers < 0, alone, numbers), tags
 
     def unseen_rows(self, *, like: Tensor) -> tuple[Tensor, Tensor]:
         """Rows that the node did not train on, and their labels; none without `held_out`."""

@@ -23,8 +23,9 @@ _LOG = logging.getLogger(__name__)
 def answer_privately(work: Work, question: PrivateQuestion[Any, Any]) -> Answer:
     """The release (the same one again if it was made before), or a refusal that does not depend on the node's rows."""
     question.check_classes(work.num_classes)
-    if question.dp.unit != "record":
-        raise DataError("A node knows no subjects, it protects records: ask with unit='record'.")
+    by_person = question.dp.unit == "subject"
+    if by_person and work.source.subjects is None:
+        raise DataError("This node does not know whose its rows are (mount(…, subjects=…)): ask with unit='record'.")
     model = work.model()
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
         raise DataError("The weights that came hold NaN or infinity.")
@@ -41,7 +42,7 @@ def answer_privately(work: Work, question: PrivateQuestion[Any, Any]) -> Answer:
     def release() -> Answer:
         work.source.ledger.spend(client, question.dp, question.charged_as)  # written down before any row is read
         try:
-            data = work.client_data(model, like=blank)
+            data = work.client_data(model, like=blank, with_persons=by_person)
             work.drop_features(question, data, quietly=True)
             placed = question.with_places(partial(by_place, data, quietly=True))
             return work.ok(placed, placed.release(plan, data))

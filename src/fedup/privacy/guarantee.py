@@ -47,7 +47,9 @@ class DP:
         default=None,
         metadata={"help": "Under DP: the norm of a feature vector, a public number, or 'unit' to scale each to 1."},
     )
-    unit: Unit = "record"
+    unit: Unit = field(
+        default="record", metadata={"help": "Under DP: what is protected, a record, or a subject with all its records."}
+    )
     projection: ProjectionName = "auto"
     dims: int = 128
     cells: int = 1

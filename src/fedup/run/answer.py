@@ -1,7 +1,7 @@
 """Requests answered in a run folder: fitted, judged, stored, and only then in force."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fedup.clients.protocol import Contact
@@ -10,19 +10,22 @@ from fedup.federation import Federation
 from fedup.filters.bottleneck import FilterConfig
 from fedup.request import Forget
 from fedup.run.folder import Writer
+from fedup.run.new_request import NewRequest as NewRequest
+from fedup.run.pool import Pool, sort_out
 from fedup.run.state import FileRecord, Request
 from fedup.serving.filter_file import save_filter
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import CellName, Centroids
 from fedup.statistics.store_file import save_centroids
-from fedup.statistics.traffic import Release
+from fedup.statistics.traffic import Release, Traffic
 from fedup.unlearning.plan import Terms
 from fedup.unlearning.report import Report
+from fedup.unlearning.unlearn import contact_of, resolved
 from fedup.unlearning.unlearn import purge as purge_cells
 from fedup.unlearning.unlearn import restore as take_back
 from fedup.unlearning.unlearn import unlearn as fit_and_serve
+from fedup.unlearning.verdict import waits
 
-_LONGEST_REFERENCE = 200
 _Requests = Sequence[dict[str, Any]] | Sequence[str]  # as in an event: new ones whole, others by number
 
 # Accuracies by state of the model (original, forgotten, restored), part of the data and side (retain, forget).
@@ -30,25 +33,10 @@ Figures = Mapping[str, Any]
 Judge = Callable[[PluggedModel, Collection[Forget]], Figures]  # measures a model for the requests in force
 
 
-@dataclass(frozen=True)
-class NewRequest:
-    """A request as it comes in; the reference is the operator's own (a ticket, a letter)."""
-
-    forget: Forget
-    reference: str | None = None
-    rows: Mapping[str, Any] = field(default_factory=dict)  # how many rows it names, and the hash of their ids
-
-    def __post_init__(self) -> None:
-        text = self.reference
-        if text is not None and not (text.isprintable() and 0 < len(text) <= _LONGEST_REFERENCE):
-            raise RequestError(
-                f"A reference is 1 to {_LONGEST_REFERENCE} printable characters on one line; found {text[:50]!a}."
-            )
-
-
 @dataclass
 class Outcome:
-    """The result; `declined` says why no filter was put in force, `withheld` which requests stay open."""
+    """The result; `declined` says why no filter was put in force, `withheld` which requests stay open, `waiting` which
+    wait for others. `entries` has all of them, as the journal does."""
 
     requests: Sequence[str]
     filter: FileRecord | None
@@ -56,6 +44,8 @@ class Outcome:
     figures: Figures | None
     declined: str | None = None
     withheld: Sequence[str] = ()
+    waiting: Sequence[str] = ()
+    entries: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -92,7 +82,8 @@ class Limits:
 class RequestDesk:
     """A run folder open for writing, with the model, centroids and clients that answer its requests.
 
-    `facts` go into each event unchanged. After a declined answer, make a new desk with model and centroids loaded anew.
+    `facts` go into each event unchanged. `describe` checks a request and says which rows it names. After a declined
+    answer, make a new desk with model and centroids loaded anew.
     """
 
     writer: Writer
@@ -101,6 +92,7 @@ class RequestDesk:
     clients: Federation | Contact | None = None
     judge: Judge | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    describe: Callable[[NewRequest], NewRequest] = lambda request: request
 
     def unlearn(
         self,
@@ -109,25 +101,64 @@ class RequestDesk:
         config: FilterConfig | None = None,
         keep_sealed: bool = False,
         limits: Limits = Limits(),  # noqa: B008 (frozen)
+        pending: bool = False,
     ) -> Outcome:
-        """Fit a filter for the requests in force and these, and put it in force unless it costs too much."""
+        """Fit a filter for the requests in force and these, and put it in force unless it costs too much.
+
+        Clients are asked first which rows the persons of a request have. A request with too few rows waits, unless
+        `limits` force an answer; it is answered with later ones for samples or persons, or with `pending` now, if
+        there are enough.
+        """
         if self.centroids is None:
             raise RequestError("There are no centroids to answer requests from: collect them first.")
-        requests = self._described(new)
         self.plugged.check_base(hashed=True)  # evidence will name these weights
+        contact, before = contact_of(self.clients, self.plugged, self.centroids), Traffic()
+        if contact is not None:
+            before = contact.traffic
+        new = [self.describe(self._resolved(request, contact)) for request in new]
+        pool = Pool(new, alone=new)
+        if not limits.force:
+            pool = sort_out(self.writer.state, self.centroids, new, contact, pending=pending)
+        kept = self._keep_waiting(pool, Traffic() if contact is None else contact.traffic - before)
+        if not pool.ready:
+            ids = [request.id for request in self.writer.state.waiting] if pending else [own["id"] for own in kept]
+            return Outcome([], self.writer.state.filter, Report(self.plugged.requests), None, waiting=ids, entries=kept)
+        if kept and contact is not None:
+            before = contact.traffic
+        outcome = self._answer(pool.ready, pool.alone, contact, before, config, keep_sealed, limits)
+        outcome.waiting = [own["id"] for own in kept]
+        outcome.entries = [*outcome.entries, *kept]
+        return outcome
+
+    def _answer(
+        self,
+        ready: Sequence[NewRequest],
+        alone: Sequence[NewRequest],
+        contact: Contact | None,
+        before: Traffic,
+        config: FilterConfig | None,
+        keep_sealed: bool,
+        limits: Limits,
+    ) -> Outcome:
+        """Answer requests together; if that harms a class, those alone that need none of the requests that waited."""
+        requests = self._described(ready)
         try:
             report = fit_and_serve(
                 self.plugged,
-                self.centroids,
-                [request.forget for request in new],
-                clients=self.clients,
+                self.centroids,  # type: ignore[arg-type]  # unlearn has checked it
+                [request.forget for request in ready],
+                clients=contact,
                 config=config,
                 force=limits.force,
                 terms=Terms(limits.max_class_loss, keep_sealed=keep_sealed),
             )
         except HarmError as error:
+            if alone and len(alone) < len(ready):
+                return self._answer(alone, [], contact, before, config, keep_sealed, limits)
             return self._refused("unlearned", requests, error)
-        for described, request in zip(requests, new, strict=True):
+        if contact is not None:
+            report.traffic = contact.traffic - before
+        for described, request in zip(requests, ready, strict=True):
             verdict = report.verdicts.get(request.forget.digest)
             described |= {
                 "verdict": verdict.to_json() if verdict else None,
@@ -136,8 +167,40 @@ class RequestDesk:
             }
         return self._settle("unlearned", requests, report, limits)
 
+    def _resolved(self, request: NewRequest, contact: Contact | None) -> NewRequest:
+        """The request with the rows of its persons; one that is known already is not asked about again."""
+        state = self.writer.state
+        if any(request.forget.as_named == own.forget.as_named for own in state.active):
+            raise RequestError(f"The request to {request.forget} is active already; nothing was changed.")
+        for known in (*state.open, *state.waiting):
+            if not request.forget.is_resolved and request.forget == known.forget.as_named:
+                return replace(request, forget=known.forget)
+        return replace(request, forget=resolved(request.forget, contact))
+
+    def _keep_waiting(self, pool: Pool, traffic: Traffic) -> list[dict[str, Any]]:
+        """Put new requests that have to wait on record, with what clients sent to find that out."""
+        if not pool.waiting:
+            return []
+        report = Report(self.plugged.requests, traffic=traffic, clients_contacted=sorted(traffic.by_client))
+        entries = self._described(pool.waiting)
+        for described, request in zip(entries, pool.waiting, strict=True):
+            verdict = waits(pool.why[request.forget]).to_json()
+            described |= {"verdict": verdict, "withheld": False, "notes": []}
+        known = {request.id for request in self.writer.state.waiting}
+        if any(entry["id"] not in known for entry in entries):
+            body = {**_contact(report), "forced": [], "time_s": {}, "base": self.plugged.base_fingerprint}
+            self.writer.commit("waiting", {**self.facts, "requests": entries, **body})
+        return entries
+
     def restore(self, requests: Sequence[Request], *, limits: Limits = Limits()) -> Outcome:  # noqa: B008 (frozen)
-        """Take requests back: a filter for the remaining requests, or none after the last."""
+        """Take requests back: a filter for the remaining requests, or none after the last. For requests that waited
+        there is nothing to change."""
+        withdrawn = [request.id for request in requests if request.is_waiting]
+        if withdrawn:
+            self.writer.commit("withdrawn", {**self.facts, "requests": withdrawn})
+        requests = [request for request in requests if not request.is_waiting]
+        if withdrawn and not requests:
+            return Outcome(withdrawn, self.writer.state.filter, Report(self.plugged.requests), None)
         ids = [request.id for request in requests]
         self.plugged.check_base(hashed=True)
         try:
@@ -163,10 +226,11 @@ class RequestDesk:
         return cells
 
     def _described(self, new: Sequence[NewRequest]) -> list[dict[str, Any]]:
-        """The new requests as the journal holds them; an open one keeps its id and its reference."""
+        """The new requests as the journal holds them; an open or waiting one keeps its id and its reference."""
         state = self.writer.state
-        references = {request.forget: request.reference for request in state.open}
-        ids: dict[Forget, str] = {request.forget: request.id for request in state.open}
+        known = (*state.open, *state.waiting)
+        references = {request.forget: request.reference for request in known}
+        ids: dict[Forget, str] = {request.forget: request.id for request in known}
         for request in new:
             ids.setdefault(request.forget, state.next_id(len(ids) - len(references)))
         return [
@@ -189,7 +253,9 @@ class RequestDesk:
     def _declined(self, step: str, requests: _Requests, report: Report, why: str, body: Mapping[str, Any]) -> Outcome:
         event = {"requests": [], "declined": requests, "step": step, "why": why, "time_s": dict(report.time_s)}
         self.writer.commit("declined", {**self.facts, **body, **event})
-        return Outcome(_ids(requests), self.writer.state.filter, report, body.get("figures"), declined=why)
+        entries = [own for own in requests if isinstance(own, dict)]
+        figures = body.get("figures")
+        return Outcome(_ids(requests), self.writer.state.filter, report, figures, declined=why, entries=entries)
 
     def _settle(self, step: str, requests: _Requests, report: Report, limits: Limits) -> Outcome:
         """Measure the new filter, store it and commit; or only note that it was declined."""
@@ -231,7 +297,8 @@ class RequestDesk:
         self.writer.commit(step, {**self.facts, "requests": requests, **body})
         if self.clients is not None and not isinstance(self.clients, Federation):
             self.clients.settled()  # the folder holds their answers now; those of a declined request stay cached
-        return Outcome(ids, stored, report, figures, withheld=withheld)
+        entries = [own for own in requests if isinstance(own, dict)]
+        return Outcome(ids, stored, report, figures, withheld=withheld, entries=entries)
 
     def _store_centroids(self, centroids: Centroids) -> FileRecord:
         return self.writer.put("centroids", lambda path: save_centroids(centroids, path))

@@ -11,6 +11,7 @@ from fedup.files import write_text
 from fedup.page import render
 from fedup.run.evidence_page import page_content
 from fedup.run.folder import Run
+from fedup.run.in_words import client_in_words
 from fedup.run.journal import Event
 from fedup.run.state import Request, State
 
@@ -24,6 +25,11 @@ _SUPPRESSED = (
 _OPEN = (
     "The request is open: no filter answers it, and the model knows the rows as it did before. They are left out of "
     "all statistics, and of later rounds of training."
+)
+_WAITING = (
+    "The request waits: no filter answers it, and the model knows the rows as it did before. They are left out of "
+    "later rounds of training. It has too few rows to be answered alone, and is answered with others as soon as they "
+    "are enough."
 )
 _UNCHANGED = (
     "The original model was never changed: its weights have the fingerprint given below, and with the filter taken out "
@@ -66,22 +72,24 @@ def build_evidence(run: Run, state: State, name: str) -> dict[str, Any]:
     event, asked, serving = request.asked_in, request.entry, _serving(state, request)
     body = event.body
     answered, in_force = [entry["id"] for entry in body["requests"]], serving.body["active"] if serving else []
+    named = _named(request, asked["rows"], state.about)
     return {
         "format": FORMAT_VERSION,
         "fedup": fedup.__version__,
         "request": {
             **request.to_json(),
+            "answered_at": event.at,
             "answered_with": [name for name in answered if name != request.id],
             "in_force_with": [name for name in in_force if name != request.id],
         },
         "verdict": asked["verdict"],
         "forced": body["forced"],
-        "forget_set": {"digest": asked["digest"], "rows": asked["rows"]},
+        "forget_set": {"digest": asked["digest"], "rows": asked["rows"], **named},
         "federation": {key: value for key, value in state.about.items() if key != "class_names"},
         "class_names": list(state.about.get("class_names", ())),
         "base": {"fingerprint": body["base"], "file": state.model.to_json() if state.model else None},
         "first_filter": None
-        if request.withheld
+        if request.withheld or request.waiting
         else {**body["filter"], "config": body["config"], "fitted_at": event.at},
         **_of_filter(state, request, serving),
         "time_s": {stage: body["time_s"][stage] for stage in STAGES if stage in body["time_s"]},
@@ -98,10 +106,18 @@ def build_evidence(run: Run, state: State, name: str) -> dict[str, Any]:
     }
 
 
+def _named(request: Request, rows: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Whose rows a request names, and how many each client holds."""
+    names, samples = about.get("client_names", ()), request.forget.sample_ids
+    counts = rows.get("clients") or {str(client): len(ids) for client, ids in samples.items()}
+    held = {client_in_words(int(client), names): number for client, number in counts.items()}
+    return {"tags": sorted(request.forget.subject_tags), "held": held}
+
+
 def _of_filter(state: State, request: Request, serving: Event | None) -> dict[str, Any]:
     """The filter that the request is, or was last, in force under: its settings, figures and what is claimed of it."""
     if serving is None:
-        claimed = [*([_OPEN] if request.is_open else []), _UNCHANGED]
+        claimed = [*([_OPEN] if request.is_open else [_WAITING] if request.is_waiting else []), _UNCHANGED]
         names = ("filter", "accuracy", "restored_bit_identical", "retrained", "erasure")
         return {**dict.fromkeys(names), "class_recall": {}, "claimed": claimed}
     body, figures, erasure = serving.body, serving.body["figures"], serving.body["erasure"]

@@ -14,6 +14,7 @@ _SENTENCES = {  # for the person whose data it is, by finding
     "already like unseen": "The model treats {} like data it has never seen, as it did before.",
     "partly": "The model knows {} less well than before, but still better than data it has never seen.",
     "too few rows": "The request is in force, but there are too few examples to prove that the model forgot {}.",
+    "waiting": "The request waits and is not answered yet: the model still knows {}.",
     "not measured": "The request is in force, but nobody measured whether the model forgot {}.",
     "unchanged": "The request is in force, but the model still knows {} as well as before.",
     "farther than before": "The request is in force, but the model knows {} even better than before.",
@@ -24,6 +25,7 @@ def page_content(evidence: Evidence) -> dict[str, Any]:
     """All that the template `evidence` shows."""
     request, names, first, filtered = (evidence[name] for name in ("request", "class_names", "first_filter", "filter"))
     states, targets = _states(evidence), targets_of(evidence["federation"])
+    clients = evidence["federation"].get("client_names", ())
     losses = {label: recall["before"] - recall["after"] for label, recall in evidence["class_recall"].items()}
     worst = max(losses, key=losses.__getitem__, default=None)
     return {
@@ -34,7 +36,7 @@ def page_content(evidence: Evidence) -> dict[str, Any]:
         "measure": MEASURE[targets],
         "score": SCORE[targets],
         "machine_in_words": machine_in_words,
-        "named": forget_set(Forget.from_json(request["forget"]), class_names=names, most=None),
+        "named": forget_set(Forget.from_json(request["forget"]), class_names=names, client_names=clients, most=None),
         "sentence": _sentence(evidence),
         "seconds": sum(evidence["time_s"].values()),
         "measured": _measured(evidence),
@@ -56,12 +58,13 @@ def _sentence(evidence: Evidence) -> str:
     request, verdict = evidence["request"], evidence["verdict"]
     if request["restored_at"]:
         return "The request was taken back and has no effect any more."
-    if evidence["first_filter"] is None:
-        return "The request is not answered yet: the model still knows the data."
     finding = verdict["finding"] if verdict else "not measured"
+    whose = "your data" if "subject" in request["kind"] else "the data named in the request"
+    if evidence["first_filter"] is None and finding != "waiting":
+        return "The request is not answered yet: the model still knows the data."
     if request["kind"] == "class" and finding == "forgotten":
         return "The model does not recognise the class any more."
-    return _SENTENCES[finding].format("the class" if request["kind"] == "class" else "the data named in the request")
+    return _SENTENCES[finding].format("the class" if request["kind"] == "class" else whose)
 
 
 def _of_retrain(evidence: Evidence) -> float | None:

@@ -4,6 +4,7 @@
 - `files/`: model, centroids and filter, named by their content
 - `code/`: the user's own files that make data set and model, as they were at training
 - `lock`: held by the one writer
+- `subjects.key`: the key of persons, where the data name them and no other file was given
 - `evidence/`: pages written by `fedup evidence`
 """
 

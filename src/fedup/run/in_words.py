@@ -24,15 +24,45 @@ def moment(at: str) -> str:
     return at[:19].replace("T", " ") + " UTC"
 
 
-def forget_set(forget: Forget, *, class_names: Sequence[str] = (), most: int | None = 8) -> str:
+def forget_set(
+    forget: Forget, *, class_names: Sequence[str] = (), client_names: Sequence[str] = (), most: int | None = 8
+) -> str:
     """What a request names: client 3 and class 7 “ship”."""
     parts = [f"client {ids(forget.client_ids, most)}"] if forget.client_ids else []
+    if forget.client_ids and client_names:
+        parts = ["client " + ", ".join(client_in_words(own, client_names) for own in sorted(forget.client_ids))]
     if forget.class_ids and class_names:
         parts.append("class " + ", ".join(class_in_words(label, class_names) for label in sorted(forget.class_ids)))
     elif forget.class_ids:
         parts.append(f"class {ids(forget.class_ids, most)}")
-    parts += [f"{count(len(own), 'sample')} of client {client}" for client, own in forget.sample_ids.items()]
+    parts += (
+        [forget.persons]
+        if forget.subject_tags
+        else [
+            f"{count(len(own), 'sample')} of client {client_in_words(client, client_names)}"
+            for client, own in forget.sample_ids.items()
+        ]
+    )
     return " and ".join(parts)
+
+
+def client_in_words(client: int, names: Sequence[str]) -> str:
+    """A client by its number, and its name where it has one."""
+    return class_in_words(client, names)
+
+
+def forget_in_words(forget: Forget, about: Mapping[str, Any]) -> str:
+    """What a request asks for, with the names of clients and classes: forget clients [2 “mercy”]."""
+    clients, classes = about.get("client_names", ()), about.get("class_names", ())
+    wholes = [
+        (f"{kind} [{', '.join(class_in_words(i, names) for i in sorted(ids))}]", ids)
+        for kind, ids, names in (("clients", forget.client_ids, clients), ("classes", forget.class_ids, classes))
+    ]
+    parts = [text for text, ids in wholes if ids] + ([forget.persons] if forget.subject_tags else [])
+    if not forget.subject_tags:
+        for client, own in forget.sample_ids.items():
+            parts.append(f"{count(len(own), 'sample')} of client {client_in_words(client, clients)}")
+    return "forget " + " and ".join(parts)
 
 
 def class_in_words(label: int, names: Sequence[str]) -> str:

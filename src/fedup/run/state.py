@@ -31,7 +31,8 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Request:
-    """A request that came in: in force, open (no filter answers it, its rows are left out), or taken back."""
+    """A request that came in: in force, waiting for others, open (no filter answers it, its rows are left out), or
+    taken back."""
 
     id: str
     forget: Forget
@@ -39,18 +40,26 @@ class Request:
     asked_in: Event
     restored_in: Event | None = None
     withheld: bool = False
+    waiting: bool = False
+    waited_since: str | None = None  # when it first had to wait
 
     @property
     def is_active(self) -> bool:
-        return self.restored_in is None and not self.withheld
+        return self.restored_in is None and not self.withheld and not self.waiting
 
     @property
     def is_open(self) -> bool:
         return self.restored_in is None and self.withheld
 
     @property
+    def is_waiting(self) -> bool:
+        return self.restored_in is None and self.waiting
+
+    @property
     def status(self) -> str:
         """In words."""
+        if self.is_waiting:
+            return "waits, no filter"
         return "in force" if self.is_active else "open, no filter" if self.is_open else "taken back"
 
     @property
@@ -67,7 +76,8 @@ class Request:
             "kind": self.forget.kind,
             "reason": self.forget.reason,
             "forget": self.forget.to_json(),
-            "asked_at": self.asked_in.at,
+            "asked_at": self.waited_since or self.asked_in.at,
+            "waited": self.waited_since is not None,
             "status": self.status,
             "restored_at": self.restored_in.at if self.restored_in else None,
         }
@@ -107,9 +117,14 @@ class State:
         return tuple(request for request in self.requests if request.is_open)
 
     @property
+    def waiting(self) -> tuple[Request, ...]:
+        """Requests with too few rows to be answered alone; nothing is suppressed for them yet."""
+        return tuple(request for request in self.requests if request.is_waiting)
+
+    @property
     def left_out(self) -> Forget:
-        """What is no longer trained on: all requests in force and open."""
-        return union(request.forget for request in (*self.active, *self.open))
+        """What is no longer trained on: all requests in force, open and waiting."""
+        return union(request.forget for request in (*self.active, *self.open, *self.waiting))
 
     @property
     def forgets(self) -> frozenset[Forget]:
@@ -148,6 +163,15 @@ class State:
         known = ", ".join(request.id for request in self.requests) or "none yet"
         raise RequestError(f"There is no request {request_id!r} in this folder; there are: {known}.")
 
+    def request_for(self, forget: Forget) -> Request:
+        """The last request for exactly these persons; one that was not taken back comes first."""
+        matches = [request for request in self.requests if request.forget.as_named == forget.as_named]
+        if not matches:
+            others = [own.id for own in self.requests if own.forget.subject_tags & forget.subject_tags]
+            hint = f" {', '.join(others)} names others, too: name it by its id." if others else ""
+            raise RequestError(f"There is no request to {forget} alone in this folder.{hint} Nothing was changed.")
+        return max(matches, key=lambda request: (request.restored_in is None, int(request.id[1:])))
+
     def next_id(self, after: int = 0) -> str:
         """The id of the request to come."""
         return f"R{len(self.requests) + after + 1}"
@@ -182,6 +206,10 @@ def _after(state: State, event: Event) -> State:
             centroids = FileRecord(**body["centroids"]) if body["centroids"] is not None else state.centroids
             served = None if body["filter"] is None else FileRecord(**body["filter"])
             return replace(state, requests=requests, centroids=centroids, filter=served)
+        case "waiting":
+            return replace(state, requests=_with_new(state, event, waiting=True))
+        case "withdrawn":  # requests that waited
+            return replace(state, requests=_with_restored(state, event))
         case "charged" | "corrected":  # a release under DP, or what a client's own account has beyond it (run.ledger)
             if Charge(**body).correction != (event.kind == "corrected"):
                 raise ValueError("a charge under the name of a correction, or the other way round")
@@ -195,12 +223,14 @@ def _after(state: State, event: Event) -> State:
     return state
 
 
-def _with_new(state: State, event: Event) -> tuple[Request, ...]:
-    """All requests in the order of their ids: new ones, and open ones that were asked again."""
+def _with_new(state: State, event: Event, *, waiting: bool = False) -> tuple[Request, ...]:
+    """All requests in the order of their ids: new ones, and open or waiting ones that were asked again."""
     requests = {request.id: request for request in state.requests}
     for asked in event.body["requests"]:
         forget, name = Forget.from_json(asked["forget"]), asked["id"]
-        requests[name] = Request(name, forget, asked["reference"], event, withheld=asked["withheld"])
+        since = requests[name].waited_since if name in requests else event.at if waiting else None
+        about: dict[str, Any] = {"withheld": asked["withheld"], "waiting": waiting, "waited_since": since}
+        requests[name] = Request(name, forget, asked["reference"], event, **about)
     return tuple(sorted(requests.values(), key=lambda request: int(request.id[1:])))
 
 

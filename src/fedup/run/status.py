@@ -28,6 +28,7 @@ def overview(run: Run, state: State) -> dict[str, Any]:
         "filter": None if state.filter is None else {"id": state.filter.id, **state.filter.to_json()},
         "in_force": [request.id for request in state.active],
         "open": [request.id for request in state.open],
+        "waiting": [request.id for request in state.waiting],
         "requests": [_request(request) for request in state.requests],
         "declined": [_event(event, "step", "why") for event in state.events if event.kind == "declined"],
         "ledger": describe_ledger(state),

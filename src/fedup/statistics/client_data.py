@@ -22,6 +22,7 @@ class ClientData:
     num_classes: int
     ids: Tensor | None = None  # (N,) the sample ids of rows, if not their numbers
     subjects: Tensor | None = None  # (N,)
+    subject_tags: Mapping[str, int] | None = None  # numbers of persons by tag; None: it knows no tags
     least_rows: int = 1  # fewest rows of a class to answer for
     readers: Mapping[str, FeatureReader] | None = None  # by cut, if shared
 

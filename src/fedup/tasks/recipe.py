@@ -14,6 +14,7 @@ from fedup.errors import ArtifactError, DataError, SettingError
 from fedup.federation import Federation
 from fedup.partition import dirichlet, iid, pathological
 from fedup.rng import generator
+from fedup.subjects import SubjectKey
 from fedup.tasks.datasets import Dataset, defaults_of, input_of, load_dataset, own_source, standardised
 from fedup.tasks.file_options import FileOptions
 from fedup.tasks.models import build_model, check_takes, training_of
@@ -166,13 +167,16 @@ class Recipe:
             dataset = dataset.subset(chosen)
         return dataset if dataset.inputs is None else standardised(dataset, self._split(dataset))
 
-    def federation(self, dataset: Dataset) -> Federation:
-        """The data set, split over clients: as it says itself, or by the partition."""
-        return self._split(dataset)
+    def federation(self, dataset: Dataset, key: SubjectKey | None = None) -> Federation:
+        """The data set, split over clients: as it says itself, or by the partition. With a key requests can name the
+        persons behind its rows."""
+        federation = self._split(dataset)
+        return federation if dataset.subjects is None else federation.with_subjects(dataset.subjects, key=key)
 
     def _split(self, dataset: Dataset) -> Federation:
         parts = self._parts(dataset) if dataset.parts is None else list(dataset.parts)
-        return Federation.split(dataset.x, dataset.y, parts, seed=self.seed, num_classes=dataset.num_classes)
+        made = Federation.split(dataset.x, dataset.y, parts, seed=self.seed, num_classes=dataset.num_classes)
+        return replace(made, client_names=dataset.client_names)
 
     def _parts(self, dataset: Dataset) -> list[Tensor]:
         name, _, value = self.partition.partition(":")

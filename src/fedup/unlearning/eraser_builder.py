@@ -35,6 +35,7 @@ from fedup.unlearning.lookalikes import Mixture, retained_cells, shift_between, 
 from fedup.unlearning.report import Report
 
 A = TypeVar("A")
+_MOST_NAMED = 2  # requests named in a note
 LEAST_SIGNAL = 2.5  # times the sampling noise: a smaller shift is not erased
 
 
@@ -56,12 +57,13 @@ class EraserBuilder:
         self._contact, self._report, self._price = contact, report, config.max_variance_loss
         self.question: str | None = None  # digest of all that the clients' answers depend on
         self.complete = False  # whether every request is erased
+        self._members: dict[str, list[Forget]] = {}  # the requests of each group of rows
 
     def erasure_for(
         self, requests: Collection[Forget], left_out: Forget, question: str | None, before: PlacedEraser | None
     ) -> PlacedEraser | None:
         """The eraser of the requests, from the clients' statistics; `before` if the question is the same as then."""
-        asking = question_for(requests, left_out, self._config)
+        asking = self._groups(requests, left_out)
         if asking is None or (self._dp is not None and not self._possible_under_dp(asking)):
             return None
         self.question = self._digest(asking)
@@ -77,7 +79,7 @@ class EraserBuilder:
     def clients_to_ask(self, requests: Collection[Forget], left_out: Forget, question: str | None) -> list[int]:
         """The clients that would be asked. Asks nobody, and refuses what the answer would refuse."""
         self._candidates()
-        asking = question_for(requests, left_out, self._config)
+        asking = self._groups(requests, left_out)
         if asking is None or (self._dp is not None and not self._possible_under_dp(asking)):
             return []
         if self._digest(asking) == question:
@@ -86,7 +88,14 @@ class EraserBuilder:
             return sorted(_samples(asking))
         return self._clients(asking) if self._holders(asking) else []
 
-    def _erasure(self, question: RowGroups, requests: Collection[Forget]) -> PlacedEraser | None:
+    def _groups(self, requests: Collection[Forget], left_out: Forget) -> RowGroups | None:
+        """The rows that clients are asked about; None if nothing is erased."""
+        self._members = {}
+        for request, group in group_rows(requests, left_out, self._config).items():
+            self._members.setdefault(group.digest, []).append(request)
+        return question_for(requests, left_out, self._config)
+
+    def _erasure(self, question: RowGroups, _: Collection[Forget]) -> PlacedEraser | None:
         holders = self._holders(question)
         question = replace(question, requests={name: question.requests[name] for name in holders})
         if not holders:
@@ -129,7 +138,7 @@ class EraserBuilder:
         )
         groups = GroupStatistics(forgotten_sums, reference_sums, pooled)
         fitted = make_eraser(groups, site.positions, granularity=site.granularity)
-        erased = [r for r in requests if _part(r, question.forget_set, self._config).digest in distinct]
+        erased = [request for name in distinct for request in self._members[name]]
         about = {
             "cuts": [each.to_json() for each in sites],
             "rows": sum(round(forgotten[name][site.cut].weight) for name in distinct),
@@ -251,19 +260,20 @@ class EraserBuilder:
 
     def _holders(self, question: RowGroups) -> dict[str, list[int]]:
         """By request, the clients that hold enough of its rows."""
-        holders = {}
+        holders, small = {}, list[Forget]()
         for name, request in question.requests.items():
             enough = {client for client, ids in request.sample_ids.items() if len(ids) >= LEAST_ROWS}
             whole = set(self._reach().clients) if request.class_ids else set(request.client_ids)
             clients = sorted(enough | whole)
             if not clients:
-                few = f"no client has {LEAST_ROWS} or more of the forgotten samples, which an eraser needs"
-                self._leave(few, request)
+                small.append(request)
                 continue
             holders[name] = clients
             if left := sum(len(ids) for client, ids in request.sample_ids.items() if client not in clients):
                 left_out = f"without {left} samples of clients that have fewer than {LEAST_ROWS} each"
-                self._report.note(f"The eraser is made {left_out}.", [request])
+                self._report.note(f"The eraser is made {left_out}.", self._members[name])
+        if small:
+            self._leave(f"no client has {LEAST_ROWS} or more of the forgotten samples, which an eraser needs", *small)
         return holders
 
     def _digest(self, question: RowGroups) -> str:
@@ -295,16 +305,18 @@ class EraserBuilder:
         early = list(offered)[: list(offered).index(self._cut) + 1] if self._cut in offered else list(offered)
         return {cut: offered.get(cut, "each") for cut in dict.fromkeys([*early, self._cut])}
 
-    def _leave(self, why: str, request: Forget | None = None) -> None:
+    def _leave(self, why: str, *groups: Forget) -> None:
         """Note that nothing is erased of a request; an error if an eraser is required."""
         if self._config.requires_eraser:
             raise RequestError(
                 f"There can be no eraser: {why}. Use filter='bottleneck', which reads nothing of forgotten rows."
             )
-        which = f" to {request}" if request else ""
+        about = [request for group in groups for request in self._members[group.digest]]
+        named = sorted(map(str, about))
+        more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+        which = f" to {' and to '.join(named[:_MOST_NAMED])}{more}" if about else ""
         self._report.note(
-            f"No eraser was made{which}: {why}. The bottleneck alone answers; the verdict says what that did.",
-            [request] if request else [],
+            f"No eraser was made{which}: {why}. The bottleneck alone answers; the verdict says what that did.", about
         )
 
 
@@ -328,11 +340,22 @@ def _held(question: RowGroups) -> dict[str, Any]:
 
 def question_for(requests: Collection[Forget], left_out: Forget, config: FilterConfig) -> RowGroups | None:
     """The rows that clients are asked about for an eraser; None if nothing is erased."""
-    if not config.wants_eraser:
-        return None
-    parts = [_part(request, left_out, config) for request in requests]
-    named = {part.digest: part for part in sorted(parts, key=lambda part: part.digest) if part.kind}
+    groups = group_rows(requests, left_out, config).values() if config.wants_eraser else ()
+    named = {group.digest: group for group in sorted(groups, key=lambda group: group.digest) if group.kind}
     return RowGroups(named, left_out) if named else None
+
+
+def group_rows(requests: Collection[Forget], left_out: Forget, config: FilterConfig) -> dict[Forget, Forget]:
+    """By request, the rows that are erased together: its own, or, of requests that have too few at every client, those
+    of all of them, if together they are enough somewhere."""
+    parts = {request: _part(request, left_out, config) for request in requests}
+    small = union(part for part in parts.values() if _is_small(part))
+    enough = any(len(ids) >= LEAST_ROWS for ids in small.sample_ids.values())
+    return {request: small if enough and _is_small(part) else part for request, part in parts.items()}
+
+
+def _is_small(part: Forget) -> bool:
+    return part.kind == "sample" and all(len(ids) < LEAST_ROWS for ids in part.sample_ids.values())
 
 
 def _part(request: Forget, left_out: Forget, config: FilterConfig) -> Forget:

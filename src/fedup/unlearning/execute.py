@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from fedup.errors import RequestError
 from fedup.request import Forget, union
 from fedup.serving.plugged import Served
 from fedup.statistics.store import Centroids
@@ -170,7 +171,12 @@ class Execution:
             return self._measurement.no_verdict()
         before = self._plan.plugged.served
         if original is not None and len(new) > 1:  # compare with all requests but this one
-            before = self._without(request, active | new, original)
+            try:
+                before = self._without(request, active | new, original)
+            except RequestError as error:
+                if not request.names_rows_only:
+                    raise
+                self._report.note(f"To {request} is measured with all that were answered with it. {error}", [request])
         return self._measurement.verdict(request, candidate, before, alone=len(new) == 1)
 
     def _without(self, request: Forget, requests: frozenset[Forget], original: Centroids) -> Served:
@@ -183,7 +189,7 @@ class Execution:
 
     def _is_withheld(self, request: Forget) -> bool:
         verdict = self._report.verdicts[request.digest]
-        if verdict.finding != "farther than before" or request.kind != "sample" or request.reason != "withdrawal":
+        if verdict.finding != "farther than before" or not request.names_rows_only or request.reason != "withdrawal":
             return False
         if self._plan.force:
             self._report.forced.append(f"To {request} was answered although it makes the model know them better.")

@@ -70,5 +70,5 @@ def _alphas(plan: RequestPlan, without: Served, forget_set: Forget) -> Sequence[
     """The factor of alpha in each try."""
     if not plan.config.gentle:
         return (1.0,)
-    withdrawn = forget_set.kind == "sample" and forget_set.reason == "withdrawal" and plan.config.filter == "auto"
+    withdrawn = forget_set.names_rows_only and forget_set.reason == "withdrawal" and plan.config.filter == "auto"
     return _GENTLEST if withdrawn and without.erasure is None else _ALPHAS

@@ -227,7 +227,7 @@ def make_plan(
     force: bool,
 ) -> RequestPlan:
     """The plan for serving exactly these requests, checked."""
-    if isinstance(clients, Federation):
+    if isinstance(clients, Federation):  # else the caller has asked it something already
         clients = InProcess(clients, plugged.base, one_reader=True, ledger=centroids.ledger)
     served = frozenset(requests)
     plan = RequestPlan(plugged, centroids, served, served - plugged.requests, clients, config, terms, force)

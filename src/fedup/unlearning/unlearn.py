@@ -4,8 +4,10 @@ from collections.abc import Collection, Iterable
 
 import torch
 
+from fedup.clients.in_process import InProcess
 from fedup.clients.protocol import Contact
-from fedup.errors import HarmError, PlugError, RequestError
+from fedup.clients.subjects import resolve
+from fedup.errors import ContactError, HarmError, PlugError, RequestError
 from fedup.federation import Federation
 from fedup.filters.bottleneck import Filter, FilterConfig
 from fedup.filters.presets import PresetName, preset
@@ -47,6 +49,8 @@ def unlearn(
     (`report.verdicts`), measured with it and without it. Withdrawn samples that the model would know better than
     before stay open without a filter (`report.withheld`), unless `force` is given.
 
+    Of a request that names persons, all clients are asked first which rows these are (`fedup.clients.subjects`).
+
     `config` may be the name of a preset; by default it is that of the served filter, or else `FilterConfig()`.
     """
     new = _several(request)
@@ -54,11 +58,16 @@ def unlearn(
     if centroids is None:
         raise RequestError("Unlearning needs the centroids that collect() returned; found None.")
     with REQUEST_LOCK:
+        contact = contact_of(clients, plugged, centroids)
+        before = contact.traffic if contact else Traffic()
+        new = frozenset(resolved(request, contact) for request in new)
         _check_new(plugged, centroids, new)
         if isinstance(config, str):
             config = preset(config, new).config
         config = config or (plugged.served.config if plugged.served else FilterConfig())
-        return _answer(plugged, centroids, plugged.requests | new, clients, config, terms, force=force)
+        report = _answer(plugged, centroids, plugged.requests | new, contact, config, terms, force=force)
+        report.traffic = (contact.traffic if contact else Traffic()) - before
+        return report
 
 
 def plan(
@@ -108,6 +117,8 @@ def restore(
     _check_arguments(plugged, centroids, withdrawn)
     with REQUEST_LOCK:
         waiting = set(centroids.open) if centroids is not None else set()
+        answered = {own.as_named: own for own in (*plugged.requests, *waiting)}
+        withdrawn = frozenset(own if own.is_resolved else answered.get(own, own) for own in withdrawn)
         unknown = withdrawn - plugged.requests - waiting
         if unknown or not withdrawn:
             which = ", ".join(map(str, unknown)) or "nothing at all"
@@ -157,6 +168,25 @@ def sealed_cells(centroids: Centroids, requests: Collection[Forget]) -> list[Cel
     forget_set = union(requests)
     left_out = {cell.name for cell in centroids.cells_named(forget_set)}
     return sorted((left_out - centroids.purged) | set(centroids.sealed))
+
+
+def contact_of(clients: Federation | Contact | None, plugged: PluggedModel, centroids: Centroids) -> Contact | None:
+    """The way to reach the clients: of a federation, one that lives for a call."""
+    if isinstance(clients, Federation):
+        return InProcess(clients, plugged.base, one_reader=True, ledger=centroids.ledger)
+    return clients
+
+
+def resolved(request: Forget, contact: Contact | None) -> Forget:
+    """The request with the rows of its persons, which clients are asked for."""
+    if request.is_resolved:
+        return request
+    if contact is None:
+        raise ContactError(
+            f"To {request} needs the clients, which alone know whose their rows are, and there is no way to reach "
+            "them: pass clients=federation; on the command line, have the data set here."
+        )
+    return resolve(request, contact)
 
 
 def _several(request: Forget | Collection[Forget]) -> frozenset[Forget]:
@@ -214,4 +244,6 @@ def _check_arguments(plugged: object, centroids: object, requests: Iterable[obje
         raise RequestError(f"The second argument must be what collect() returned; found {type(centroids).__name__}.")
     for request in requests:
         if not isinstance(request, Forget):
-            raise RequestError(f"A request is made by Forget.clients, .classes or .samples; found {request!r}.")
+            raise RequestError(
+                f"A request is made by Forget.clients, .classes, .samples or .subjects; found {request!r}."
+            )

@@ -10,7 +10,14 @@ from fedup.statistics.tally import Tally
 from fedup.targets import OUTPUT, Targets
 
 Finding = Literal[
-    "not measured", "too few rows", "already like unseen", "forgotten", "farther than before", "partly", "unchanged"
+    "waiting",
+    "not measured",
+    "too few rows",
+    "already like unseen",
+    "forgotten",
+    "farther than before",
+    "partly",
+    "unchanged",
 ]
 CLOSE = 0.02  # an excess up to this counts as none
 CLOSE_CLASS = 0.01  # the same for a class, whose reference is 0
@@ -31,6 +38,7 @@ _WORDS: Mapping[Finding, str] = {
     "not measured": "It was not measured whether they are forgotten",
     "unchanged": "Not forgotten: nothing changed for them",
     "farther than before": "Not forgotten: the filter makes the model know them better than before",
+    "waiting": "Not forgotten yet, the request waits",
 }
 
 
@@ -106,6 +114,11 @@ def judge(request: Forget, tallies: Mapping[int, Tally], targets: Targets = "cla
 def not_measured(why: str) -> Verdict:
     """A verdict that nothing was measured, and why."""
     return Verdict("not measured", "", why=why)
+
+
+def waits(why: str) -> Verdict:
+    """A verdict that a request is not answered yet, and what it waits for."""
+    return Verdict("waiting", "", why=why)
 
 
 def _judge_class(name: str, tallies: Mapping[int, Tally], targets: Targets) -> Verdict:
