@@ -23,7 +23,7 @@ class GridCell:
     value: float | None
     paper: float | None
     paper_text: str
-    n: str  # in words
+    n: str  # deviation and number of seeds
     missing: bool  # some of its results are not there
 
 
@@ -71,7 +71,7 @@ def _line(table: PaperTable, part: Part, place: tuple[str, str], block: Block | 
         row = block.row(method) if block else None
         text, value = _text(row, column)
         there = [seed for seed in seeds if row and seed in row.results]
-        paper_text = "" if paper is None else show_value(paper, column)
+        paper_text = "" if paper is None else _as_printed(paper, column)
         n = _count(row, column, len(seeds)) if value is not None else ""
         cells.append(GridCell(text, value, paper, paper_text, n, len(there) < len(seeds)))
     names = [table.name, *place]
@@ -80,12 +80,20 @@ def _line(table: PaperTable, part: Part, place: tuple[str, str], block: Block | 
     return Line((*place, part.name), column, tuple(cells), _words(table, column, cells), command, mark)
 
 
+def _as_printed(value: float, column: Column) -> str:
+    """The paper's figure with its own digits, two at least."""
+    if column.style not in ("share", "number"):
+        return show_value(value, column)
+    whole, _, digits = f"{value:.4f}".rstrip("0").partition(".")
+    return f"{whole}.{digits:0<2}"
+
+
 def _text(row: Row | None, column: Column) -> tuple[str, float | None]:
     """What a cell says, and the figure that may be compared."""
     if row is None or not row.results:
         return MISSING, None
     if figure := row.figure(column.key):
-        return show_value(figure.mean, column, figure.std), figure.mean
+        return show_value(figure.mean, column), figure.mean
     if not row.supported:
         return "–", None
     if row.failures and not row.seeds:
@@ -99,8 +107,11 @@ def _text(row: Row | None, column: Column) -> tuple[str, float | None]:
 
 def _count(row: Row | None, column: Column, wanted: int) -> str:
     figure = row.figure(column.key) if row else None
-    count = figure.n if figure else 0
-    return f"n = {count}" if count >= wanted or column.timed else f"n = {count} of {wanted}"
+    if figure is None:
+        return ""
+    _, _, deviation = show_value(figure.mean, column, figure.std).partition(" ± ")
+    spread = f"± {deviation}, " if deviation else ""
+    return spread + (f"n = {figure.n}" if figure.n >= wanted or column.timed else f"n = {figure.n} of {wanted}")
 
 
 def _words(table: PaperTable, column: Column, cells: Sequence[GridCell]) -> str:
@@ -111,9 +122,11 @@ def _words(table: PaperTable, column: Column, cells: Sequence[GridCell]) -> str:
     by_method = dict(zip(table.about.columns, cells, strict=True))
     reference = by_method.get(REFERENCE)
     ours = next((by_method[name] for name in _OURS if name in by_method), None)
-    if reference and ours and reference.value is not None and ours.value is not None:
-        sentences.append(f"FedUP: {_apart(ours.value, reference.value, column)} Retrain's here.")
-    return " ".join(sentences)
+    if ours and ours.value is not None:
+        others = ((ours.paper, "the paper's"), (reference.value if reference else None, "Retrain's here"))
+        beside = [f"{_apart(ours.value, other, column)} {whose}" for other, whose in others if other is not None]
+        sentences.append(f"FedUP: {', '.join(beside)}." if beside else "")
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _beside_paper(both: Sequence[tuple[str, GridCell]], column: Column) -> str:

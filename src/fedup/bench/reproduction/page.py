@@ -164,6 +164,7 @@ def _shown(section: Section) -> dict[str, Any]:
         "heads": list(table.about.columns.values()),
         "places": [{"name": _place(place), "lines": lines} for place, lines in by_place.items()],
         "verdicts": section.verdicts,
+        "counts": Counter((verdict.word, verdict.tone) for verdict in section.verdicts).items(),
         "legend": [(column.title, column.about) for column in columns],
         "attack": any(line.mark for line in section.lines),
         "shared": any(SHARED in cell.text for line in section.lines for cell in line.cells),

@@ -10,6 +10,7 @@ from fedup.bench.settings import build, checked
 from fedup.bench.summary import paper_numbers
 from fedup.errors import MissingDataError, SettingError
 
+_BY_SCENARIO = ("tab:results", "tab:Unlearning Cost", "tab:privacy budget", "dp")  # figures that stand by scenario
 Kind = Literal["table", "before_after", "times", "steps"]
 
 
@@ -59,7 +60,7 @@ class Part:
                 yield federation, scenario.name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PaperTable:
     """A table or figure of the paper."""
 
@@ -86,7 +87,7 @@ class PaperTable:
         """The figure that the paper prints there."""
         name, metric = self.about.printed.get(method, method), self.about.printed_as.get(key, key)
         of_label = paper_numbers().get(self.about.label, {}).get(federation, {})
-        of_scenario = paper_numbers().get(federation, {}).get(scenario, {})
+        of_scenario = paper_numbers().get(federation, {}).get(scenario, {}) if self.about.label in _BY_SCENARIO else {}
         found: dict[str, float] = of_label.get(name) or of_scenario.get(name) or {}
         return found.get(metric)
 
