@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ class BenchCell:
         """The resolved configuration."""
         return {**self.group.config(), "method": self.method.config()}
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """sha256 of the resolved configuration."""
         return hash_of(self.config())
@@ -194,13 +194,14 @@ def _read(name: str, table: dict[str, Any]) -> Experiment:
 def _take_recipes(table: dict[str, Any], folder: Path) -> dict[str, str]:
     """Put the chosen settings of recipes into the federations that name a file of them; those without one wait."""
     waiting = {}
-    for federation in table.get("federations", []):
+    for federation in convert(table.get("federations", []), list, "federations"):
         if isinstance(federation, dict) and "recipe" in federation:
             file = folder / convert(federation.pop("recipe"), str, "federations.recipe")
             chosen = load_recipe(file)
             federation |= chosen or {}
             if chosen is None:
-                waiting[federation_name(_recipe(dict(federation), "federations"))] = str(file)
+                own = {key: value for key, value in federation.items() if key not in ("scenarios", "leave_out")}
+                waiting[federation_name(_recipe(own, "federations"))] = str(file)
     return waiting
 
 

@@ -102,7 +102,7 @@ def load_recipe(path: Path) -> dict[str, Any] | None:
         return dict(table["recipe"]) or None
     except FileNotFoundError:
         return None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:  # what is no TOML or no UTF-8 is a ValueError, too
         raise ArtifactError(
             f"{path} was not made by `fedup bench tune recipe` ({error}): remove it and tune again."
         ) from error

@@ -28,7 +28,8 @@ class Pool(Results):
 
     def path(self, cell: BenchCell) -> Path:
         """The file of a cell's result, in any folder; a new one's where there is none."""
-        return next(iter(self._found(cell)), self.target(cell))
+        found = self._found(cell)
+        return found[0] if found else self.target(cell)
 
     def target(self, cell: BenchCell) -> Path:
         """The file that a new result is written to."""
