@@ -149,6 +149,7 @@ def test_what_is_wrong_is_named_with_file_and_key(read, old, new, told):
 
 
 PLACES = ["title", "seeds", "federations", "scenarios", "methods", "tuned", "goals", "rounds", "data", "leave_out"]
+PLACES += ["shadow", "paper", "tuned_like", "recipe"]
 PLACES += [
     "scenarios.class",
     "methods.fedup",
@@ -166,7 +167,7 @@ PLACES += [
 @example("methods", "{}")
 def test_whatever_stands_in_a_file_it_loads_or_is_refused_with_file_and_place(tmp_path_factory, place, value):
     parts = {"federations": '[{ data = "digits" }]', "scenarios": "{ class = {} }", "methods": "{ fedup = {} }"}
-    if place in ("rounds", "data", "leave_out", "federations.scenarios"):
+    if place in ("rounds", "data", "leave_out", "recipe", "federations.scenarios"):
         parts["federations"] = f'[{{ data = "digits", {place.partition(".")[2] or place} = {value} }}]'
         if place == "data":
             parts["federations"] = f"[{{ data = {value} }}]"
@@ -298,9 +299,12 @@ def precise(precision: str | None, model: str = "lenet5") -> str:
     return ONE.replace("rounds = 2", f'rounds = 2\nmodel = "{model}"{said}')
 
 
+LATER = {"precision", "weight_decay", "schedule", "warmup_rounds", "augment"}
+
+
 def test_another_precision_than_single_is_told_and_the_one_that_suits_a_model_is_taken(read):
     silent, said = (read(precise(precision)).cells()[1] for precision in (None, "float32"))
-    assert set(silent.config()["federation"]) == set(asdict(silent.group.recipe)) - {"precision", "weight_decay"}
+    assert set(silent.config()["federation"]) == set(asdict(silent.group.recipe)) - LATER
     assert (silent.config(), silent.hash) == (said.config(), said.hash)
     half = read(precise("bfloat16")).cells()[1]
     assert half.config()["federation"]["precision"] == half.group.recipe.local.precision == "bfloat16"

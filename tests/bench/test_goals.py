@@ -34,7 +34,7 @@ def test_a_line_says_which_figure_is_to_be_at_least_or_at_most_what(read, line, 
 
 NO_GOALS = [
     *["", "retrain.asr", "== 0.9", "< 0.9", "<=", ">= retrain.", "<= retrain.asr +", "0.9", "<= 0.1 + 0.2"],
-    *["<= retrain.asr * 2", "<= 1e-3x", "<= retrain.asr + 0.02 or so", "<= 1.2.3", "<= .", "<= retrain.asr + .."],
+    *["<= retrain.asr * x", "<= 1e-3x", "<= retrain.asr + 0.02 or so", "<= 1.2.3", "<= .", "<= retrain.asr + .."],
 ]
 
 
@@ -92,6 +92,7 @@ CASES = [
     ('r_a = ">= retrain.r_a - 0.25"', 0.5, 0.5, 0.0),
     ('r_a = ">= retrain.r_a - 0.125"', 0.5, 0.625, 0.125),
     ('"retrain.r_a" = "<= fedup.r_a"', 0.75, 0.5, 0.25),
+    ('f_a = "<= retrain.f_a * 0.5 + 0.125"', 0.25, 0.1875, 0.0625),
 ]
 
 

@@ -28,6 +28,8 @@ recipes = st.builds(
     precision=st.sampled_from(["float32", "bfloat16", "auto"]),
     clients_per_round=st.none() | st.integers(1, 5),
     weight_decay=st.sampled_from([0.0, 5e-4]),
+    schedule=st.sampled_from(["constant", "cosine"]),
+    augment=st.sampled_from(["none", "flip_crop"]),
     cut=st.none() | st.just("fc2"),
     seed=st.integers(0, 2**31),
 )
@@ -73,7 +75,7 @@ def test_a_recipe_comes_back_from_what_the_journal_says_or_it_is_said_what_is_mi
     assert about["class_names"] == list("0123456789")
     assert about["input_shape"] == [1, 28, 28]
     assert about["input"] == input_of("digits").identity()
-    late = {"weights", "precision", "weight_decay", "file"}
+    late = {"weights", "precision", "weight_decay", "file", "schedule", "warmup_rounds", "augment"}
     name = data.draw(st.sampled_from(sorted(set(asdict(recipe)) - late)))
     with pytest.raises(ArtifactError, match=rf"'{name}' is missing"):
         Recipe.from_about({key: value for key, value in about.items() if key != name})

@@ -48,8 +48,7 @@ def without_gpu(monkeypatch):
 
     def capture(self, size, width, load):
         while len(self._slots) < width:
-            made = captured.copy.deepcopy(self._first)
-            self._slots.append(captured.ClientSlot(len(self._slots), made, self._local, self._x.device))
+            self._slots.append(self._slot(len(self._slots)))
         return Rerun(self, size, width)
 
     monkeypatch.setattr(torch.cuda, "Event", Nothing)
@@ -62,7 +61,7 @@ def without_gpu(monkeypatch):
 
 def jobs_of(federation, how, round_index=0, chosen=None):
     return [
-        Job(client.id, client.train, how, seed=1000 * round_index + client.id, share=0.1)
+        Job(client.id, client.train, how.in_round(round_index), seed=1000 * round_index + client.id, share=0.1)
         for client in federation.clients
         if len(client.train) and (chosen is None or client.id in chosen)
     ]
@@ -98,8 +97,10 @@ def assert_same_rounds(kind, how, rounds, federation):
         ("batchnorm", LocalTraining(batch_size=16, epochs=2)),
         ("layernorm", LocalTraining(batch_size=16, optimizer="adam", lr=0.01)),
         ("plain", LocalTraining(batch_size=8, momentum=0.0, weight_decay=0.01)),
+        ("plain", LocalTraining(batch_size=8, schedule="cosine", warmup_rounds=1, schedule_rounds=3)),
+        ("plain", LocalTraining(batch_size=8, optimizer="adam", lr=0.01, warmup_rounds=3, schedule_rounds=9)),
     ],
-    ids=["sgd", "adam", "decay"],
+    ids=["sgd", "adam", "decay", "cosine", "warm-up"],
 )
 def test_every_client_ends_at_the_weights_of_the_plain_engine(without_gpu, kind, how):
     federation = make_federation(tuple(size for size in SIZES if size != 1))  # one row has no variance to norm by

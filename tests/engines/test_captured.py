@@ -46,7 +46,11 @@ def both(kind, how, *, rounds=3, sizes=SIZES):
 
 
 HALF = LocalTraining(batch_size=16, lr=0.02, precision="bfloat16")
+COSINE = replace(ADAM, schedule="cosine", warmup_rounds=1, schedule_rounds=4)
+MOVED = replace(SGD, augment="flip_crop", schedule="cosine", schedule_rounds=3)
 CASES = [
+    *((kind, COSINE, {"rounds": 4}) for kind in ("plain", "all")),
+    ("convolution", MOVED, {}),
     *((kind, how, {}) for kind in KINDS for how in (SGD, ADAM, DECAY)),
     *((kind, HALF, {"rounds": 2}) for kind in ("all", "convolution")),
     *(("all", SGD, {"rounds": Rounds(5, clients_per_round=per_round)}) for per_round in (1, 4)),

@@ -1,7 +1,7 @@
 """What metrics look at: an unlearned model beside the original and the retrained one."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from fedup.request import Forget
 from fedup.tasks.datasets import Dataset
 from fedup.tasks.evaluation import predict
 
+if TYPE_CHECKING:
+    from fedup.bench.shadow import Shadow
+
 _NEAR = 0.01  # within one point of Retrain
 Rows = Literal["heldout", "validation", "forgotten", "retained", "test", "triggered"]
 
@@ -23,6 +26,7 @@ class EvaluationData:
 
     situation: Situation
     dataset: Dataset
+    shadow: "Shadow | None" = None  # of an attacker, where an experiment has one
 
     @property
     def federation(self) -> Federation:

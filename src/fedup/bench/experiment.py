@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedup.bench.goals import Goal, read_goals
 from fedup.bench.methods import method_class, needs_history
 from fedup.bench.scenarios import scenario_class
 from fedup.bench.settings import build, checked, closest, config_of, convert
-from fedup.bench.tuned import load_tuned
+from fedup.bench.tuned import load_recipe, load_tuned
 from fedup.errors import FedUPError, MissingDataError, SettingError
 from fedup.registry import names
 from fedup.tasks.datasets._own import own_data
@@ -45,6 +45,7 @@ class Group:
     recipe: Recipe
     scenario: Named
     recorded: bool = False  # whether some method of the experiment needs the history of the training
+    shadow: bool = False  # whether membership inference with a shadow model is measured, too
 
     @property
     def federation(self) -> str:
@@ -69,7 +70,7 @@ class BenchCell:
         """The resolved configuration."""
         return {**self.group.config(), "method": self.method.config()}
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """sha256 of the resolved configuration."""
         return hash_of(self.config())
@@ -92,6 +93,9 @@ class Experiment:
     goals: tuple[Goal, ...] = ()
     tuned: Mapping[tuple[str, str, str], Named] = field(default_factory=dict)  # by federation, scenario and method
     tuned_folder: Path | None = None  # where `fedup bench tune` keeps what it chooses
+    shadow: bool = False  # whether a shadow model is trained, for the authors' membership inference
+    waiting: Mapping[str, str] = field(default_factory=dict)  # federations whose recipe is not chosen yet, and its file
+    paper: Mapping[str, Any] = field(default_factory=dict)  # which table of the paper it makes (`bench/reproduction`)
 
     def groups(self, seeds: Sequence[int] | None = None) -> Iterator[Group]:
         """Federation by federation, seed by seed."""
@@ -99,7 +103,7 @@ class Experiment:
         for recipe in self.recipes:
             for seed in self.seeds if seeds is None else seeds:
                 for scenario in self.scenarios[federation_name(recipe)]:
-                    yield Group(replace(recipe, seed=seed), scenario, recorded)
+                    yield Group(replace(recipe, seed=seed), scenario, recorded, self.shadow)
 
     def cells(self, seeds: Sequence[int] | None = None, only: Sequence[str] = ()) -> list[BenchCell]:
         """All cells, or those named in `only`: federations, data sets, models, scenarios or methods."""
@@ -144,13 +148,14 @@ def load_experiment(path: Path) -> Experiment:
             "digits, _, - and dots, 60 at most."
         )
     try:
-        return _with_tuned(_read(path.stem, table), table, path.parent)
+        waiting = _take_recipes(table, path.parent)
+        return replace(_with_tuned(_read(path.stem, table), table, path.parent), waiting=waiting)
     except FedUPError as error:
         raise SettingError(f"{path}: {error}") from error
 
 
 def _read(name: str, table: dict[str, Any]) -> Experiment:
-    top = ("title", "seeds", "federations", "scenarios", "methods", "goals", "tuned")
+    top = ("title", "seeds", "federations", "scenarios", "methods", "goals", "tuned", "tuned_like", "shadow", "paper")
     checked(table, top, "top level")
     federations = convert(table.get("federations", []), list, "federations")
     if not federations:
@@ -182,7 +187,22 @@ def _read(name: str, table: dict[str, Any]) -> Experiment:
     title = convert(table.get("title", name), str, "title")
     known = {federation: [scenario.name for scenario in named] for federation, named in scenarios.items()}
     goals = read_goals(table.get("goals", {}), known, [method.name for method in methods])
-    return Experiment(name, title, seeds, tuple(recipes), scenarios, methods, goals)
+    shadow, paper = convert(table.get("shadow", False), bool, "shadow"), convert(table.get("paper", {}), dict, "paper")
+    return Experiment(name, title, seeds, tuple(recipes), scenarios, methods, goals, shadow=shadow, paper=paper)
+
+
+def _take_recipes(table: dict[str, Any], folder: Path) -> dict[str, str]:
+    """Put the chosen settings of recipes into the federations that name a file of them; those without one wait."""
+    waiting = {}
+    for federation in convert(table.get("federations", []), list, "federations"):
+        if isinstance(federation, dict) and "recipe" in federation:
+            file = folder / convert(federation.pop("recipe"), str, "federations.recipe")
+            chosen = load_recipe(file)
+            federation |= chosen or {}
+            if chosen is None:
+                own = {key: value for key, value in federation.items() if key not in ("scenarios", "leave_out")}
+                waiting[federation_name(_recipe(own, "federations"))] = str(file)
+    return waiting
 
 
 def _with_tuned(experiment: Experiment, table: dict[str, Any], folder: Path) -> Experiment:
@@ -190,12 +210,17 @@ def _with_tuned(experiment: Experiment, table: dict[str, Any], folder: Path) -> 
     if "tuned" not in table:
         return experiment
     place = folder / convert(table["tuned"], str, "tuned")
+    like = checked(table.get("tuned_like", {}), list(experiment.scenarios), "tuned_like")  # whose settings they take
     chosen: dict[tuple[str, str, str], Named] = {}
     for method in experiment.methods:
         own = {name: value for name, value in table["methods"].get(method.name, {}).items() if name != "use"}
         for choice in load_tuned(place / f"{Path(method.use).stem}.toml"):
             settings = build(type(method.settings), {**choice.settings, **own}, f"{place}, {method.use}")
-            chosen[choice.federation, choice.scenario, method.name] = replace(method, settings=settings)
+            takers = [taker for taker, giver in like.items() if giver == choice.federation]
+            for federation in (choice.federation, *takers):
+                key = federation, choice.scenario, method.name
+                if federation == choice.federation or key not in chosen:
+                    chosen[key] = replace(method, settings=settings)
     return replace(experiment, tuned=chosen, tuned_folder=place)
 
 

@@ -207,3 +207,65 @@ def times_of_methods(seconds: Mapping[str, float]) -> str:
         axes.text(value * 1.08, row, f"{value:.3g} s", va="center")
     _as_lines(axes, list(seconds), max(seconds.values()) * 4)
     return _svg(figure)
+
+
+_SHADES = ["#4c9f70", "#8d7fd1", "#c9b458", "#6dc8ec", "#b39b8e", "#e4572e", "#f2a65a", "#7aa874"]
+
+
+def retained_before_and_after(panels: Mapping[str, Mapping[str, Mapping[str, float]]], before: str) -> str:
+    """R-A after the request as bars, that of `before` as a line across them: `{panel: {pair: {method: R-A}}}`."""
+    figure, all_axes = _figure(9.6, 0.6 + 2.7 * len(panels), 1, len(panels))
+    methods = list(dict.fromkeys(name for pairs in panels.values() for found in pairs.values() for name in found))
+    after = [name for name in methods if name != before]
+    width = 0.8 / max(len(after), 1)
+    for axes, (title, pairs) in zip(all_axes, panels.items(), strict=True):
+        for i, method in enumerate(after):
+            places = [(at, found[method]) for at, found in enumerate(pairs.values()) if method in found]
+            left = [at + (i - len(after) / 2) * width for at, _ in places]
+            color = _SHADES[i % len(_SHADES)]
+            axes.bar(left, [height for _, height in places], width * 0.94, label=method, color=color, align="edge")
+        for at, found in enumerate(pairs.values()):
+            if before in found:
+                axes.hlines(found[before], at - 0.42, at + 0.42, color="#333", lw=1.2)
+        axes.set_title(title, fontsize=10, loc="left", pad=26 if axes is all_axes[0] else 6)
+        axes.set_ylabel(f"R-A (line: {before})")
+        axes.set_xticks(range(len(pairs)), list(pairs))
+        axes.set_ylim(0, 1.05)
+        _plain(axes, "y")
+    handles, labels = all_axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, ncols=min(len(after), 4), loc="outside upper center", frameon=False)
+    return _svg(figure)
+
+
+def times_by_pair(seconds: Mapping[str, Mapping[str, float]]) -> str:
+    """Seconds of some methods for each pair, on a logarithmic axis: `{pair: {method: seconds}}`."""
+    lines = [(pair, method, value) for pair, found in seconds.items() for method, value in found.items()]
+    methods = list(dict.fromkeys(method for _, method, _ in lines))
+    figure, (axes,) = _figure(9.6, 0.8 + 0.34 * len(lines))
+    for row, (_, method, value) in enumerate(lines):
+        axes.barh(row, value, 0.62, color=_SHADES[methods.index(method) % len(_SHADES)])
+        axes.text(value * 1.08, row, f"{value:.3g} s", va="center")
+    _as_lines(axes, [f"{pair}, {method}" for pair, method, _ in lines], max(value for *_, value in lines) * 4)
+    return _svg(figure)
+
+
+def accuracy_by_steps(panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]]) -> str:
+    """R-A after so many steps of the fit, a panel for each pair and a line for each loss: `{pair: {loss: points}}`."""
+    columns = min(3, len(panels))
+    figure, all_axes = _figure(9.6, 2.7 * -(-len(panels) // columns), columns, -(-len(panels) // columns))
+    for axes, (title, curves) in zip(all_axes, panels.items(), strict=False):
+        for i, (name, points) in enumerate(curves.items()):
+            steps, heights = zip(*points, strict=True)
+            axes.plot(steps, heights, marker="o", ms=4, label=name, color=_SHADES[(5, 1, 3)[i % 3]])
+        axes.set_xscale("log")
+        axes.set_xticks(steps, [str(step) for step in steps])
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_title(title, fontsize=9)
+        axes.set_xlabel("steps")
+        _plain(axes, "both")
+    for axes in all_axes[len(panels) :]:
+        axes.set_visible(False)
+    all_axes[0].set_ylabel("R-A")
+    handles, labels = all_axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, ncols=len(labels), loc="outside upper center", frameon=False)
+    return _svg(figure)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _NUMBER = r"(?:\d+(?:\.\d+)?|\.\d+)"
 _GOAL = re.compile(
-    rf"(?P<sign><=|>=)\s*(?:(?P<method>[A-Za-z][\w.-]*)\.(?P<metric>\w+)(?:\s*(?P<margin>[+-]\s*{_NUMBER}))?"
+    rf"(?P<sign><=|>=)\s*(?:(?P<method>[A-Za-z][\w.-]*)\.(?P<metric>\w+)"
+    rf"(?:\s*\*\s*(?P<factor>{_NUMBER}))?(?:\s*(?P<margin>[+-]\s*{_NUMBER}))?"
     rf"|(?P<fixed>-?{_NUMBER}))"
 )
 _OURS = "fedup"
@@ -26,7 +27,7 @@ GOALS_HEAD = ["federation", "scenario", "goal", "found", "bound", "", "n"]
 
 @dataclass(frozen=True)
 class Goal:
-    """A method's figure that must be at least, or at most, another figure plus a margin."""
+    """A method's figure that must be at least, or at most, another figure times a factor plus a margin."""
 
     federation: str
     scenario: str
@@ -36,6 +37,7 @@ class Goal:
     other: tuple[str, str] | None  # method and metric; None for a fixed bound
     margin: float
     text: str  # as it was written
+    factor: float = 1.0  # of the other figure
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,12 @@ def read_goals(table: object, federations: Mapping[str, Sequence[str]], methods:
         where = f"goals.{federation}"
         for scenario, lines in checked(scenarios, federations[federation], where).items():
             for figure, text in convert(lines, dict, f"{where}.{scenario}").items():
-                goals.append(_goal(federation, scenario, figure, text, methods, f"{where}.{scenario}.{figure}"))
+                goals.append(read_goal(federation, scenario, figure, text, methods, f"{where}.{scenario}.{figure}"))
     return tuple(goals)
 
 
-def _goal(federation: str, scenario: str, figure: str, text: Any, methods: Sequence[str], where: str) -> Goal:
+def read_goal(federation: str, scenario: str, figure: str, text: Any, methods: Sequence[str], where: str) -> Goal:
+    """One goal: a figure and the bound that it has to keep."""
     parsed = _GOAL.fullmatch(convert(text, str, where).strip())
     if parsed is None:
         raise SettingError(f'{where} must read like "<= retrain.asr + 0.02" or ">= 0.9"; found {text!r}.')
@@ -83,7 +86,17 @@ def _goal(federation: str, scenario: str, figure: str, text: Any, methods: Seque
             if name not in known[kind]:
                 raise SettingError(f"{where}: there is no {kind} {name!r}; {closest(name, known[kind])}")
     margin = float((parsed["margin"] or parsed["fixed"] or "0").replace(" ", ""))
-    return Goal(federation, scenario, method or _OURS, metric, parsed["sign"] == ">=", other, margin, text)
+    return Goal(
+        federation,
+        scenario,
+        method or _OURS,
+        metric,
+        parsed["sign"] == ">=",
+        other,
+        margin,
+        text,
+        float(parsed["factor"] or 1),
+    )
 
 
 def judge_goals(goals: Sequence[Goal], blocks: "Sequence[Block]") -> Iterator[Judged]:
@@ -97,7 +110,7 @@ def judge_goals(goals: Sequence[Goal], blocks: "Sequence[Block]") -> Iterator[Ju
         seeds = sorted(values.keys() & others.keys())
         if seeds:
             found = statistics.fmean(values[seed] for seed in seeds)
-            bound = statistics.fmean(others[seed] for seed in seeds) + goal.margin
+            bound = goal.factor * statistics.fmean(others[seed] for seed in seeds) + goal.margin
             yield Judged(goal, found, bound, len(seeds))
 
 

@@ -25,6 +25,10 @@ class Results:
         group = self.folder / cell.group.federation / cell.group.scenario.name
         return group / f"{cell.method.name}-seed{cell.group.recipe.seed}-{cell.hash[:8]}.json"
 
+    def target(self, cell: BenchCell) -> Path:
+        """The file that a new result is written to."""
+        return self.path(cell)
+
     def timing_path(self, cell: BenchCell) -> Path:
         """The file of a cell's clean times, beside its result."""
         return self.path(cell).with_suffix(".time.json")
@@ -55,7 +59,7 @@ class Results:
     def save(self, cell: BenchCell, result: Mapping[str, Any]) -> None:
         """Write a cell's result."""
         about = {"format": FORMAT, "hash": cell.hash, "seed": cell.group.recipe.seed, "config": cell.config()}
-        write_text(self.path(cell), json.dumps({**about, **result}, indent=1, sort_keys=False) + "\n")
+        write_text(self.target(cell), json.dumps({**about, **result}, indent=1, sort_keys=False) + "\n")
 
 
 def _load(path: Path, cell: BenchCell, hash_in: Callable[[dict[str, Any]], Any]) -> dict[str, Any] | None:

@@ -122,6 +122,7 @@ def _measure(cell: BenchCell, setup: SharedSetup) -> tuple[Outcome, dict[str, An
             "metrics": figures,
             "cost": unlearned.cost.to_json(),
             "about": dict(unlearned.about),
+            **({"shadow": True} if setup.group.shadow else {}),
         }
         json.dumps(measured, allow_nan=False)  # a method or metric may give what no file can hold
     except (StorageError, BudgetSpentError):

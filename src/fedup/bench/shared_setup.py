@@ -9,6 +9,7 @@ from fedup.bench.case import EvaluationData, Outputs
 from fedup.bench.experiment import REFERENCE, Group
 from fedup.bench.methods import Method, method_class
 from fedup.bench.scenarios import Situation
+from fedup.bench.shadow import Shadow
 from fedup.bench.task import Task, Unlearned
 from fedup.bench.training_cache import keep, recorded, trained, use_histories
 from fedup.errors import DataError
@@ -86,7 +87,9 @@ class SharedSetup:
 
     @cached_property
     def data(self) -> EvaluationData:
-        return EvaluationData(self.situation, self.dataset)
+        recipe, progress = self.group.recipe, self._progress
+        shadow = Shadow(self.situation, self.dataset, recipe, progress) if self.group.shadow else None
+        return EvaluationData(self.situation, self.dataset, shadow)
 
     @cached_property
     def original(self) -> Outputs:

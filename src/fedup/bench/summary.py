@@ -146,10 +146,10 @@ class Block:
         return sorted({place_of(one) + (f" ({one['note']})" if one.get("note") else "") for one in results})
 
 
-def summarize(experiment: Experiment, results: Results) -> list[Block]:
-    """A block for each federation and scenario that has a result, with whatever seeds."""
+def summarize(experiment: Experiment, results: Results, seeds: Sequence[int] | None = None) -> list[Block]:
+    """A block for each federation and scenario that has a result, with whatever seeds, or with these."""
     by_place: dict[tuple[str, str], list[_Measured]] = {}
-    for cell in experiment.cells(results.seeds()):
+    for cell in experiment.cells(results.seeds() if seeds is None else seeds):
         result = results.load(cell)
         if result is not None:
             parts = [result.get("machine"), *(result.get(name, {}) for name in ("metrics", "failed", "code"))]
@@ -211,10 +211,11 @@ def printed(cell: BenchCell) -> dict[str, float]:
     of_paper = method.name in (method.use, f"paper-{noise:g}" if noise else None)
     if recipe.data not in known or recipe.model not in known or not of_paper:
         return {}
-    of_federation = _paper().get(cell.group.federation, {})
+    of_federation = paper_numbers().get(cell.group.federation, {})
     return dict(of_federation.get(cell.group.scenario.use, {}).get(method.name, {}))
 
 
 @cache
-def _paper() -> dict[str, Any]:
+def paper_numbers() -> dict[str, Any]:
+    """All figures that the paper prints."""
     return tomllib.loads(files("fedup.bench").joinpath("paper.toml").read_text(encoding="utf-8"))

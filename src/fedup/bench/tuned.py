@@ -83,6 +83,37 @@ def load_tuned(path: Path) -> list[Tuned]:
         ) from error
 
 
+def save_recipe(path: Path, chosen: Mapping[str, Any], tried: Sequence[Mapping[str, Any]], source: str) -> None:
+    """Write the settings of a federation that were chosen, and the evidence."""
+    lines = [
+        f"# Chosen by `fedup bench tune recipe {source}`; do not edit.",
+        "# Each candidate was trained once without any request; the accuracy is that on validation rows.",
+        f"recipe = {_toml(chosen)}",
+    ]
+    for trial in tried:
+        lines += ["", "[[tried]]", *(f"{name} = {_toml(value)}" for name, value in trial.items())]
+    write_text(path, "\n".join(lines) + "\n")
+
+
+def load_recipe(path: Path) -> dict[str, Any] | None:
+    """The settings chosen so far; None before there is such a file, or while it holds only trials."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return dict(table["recipe"]) or None
+    except FileNotFoundError:
+        return None
+    except (OSError, KeyError, TypeError, ValueError) as error:  # what is no TOML or no UTF-8 is a ValueError, too
+        raise ArtifactError(
+            f"{path} was not made by `fedup bench tune recipe` ({error}): remove it and tune again."
+        ) from error
+
+
+def recipe_trials(path: Path) -> list[dict[str, Any]]:
+    """The candidates that were tried so far."""
+    load_recipe(path)  # says what is wrong with it
+    return list(tomllib.loads(path.read_text(encoding="utf-8")).get("tried", [])) if path.exists() else []
+
+
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{name} = {_toml(one)}" for name, one in value.items()) + " }"

@@ -29,7 +29,8 @@ PARTITIONS: dict[str, tuple[Callable[..., list[Tensor]], dict[str, Callable[[str
     "pathological": (pathological, {"classes_per_client": int}),
 }
 
-_LATER = ("precision", "weight_decay", "file")  # settings added later: older results do not have them
+# Settings added later: older results do not have them.
+_LATER = ("precision", "weight_decay", "file", "schedule", "warmup_rounds", "augment")
 
 # What the public code of the paper's authors does (docs/fidelity.md). Each of its 50 rounds is two rounds of FedAvg.
 # The user chooses the number of clients there.
@@ -68,6 +69,9 @@ class Recipe:
         metadata={"help": "float32, bfloat16, or auto (by the GPU).", "default": "what suits the model"},
     )
     weight_decay: float = 0.0
+    schedule: str = "constant"  # of the rate over the rounds: or cosine
+    warmup_rounds: int = 0
+    augment: str = "none"  # or flip_crop
     clients_per_round: int | None = field(
         default=None, metadata={"help": "Clients drawn in each round.", "min": 1, "default": "all"}
     )
@@ -126,6 +130,11 @@ class Recipe:
                 f"The run folder does not say how its federation was made ({error} is missing): it was not made by "
                 "`fedup train`, and commands that need its data cannot make it again."
             ) from error
+
+    @property
+    def schedule_rounds(self) -> int:
+        """The rounds that the rate is scheduled over; 0 where it stays the same."""
+        return self.rounds if self.schedule != "constant" or self.warmup_rounds else 0
 
     @property
     def local(self) -> LocalTraining:

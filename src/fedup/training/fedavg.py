@@ -143,7 +143,7 @@ def federate(
             observer.on_start(rounds_done, threads)
         for round_index in numbers[rounds_done:]:
             # 1. who takes part
-            jobs = _draw_jobs(federation.ids, rows, local, clients_per_round, seed, round_index)
+            jobs = _draw_jobs(federation.ids, rows, local.in_round(round_index), clients_per_round, seed, round_index)
             # 2. each client trains from the global weights, and 3. its weights join the running average
             for job, weights in work.train(jobs, average.load):
                 for observer in observers:

@@ -1,15 +1,19 @@
 """How a client trains in a round: settings, batches, and the job that an engine is given."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fedup.errors import SettingError
+from fedup.errors import SettingError, check_choice
 from fedup.rng import generator, seed_for
+from fedup.training.augment import Augmentation, augmented
+
+Schedule = Literal["constant", "cosine"]
+_LATER = ("precision", "schedule", "warmup_rounds", "schedule_rounds", "augment")  # left out of settings at defaults
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,10 @@ class LocalTraining:
 
     With `precision="bfloat16"` matrix products are computed in bfloat16, and weights stay in single precision; "auto"
     does so on a GPU that supports it.
+
+    `lr` is the rate of every round, unless `schedule_rounds` are named: then it rises in even steps over the first
+    `warmup_rounds`, and with `schedule="cosine"` falls along half a cosine to the last of them. Rounds after them have
+    the full rate again. `augment="flip_crop"` flips half of a batch's images and moves all by up to four pixels.
     """
 
     epochs: int = 1
@@ -27,6 +35,10 @@ class LocalTraining:
     weight_decay: float = 0.0
     optimizer: Literal["sgd", "adam"] = "sgd"
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    schedule: Schedule = "constant"
+    warmup_rounds: int = 0
+    schedule_rounds: int = 0  # 0: none
+    augment: Augmentation = "none"
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
@@ -38,22 +50,56 @@ class LocalTraining:
             raise SettingError(f"optimizer must be 'sgd' or 'adam'; found {self.optimizer!r}.")
         if self.precision not in ("float32", "bfloat16", "auto"):
             raise SettingError(f"precision must be 'float32', 'bfloat16' or 'auto'; found {self.precision!r}.")
+        check_choice("schedule", self.schedule, Schedule)
+        check_choice("augment", self.augment, Augmentation)
+        if not 0 <= self.warmup_rounds <= max(self.schedule_rounds, 0):
+            found = f"{self.warmup_rounds} of {self.schedule_rounds}"
+            raise SettingError(f"warmup_rounds must lie within the rounds of the schedule; found {found}.")
 
-    def start(self, model: nn.Module, *, fused: bool = True) -> torch.optim.Optimizer:
-        """A fresh optimizer for the model's parameters, fused into one kernel where torch does that correctly."""
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether the rate differs from round to round."""
+        return bool(self.schedule_rounds) and (self.schedule != "constant" or self.warmup_rounds > 1)
+
+    def in_round(self, round_index: int) -> "LocalTraining":
+        """The same with the rate of that round.
+
+        >>> cosine = LocalTraining(lr=1.0, schedule="cosine", warmup_rounds=2, schedule_rounds=6)
+        >>> [round(cosine.in_round(number).lr, 2) for number in range(7)]
+        [0.5, 1.0, 1.0, 0.85, 0.5, 0.15, 1.0]
+        """
+        if not self.is_scheduled or round_index >= self.schedule_rounds:
+            return self
+        done, left = round_index - self.warmup_rounds, self.schedule_rounds - self.warmup_rounds
+        share = (round_index + 1) / self.warmup_rounds if done < 0 else 1.0
+        if done > 0 and self.schedule == "cosine":
+            share = (1 + math.cos(math.pi * done / left)) / 2
+        return replace(self, lr=self.lr * share)
+
+    def start(self, model: nn.Module, *, fused: bool = True, rate: Tensor | None = None) -> torch.optim.Optimizer:
+        """A fresh optimizer for the model's parameters, fused into one kernel where torch does that correctly.
+
+        A `rate` on the device replaces `lr`: captured steps read it anew each time.
+        """
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trainable:
             raise SettingError(f"No parameter of {type(model).__name__} takes a gradient: there is nothing to train.")
         fused = fused and all(_can_be_fused(weight) for weight in trainable)
-        options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused}
+        lr = self.lr if rate is None else rate
+        options: dict[str, Any] = {"lr": lr, "weight_decay": self.weight_decay, "fused": fused}
         if self.optimizer == "sgd":
             return torch.optim.SGD(trainable, momentum=self.momentum, **options)
         on_gpu = any(weight.device.type == "cuda" for weight in trainable)  # then the step count is there, too
         return torch.optim.Adam(trainable, capturable=on_gpu, **options)
 
     def settings(self) -> dict[str, Any]:
-        """Plain data; precision only if it is not float32, so that settings from before that choice still match."""
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("precision", "float32")}
+        """Plain data; settings added later only where they are chosen, so that settings from before still match."""
+        usual = LocalTraining()
+        return {k: value for k, value in asdict(self).items() if k not in _LATER or value != getattr(usual, k)}
+
+    def prepared(self, inputs: Tensor) -> Tensor:
+        """A batch as the model sees it in training."""
+        return inputs if self.augment == "none" else augmented(inputs)
 
     def in_bfloat16(self, device: torch.device) -> bool:
         """Whether products on this device are computed in bfloat16."""

@@ -58,7 +58,7 @@ def time(
         return
     common.check_data(missing)
     if not shared:
-        _check_idle(device)
+        check_idle(device)
     console, budget_s = wide_console(stderr=True), budget_minutes and 60 * budget_minutes
     clean = failed = 0
     work = partial(time_cells, missing, store, device=device, repeats=repeats, budget_s=budget_s, note=note)
@@ -75,7 +75,8 @@ def time(
         raise typer.Exit(1)
 
 
-def _check_idle(device: str) -> None:
+def check_idle(device: str) -> None:
+    """Raise where a time would not be clean."""
     from fedup.bench.alone import look_once
 
     state = look_once(device)

@@ -37,6 +37,7 @@ class CapturedEngine:
         self._plain = PlainEngine(self._first, x, y, local)
         self.weights: Weights = self._plain.weights
         self._feed = BatchFeed(_WIDTHS[-1], max(2, local.batch_size), x.device)
+        self._rate = torch.tensor(local.lr, device=x.device) if local.is_scheduled else None  # one for all slots
         self._slots: list[ClientSlot] = []
         self._most_slots = _WIDTHS[-1]
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by batch size and number of slots
@@ -50,6 +51,8 @@ class CapturedEngine:
     def train(self, jobs: Sequence[Job], load: Load) -> Iterator[tuple[Job, Weights]]:
         if self._feed.start_round(jobs):
             self._graphs.clear()
+        if self._rate is not None and jobs:
+            self._rate.fill_(jobs[0].local.lr)
         for size, same in groupby(sorted(jobs, key=lambda job: -job.size), key=lambda job: job.size):
             group = list(same)
             self._met[size] += sum(job.steps for job in group)
@@ -113,7 +116,7 @@ class CapturedEngine:
     def _capture(self, size: int, width: int, load: Load) -> torch.cuda.CUDAGraph:
         """One step of each of the first slots as a graph that does what a plain step does."""
         while len(self._slots) < width:
-            self._slots.append(ClientSlot(len(self._slots), copy.deepcopy(self._first), self._local, self._x.device))
+            self._slots.append(self._slot(len(self._slots)))
         slots = self._slots[:width]
         before, expected = self._try_out(slots, size, load)
         graph = torch.cuda.CUDAGraph()
@@ -137,6 +140,9 @@ class CapturedEngine:
         for slot in slots:
             _check_same(before, expected, slot.weights)
         return graph
+
+    def _slot(self, number: int) -> ClientSlot:
+        return ClientSlot(number, copy.deepcopy(self._first), self._local, self._x.device, rate=self._rate)
 
     def _try_out(self, slots: Sequence[ClientSlot], size: int, load: Load) -> tuple[Weights, Weights]:
         """One plain step in each slot, which a capture needs anyway; returns the weights before and after it."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedup.training.averaging import weights_of
 from fedup.training.local import LocalTraining
@@ -13,11 +13,13 @@ from fedup.training.local import LocalTraining
 class ClientSlot:
     """All its tensors are set in place: captured steps read and write fixed memory."""
 
-    def __init__(self, number: int, model: nn.Module, local: LocalTraining, device: torch.device) -> None:
+    def __init__(
+        self, number: int, model: nn.Module, local: LocalTraining, device: torch.device, *, rate: Tensor | None = None
+    ) -> None:
         self.number = number
         self.model = model.train()
         self.weights = weights_of(model)
-        self.optimizer = local.start(model)
+        self.optimizer = local.start(model, rate=rate)
         self.generator = torch.Generator(device)
         self.stream = torch.cuda.Stream(device)
 

@@ -23,7 +23,7 @@ class PlainEngine:
         self._fused = True
 
     def train(self, jobs: Sequence[Job], load: Load) -> Iterator[tuple[Job, Weights]]:
-        optimizer = self._local.start(self._model, fused=self._fused) if jobs else None
+        optimizer = jobs[0].local.start(self._model, fused=self._fused) if jobs else None  # with the round's rate
         for job in jobs:
             load(self.weights)
             optimizer = self.run(job, optimizer)
@@ -32,7 +32,7 @@ class PlainEngine:
     def run(self, job: Job, optimizer: torch.optim.Optimizer | None = None) -> torch.optim.Optimizer:
         """Train on the job's batches from the current weights; returns an optimizer to reuse."""
         device = self._x.device
-        optimizer = optimizer or self._local.start(self._model)
+        optimizer = optimizer or job.local.start(self._model)
         restart(optimizer)
         self._model.train()
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -45,7 +45,7 @@ class PlainEngine:
                     if not self._fused or not any(gradient.is_sparse for gradient in gradients):
                         raise
                     self._fused = False  # fused kernels refuse sparse gradients before they change a weight
-                    optimizer = self._local.start(self._model, fused=False)
+                    optimizer = job.local.start(self._model, fused=False)
                     optimizer.step()
         return optimizer
 
@@ -54,7 +54,7 @@ def train_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, batch: Tensor, local: LocalTraining
 ) -> None:
     """One step of gradient descent on the rows of a batch."""
-    inputs = x.index_select(0, batch)
+    inputs = local.prepared(x.index_select(0, batch))
     with local.autocast(x.device):
         loss = training_loss(logits_of(model(inputs)), y.index_select(0, batch))
     optimizer.zero_grad(set_to_none=True)
