@@ -158,7 +158,8 @@ class MomentChangeQuestion(ExactQuestion[tuple[ClientMoments, ClientMoments]]):
 
 def _at_least(config: MomentConfig, data: ClientData) -> MomentConfig:
     """The rule of whichever asks for more rows: the question's or the node's."""
-    return replace(config, least_rows=max(config.least_rows, data.least_rows))
+    consented = 1 if data.few_rows else MomentConfig.least_rows
+    return replace(config, least_rows=max(config.least_rows, data.least_rows, consented))
 
 
 def _named(data: ClientData, samples: frozenset[int]) -> Tensor:
@@ -190,7 +191,12 @@ def _moments(data: ClientData, cut: str, config: MomentConfig, chosen: Tensor, *
         seconds, second = {}, second_moment(integers, config)
     moments = IntegerMoments(counts, sums, second)
     return ClientMoments(
-        data.client.id, moments, seconds, shortened, shape=features.shape, nonnegative=features.nonnegative
+        data.client.id,
+        moments,
+        seconds,
+        shortened + features.shortened,
+        shape=features.shape,
+        nonnegative=features.nonnegative,
     )
 
 

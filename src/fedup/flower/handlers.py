@@ -77,6 +77,7 @@ class Work:
             self.num_classes,
             ids=None if ids is None else ids.to(device),
             least_rows=self.source.policy.least_rows,
+            few_rows=self.source.policy.few_rows,
         )
 
     def drop_features(self, question: Question[Any], data: ClientData, *, quietly: bool = False) -> None:

@@ -21,6 +21,7 @@ class ClientData:
     ids: Tensor | None = None  # (N,) the sample ids of rows, if not their numbers
     subjects: Tensor | None = None  # (N,)
     least_rows: int = 1  # fewest rows of a class to answer for
+    few_rows: bool = True  # whether sums of fewer than five rows of a class may be sent
     readers: Mapping[str, FeatureReader] | None = None  # by cut, if shared
 
     @property
