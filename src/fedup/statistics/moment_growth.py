@@ -37,6 +37,17 @@ def add_client(store: MomentStore, client: int, moments: IntegerMoments, by_clas
         store.unsent.add(client)
 
 
+def add_rows(store: MomentStore, client: int, moments: IntegerMoments, by_class: Mapping[int, Tensor]) -> None:
+    """Add the moments of new rows to cells that are there."""
+    for cell in store.cells_of(client):
+        if not int(moments.counts[cell.label]):
+            continue
+        store.change(cell, moments, by_class[cell.label])
+        if cell.name in store.sealed:  # the original has the new rows, too
+            sums, counts = store.sealed[cell.name]
+            store.sealed[cell.name] = sums + moments.sums[cell.label], counts + moments.counts[cell.label]
+
+
 def insert_cells(store: MomentStore, names: Iterable[CellName]) -> None:
     """Make empty cells where there are none."""
     clients, labels = store.cell_columns

@@ -23,7 +23,7 @@ from fedup.serving.plugged import REQUEST_LOCK
 from fedup.statistics.client_parts import ClientPart
 from fedup.statistics.feature_cache import CachedReader, FeatureCache
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
-from fedup.statistics.moment_growth import add_client, insert_cells
+from fedup.statistics.moment_growth import add_client, add_rows, insert_cells
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import CellName
 from fedup.statistics.traffic import Traffic
@@ -210,9 +210,7 @@ class HeadModel(nn.Module):
             for client, (leaving, returning) in contact.ask({c: q for c, q in questions.items() if q.labels}):
                 if leaving.moments.rows or returning.moments.rows != _count(labels[client], questions[client].labels):
                     raise ContactError(f"Client {client} answers for other rows than were to be added.")
-                for cell in grown.cells_of(client):
-                    if int(returning.moments.counts[cell.label]):
-                        grown.change(cell, returning.moments, returning.by_class[cell.label])
+                add_rows(grown, client, returning.moments, returning.by_class)
                 grown.shortened += returning.shortened
                 report.note_contact(client)
             return self._take(grown, clients, report)
