@@ -237,7 +237,7 @@ def test_what_cannot_be_used_is_refused_and_changes_nothing(tmp_path):
     save_centroids(other.store, tmp_path / "statistics.safetensors")
     with pytest.raises(ArtifactError, match="other totals"):
         fedup.load_head(backbone(), tmp_path)
-    assert load_centroids(tmp_path / "statistics.safetensors").base == model.base
+    assert load_centroids(tmp_path / "statistics.safetensors").base == model.base_fingerprint
 
 
 def test_fewer_features_by_a_public_projection_forget_as_exactly():

@@ -61,6 +61,8 @@ def plan_answer(
     session: Session, wanted: Wanted, settings: Settings, *, keep_sealed: bool, force: bool
 ) -> dict[str, Any]:
     """Who would be asked, what would be replaced, what it costs in time and privacy; changes nothing."""
+    if session.run.read().is_exact:
+        raise RequestError("A head on a public backbone is solved in milliseconds and can be taken back: no dry run.")
     state, plugged = session.served()
     known, new = _new(session, state, wanted)
     result: dict[str, Any] = {"dry_run": True, "already": known, "requests": []}
@@ -101,6 +103,11 @@ def answer_requests(
         if not new:
             in_force = writer.state.filter
             return {"requests": [], "already": known, "filter": in_force.id if in_force else None}
+        if writer.state.is_exact:
+            from fedup.cli._exact import unlearn_exactly
+
+            answered = unlearn_exactly(session, new, keep_sealed=keep_sealed, state=writer.state, writer=writer)
+            return {**answered, "already": known}
         plugged, store = session.plugged(writer.state), session.store(writer.state, writer)
         desk = RequestDesk(writer, plugged, store, session.federation_if_here, session.judge(), session.facts)
         outcome = desk.unlearn(new, config=_config(plugged, settings), keep_sealed=keep_sealed, limits=limits)
@@ -138,7 +145,11 @@ def print_answer(result: dict[str, Any], run: Path) -> None:
     for known in result["already"]:
         which = f"{known['id']} is in force already, settings unchanged" if known["id"] else "named twice"
         console.print(f"To {known['what']}: {which}; nothing to do.")
-    if result["requests"] and "dry_run" in result:
+    if "claim" in result:
+        from fedup.cli._exact import print_answered
+
+        print_answered(result, run, done="is in force")
+    elif result["requests"] and "dry_run" in result:
         _print_plan(result)
     elif result["requests"] and result["declined"]:
         _text.print_declined(console, result, done="put in force", fitted="a filter")

@@ -36,7 +36,7 @@ class InProcess:
         model: nn.Module,
         *,
         one_reader: bool = False,
-        make_reader: Callable[[nn.Module, str], FeatureReader] = FeatureReader,
+        make_reader: Callable[[nn.Module, str], FeatureReader] | None = None,
         ledger: Ledger | None = None,
         vectors_folder: str | Path | None = None,
     ) -> None:
@@ -45,7 +45,7 @@ class InProcess:
         self._federation = federation if federation.x.device == device else federation.to(device)
         self._model = model
         self.ledger = Ledger() if ledger is None else ledger
-        self._readers = Readers(lambda cut: make_reader(model, cut)) if one_reader else None
+        self._readers = Readers(lambda cut: (make_reader or FeatureReader)(model, cut)) if one_reader else None
         self._meter = Meter()
         self.silent: dict[int, str] = {}
 

@@ -182,6 +182,8 @@ def _moments(data: ClientData, cut: str, config: MomentConfig, chosen: Tensor, *
     reader = data.shared_reader(cut) or FeatureReader(data.model, cut)
     features = reader.read(data.x, rows, wanted=chosen)
     labels, classes = data.y[rows][chosen], data.num_classes
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise DataError(f"Client {data.client.id} has labels beyond the {classes} declared classes. Nothing was sent.")
     integers, shortened = config.integers(features.values)
     counts, sums = class_sums(integers, labels, classes)
     if always or _sends_classes(config, int((counts > 0).sum()), *integers.shape):

@@ -37,9 +37,9 @@ class Backbone(nn.Module):
     """A module that gives a row of features for each input, frozen.
 
     `example` is a blank row of inputs: its shape and type matter, never its content. `step` is the public grid:
-    features are rounded to multiples of it, and rows longer than 32,767 steps are shortened. It is a power of two; without
-    one it is chosen from the features of noise, so that no client's row decides it. `preprocessing` says in words how
-    inputs are made.
+    features are rounded to multiples of it, and rows longer than 32,767 steps are shortened. It is a power of two;
+    without one it is chosen from the features of noise, so that no client's row decides it. `preprocessing` says in
+    words how inputs are made.
 
     >>> Backbone(nn.Linear(4, 8), torch.zeros(1, 4)).width
     8

@@ -10,7 +10,7 @@ from fedup.federation import Federation
 from fedup.filters.bottleneck import FilterConfig
 from fedup.request import Forget
 from fedup.run.folder import Writer
-from fedup.run.state import FileRecord, Request
+from fedup.run.state import FileRecord, Request, State
 from fedup.serving.filter_file import save_filter
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import CellName, Centroids
@@ -113,7 +113,7 @@ class RequestDesk:
         """Fit a filter for the requests in force and these, and put it in force unless it costs too much."""
         if self.centroids is None:
             raise RequestError("There are no centroids to answer requests from: collect them first.")
-        requests = self._described(new)
+        requests = described_requests(self.writer.state, new)
         self.plugged.check_base(hashed=True)  # evidence will name these weights
         try:
             report = fit_and_serve(
@@ -162,29 +162,10 @@ class RequestDesk:
         self.writer.commit("purged", {"cells": [list(cell) for cell in cells], "centroids": record.to_json()})
         return cells
 
-    def _described(self, new: Sequence[NewRequest]) -> list[dict[str, Any]]:
-        """The new requests as the journal holds them; an open one keeps its id and its reference."""
-        state = self.writer.state
-        references = {request.forget: request.reference for request in state.open}
-        ids: dict[Forget, str] = {request.forget: request.id for request in state.open}
-        for request in new:
-            ids.setdefault(request.forget, state.next_id(len(ids) - len(references)))
-        return [
-            {
-                "id": ids[request.forget],
-                "reference": request.reference or references.get(request.forget),
-                "kind": request.forget.kind,
-                "forget": request.forget.to_json(),
-                "digest": request.forget.digest,
-                "rows": dict(request.rows),
-            }
-            for request in new
-        ]
-
     def _refused(self, step: str, requests: _Requests, error: HarmError) -> Outcome:
         """An answer that would harm a class nobody asked to forget: noted with what clients sent, and nothing else."""
         report = error.report or Report(self.plugged.requests)
-        return self._declined(step, requests, report, str(error), {"classes": error.classes, **_contact(report)})
+        return self._declined(step, requests, report, str(error), {"classes": error.classes, **contact_of(report)})
 
     def _declined(self, step: str, requests: _Requests, report: Report, why: str, body: Mapping[str, Any]) -> Outcome:
         event = {"requests": [], "declined": requests, "step": step, "why": why, "time_s": dict(report.time_s)}
@@ -200,7 +181,7 @@ class RequestDesk:
             figures = self.judge(self.plugged, report.requests) if self.judge and served and swapped else None
         body = {
             "figures": figures,
-            **_contact(report),
+            **contact_of(report),
             "centroids_used": report.centroids_used,
             "erasure": report.erasure,
             "notes": list(report.notes),
@@ -237,11 +218,30 @@ class RequestDesk:
         return self.writer.put("centroids", lambda path: save_centroids(centroids, path))
 
 
+def described_requests(state: State, new: Sequence[NewRequest]) -> list[dict[str, Any]]:
+    """The new requests as the journal holds them; an open one keeps its id and its reference."""
+    references = {request.forget: request.reference for request in state.open}
+    ids: dict[Forget, str] = {request.forget: request.id for request in state.open}
+    for request in new:
+        ids.setdefault(request.forget, state.next_id(len(ids) - len(references)))
+    return [
+        {
+            "id": ids[request.forget],
+            "reference": request.reference or references.get(request.forget),
+            "kind": request.forget.kind,
+            "forget": request.forget.to_json(),
+            "digest": request.forget.digest,
+            "rows": dict(request.rows),
+        }
+        for request in new
+    ]
+
+
 def _ids(requests: _Requests) -> list[str]:
     return [request["id"] if isinstance(request, dict) else request for request in requests]
 
 
-def _contact(report: Report) -> dict[str, Any]:
+def contact_of(report: Report) -> dict[str, Any]:
     """Which clients were asked, and what was sent."""
     return {
         "clients_contacted": sorted(report.clients_contacted),

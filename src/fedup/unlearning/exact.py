@@ -55,11 +55,12 @@ class HeadModel(nn.Module):
     ) -> None:
         super().__init__()
         self.blank = with_blank_head(backbone, store.num_classes)  # what clients are asked about
-        self.base = fingerprint(self.blank)
-        if store.base != self.base:
+        self.base_fingerprint = fingerprint(self.blank)
+        if store.base != self.base_fingerprint:
             raise FingerprintError(
-                f"The statistics were made with backbone {store.base[:12]}, and this is {self.base[:12]}: another one, "
-                "another version of it, or another label set. Take the one they were made with, or learn again."
+                f"The statistics were made with backbone {store.base[:12]}, and this is {self.base_fingerprint[:12]}: "
+                "another one, another version of it, or another label set. Take the one they were made with, or learn "
+                "again."
             )
         if store.config.step != backbone.step or store.config.bound != backbone.bound:
             raise DataError(
@@ -87,7 +88,7 @@ class HeadModel(nn.Module):
     def configuration(self) -> dict[str, Any]:
         """All that decides the head besides the rows; fixed before any client was asked. None: not fixed."""
         return {
-            "backbone": self.base,
+            "backbone": self.base_fingerprint,
             "preprocessing": self.backbone.preprocessing,
             "scale": self.store.config.step,
             "clip": self.store.config.bound,

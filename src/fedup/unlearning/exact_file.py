@@ -40,7 +40,7 @@ def write_head(model: HeadModel, path: Path) -> None:
     """The head alone, with the requests that it leaves out."""
     header = {
         **described(model),
-        "base": model.base,
+        "base": model.base_fingerprint,
         "requests": sorted((request.to_json() for request in model.requests), key=str),
         "totals": model.totals_hash(),
     }

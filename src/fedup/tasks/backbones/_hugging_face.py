@@ -58,7 +58,7 @@ def load_encoder(folder: Path) -> nn.Module:
 
 
 def folder_backbone(folder: Path, shape: tuple[int, ...]) -> Backbone:
-    """Any encoder in a folder. `fedup.json` beside it declares its origin; without one nothing is claimed to be exact."""
+    """Any encoder in a folder. `fedup.json` in it declares its origin; without one nothing is claimed to be exact."""
     if len(shape) != 1:
         raise SettingError(f"{folder} is a text encoder, and the data set has rows of shape {shape}.")
     about = _about(folder / ABOUT_FILE)
