@@ -45,7 +45,7 @@ def demo(text: str) -> dict:
     requests = [{"kind": text, "story": text, "attack": attack}]
     shown = {"figures": figures, "answers": {text: text}, "overview": [[text] * 8], "show_bytes": str}
     about = {"clients": 2, "train_rows": 9, "data": text, "rounds": 1, "seed": 0}
-    shares, totals = {"retain": 0.5, "forget": 0.5}, dict.fromkeys(("before", "after", "learned_without"), text)
+    shares, totals = {"retain": 0.5, "forget": 0.5}, dict.fromkeys(("before", "after", "learned_without"), 64 * "0")
     exact = {
         "backbone": text,
         "origin": text,

@@ -9,12 +9,11 @@ from typing import Any
 import fedup
 from fedup.files import write_text
 from fedup.page import render
-from fedup.run.evidence_exact import of_head
+from fedup.run.evidence_exact import last_claim, of_head
 from fedup.run.evidence_page import page_content
 from fedup.run.folder import Run
 from fedup.run.journal import Event
 from fedup.run.state import Request, State
-from fedup.unlearning.claim import NOT_CLAIMED as EXACT_NOT_CLAIMED
 
 FORMAT_VERSION = 1
 _CONTACT = ("clients_contacted", "clients_counting", "bytes_up", "bytes_down", "releases")
@@ -95,7 +94,7 @@ def build_evidence(run: Run, state: State, name: str) -> dict[str, Any]:
         "machine": body.get("machine"),
         "trained_on": state.trained.body.get("machine") if state.trained else None,
         "notes": asked["notes"],
-        "not_claimed": list(EXACT_NOT_CLAIMED if state.is_exact else NOT_CLAIMED),
+        "not_claimed": list(last_claim(state)["not_claimed"] if state.is_exact else NOT_CLAIMED),
         "journal": {"event": event.seq, "event_hash": event.hash, "head": state.head, "events": len(state.events)},
     }
 

@@ -18,7 +18,7 @@ _CHECKED = (
 def last_claim(state: State) -> Mapping[str, Any]:
     """What was claimed last: by an answer, a restoration or a purge."""
     claims = [event.body["claim"] for event in state.events if "claim" in event.body]
-    return claims[-1] if claims else {"kind": "suppressed"}
+    return claims[-1] if claims else {"kind": "suppressed", "not_claimed": []}
 
 
 def of_head(state: State, request: Request, serving: Event) -> dict[str, Any]:
