@@ -45,7 +45,17 @@ def demo(text: str) -> dict:
     requests = [{"kind": text, "story": text, "attack": attack}]
     shown = {"figures": figures, "answers": {text: text}, "overview": [[text] * 8], "show_bytes": str}
     about = {"clients": 2, "train_rows": 9, "data": text, "rounds": 1, "seed": 0}
-    return {**about, **shown, "requests": requests, "collect": collect, "machine": machine}
+    shares, totals = {"retain": 0.5, "forget": 0.5}, dict.fromkeys(("before", "after", "learned_without"), 64 * "0")
+    exact = {
+        "backbone": text,
+        "origin": text,
+        "sentence": text,
+        "claims": [text, text],
+        "time_s": 0.1,
+        "totals": totals,
+    }
+    exact |= {"learned": shares, "forgotten": shares, "request": {"clients": [text]}, "relearned_equal": True}
+    return {**about, **shown, "requests": requests, "exact": exact, "collect": collect, "machine": machine}
 
 
 PAGES = {

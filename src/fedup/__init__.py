@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from fedup.federation import Federation as Federation
     from fedup.filters.bottleneck import FilterConfig as FilterConfig
     from fedup.filters.fit import Trace as Trace
+    from fedup.filters.ridge_head import HeadRule as HeadRule
+    from fedup.models.backbone import Backbone as Backbone
+    from fedup.models.backbone import Origin as Origin
+    from fedup.models.backbone import with_blank_head as with_blank_head
     from fedup.models.views import fingerprint as fingerprint
     from fedup.partition import dirichlet as dirichlet
     from fedup.partition import iid as iid
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from fedup.serving.plugged import PluggedModel as PluggedModel
     from fedup.serving.plugged import plug as plug
     from fedup.statistics.centroids import CentroidConfig as CentroidConfig
+    from fedup.statistics.feature_cache import FeatureCache as FeatureCache
     from fedup.statistics.integer_moments import MomentConfig as MomentConfig
     from fedup.statistics.moment_store import MomentStore as MomentStore
     from fedup.statistics.store import Centroids as Centroids
@@ -49,6 +54,11 @@ if TYPE_CHECKING:
     from fedup.training.fedavg import Runtime as Runtime
     from fedup.training.fedavg import federate as federate
     from fedup.training.local import LocalTraining as LocalTraining
+    from fedup.unlearning.claim import Claim as Claim
+    from fedup.unlearning.exact import HeadModel as HeadModel
+    from fedup.unlearning.exact import learn_head as learn_head
+    from fedup.unlearning.exact_file import load_head as load_head
+    from fedup.unlearning.exact_file import save_head as save_head
     from fedup.unlearning.plan import RequestPlan as RequestPlan
     from fedup.unlearning.plan import Terms as Terms
     from fedup.unlearning.report import Report as Report
@@ -66,6 +76,8 @@ _PUBLIC = {
     "fedup.federation": "Federation",
     "fedup.filters.bottleneck": "FilterConfig",
     "fedup.filters.fit": "Trace",
+    "fedup.filters.ridge_head": "HeadRule",
+    "fedup.models.backbone": "Backbone Origin with_blank_head",
     "fedup.models.views": "fingerprint",
     "fedup.partition": "dirichlet iid pathological",
     "fedup.privacy": "DP Budget Ledger",
@@ -73,6 +85,7 @@ _PUBLIC = {
     "fedup.serving.filter_file": "load_filter save_filter",
     "fedup.serving.plugged": "PluggedModel plug",
     "fedup.statistics.centroids": "CentroidConfig",
+    "fedup.statistics.feature_cache": "FeatureCache",
     "fedup.statistics.integer_moments": "MomentConfig",
     "fedup.statistics.moment_store": "MomentStore",
     "fedup.statistics.store": "Centroids",
@@ -80,6 +93,9 @@ _PUBLIC = {
     "fedup.subjects": "SubjectKey",
     "fedup.training.fedavg": "Observer Rounds Runtime federate",
     "fedup.training.local": "LocalTraining",
+    "fedup.unlearning.claim": "Claim",
+    "fedup.unlearning.exact": "HeadModel learn_head",
+    "fedup.unlearning.exact_file": "load_head save_head",
     "fedup.unlearning.plan": "RequestPlan Terms",
     "fedup.unlearning.report": "Report",
     "fedup.unlearning.unlearn": "plan purge restore unlearn",

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedup.bench.demo_exact import exact_part
 from fedup.bench.scenarios import Situation, scenario_class
 from fedup.clients.collect import collect
 from fedup.errors import SettingError
@@ -82,6 +83,7 @@ def run_demo(
         "class_names": list(dataset.class_names),
         **about,
         "requests": requests,
+        "exact": exact_part(dataset, honest),
         "machine": describe_machine(),
         "total_time_s": time.perf_counter() - started,
     }

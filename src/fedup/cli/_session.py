@@ -15,10 +15,11 @@ from fedup.cli._names import Names
 from fedup.cli._progress import wide_console
 from fedup.errors import ArtifactError, MissingDataError, NoArchitectureError, SettingError
 from fedup.federation import Federation
+from fedup.models.backbone import with_blank_head
 from fedup.rng import generator
 from fedup.run.folder import Run, Writer
 from fedup.run.ledger import RunLedger, ledger_of
-from fedup.run.serving import load_plugged, load_store, read_served
+from fedup.run.serving import load_plugged, load_store, read_served, read_with
 from fedup.run.state import State
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import Centroids
@@ -47,7 +48,8 @@ class Session:
     def recipe(self) -> Recipe:
         """How the federation was made; the user's own files are the copies in the folder."""
         about = self.run.read().about
-        copies: dict[str, Any] = {name: str(self.run.code(own)) for name, own in about.get("code", {}).items()}
+        code = {name: own for name, own in about.get("code", {}).items() if name != "backbone"}
+        copies: dict[str, Any] = {name: str(self.run.code(own)) for name, own in code.items()}
         return replace(Recipe.from_about(about), **copies)
 
     @cached_property
@@ -108,6 +110,10 @@ class Session:
                 f"{self.run.path} was made by a program of yours ({about['made_by']}), which alone can build its "
                 f"{about['model']}."
             )
+        if state.is_exact:
+            from fedup.cli._exact import backbone_of
+
+            return with_blank_head(backbone_of(self, state), len(about["class_names"])).to(self.device)
         return self.recipe.blank_model(about["input_shape"], len(about["class_names"])).to(self.device)
 
     def probe(self, state: State) -> torch.Tensor:
@@ -132,6 +138,15 @@ class Session:
     def served(self) -> tuple[State, PluggedModel]:
         """State and model under the filter in force, for a reader, who holds no lock."""
         return read_served(self.run, self.blank)
+
+    def answering(self) -> tuple[State, nn.Module]:
+        """State and the model that answers for the folder: under the filter in force, or the original if none is."""
+        if self.run.read().is_exact:
+            from fedup.cli._exact import load_model
+
+            return read_with(self.run, lambda state: load_model(self, state))
+        state, plugged = self.served()
+        return state, plugged.view() if state.active else plugged.base
 
     def judge(self) -> "Judge | None":
         """Measures filters on the federation's data; None where that is not here."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from torch import nn
 
 from fedup.cli import _text
 from fedup.cli._progress import wide_console
@@ -16,6 +17,7 @@ from fedup.cli._session import Session
 from fedup.cli._settings import Settings
 from fedup.cli._text import describe, of
 from fedup.cli._wording import as_command_line
+from fedup.clients.in_process import InProcess
 from fedup.errors import RequestError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.request import Forget
@@ -71,6 +73,8 @@ def plan_answer(
     session: Session, wanted: Wanted, settings: Settings, *, keep_sealed: bool, force: bool
 ) -> dict[str, Any]:
     """Who would be asked, what would be replaced, what it costs in time and privacy; changes nothing."""
+    if session.run.read().is_exact:
+        raise RequestError("A head on a public backbone is solved in milliseconds and can be taken back: no dry run.")
     state, plugged = session.served()
     known, new = _new(session, state, wanted)
     result: dict[str, Any] = {"dry_run": True, "already": known, "requests": [], "waiting": []}
@@ -126,6 +130,13 @@ def answer_requests(
         known, new = _new(session, state, wanted)
         if not new and not (pending and state.waiting):
             return {"requests": [], "already": known, "filter": state.filter.id if state.filter else None}
+        if state.is_exact:
+            from fedup.cli._exact import unlearn_exactly
+
+            contact = InProcess(here, nn.Linear(1, 1)) if (here := session.federation_if_here) else None
+            new = [_describe(session, state, replace(own, forget=resolved(own.forget, contact))) for own in new]
+            answered = unlearn_exactly(session, new, keep_sealed=keep_sealed, state=state, writer=writer)
+            return {**answered, "already": known}
         plugged, store = session.plugged(state), session.store(state, writer)
         desk = RequestDesk(writer, plugged, store, session.federation_if_here, session.judge(), session.facts)
         desk = replace(desk, describe=partial(_describe, session, state))
@@ -175,7 +186,11 @@ def print_answer(result: dict[str, Any], run: Path) -> None:
     for known in result["already"]:
         which = f"{known['id']} is in force already, settings unchanged" if known["id"] else "named twice"
         console.print(f"To {known['what']}: {which}; nothing to do.")
-    if "dry_run" in result:
+    if "claim" in result:
+        from fedup.cli._exact import print_answered
+
+        print_answered(result, run, done="is in force")
+    elif "dry_run" in result:
         _print_plan(result)
     elif result["requests"]:
         _print_requests(result, console)
@@ -218,9 +233,10 @@ def _print_costs(result: dict[str, Any], console: Console) -> None:
         console.print(f"[bold red]Forced:[/] {escape(refusal)}")
     _text.print_orphaned_classes(console, result)
     if worst := result["worst_class"]:
+        which = class_in_words(worst["class"], result["class_names"])
         console.print(
-            f"The {worst['of']} that loses most on retained rows is "
-            f"{class_in_words(worst['class'], result['class_names'])}: {worst['measure']} {worst['before']:.3f} before, "
+            f"The {worst['of']} that loses most on retained rows is {which}: {worst['measure']} "
+            f"{worst['before']:.3f} before, "
             f"{worst['after']:.3f} with the filter."
         )
     if result["figures"]:

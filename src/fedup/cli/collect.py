@@ -44,6 +44,11 @@ def collect(
     from fedup.cli._collecting import collect_into, config_of, print_collected
     from fedup.cli._session import Session
 
+    session = Session(run, device=device)
+    if session.run.read().is_exact:
+        text = "The head was learned from its clients' sums: there is nothing more to collect, and nothing was changed."
+        options.show({"already": True}, as_json, lambda _: typer.echo(text))
+        return
     config = config_of(statistics, centroids, moments, privacy)
-    result = collect_into(Session(run, device=device), config, again=again, wait_s=wait)
+    result = collect_into(session, config, again=again, wait_s=wait)
     options.show(result, as_json, lambda result: print_collected(result, run))

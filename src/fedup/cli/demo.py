@@ -23,6 +23,7 @@ def demo(
     Example: [bold]fedup demo --data mnist --out runs/mnist[/]
     """
     from fedup.bench.demo import run_demo
+    from fedup.bench.demo_exact import summary as exact_summary
     from fedup.bench.demo_report import write_demo_report
 
     console = wide_console(stderr=as_json)
@@ -39,6 +40,7 @@ def demo(
         f"{success['forgotten']:.1%} are now ({success['retrained']:.1%} after retraining).",
         highlight=False,
     )
+    console.print(exact_summary(result["exact"]), highlight=False)
     console.print(
         "R-A: accuracy on held-out data that stays. F-A: on held-out data of what is forgotten (for samples: on the "
         "samples themselves).\nThe filter suppresses at the served interface; the frozen weights still hold what they "

@@ -44,6 +44,13 @@ def evaluate(
     from fedup.tasks.evaluation import FederationJudge, accuracy
 
     session = Session(run, device=device)
+    if session.run.read().is_exact:
+        from fedup.cli._exact import evaluate_exactly, print_evaluated
+
+        if retrain:
+            raise RequestError("The head is the retrained one: `fedup verify --relearn` has clients add up anew.")
+        options.show(evaluate_exactly(session), as_json, print_evaluated)
+        return
     state, plugged = session.served()
     if data is not None:
         if retrain:

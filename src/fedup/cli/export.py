@@ -24,7 +24,7 @@ def export(
     from fedup.serving.export import export_program
 
     session = Session(run)
-    state, plugged = session.served()
+    state, served = session.answering()  # without a request in force, the original model
     about = {
         "filter": state.filter.id if state.filter else None,
         "filter_sha256": state.filter.sha256 if state.filter else None,
@@ -37,8 +37,6 @@ def export(
         },
         "journal_head": state.head,
     }
-    # Without a request in force there is no filter to export, and the original model is what the folder serves.
-    served = plugged.view() if state.active else plugged.base
     export_program(served, session.probe(state), out, about=about)
     under = f"under filter {about['filter']}" if state.active else "without a filter: no request is in force"
     shape = ", ".join(map(str, ["N", *state.about["input_shape"]]))

@@ -49,7 +49,7 @@ def predict(
     from fedup.tasks.scores import answer_in_words
 
     session = Session(run, device=device)
-    state, plugged = session.served()
+    state, model = session.answering()
     in_force = state.filter.sha256 if state.filter else "none"
     if filter_id is not None and (not filter_id or not in_force.startswith(filter_id.lower())):
         raise ArtifactError(
@@ -57,8 +57,6 @@ def predict(
             "`fedup status` shows what is in force."
         )
     reader = InputReader(_inputs(session.recipe.data, state), column, resize)
-    # Without a request in force the original model is what the folder serves; with one, only the filtered view answers.
-    model = plugged if state.active else plugged.base
     names, items = state.about["class_names"], reader.read(inputs)
     while batch := list(islice(items, _BATCH)):
         x = reader.inputs.prepare([raw for _, raw in batch]).to(session.device)
@@ -68,7 +66,9 @@ def predict(
             typer.echo(json.dumps(answer, ensure_ascii=False) if as_json else f"{own}\t{words}")
     if not as_json:
         ids = ", ".join(request.id for request in state.active)
-        filtered = f"under filter {state.filter.id} for {ids}" if state.filter else "with no filter: none is in force"
+        part = "by head" if state.is_exact else "under filter"
+        served = f"{part} {state.filter.id}" if state.filter else "with no filter: none is in force"
+        filtered = f"{served} for {ids}" if ids else served
         typer.echo(f"Answered {filtered}.", err=True)
 
 

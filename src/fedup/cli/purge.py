@@ -31,14 +31,21 @@ def purge(
     if not yes and not typer.confirm(f"Destroy the sealed statistics in {run} for good?"):
         typer.echo("Nothing was changed.")
         return
-    session = Session(run)
+    session, claim = Session(run), None
     with session.writing("purge", wait) as writer:
         store = session.store(writer.state, writer)
         cells = sealed_cells(store, writer.state.forgets)
-        if cells:
+        if writer.state.is_exact and writer.state.active:  # cached features of samples go, too
+            from fedup.cli._exact import purge_exactly
+
+            claim = purge_exactly(session, writer.state, writer)[1]
+        elif cells:
             RequestDesk(writer, session.plugged(writer.state), store).purge()
     text = "Nothing is sealed; nothing was changed."
     if cells:
         whose = f"{count(len(cells), 'cell')} of {count(len({client for client, _ in cells}), 'client')}"
         text = f"Destroyed the sealed statistics of {whose}; they are in no file of {run}."
-    options.show({"cells": [list(cell) for cell in cells]}, as_json, lambda _: typer.echo(text))
+    if claim is not None:
+        text += f"\nClaim: {claim['kind']}. {claim['sentence']}"
+    result = {"cells": [list(cell) for cell in cells], **({"claim": claim} if claim else {})}
+    options.show(result, as_json, lambda _: typer.echo(text))

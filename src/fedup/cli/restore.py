@@ -1,6 +1,7 @@
 """`fedup restore`."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -53,7 +54,11 @@ def restore(
             "already": [request.id for request in chosen if request.restored_in],
             "filter": state.filter.id if state.filter else None,
         }
-        if to_restore:
+        if to_restore and state.is_exact:
+            from fedup.cli._exact import restore_exactly
+
+            result |= restore_exactly(session, to_restore, state, writer)
+        elif to_restore:
             # The last one needs neither centroids nor clients.
             last = all(request in to_restore for request in state.active) and not any(r.is_open for r in to_restore)
             last |= all(request.is_waiting for request in to_restore)
@@ -63,12 +68,17 @@ def restore(
                 desk = replace(desk, centroids=session.store(state, writer), clients=clients, judge=judge)
             result |= describe(desk.restore(to_restore, limits=limits))
             result |= {"remaining": [request.id for request in writer.state.active], "base": writer.state.base}
-    options.show(result, as_json, _print)
+    options.show(result, as_json, lambda result: _print(result, run))
     if result.get("declined"):
         raise typer.Exit(1)
 
 
-def _print(result: dict[str, Any]) -> None:
+def _print(result: dict[str, Any], run: Path) -> None:
+    if "claim" in result:
+        from fedup.cli._exact import print_answered
+
+        print_answered(result, run, done="taken back")
+        return
     console, names = wide_console(), ", ".join(result["requests"])
     if result["already"]:
         console.print(f"Taken back before: {', '.join(result['already'])}; nothing to do.")

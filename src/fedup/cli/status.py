@@ -86,6 +86,10 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
         f"{sealed['purged']} cells destroyed"
     )
     facts["Filter"] = f"{filtered['id']} for {in_force}" if filtered else "none: the original model answers"
+    if "backbone" in about and filtered:
+        del facts["Filter"]
+        facts["Head"] = f"{filtered['id']} on {about['backbone']}" + (f" without {in_force}" if in_force else "")
+        facts["Claim"] = found["claim"] or "none: no request is in force"
     if found["budget"]:
         facts["Budget"] = f"ε = {found['budget']['epsilon']:g} at δ = {found['budget']['delta']:g} for each client"
     if found["written_by"]:

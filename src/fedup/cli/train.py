@@ -35,6 +35,14 @@ def train(
     *,
     settings: Settings,
     file: Settings,
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            help="Learn only a head, in one round, on this public backbone: random_conv, efficientnet_lite0, minilm, a "
+            ".py file, or a Hugging Face folder. Forgetting is exact then.",
+        ),
+    ] = None,
+    features: Annotated[int | None, typer.Option(help="Project the backbone to so many features.", min=1)] = None,
     weights: Annotated[
         Path | None,
         typer.Option(help="First weights (safetensors, or tinybert's folder); with --rounds 0, the trained ones."),
@@ -55,6 +63,7 @@ def train(
     [bold]fedup train --data mnist --rounds 10 --run runs/mnist[/]
     [bold]fedup train --data patients.csv --label diagnosis --clients-column hospital[/]
     [bold]fedup train --data my_data.py --model my_model.py[/]
+    [bold]fedup train --data digits --backbone random_conv[/]
     """
     import torch
 
@@ -63,6 +72,16 @@ def train(
     from fedup.tasks.recipe import Recipe
     from fedup.training.engines import known_engine
 
+    if backbone is not None:
+        from fedup.cli._exact import learn_into, print_learned
+        from fedup.cli._session import Session
+
+        if model is not None or weights is not None or "rounds" in settings:
+            raise typer.BadParameter("--backbone learns a head in one round: pass no --model, --weights or --rounds.")
+        session = Session(run, device=device)
+        result = learn_into(session, Recipe.suited_to(data, **{**settings, "rounds": 1}), backbone, features, wait)
+        options.show(result, as_json, lambda result: print_learned(result, run))
+        return
     chosen_engine = known_engine(engine, torch.device(checked_device(device)))
     first = str(weights) if weights else None
     recipe = Recipe.suited_to(data, model=model, weights=first, file=options_from(file), **settings)

@@ -16,17 +16,29 @@ _LONG_HASH = re.compile(r"\b([0-9a-f]{16})[0-9a-f]{48}\b")
 def verify(
     run: options.RunOption = options.DEFAULT_RUN,
     head: Annotated[str | None, typer.Option(help="A head hash that must be in the chain: 8 digits or more.")] = None,
+    relearn: Annotated[
+        bool, typer.Option("--relearn", help="Exact mode: the remaining clients add up anew; hashes must be equal.")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Exact mode: compute all features anew, and say how many integers agree.")
+    ] = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Check every hash, the journal's chain and the restored model; exit 1 on any mismatch.
 
-    Example: [bold]fedup verify --run runs/mnist[/]
+    Examples:
+    [bold]fedup verify --run runs/mnist[/]
+    [bold]fedup verify --relearn --run runs/head[/]
     """
     from fedup.cli._session import Session
     from fedup.run.verify import verify as check_folder
 
     session = Session(run)
     checks = check_folder(session.run, session.blank, session.probe, head=head)
+    if relearn or fresh:
+        from fedup.cli._exact import relearn_checks
+
+        checks += relearn_checks(session, relearn=relearn, fresh=fresh)
     good = all(check.ok is not False for check in checks)
     result = {"ok": good, "checks": [vars(check) for check in checks]}
     options.show(result, as_json, lambda _: _print(checks, good))

@@ -1,7 +1,7 @@
 """All clients in this process."""
 
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,7 +26,7 @@ class InProcess:
     """All clients in this process.
 
     With `one_reader` they share a view of the model. This is faster, but the model must not be replaced: for a contact
-    that lives for one call.
+    that lives for one call. `make_reader` may read features from a cache.
     """
 
     measures_by_default = True
@@ -37,6 +37,7 @@ class InProcess:
         model: nn.Module,
         *,
         one_reader: bool = False,
+        make_reader: Callable[[nn.Module, str], FeatureReader] | None = None,
         ledger: Ledger | None = None,
         vectors_folder: str | Path | None = None,
     ) -> None:
@@ -45,7 +46,7 @@ class InProcess:
         self._federation = federation if federation.x.device == device else federation.to(device)
         self._model = model
         self.ledger = Ledger() if ledger is None else ledger
-        self._readers = Readers(lambda cut: FeatureReader(model, cut)) if one_reader else None
+        self._readers = Readers(lambda cut: (make_reader or FeatureReader)(model, cut)) if one_reader else None
         self._meter = Meter()
         self.silent: dict[int, str] = {}
 

@@ -168,7 +168,8 @@ class MomentChangeQuestion(ExactQuestion[tuple[ClientMoments, ClientMoments]]):
 
 def _at_least(config: MomentConfig, data: ClientData) -> MomentConfig:
     """The rule of whichever asks for more rows: the question's or the node's."""
-    return replace(config, least_rows=max(config.least_rows, data.least_rows))
+    consented = 1 if data.few_rows else MomentConfig.least_rows
+    return replace(config, least_rows=max(config.least_rows, data.least_rows, consented))
 
 
 def _named(data: ClientData, samples: frozenset[int]) -> Tensor:
@@ -208,6 +209,8 @@ def _moments(data: ClientData, cut: str, config: MomentConfig, chosen: Tensor, *
         reader.check_tail(data.x[rows[:1]], exact=True)
     features = reader.read(data.x, rows, wanted=chosen)
     labels, classes = data.cell_labels[chosen], config.cells(data.num_classes)
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise DataError(f"Client {data.client.id} has labels beyond the {classes} declared classes. Nothing was sent.")
     integers, shortened = config.integers(features.values)
     targets, clipped = config.target_integers(data.targets[chosen])
     integers = torch.cat([integers, targets.to(integers.device)], 1)
@@ -218,7 +221,7 @@ def _moments(data: ClientData, cut: str, config: MomentConfig, chosen: Tensor, *
     else:
         seconds, second = {}, second_moment(integers, config)
     moments = IntegerMoments(counts, sums, second)
-    about = features.shape, features.nonnegative
+    shortened, about = shortened + features.shortened, (features.shape, features.nonnegative)
     return ClientMoments(data.client.id, moments, seconds, shortened, 0, frozenset(), clipped, *about)
 
 

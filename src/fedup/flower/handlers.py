@@ -83,6 +83,7 @@ class Work:
             subjects=None if persons is None else persons.to(device),
             subject_tags=tags,
             least_rows=self.source.policy.least_rows,
+            few_rows=self.source.policy.few_rows,
         )
 
     def drop_features(self, question: Question[Any], data: ClientData, *, quietly: bool = False) -> None:

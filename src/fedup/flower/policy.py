@@ -17,13 +17,14 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Policy:
-    """`least_rows`: nothing is sent of classes with fewer retained rows. `only_private`: only releases under
-    differential privacy leave the client. `budget`: what all of them may cost together. `account`: a file on the node's
-    disk for what was spent; without one it is in the node's Flower state, which ends with the run or the SuperNode.
-    `ask`: a function of the kind of question that gives a reason to refuse it, or None. `answer_after_s`: no answer
-    leaves earlier than so many seconds after the question. Choose it longer than any answer takes and shorter than the
-    server waits: then nobody sees how long an answer took. `most_kept`: bytes of features that stay in the node's
-    state, so that they are computed once for each model (0: none).
+    """`least_rows`: nothing is sent of classes with fewer retained rows. `few_rows`: whether moments of fewer than five
+    rows of a class may leave, where a server asks for them; sums of one row are the row. `only_private`: only releases
+    under differential privacy leave the client. `budget`: what all of them may cost together. `account`: a file on the
+    node's disk for what was spent; without one it is in the node's Flower state, which ends with the run or the
+    SuperNode. `ask`: a function of the kind of question that gives a reason to refuse it, or None. `answer_after_s`: no
+    answer leaves earlier than so many seconds after the question. Choose it longer than any answer takes and shorter
+    than the server waits: then nobody sees how long an answer took. `most_kept`: bytes of features that stay in the
+    node's state, so that they are computed once for each model (0: none).
     """
 
     least_rows: int = 1
@@ -33,6 +34,7 @@ class Policy:
     ask: Callable[[str], str | None] | None = None
     answer_after_s: float = 0.0
     most_kept: int = 64_000_000
+    few_rows: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.answer_after_s < math.inf:

@@ -137,7 +137,8 @@ class KeptReader(FeatureReader):
         """Put the features into the state; once, since they may be large."""
         if self._features is not None and self._new:
             about = {"key": self._key, "nonnegative": self._features.nonnegative, "shape": self._features.shape}
-            keep(self._context, _FEATURES, {"values": self._features.values}, **about)
+            computed_with = {"torch": torch.__version__, "device": str(self._known[2]) if self._known else "cpu"}
+            _keep_features(self._context, self._features.values, {**about, **computed_with})
 
     def _look(self, x: Tensor, rows: Tensor) -> None:
         """Find kept features of these rows, by all that decides the bits: model, cut, threads, content and order."""
@@ -150,12 +151,18 @@ class KeptReader(FeatureReader):
         self._features = _kept_features(self._context) if same else None
 
 
+def _keep_features(context: Context, values: Tensor, about: Mapping[str, Any]) -> None:
+    """Keep features with their hash: every sum is made from the very same numbers."""
+    keep(context, _FEATURES, {"values": values}, **{**about, "sha256": digest_of("", [("values", values)])})
+
+
 def _kept_features(context: Context) -> Features | None:
     """The features in the state; None if there are none, or they are damaged."""
     about = kept_of(context, _FEATURES)
     try:
         values, shape = kept(context, _FEATURES)["values"], tuple(about["shape"])
-        return Features(values, about["nonnegative"], shape) if values.shape[1:] == (math.prod(shape),) else None
+        whole = about["sha256"] == digest_of("", [("values", values)]) and values.shape[1:] == (math.prod(shape),)
+        return Features(values, about["nonnegative"], shape) if whole else None
     except (DataError, KeyError, TypeError):
         return None
 
@@ -170,4 +177,4 @@ def drop_features(context: Context, places: Iterable[int]) -> None:
             del context.state[name]
     elif not bool(features.values[forgotten].isnan().all()):
         features.values[forgotten] = math.nan
-        keep(context, _FEATURES, {"values": features.values}, **kept_of(context, _FEATURES))
+        _keep_features(context, features.values, kept_of(context, _FEATURES))

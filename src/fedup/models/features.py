@@ -32,6 +32,7 @@ class Features:
     values: Tensor  # (N, D) in single precision
     nonnegative: bool
     shape: tuple[int, ...]  # of one row before it was flattened
+    shortened: int = 0  # rows that were shortened before they came from a cache
 
 
 class FeatureReader:

@@ -12,7 +12,7 @@ from fedup.request import Forget
 from fedup.run.folder import Writer
 from fedup.run.new_request import NewRequest as NewRequest
 from fedup.run.pool import Pool, sort_out
-from fedup.run.state import FileRecord, Request
+from fedup.run.state import FileRecord, Request, State
 from fedup.serving.filter_file import save_filter
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import CellName, Centroids
@@ -141,7 +141,7 @@ class RequestDesk:
         limits: Limits,
     ) -> Outcome:
         """Answer requests together; if that harms a class, those alone that need none of the requests that waited."""
-        requests = self._described(ready)
+        requests = described_requests(self.writer.state, ready)
         try:
             report = fit_and_serve(
                 self.plugged,
@@ -182,13 +182,13 @@ class RequestDesk:
         if not pool.waiting:
             return []
         report = Report(self.plugged.requests, traffic=traffic, clients_contacted=sorted(traffic.by_client))
-        entries = self._described(pool.waiting)
+        entries = described_requests(self.writer.state, pool.waiting)
         for described, request in zip(entries, pool.waiting, strict=True):
             verdict = waits(pool.why[request.forget]).to_json()
             described |= {"verdict": verdict, "withheld": False, "notes": []}
         known = {request.id for request in self.writer.state.waiting}
         if any(entry["id"] not in known for entry in entries):
-            body = {**_contact(report), "forced": [], "time_s": {}, "base": self.plugged.base_fingerprint}
+            body = {**contact_facts(report), "forced": [], "time_s": {}, "base": self.plugged.base_fingerprint}
             self.writer.commit("waiting", {**self.facts, "requests": entries, **body})
         return entries
 
@@ -225,30 +225,10 @@ class RequestDesk:
         self.writer.commit("purged", {"cells": [list(cell) for cell in cells], "centroids": record.to_json()})
         return cells
 
-    def _described(self, new: Sequence[NewRequest]) -> list[dict[str, Any]]:
-        """The new requests as the journal holds them; an open or waiting one keeps its id and its reference."""
-        state = self.writer.state
-        known = (*state.open, *state.waiting)
-        references = {request.forget: request.reference for request in known}
-        ids: dict[Forget, str] = {request.forget: request.id for request in known}
-        for request in new:
-            ids.setdefault(request.forget, state.next_id(len(ids) - len(references)))
-        return [
-            {
-                "id": ids[request.forget],
-                "reference": request.reference or references.get(request.forget),
-                "kind": request.forget.kind,
-                "forget": request.forget.to_json(),
-                "digest": request.forget.digest,
-                "rows": dict(request.rows),
-            }
-            for request in new
-        ]
-
     def _refused(self, step: str, requests: _Requests, error: HarmError) -> Outcome:
         """An answer that would harm a class nobody asked to forget: noted with what clients sent, and nothing else."""
         report = error.report or Report(self.plugged.requests)
-        return self._declined(step, requests, report, str(error), {"classes": error.classes, **_contact(report)})
+        return self._declined(step, requests, report, str(error), {"classes": error.classes, **contact_facts(report)})
 
     def _declined(self, step: str, requests: _Requests, report: Report, why: str, body: Mapping[str, Any]) -> Outcome:
         event = {"requests": [], "declined": requests, "step": step, "why": why, "time_s": dict(report.time_s)}
@@ -266,7 +246,7 @@ class RequestDesk:
             figures = self.judge(self.plugged, report.requests) if self.judge and served and swapped else None
         body = {
             "figures": figures,
-            **_contact(report),
+            **contact_facts(report),
             "centroids_used": report.centroids_used,
             "erasure": report.erasure,
             "notes": list(report.notes),
@@ -304,11 +284,31 @@ class RequestDesk:
         return self.writer.put("centroids", lambda path: save_centroids(centroids, path))
 
 
+def described_requests(state: State, new: Sequence[NewRequest]) -> list[dict[str, Any]]:
+    """The new requests as the journal holds them; an open or waiting one keeps its id and its reference."""
+    known = (*state.open, *state.waiting)
+    references = {request.forget: request.reference for request in known}
+    ids: dict[Forget, str] = {request.forget: request.id for request in known}
+    for request in new:
+        ids.setdefault(request.forget, state.next_id(len(ids) - len(references)))
+    return [
+        {
+            "id": ids[request.forget],
+            "reference": request.reference or references.get(request.forget),
+            "kind": request.forget.kind,
+            "forget": request.forget.to_json(),
+            "digest": request.forget.digest,
+            "rows": dict(request.rows),
+        }
+        for request in new
+    ]
+
+
 def _ids(requests: _Requests) -> list[str]:
     return [request["id"] if isinstance(request, dict) else request for request in requests]
 
 
-def _contact(report: Report) -> dict[str, Any]:
+def contact_facts(report: Report) -> dict[str, Any]:
     """Which clients were asked, and what was sent."""
     return {
         "clients_contacted": sorted(report.clients_contacted),

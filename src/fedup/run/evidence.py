@@ -9,6 +9,7 @@ from typing import Any
 import fedup
 from fedup.files import write_text
 from fedup.page import render
+from fedup.run.evidence_exact import last_claim, of_head
 from fedup.run.evidence_page import page_content
 from fedup.run.folder import Run
 from fedup.run.in_words import client_in_words
@@ -101,7 +102,7 @@ def build_evidence(run: Run, state: State, name: str) -> dict[str, Any]:
         "machine": body.get("machine"),
         "trained_on": state.trained.body.get("machine") if state.trained else None,
         "notes": asked["notes"],
-        "not_claimed": list(NOT_CLAIMED),
+        "not_claimed": list(last_claim(state)["not_claimed"] if state.is_exact else NOT_CLAIMED),
         "journal": {"event": event.seq, "event_hash": event.hash, "head": state.head, "events": len(state.events)},
     }
 
@@ -118,8 +119,10 @@ def _of_filter(state: State, request: Request, serving: Event | None) -> dict[st
     """The filter that the request is, or was last, in force under: its settings, figures and what is claimed of it."""
     if serving is None:
         claimed = [*([_OPEN] if request.is_open else [_WAITING] if request.is_waiting else []), _UNCHANGED]
-        names = ("filter", "accuracy", "restored_bit_identical", "retrained", "erasure")
+        names = ("claim", "filter", "accuracy", "restored_bit_identical", "retrained", "erasure")
         return {**dict.fromkeys(names), "class_recall": {}, "claimed": claimed}
+    if state.is_exact:
+        return of_head(state, request, serving)
     body, figures, erasure = serving.body, serving.body["figures"], serving.body["erasure"]
     is_erased = erasure is not None and request.forget.digest in erasure["requests"]
     is_remapped = "class" in request.forget.kind and body["config"]["class_policy"] != "drop"
@@ -137,6 +140,7 @@ def _of_filter(state: State, request: Request, serving: Event | None) -> dict[st
         "class_recall": body["class_recall"],
         "retrained": _retrained(state, serving),
         "erasure": erasure if is_erased else None,
+        "claim": {"kind": "suppressed", "sentence": _SUPPRESSED, "conditions": [], "totals": None, "accuracy": None},
         "claimed": [_SUPPRESSED, *([_ERASED] if is_erased else []), *source, _UNCHANGED],
     }
 

@@ -38,6 +38,7 @@ def page_content(evidence: Evidence) -> dict[str, Any]:
         "machine_in_words": machine_in_words,
         "named": forget_set(Forget.from_json(request["forget"]), class_names=names, client_names=clients, most=None),
         "sentence": _sentence(evidence),
+        "claim_accuracy": _claim_accuracy(evidence["claim"]),
         "seconds": sum(evidence["time_s"].values()),
         "measured": _measured(evidence),
         "of_retrain": _of_retrain(evidence),
@@ -58,6 +59,10 @@ def _sentence(evidence: Evidence) -> str:
     request, verdict = evidence["request"], evidence["verdict"]
     if request["restored_at"]:
         return "The request was taken back and has no effect any more."
+    claim, data = evidence["claim"], "the class" if request["kind"] == "class" else "the data named in the request"
+    if claim and claim["kind"] != "suppressed":
+        kept = "" if claim["kind"] == "exact" else " Statistics of them are still kept, so that they can be restored."
+        return f"The model is the one that would have been learned without {data}.{kept}"
     finding = verdict["finding"] if verdict else "not measured"
     whose = "your data" if "subject" in request["kind"] else "the data named in the request"
     if evidence["first_filter"] is None and finding != "waiting":
@@ -65,6 +70,12 @@ def _sentence(evidence: Evidence) -> str:
     if request["kind"] == "class" and finding == "forgotten":
         return "The model does not recognise the class any more."
     return _SENTENCES[finding].format("the class" if request["kind"] == "class" else whose)
+
+
+def _claim_accuracy(claim: Mapping[str, Any] | None) -> list[tuple[str, list[float]]]:
+    """Accuracies before and after, by part of the data."""
+    measured = (claim or {}).get("accuracy") or {"before": {}, "after": {}}
+    return [(part, [measured["before"][part], value]) for part, value in measured["after"].items()]
 
 
 def _of_retrain(evidence: Evidence) -> float | None:

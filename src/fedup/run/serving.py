@@ -1,6 +1,7 @@
 """A folder's model as it is served: under the filter in force, or an error; never unfiltered by mistake."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from torch import nn
 
@@ -13,6 +14,8 @@ from fedup.serving.model_file import load_model
 from fedup.serving.plugged import PluggedModel, plug
 from fedup.statistics.store import Centroids
 from fedup.statistics.store_file import load_centroids
+
+T = TypeVar("T")
 
 
 def load_base(run: Run, state: State, blank: nn.Module) -> nn.Module:
@@ -52,13 +55,18 @@ def load_store(run: Run, state: State) -> Centroids:
 
 
 def read_served(run: Run, blank: Callable[[State], nn.Module]) -> tuple[State, PluggedModel]:
-    """State and plugged model for readers, who hold no lock: a filter replaced meanwhile is read again."""
+    """State and plugged model for readers, who hold no lock."""
+    return read_with(run, lambda state: load_plugged(run, state, blank(state)))
+
+
+def read_with(run: Run, load: Callable[[State], T]) -> tuple[State, T]:
+    """State and what is loaded from it, for readers, who hold no lock: a file replaced meanwhile is read again."""
     state = run.read()
     while True:
         try:
             for record in state.files:  # all of them: a folder that was tampered with answers nothing
                 run.files.path(record)
-            return state, load_plugged(run, state, blank(state))
+            return state, load(state)
         except ArtifactError:
             before, state = state, run.read()
             if state.head == before.head:  # nobody wrote meanwhile: it is damaged

@@ -107,6 +107,11 @@ class State:
         return str(self.trained.body["fingerprint"]) if self.trained else ""
 
     @property
+    def is_exact(self) -> bool:
+        """Whether a head on a public backbone is served, and `filter` is its file."""
+        return "backbone" in self.about
+
+    @property
     def active(self) -> tuple[Request, ...]:
         """The requests in force."""
         return tuple(request for request in self.requests if request.is_active)
@@ -197,7 +202,9 @@ def _after(state: State, event: Event) -> State:
         case "created":
             return replace(state, about=body["about"])
         case "trained":
-            return replace(state, trained=event, model=FileRecord(**body["model"]))
+            model = FileRecord(**body["model"]) if body["model"] is not None else None  # a backbone is not stored
+            served = FileRecord(**body["head"]) if body.get("head") else state.filter
+            return replace(state, trained=event, model=model, filter=served)
         case "collected" | "purged":
             collected = event if event.kind == "collected" else state.collected
             return replace(state, collected=collected, centroids=FileRecord(**body["centroids"]))

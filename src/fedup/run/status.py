@@ -7,6 +7,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from fedup.run.evidence_exact import last_claim
 from fedup.run.folder import Run
 from fedup.run.journal import Event
 from fedup.run.ledger import describe_ledger, ledger_of
@@ -26,6 +27,7 @@ def overview(run: Run, state: State) -> dict[str, Any]:
         "protection": state.protection,
         "guarantee": asdict(state.guarantee) if state.guarantee else None,
         "filter": None if state.filter is None else {"id": state.filter.id, **state.filter.to_json()},
+        "claim": last_claim(state)["kind"] if state.is_exact and state.active else None,
         "in_force": [request.id for request in state.active],
         "open": [request.id for request in state.open],
         "waiting": [request.id for request in state.waiting],

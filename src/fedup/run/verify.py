@@ -11,6 +11,7 @@ from fedup.errors import FedUPError, MissingRunError, NoArchitectureError
 from fedup.models.cut import logits_of
 from fedup.models.views import fingerprint
 from fedup.privacy.guarantee import DP
+from fedup.run.exact import check_head
 from fedup.run.folder import Run
 from fedup.run.journal import Event
 from fedup.run.ledger import describe_ledger
@@ -79,6 +80,10 @@ def _journal_checks(run: Run, state: State, head: str | None) -> Iterator[Check]
 
 def _model_checks(run: Run, state: State, blank: _Blank, probe: _Probe) -> Iterator[Check]:
     """Model, centroids and filter fit each other, and restoring gives the model's own answers."""
+    if state.is_exact and state.trained is not None:
+        yield _attempt("head", lambda: check_head(run, state, blank(state)))
+        yield _attempt("statistics", lambda: _check_centroids(load_store(run, state), state))
+        return
     if state.model is None:
         return
     yield _attempt("model", lambda: f"fingerprint {fingerprint(load_base(run, state, blank(state)))}")

@@ -24,6 +24,7 @@ class ClientData:
     subjects: Tensor | None = None  # (N,)
     subject_tags: Mapping[str, int] | None = None  # numbers of persons by tag; None: it knows no tags
     least_rows: int = 1  # fewest rows of a class to answer for
+    few_rows: bool = True  # whether sums of fewer than five rows of a class may be sent
     readers: Mapping[str, FeatureReader] | None = None  # by cut, if shared
 
     @property

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedup.artifacts import load_tensors, save_tensors
 from fedup.errors import ArtifactError, DataError, FedUPWarning, SettingError
 from fedup.federation import Federation
+from fedup.models.backbone import mark_trained
 from fedup.models.outputs import check_outputs
 from fedup.models.views import fingerprint
 from fedup.rng import generator, seed_for
@@ -160,6 +161,8 @@ def federate(
             scale.put_into(trained)
     if not all(bool(tensor.isfinite().all()) for tensor in average.current.values()):
         raise DataError("Training diverged: the averaged weights are not finite. Use a smaller lr, or check the data.")
+    if len(numbers):
+        mark_trained(trained)  # it can be no public backbone any more
     return Trained(trained.eval(), len(numbers), store.time_s + time.perf_counter() - started, work.name, threads)
 
 

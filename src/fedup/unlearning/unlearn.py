@@ -19,6 +19,7 @@ from fedup.statistics.traffic import Traffic
 from fedup.targets import check_request
 from fedup.unlearning.bottleneck_fit import fit_bottleneck
 from fedup.unlearning.closed_form_fit import fit_closed_form
+from fedup.unlearning.exact import HeadModel
 from fedup.unlearning.execute import Execution
 from fedup.unlearning.plan import RequestPlan, Terms, check_belongs, make_plan
 from fedup.unlearning.report import Report
@@ -28,7 +29,7 @@ _USUAL_TERMS = Terms()
 
 
 def unlearn(
-    plugged: PluggedModel,
+    plugged: PluggedModel | HeadModel,
     centroids: Centroids,
     request: Forget | Collection[Forget],
     *,
@@ -52,7 +53,12 @@ def unlearn(
     Of a request that names persons, all clients are asked first which rows these are (`fedup.clients.subjects`).
 
     `config` may be the name of a preset; by default it is that of the served filter, or else `FilterConfig()`.
+
+    A head that was learned on a public backbone (`learn_head`) is solved again without the rows instead.
     """
+    if isinstance(plugged, HeadModel):
+        _check_own_store(plugged, centroids)
+        return plugged.unlearn(request, clients=clients, keep_sealed=terms.keep_sealed)
     new = _several(request)
     _check_arguments(plugged, centroids, new)
     if centroids is None:
@@ -100,7 +106,7 @@ def rehearse(plugged: PluggedModel, centroids: Centroids, requests: Collection[F
 
 
 def restore(
-    plugged: PluggedModel,
+    plugged: PluggedModel | HeadModel,
     centroids: Centroids | None,
     request: Forget | Collection[Forget],
     *,
@@ -113,6 +119,9 @@ def restore(
     After the last one `plugged` has no filter: serve through `plugged.unplug()`, which is the base, bit for bit. A
     request that stayed open without a filter can be taken back, too: the next answer uses its rows again.
     """
+    if isinstance(plugged, HeadModel):
+        _check_own_store(plugged, centroids)
+        return plugged.restore(request, clients=clients)
     withdrawn = _several(request)
     _check_arguments(plugged, centroids, withdrawn)
     with REQUEST_LOCK:
@@ -141,11 +150,15 @@ def restore(
         return report
 
 
-def purge(plugged: PluggedModel, centroids: Centroids) -> list[CellName]:
+def purge(plugged: PluggedModel | HeadModel, centroids: Centroids) -> list[CellName]:
     """Delete the cells that requests seal from the server.
 
-    To restore one of several requests then needs the clients again; to restore the last one always works.
+    To restore one of several requests then needs the clients again; to restore the last one always works. With a head
+    that was learned on a public backbone every restoration needs them.
     """
+    if isinstance(plugged, HeadModel):
+        _check_own_store(plugged, centroids)
+        return plugged.purge()
     with REQUEST_LOCK:
         if not plugged.requests and not centroids.open:
             raise RequestError("No request is active, so nothing is sealed and nothing to purge.")
@@ -233,6 +246,11 @@ def _check_new(plugged: PluggedModel, centroids: Centroids, new: frozenset[Forge
             raise RequestError(f"The request to {request} is active already; nothing was changed.")
         if not centroids.may_hold(request) and not centroids.collected_for:
             raise RequestError(f"To {request} changes nothing: no client was trained on such a row.")
+
+
+def _check_own_store(model: HeadModel, store: Centroids | None) -> None:
+    if store is not None and store is not model.store:
+        raise RequestError("A learned head has its own statistics: pass model.store, or None.")
 
 
 def _check_arguments(plugged: object, centroids: object, requests: Iterable[object]) -> None:

@@ -1,0 +1,268 @@
+"""The verbs in exact mode: a head on a public backbone, learned in one round and solved again for every request."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from fedup.cli._progress import wide_console
+from fedup.cli._session import Session
+from fedup.cli._text import accuracy_table, contact_in_words, of, seconds
+from fedup.errors import SettingError
+from fedup.models.backbone import Backbone
+from fedup.run.exact import (
+    FEATURES,
+    HeadDesk,
+    HeadOutcome,
+    extracted_again,
+    keep_head,
+    load_head_of,
+    relearned,
+    salt_of,
+)
+from fedup.run.in_words import count
+from fedup.run.state import Request, State
+from fedup.run.verify import Check
+from fedup.statistics.feature_cache import FeatureCache
+from fedup.tasks.backbones import load_backbone
+from fedup.tasks.evaluation import accuracy
+from fedup.unlearning.exact import HeadModel, learn_head
+
+if TYPE_CHECKING:
+    from fedup.run.answer import NewRequest
+    from fedup.tasks.recipe import Recipe
+
+_BATCH = 256
+
+
+def learn_into(
+    session: Session, recipe: "Recipe", backbone: str, features: int | None, wait_s: float
+) -> dict[str, Any]:
+    """Make a run folder and learn its head."""
+    dataset = recipe.load()
+    shape = tuple(dataset.x.shape[1:])
+    public = _to_device(load_backbone(backbone, shape, features=features), session)
+    named = {"backbone": _name(backbone), "features": features, "model": _name(backbone), "rounds": 1, "cut": "head"}
+    own = {
+        name: Path(source) for name, source in (("data", recipe.data), ("backbone", backbone)) if source.endswith(".py")
+    }
+    about = {**recipe.about(dataset), **named, **{name: source.name for name, source in own.items()}}
+    session.run.start(about, code=own, wait_s=wait_s)
+    with session.writing("train", wait_s) as writer:
+        if writer.state.trained is not None:
+            return {"already": True, **_learned(writer.state.trained.body)}
+        federation = recipe.federation(dataset).to(session.device)
+        started = time.perf_counter()
+        model = learn_head(public, federation, num_classes=dataset.num_classes, cache=cache_of(session))
+        rows = federation.rows("heldout")
+        measured = {
+            "heldout": accuracy(model, federation.x, federation.y, rows),
+            "test": accuracy(model, dataset.test_x.to(session.device), dataset.test_y.to(session.device)),
+        }
+        facts = {
+            "data": federation.digest(),
+            "rows": model.totals.rows,
+            "accuracy": {name: value for name, value in measured.items() if value == value},
+            "time_s": time.perf_counter() - started,
+            **session.facts,
+        }
+        return {"already": False, **_learned(keep_head(writer, model, facts))}
+
+
+def print_learned(result: dict[str, Any], run: Path, console: Console | None = None) -> None:
+    """What was learned, for people."""
+    console = console or wide_console()
+    if result["already"]:
+        console.print(f"{run} was learned before; nothing was changed.", soft_wrap=True)
+        return
+    origin = result["exact"]["origin"]
+    said = (
+        f"{origin['source']} ({origin['licence']}; declared by {origin['declared_by']})" if origin else "not declared"
+    )
+    held = result["accuracy"].get("heldout")
+    console.print(
+        f"A head from {result['rows']:,} rows in one round, {result['time_s']:.1f} s"
+        + (f"; held-out accuracy {held:.3f}." if held is not None else ".")
+        + f"\nOrigin of the backbone: {said}.\nTotals {result['totals'][:16]}. Every request is answered from them: "
+        f"no `fedup collect` is needed. Next: fedup unlearn --client 3{of(run)}",
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+    )
+
+
+def load_model(session: Session, state: State) -> HeadModel:
+    """The head that the folder serves, with the features that its clients keep here."""
+    return load_head_of(session.run, state, backbone_of(session, state), cache=cache_of(session))
+
+
+def backbone_of(session: Session, state: State) -> Backbone:
+    """The backbone; refused if it is another one than the head was learned on."""
+    about = state.about
+    own = about.get("code", {}).get("backbone")
+    name = str(session.run.code(own)) if own else about["backbone"]
+    found = load_backbone(name, tuple(about["input_shape"]), features=about.get("features"))
+    return _to_device(found, session)
+
+
+def cache_of(session: Session) -> FeatureCache:
+    """Features that the clients of this folder keep; here all of them are in this process."""
+    folder = session.run.path / "clients"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return FeatureCache.open(folder / FEATURES)
+
+
+def unlearn_exactly(
+    session: Session, new: list["NewRequest"], *, keep_sealed: bool, state: State, writer: Any
+) -> dict[str, Any]:
+    """Answer new requests with one head."""
+    outcome = _desk(session, state, writer).unlearn(new, keep_sealed=keep_sealed)
+    requests = [
+        {"id": name, "reference": own.reference, "what": str(own.forget), "rows": own.rows.get("count")}
+        for name, own in zip(outcome.requests, new, strict=True)
+    ]
+    return {**_described(outcome), "requests": requests, "withheld": [], "declined": None}
+
+
+def restore_exactly(session: Session, requests: list[Request], state: State, writer: Any) -> dict[str, Any]:
+    """Take requests back."""
+    return {**_described(_desk(session, state, writer).restore(requests)), "declined": None}
+
+
+def purge_exactly(session: Session, state: State, writer: Any) -> tuple[list[tuple[int, int]], dict[str, Any]]:
+    """Destroy what is sealed, and the cached features of forgotten rows."""
+    return _desk(session, state, writer).purge()
+
+
+def print_answered(result: dict[str, Any], run: Path, *, done: str) -> None:
+    """An answer in exact mode, for people."""
+    console, claim = wide_console(), result["claim"]
+    for request in result["requests"]:
+        if isinstance(request, dict):
+            rows = f" ({count(request['rows'], 'training row')})" if request["rows"] is not None else ""
+            name = f"{request['id']}, {escape(request['reference'])}," if request["reference"] else request["id"]
+            console.print(f"[bold]{name}[/] {done}: {request['what']}{rows}.")
+        else:
+            console.print(f"[bold]{request}[/] {done}.")
+    if result["in_force"]:
+        print_claim(claim, console)
+    else:
+        console.print(f"No request is in force. Totals {claim['totals']['after'][:16]}.", highlight=False)
+    if claim.get("accuracy"):
+        names = list(claim["accuracy"]["after"])
+        console.print(accuracy_table("accuracy", names, {k: list(v.values()) for k, v in claim["accuracy"].items()}))
+    for note in result["notes"]:
+        console.print(f"[yellow]Note:[/] {escape(note)}")
+    console.print(
+        f"Head {result['filter']}; {contact_in_words(result)}; {seconds(result['time_s'])}.\n"
+        f"Check it: fedup verify --relearn{of(run)}",
+        soft_wrap=True,
+        markup=False,
+        highlight=False,
+    )
+
+
+def print_claim(claim: dict[str, Any], console: Console) -> None:
+    """A claim with its conditions."""
+    console.print(f"Claim: [bold]{claim['kind']}[/]. {claim['sentence']}", soft_wrap=True, highlight=False)
+    for condition in claim["conditions"]:
+        if not condition["holds"]:
+            console.print(f"  not met: {escape(condition['name'])} ({escape(condition['found'])})", highlight=False)
+    totals = claim.get("totals")
+    if totals:
+        console.print(f"Totals {totals['before'][:16]} before, {totals['after'][:16]} now.", highlight=False)
+
+
+def relearn_checks(session: Session, *, relearn: bool, fresh: bool) -> list[Check]:
+    """Totals that the remaining clients add up to now, and features computed anew."""
+    state = session.run.read()
+    if not state.is_exact:
+        raise SettingError("--relearn and --fresh are for a head on a public backbone (`fedup train --backbone …`).")
+    model, salt, checks = load_model(session, state), salt_of(state), []
+    if relearn:
+        served, again = relearned(model, session.federation, salt)
+        same = served == again
+        found = f"{again}, as served" if same else f"{again}, and {served} is served"
+        checks.append(Check("relearned totals", same, found))
+    if fresh:
+        found_again = extracted_again(model, session.federation)
+        checks.append(
+            Check(
+                "features computed anew",
+                None,
+                f"{found_again['agree']:.6%} of the integers of {found_again['rows']:,} rows agree; answers differ by "
+                f"at most {found_again['largest_difference']:.2g}",
+            )
+        )
+    return checks
+
+
+def evaluate_exactly(session: Session) -> dict[str, Any]:
+    """Accuracies of the head that is served."""
+    state, model = session.answering()
+    assert isinstance(model, HeadModel)
+    data = session.dataset
+    test = {"official test set": accuracy(model, data.test_x.to(session.device), data.test_y.to(session.device))}
+    return {
+        "head": state.filter.id if state.filter else None,
+        "in_force": [request.id for request in state.active],
+        "claim": model.claim.to_json(),
+        "accuracy": {**_judge(session)(model), **{name: value for name, value in test.items() if value == value}},
+    }
+
+
+def print_evaluated(result: dict[str, Any]) -> None:
+    """The same, for people."""
+    console, names = wide_console(), list(result["accuracy"])
+    console.print(f"Head {result['head']}; in force: {', '.join(result['in_force']) or 'no request'}.", highlight=False)
+    console.print(accuracy_table("accuracy", names, {"served": list(result["accuracy"].values())}))
+    if result["in_force"]:
+        print_claim(result["claim"], console)
+
+
+def _desk(session: Session, state: State, writer: Any) -> HeadDesk:
+    federation = session.federation_if_here
+    judge = _judge(session) if federation is not None else None
+    return HeadDesk(writer, load_model(session, state), federation, judge, session.facts)
+
+
+def _judge(session: Session) -> Any:
+    federation = session.federation
+
+    def measure(model: HeadModel) -> dict[str, float]:
+        parts = {"validation": federation.rows("validation"), "held-out": federation.rows("heldout")}
+        return {name: accuracy(model, federation.x, federation.y, rows) for name, rows in parts.items() if len(rows)}
+
+    return measure
+
+
+def _described(outcome: HeadOutcome) -> dict[str, Any]:
+    report = outcome.report
+    return {
+        "requests": list(outcome.requests),
+        "already": [],
+        "filter": outcome.head.id,
+        "filter_sha256": outcome.head.sha256,
+        "clients_contacted": sorted(report.clients_contacted),
+        "bytes_up": report.bytes_up,
+        "time_s": report.time_s,
+        "notes": report.notes,
+        "claim": outcome.claim,
+        "in_force": list(outcome.in_force),
+    }
+
+
+def _learned(body: Any) -> dict[str, Any]:
+    names = ("fingerprint", "accuracy", "rows", "time_s", "totals", "exact", "features")
+    return {name: body[name] for name in names}
+
+
+def _to_device(backbone: Backbone, session: Session) -> Backbone:
+    return backbone.to(session.device)
+
+
+def _name(backbone: str) -> str:
+    """Without a path of this machine, for a file that is copied into the folder."""
+    return Path(backbone).name if backbone.endswith(".py") else backbone

@@ -1,0 +1,89 @@
+"""A last layer in closed form: ridge regression and a scale for its softmax, by one fixed rule from totals alone."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from fedup.errors import DataError, SettingError
+from fedup.filters.closed_form import RetainedStatistics, Scores, without_classes
+from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
+
+_LEAST_SHARE = 0.2  # of the sharpness, where there are hardly more rows than features
+
+
+@dataclass(frozen=True)
+class HeadRule:
+    """How totals become a head; part of the configuration, so it is fixed before any client is asked.
+
+    The ridge is (`ridge` + `few_rows` · features / rows) times the mean variance of a feature. `sharpness` scales the
+    scores: 1 is right for Gaussian classes, and rows that the head was not learned from are farther off.
+    """
+
+    ridge: float = 0.01
+    few_rows: float = 0.5
+    sharpness: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not (self.ridge > 0 and self.few_rows >= 0 and self.sharpness > 0):
+            raise SettingError(f"ridge and sharpness are positive, few_rows is not negative; found {self}.")
+
+
+class RidgeHead(nn.Module):
+    """Scores of features, one for each class. Rows longer than the bound are shortened to it, as in the sums."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, width: int, num_classes: int, bound: float) -> None:
+        super().__init__()
+        self.bound = bound
+        self.register_buffer("weight", torch.zeros(num_classes, width))
+        self.register_buffer("bias", torch.zeros(num_classes))
+
+    def forward(self, features: Tensor) -> Tensor:
+        flat = features.flatten(1).to(self.weight.dtype)
+        return linear(
+            flat * (self.bound / flat.norm(dim=1, keepdim=True).clamp(min=self.bound)), self.weight, self.bias
+        )
+
+    def put(self, scores: Scores) -> None:
+        """Take other scores in place of the ones so far."""
+        self.weight.copy_(scores.weight)
+        self.bias.copy_(scores.bias)
+
+
+def solve_head(totals: IntegerMoments, config: MomentConfig, rule: HeadRule) -> Scores:
+    """The scores that totals give; a class without rows is never answered."""
+    retained = RetainedStatistics.of(totals, config)
+    shares, means, mean = retained.counts / retained.counts.sum(), retained.means, retained.mean
+    damped = retained.covariance.clone()
+    extent = damped.diagonal().mean().clamp(min=1e-12)
+    damped.diagonal().add_((rule.ridge + rule.few_rows * len(damped) / float(retained.counts.sum())) * extent)
+    factor, info = torch.linalg.cholesky_ex(damped)
+    if int(info):
+        raise DataError("The totals give no head: their covariance is not positive. Learn the head again.")
+    weight = torch.cholesky_solve((shares[:, None] * (means - mean)).T, factor).T  # (K, D)
+    scale = _scale(weight, retained, rule)
+    scores = Scores(scale * weight, scale * (shares - weight @ mean))
+    return without_classes(scores, retained.counts == 0)
+
+
+def _scale(weight: Tensor, retained: RetainedStatistics, rule: HeadRule) -> float:
+    """By what to multiply scores, so that their softmax is about as sure as it is right.
+
+    The lead of the right class over the mean of the others has mean m and variance v within classes. If it is Gaussian,
+    2 m / v is the best scale.
+    """
+    held = retained.counts > 0
+    if int(held.sum()) < 2:
+        return 1.0
+    own, shares = weight[held], retained.counts[held] / retained.counts.sum()
+    others = (own.sum(0) - own) / (len(own) - 1)
+    leads = own - others  # (K', D)
+    lead = (leads * (retained.means[held] - retained.mean)).sum(1)
+    variance = ((leads @ retained.within) * leads).sum(1).clamp(min=0)
+    mean, spread = float(shares @ lead), float(shares @ variance)
+    sure = max(_LEAST_SHARE, 1 - weight.shape[1] / float(retained.counts.sum()))
+    return 2 * rule.sharpness * sure * mean / max(spread, 1e-6 * mean**2, 1e-300) if mean > 0 else 1.0

@@ -1,0 +1,48 @@
+"""What the evidence of a request says in exact mode: the claim, what it rests on, and hashes of totals."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedup.run.journal import Event
+from fedup.run.state import Request, State
+
+_CONFIGURATION = (
+    "The configuration (backbone, preprocessing, scale, clip, label set, ridge rule, calibration rule) was fixed "
+    "before any client was asked."
+)
+_CHECKED = (
+    "Whoever holds the clients' features can check it: `fedup verify --relearn` adds up anew and compares hashes."
+)
+
+
+def last_claim(state: State) -> Mapping[str, Any]:
+    """What was claimed last: by an answer, a restoration or a purge."""
+    claims = [event.body["claim"] for event in state.events if "claim" in event.body]
+    return claims[-1] if claims else {"kind": "suppressed", "not_claimed": []}
+
+
+def of_head(state: State, request: Request, serving: Event) -> dict[str, Any]:
+    """The head that the request is, or was last, in force under, and what is claimed of it.
+
+    The claim is that of the last event while the request is in force: a purge makes it stronger. Totals are those
+    before and after the request was answered.
+    """
+    body, answered = serving.body, request.asked_in.body["claim"]
+    claim = dict(last_claim(state) if request.is_active else body["claim"])
+    claim |= {"totals": answered["totals"], "accuracy": answered["accuracy"]}
+    return {
+        "claim": claim,
+        "filter": {
+            **body["filter"],
+            "config": body["config"],
+            "centroids_used": body["centroids_used"],
+            "fitted_at": serving.at,
+            "in_force_now": request.is_active,
+        },
+        "accuracy": None,
+        "restored_bit_identical": None,
+        "class_recall": {},
+        "retrained": None,
+        "erasure": None,
+        "claimed": [claim["sentence"], _CONFIGURATION, _CHECKED],
+    }

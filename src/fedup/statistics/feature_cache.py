@@ -1,0 +1,133 @@
+"""Features on the public grid, computed once at a client and kept: every sum is made from the same integers."""
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedup.artifacts import digest_of, load_tensors, save_tensors
+from fedup.errors import ArtifactError, DataError
+from fedup.models.features import FEATURE_BATCH, FeatureReader, Features
+from fedup.statistics.integer_moments import MomentConfig
+
+_KIND = "features"
+_NOT_YET, _COMPUTED, _SHORTENED = 0, 1, 2  # of a row
+
+
+@dataclass(eq=False)
+class FeatureCache:
+    """Integers of features by row, for one model, one grid and one array of inputs.
+
+    The last bit of a feature depends on the machine, its libraries and the batch. So rows are computed once, and what
+    they were computed with is noted. With a `path` the cache is kept on disk; it is a client's own and never sent.
+    """
+
+    path: Path | None = None
+    key: str = ""  # of model, grid and inputs
+    values: Tensor | None = None  # (N, D) of 16 bits, or 32 where the grid is finer
+    status: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.uint8))  # (N,)
+    about: dict[str, Any] = field(default_factory=dict)  # versions, device, shape and kind of the features
+
+    @classmethod
+    def open(cls, path: str | Path) -> "FeatureCache":
+        """The cache in a file, which need not be there yet; raises on a damaged one."""
+        cache = cls(Path(path))
+        if cache.path is not None and cache.path.exists():
+            tensors, header = load_tensors(cache.path, kind=_KIND)
+            try:
+                cache.values, cache.status = tensors["values"], tensors["status"]
+                cache.key, cache.about = str(header["key"]), dict(header["about"])
+                fits = cache.values.ndim == 2 and cache.status.shape == (len(cache.values),)
+            except (KeyError, TypeError) as error:
+                raise ArtifactError(f"{path} lacks a part of a feature cache ({error!r}). Delete it.") from error
+            if not fits:
+                raise ArtifactError(f"{path} holds features and rows that do not fit each other. Delete it.")
+        return cache
+
+    @property
+    def digest(self) -> str:
+        """sha256 of all integers and of which rows they are of."""
+        parts = [("status", self.status)] + ([("values", self.values)] if self.values is not None else [])
+        return digest_of(self.key, parts)
+
+    @property
+    def rows(self) -> int:
+        """Rows that were computed."""
+        return int((self.status != _NOT_YET).sum())
+
+    def save(self) -> None:
+        """Write the cache to its file, if it has one."""
+        if self.path is not None and self.values is not None:
+            tensors = {"values": self.values, "status": self.status}
+            save_tensors(self.path, tensors, kind=_KIND, header={"key": self.key, "about": self.about})
+
+    def drop(self, rows: Tensor) -> None:
+        """Delete the features of rows that are forgotten for good."""
+        if self.values is not None and len(rows):
+            self.values[rows.cpu()], self.status[rows.cpu()] = 0, _NOT_YET
+            self.save()
+
+    def check_key(self, key: str) -> None:
+        """Refuse features of another model, grid or data; an empty cache takes the key."""
+        if self.values is not None and self.key != key:
+            raise DataError(
+                "These features were computed with another backbone, another grid or other rows. Use their own cache, "
+                "or a new one."
+            )
+        self.key = key
+
+
+class CachedReader(FeatureReader):
+    """Reads features from a cache, and computes those that are missing there."""
+
+    def __init__(self, model: nn.Module, cut: str, cache: FeatureCache, config: MomentConfig, base: str) -> None:
+        super().__init__(model, cut)
+        self._cache, self._config, self._base = cache, config, base
+        self._content: tuple[Tensor, str] | None = None  # inputs, and the hash of them
+
+    def read(
+        self, x: Tensor, rows: Tensor, *, wanted: Tensor | None = None, batch_size: int = FEATURE_BATCH
+    ) -> Features:
+        """As the cache has them: multiples of the step, which become the same integers again."""
+        cache, chosen = self._cache, (rows if wanted is None else rows[wanted]).cpu()
+        cache.check_key(self._key(x))
+        if cache.values is None or bool((cache.status[chosen] == _NOT_YET).any()):
+            self._compute(x, rows, wanted)
+        assert cache.values is not None
+        values = (cache.values[chosen].double() * self._config.step).float().to(rows.device)
+        shape, nonnegative = tuple(cache.about["shape"]), bool(cache.about["nonnegative"])
+        return Features(values, nonnegative, shape, int((cache.status[chosen] == _SHORTENED).sum()))
+
+    def _compute(self, x: Tensor, rows: Tensor, wanted: Tensor | None) -> None:
+        cache, config = self._cache, self._config
+        known = cache.status[rows.cpu()] != _NOT_YET if len(cache.status) else torch.zeros(len(rows), dtype=torch.bool)
+        missing = ~known.to(rows.device) if wanted is None else wanted & ~known.to(rows.device)
+        features = super().read(x, rows, wanted=missing)
+        integers, _ = config.integers(features.values)
+        beyond = features.values.double().norm(dim=1) > config.bound
+        if cache.values is None:
+            dtype = torch.int16 if config.limit < 2**15 else torch.int32
+            cache.values = torch.zeros(len(x), integers.shape[1], dtype=dtype)
+            cache.status = torch.zeros(len(x), dtype=torch.uint8)
+            versions = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+            device = {"device": str(rows.device), "machine": _machine(rows.device)}
+            cache.about = {
+                **versions, **device, "shape": list(features.shape), "nonnegative": features.nonnegative
+            }  # fmt: skip
+        place = rows[missing].cpu()
+        cache.values[place] = integers.to(cache.values.dtype).cpu()
+        cache.status[place] = torch.where(beyond, _SHORTENED, _COMPUTED).to(torch.uint8).cpu()
+        cache.save()
+
+    def _key(self, x: Tensor) -> str:
+        if self._content is None or self._content[0] is not x:
+            self._content = x, digest_of("", [("x", x)])
+        grid = f"{self._config.bound} {self._config.step}"
+        return hashlib.sha256(f"{self._base} {self.cut} {grid} {self._content[1]}".encode()).hexdigest()
+
+
+def _machine(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()

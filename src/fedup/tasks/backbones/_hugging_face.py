@@ -1,0 +1,86 @@
+"""Text encoders in Hugging Face's layout: a folder with config.json and weights, pooled to one row of features."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedup.errors import MissingDataError, SettingError, check_choice
+from fedup.models.backbone import Backbone, Origin
+
+Pooling = Literal["mean", "cls"]
+ABOUT_FILE = "fedup.json"  # beside config.json: source, licence, declared_by, and optionally pooling and step
+
+
+class PooledEncoder(nn.Module):
+    """Token features averaged over a text's tokens, or those of its first token."""
+
+    def __init__(self, encoder: nn.Module, pooling: Pooling = "mean", *, unit: bool = False) -> None:
+        super().__init__()
+        check_choice("pooling", pooling, Pooling)
+        self.encoder, self.pooling, self.unit = encoder, pooling, unit
+
+    def forward(self, ids: Tensor) -> Tensor:
+        mask = (ids != 0).long()  # [PAD] is 0 in BERT's vocabularies
+        tokens = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state  # (N, T, D)
+        if self.pooling == "cls":
+            pooled = tokens[:, 0]
+        else:
+            weights = mask[..., None].to(tokens.dtype)
+            pooled = (tokens * weights).sum(1) / weights.sum(1).clamp(min=1)
+        return nn.functional.normalize(pooled, dim=1) if self.unit else pooled
+
+
+def load_encoder(folder: Path) -> nn.Module:
+    """The encoder in a folder; nothing is downloaded."""
+    try:
+        from transformers import AutoModel, logging
+    except ModuleNotFoundError as error:
+        raise MissingDataError("Text backbones need the package transformers: pip install 'fedup[text]'.") from error
+
+    if not (folder / "config.json").is_file():
+        raise MissingDataError(f"{folder} holds no model in Hugging Face's layout: config.json is missing.")
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # layers that the file lacks (a pooler, which is not used) are drawn, always the same
+            return AutoModel.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise MissingDataError(f"The model in {folder} cannot be read: {error}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def folder_backbone(folder: Path, shape: tuple[int, ...]) -> Backbone:
+    """Any encoder in a folder. `fedup.json` in it declares its origin; without one nothing is claimed to be exact."""
+    if len(shape) != 1:
+        raise SettingError(f"{folder} is a text encoder, and the data set has rows of shape {shape}.")
+    about = _about(folder / ABOUT_FILE)
+    pooling = about.pop("pooling", "mean")
+    step = about.pop("step", None)
+    try:
+        origin = Origin(**about) if about else None
+    except TypeError as error:
+        raise SettingError(f"{folder / ABOUT_FILE} must hold source, licence and declared_by ({error}).") from error
+    return Backbone(
+        PooledEncoder(load_encoder(folder), pooling),
+        torch.zeros(1, *shape, dtype=torch.long),
+        origin=origin,
+        step=step,
+        preprocessing=f"word pieces of the data set, {pooling} pooling",
+    )
+
+
+def _about(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise SettingError(f"{path} is no JSON object ({error}).") from error

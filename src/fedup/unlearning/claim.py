@@ -1,0 +1,115 @@
+"""What may be claimed of a learned head after requests, and what the claim rests on."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from fedup.artifacts import digest_of
+from fedup.models.backbone import Backbone
+from fedup.request import Forget, union
+from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
+from fedup.statistics.moment_store import MomentStore
+
+ClaimKind = Literal["exact", "exact model, data retained", "suppressed"]
+_SENTENCES: Mapping[str, str] = {
+    "exact": "Given a configuration fixed without client data, the served totals and head equal those learned without "
+    "the rows, and the server keeps no statistics of them.",
+    "exact model, data retained": "Given a configuration fixed without client data, the served totals and head equal "
+    "those learned without the rows; the server still keeps sealed statistics of them, so that they can be restored.",
+    "suppressed": "The rows are left out of the served head, but it is not shown that the model equals the one learned "
+    "without them.",
+}
+NOT_CLAIMED = (
+    "That nothing of the request is left anywhere: the journal, the sizes of clients, the request itself, exports and "
+    "backups are outside of the claim.",
+    "That the backbone never saw the rows: the claim rests on the word of whoever declared its origin.",
+    "That clients are honest: a client that keeps its rows, or sends sums of others, is not noticed.",
+    "That the forgotten rows are secret: whoever holds the heads before and after a request of few rows can "
+    "reconstruct them.",
+)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One thing that a claim rests on, and what was found."""
+
+    name: str
+    holds: bool
+    found: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The strongest claim whose conditions hold."""
+
+    kind: ClaimKind
+    conditions: Sequence[Condition]
+
+    @property
+    def sentence(self) -> str:
+        """The claim in words."""
+        return _SENTENCES[self.kind]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        conditions = [asdict(condition) for condition in self.conditions]
+        return {"kind": self.kind, "sentence": self.sentence, "conditions": conditions, "not_claimed": NOT_CLAIMED}
+
+
+def claim_of(
+    backbone: Backbone, store: MomentStore, requests: frozenset[Forget], configuration: Mapping[str, Any]
+) -> Claim:
+    """What holds of the head that these requests leave."""
+    origin, missing = backbone.origin, sorted(name for name, value in configuration.items() if value is None)
+    further, sealed = _rows_left_out_besides(store), _sealed(store, requests)
+    conditions = [
+        Condition(
+            "the backbone is public",
+            origin is not None,
+            f"{origin.source}, {origin.licence}; declared by {origin.declared_by}" if origin else "nobody declared so",
+        ),
+        Condition(
+            "the configuration was fixed without client data",
+            not missing,
+            f"not fixed: {', '.join(missing)}" if missing else ", ".join(configuration),
+        ),
+        Condition("totals are integers", store.dp is None, f"{store.total.rows:,} rows, 64 bits, no noise"),
+        Condition(
+            "only the rows named were left out",
+            not further,
+            f"{further:,} rows more, by the rule of least rows" if further else "no other row",
+        ),
+    ]
+    learned = all(condition.holds for condition in conditions)
+    retained = f"{sealed} cells are sealed: purge them" if sealed else "nothing of the rows"
+    conditions.append(Condition("the server keeps nothing of the rows", not sealed, retained))
+    kind: ClaimKind = "suppressed" if not learned else "exact model, data retained" if sealed else "exact"
+    return Claim(kind, conditions)
+
+
+def totals_hash(totals: IntegerMoments, config: MomentConfig, salt: str) -> str:
+    """A salted sha256 of totals and their grid: equal for equal totals, and tells nothing to whoever lacks the salt."""
+    grid = f"{salt} {config.bound} {config.step}"
+    return digest_of(grid, [("counts", totals.counts), ("sums", totals.sums), ("second", totals.second)])
+
+
+def message_hash(moments: IntegerMoments) -> str:
+    """sha256 of one client's sums, by which only the same message is accepted later."""
+    return hashlib.sha256(totals_hash(moments, MomentConfig(), "message").encode()).hexdigest()
+
+
+def _rows_left_out_besides(store: MomentStore) -> int:
+    """Rows that left with samples by a rule, or that clients never reported."""
+    further = sum(store.unreported.values())
+    for (client, label), ids in store.excluded.items():
+        cell = store.cell((client, label))
+        if cell is not None and cell.name not in store.purged:
+            further += int(store.sizes[cell.start]) - int(store.counts[cell.start]) - len(ids)
+    return further
+
+
+def _sealed(store: MomentStore, requests: frozenset[Forget]) -> int:
+    forget_set = union(requests)
+    left_out = {cell.name for cell in store.cells_named(forget_set) if int(store.counts[cell.start])}
+    return len((left_out - store.purged) | set(store.sealed))

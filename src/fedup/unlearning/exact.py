@@ -1,0 +1,347 @@
+"""Exact mode: a head on a public backbone, learned in one round, from which rows are taken by subtraction."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fedup.clients.collect_moments import StoreBuilder
+from fedup.clients.in_process import InProcess
+from fedup.clients.labels import LabelsQuestion
+from fedup.clients.moments import MomentChangeQuestion, MomentsQuestion
+from fedup.clients.protocol import Contact
+from fedup.errors import ContactError, CutError, DataError, FingerprintError, RequestError
+from fedup.federation import Federation
+from fedup.filters.ridge_head import HeadRule, RidgeHead, solve_head
+from fedup.models.backbone import HEAD, Backbone, with_blank_head
+from fedup.models.views import fingerprint
+from fedup.request import Forget, check_known, union
+from fedup.serving.plugged import REQUEST_LOCK
+from fedup.statistics.client_parts import ClientPart
+from fedup.statistics.feature_cache import CachedReader, FeatureCache
+from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
+from fedup.statistics.moment_growth import add_client, add_rows, insert_cells
+from fedup.statistics.moment_store import MomentStore
+from fedup.statistics.store import CellName
+from fedup.statistics.traffic import Traffic
+from fedup.unlearning.bottleneck_fit import CellsInUse
+from fedup.unlearning.claim import Claim, claim_of, totals_hash
+from fedup.unlearning.moment_refresh import MomentRefresh
+from fedup.unlearning.report import Report
+
+MOST_SHORTENED = 0.05  # share of rows beyond the public bound, above which the grid is refused
+_USUAL_RULE = HeadRule()
+T = TypeVar("T")
+
+
+class HeadModel(nn.Module):
+    """A frozen backbone and a head in closed form. The head is a function of the rows that requests leave.
+
+    `store` has the clients' integer sums, `requests` what is left out, `claim` what may be said of it. Give the same
+    `cache` of features to calls with a `Federation`, or none: then the model keeps one in memory.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        store: MomentStore,
+        *,
+        rule: HeadRule = _USUAL_RULE,
+        requests: frozenset[Forget] = frozenset(),
+        cache: FeatureCache | None = None,
+    ) -> None:
+        super().__init__()
+        self.blank = with_blank_head(backbone, store.num_classes)  # what clients are asked about
+        self.base_fingerprint = fingerprint(self.blank)
+        if store.base != self.base_fingerprint:
+            raise FingerprintError(
+                f"The statistics were made with backbone {store.base[:12]}, and this is {self.base_fingerprint[:12]}: "
+                "another one, another version of it, or another label set. Take the one they were made with, or learn "
+                "again."
+            )
+        if store.config.step != backbone.step or store.config.bound != backbone.bound:
+            raise DataError(
+                f"The statistics have steps of {store.config.step:g} up to {store.config.bound:g}, and the backbone "
+                f"{backbone.step:g} up to {backbone.bound:g}: sums of two scales do not add up. Learn again."
+            )
+        self.store, self.rule, self.requests = store, rule, requests
+        self.cache = FeatureCache() if cache is None else cache
+        self.head = RidgeHead(backbone.width, store.num_classes, backbone.bound)
+        self.totals = store.retained(union(requests))
+        self.head.put(solve_head(self.totals, store.config, rule))
+        self.to(next((weight.device for weight in backbone.parameters()), torch.device("cpu"))).eval()
+
+    @property
+    def backbone(self) -> Backbone:
+        """The frozen part."""
+        backbone = self.blank[0]
+        assert isinstance(backbone, Backbone)
+        return backbone
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.backbone(x))
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """All that decides the head besides the rows; fixed before any client was asked. None: not fixed."""
+        return {
+            "backbone": self.base_fingerprint,
+            "preprocessing": self.backbone.preprocessing,
+            "scale": self.store.config.step,
+            "clip": self.store.config.bound,
+            "least rows": self.store.config.least_rows,
+            "label set": self.store.num_classes,
+            "ridge rule": [self.rule.ridge, self.rule.few_rows],
+            "calibration rule": self.rule.sharpness,
+        }
+
+    @property
+    def claim(self) -> Claim:
+        """What may be claimed of the model as it is now."""
+        return claim_of(self.backbone, self.store, self.requests, self.configuration)
+
+    def totals_hash(self, salt: str = "") -> str:
+        """The salted sha256 of the totals that the head was made from."""
+        return totals_hash(self.totals, self.store.config, salt)
+
+    # --- requests
+
+    def unlearn(
+        self,
+        request: Forget | Collection[Forget],
+        *,
+        clients: Federation | Contact | None = None,
+        keep_sealed: bool = False,
+    ) -> Report:
+        """Take rows out: the head is the one that would have been learned without them.
+
+        Clients and classes need the store alone, unless sums of a single class were not sent; samples ask their
+        clients. An error changes nothing.
+        """
+        new = _several(request)
+        with REQUEST_LOCK:
+            for each in new:
+                check_known(each, clients=self.store.known_clients, num_classes=self.store.num_classes)
+                if each in self.requests:
+                    raise RequestError(f"The request to {each} is active already; nothing was changed.")
+            return self._serve(self.requests | new, clients, keep_sealed=keep_sealed)
+
+    def restore(self, request: Forget | Collection[Forget], *, clients: Federation | Contact | None = None) -> Report:
+        """Take requests back: their rows are added again. What was purged, and samples, are asked from clients."""
+        withdrawn = _several(request)
+        with REQUEST_LOCK:
+            if unknown := withdrawn - self.requests:
+                listed = ", ".join(map(str, unknown))
+                raise RequestError(f"The request to {listed} is not active, so it cannot be taken back.")
+            return self._serve(self.requests - withdrawn, clients, keep_sealed=False)
+
+    def purge(self, *, clients: Federation | None = None) -> list[CellName]:
+        """Delete what the server keeps of forgotten rows, and with a federation also their cached features."""
+        with REQUEST_LOCK:
+            if not self.requests:
+                raise RequestError("No request is active, so nothing is sealed and nothing to purge.")
+            forget_set, store = union(self.requests), self.store
+            cells = store.cells_named(forget_set)
+            sealed = sorted({cell.name for cell in cells if cell.name not in store.purged} | set(store.sealed))
+            store.purge(forget_set, cells)
+            if clients is not None:
+                self.cache.drop(clients.forgotten(forget_set))
+            return sealed
+
+    def _serve(self, requests: frozenset[Forget], clients: Federation | Contact | None, *, keep_sealed: bool) -> Report:
+        report, store, forget_set = Report(requests), self.store, union(requests)
+        contact = self.contact(clients)
+        before = contact.traffic if contact else Traffic()
+        refresh = MomentRefresh(store, contact, report, keep_sealed=keep_sealed)
+        used = CellsInUse(store, Forget(forget_set.client_ids, forget_set.class_ids))
+        try:
+            with torch.inference_mode(False), refresh.undone_on_error():
+                with report.stage("contact"):
+                    refresh.bring_up_to_date(used, forget_set)
+                with report.stage("fit"):
+                    totals = store.retained(forget_set)
+                    scores = solve_head(totals, store.config, self.rule)
+                with report.stage("swap"):
+                    self.head.put(scores)
+        finally:
+            report.traffic = (contact.traffic if contact else Traffic()) - before
+        lost = (self.totals.counts > 0) & (totals.counts == 0)
+        if others := sorted(set(lost.nonzero().flatten().tolist()) - forget_set.class_ids):
+            report.note(f"No row is left of class {', '.join(map(str, others))}, which nobody asked to forget.")
+        self.totals, self.requests, report.centroids_used = totals, requests, store.rows_besides(forget_set)
+        for client, sent in report.traffic.by_client.items():
+            store.bytes_up[client] = store.bytes_up.get(client, 0) + sent
+        return report
+
+    # --- what comes later
+
+    def add_clients(self, clients: Federation | Contact, ids: Collection[int]) -> Report:
+        """Let clients join: their sums are added, and the head is as if they had been there from the start."""
+        contact = self._reach(clients)
+        with REQUEST_LOCK:
+            question = MomentsQuestion(HEAD, self.store.config)
+            grown, report = self.store.to("cpu"), Report(self.requests)
+            for client, answer in contact.ask(dict.fromkeys(ids, question)):
+                add_client(grown, client, answer.moments, answer.by_class)
+                grown.shortened += answer.shortened
+                grown.unreported = {**grown.unreported, client: answer.unreported}
+                report.note_contact(client)
+            return self._take(grown, clients, report)
+
+    def add_samples(self, clients: Federation | Contact, samples: Mapping[int, Collection[int]]) -> Report:
+        """Add rows that known clients have got since: the opposite of a request to forget them."""
+        contact, added = self._reach(clients), {client: frozenset(ids) for client, ids in samples.items()}
+        if named := [c for request in self.requests for c in request.sample_ids if c in added]:
+            both = {c: union(self.requests).sample_ids[c] & added[c] for c in named}
+            if any(both.values()):
+                raise RequestError(f"Samples {both} are forgotten by requests in force: restore them instead.")
+        with REQUEST_LOCK:
+            check_known(Forget.samples(added), clients=self.store.known_clients, num_classes=self.store.num_classes)
+            grown, report = self.store.to("cpu"), Report(self.requests)
+            labels = dict(contact.ask({client: LabelsQuestion(ids) for client, ids in added.items()}))
+            insert_cells(grown, [(client, label) for client, of in labels.items() for label in of.values()])
+            self._mark_absent(grown, labels)
+            for client, of in labels.items():
+                for cell in grown.cells_of(client):
+                    grown.sizes[cell.start] += sum(label == cell.label for label in of.values())
+            questions = {client: self._question(grown, client, of) for client, of in labels.items()}
+            for client, (leaving, returning) in contact.ask({c: q for c, q in questions.items() if q.labels}):
+                if leaving.moments.rows or returning.moments.rows != _count(labels[client], questions[client].labels):
+                    raise ContactError(f"Client {client} answers for other rows than were to be added.")
+                add_rows(grown, client, returning.moments, returning.by_class)
+                grown.shortened += returning.shortened
+                report.note_contact(client)
+            return self._take(grown, clients, report)
+
+    def _mark_absent(self, grown: MomentStore, labels: Mapping[int, Mapping[int, int]]) -> None:
+        """New cells of what was forgotten and purged are absent, too: restoring asks for them."""
+        for client, of in labels.items():
+            own = [cell for cell in grown.cells_of(client) if cell.label in of.values()]
+            purged = client not in grown.parts and any(name[0] == client for name in grown.purged)
+            for cell in own:
+                if purged and not int(grown.counts[cell.start]):
+                    grown.purged.add(cell.name)
+            if client not in grown.parts and not purged:
+                sums = torch.zeros(len(grown.cells_of(client)), grown.total.width, dtype=torch.int64)
+                grown.parts[client] = ClientPart(sums, torch.zeros_like(grown.total.second))
+
+    @staticmethod
+    def _question(grown: MomentStore, client: int, labels: Mapping[int, int]) -> MomentChangeQuestion:
+        here = {i: label for i, label in labels.items() if (client, label) not in grown.purged}
+        before = frozenset().union(*(grown.excluded.get((client, label), frozenset()) for label in set(here.values())))
+        asked = frozenset(here.values())
+        return MomentChangeQuestion(HEAD, grown.config, asked, before | here.keys(), before)
+
+    def _take(self, grown: MomentStore, clients: Federation | Contact, report: Report) -> Report:
+        """Serve a store that has grown; the one so far stays where that fails."""
+        before, self.store = self.store, grown
+        try:
+            served = self._serve(self.requests, clients, keep_sealed=False)
+        except BaseException:
+            self.store = before
+            raise
+        served.clients_contacted = sorted({*report.clients_contacted, *served.clients_contacted})
+        return served
+
+    # --- checks
+
+    def relearn(self, clients: Federation | Contact) -> IntegerMoments:
+        """The totals that the remaining clients add up to now, without what is forgotten."""
+        return _totals(self._reach(clients), self.store.config, union(self.requests))
+
+    def contact(self, clients: Federation | Contact | None, *, fresh: bool = False) -> Contact | None:
+        """The way to the clients; a federation's features come from the cache, or are computed anew if `fresh`."""
+        if not isinstance(clients, Federation):
+            return clients
+        return _in_process(clients, self.blank, self.store.config, FeatureCache() if fresh else self.cache)
+
+    def _reach(self, clients: Federation | Contact | None) -> Contact:
+        contact = self.contact(clients)
+        if contact is None:
+            raise ContactError("This needs answers from clients: pass a federation or a contact.")
+        return contact
+
+
+def learn_head(
+    backbone: Backbone,
+    clients: Federation | Contact,
+    *,
+    num_classes: int,
+    rule: HeadRule = _USUAL_RULE,
+    least_rows: int = 1,
+    cache: FeatureCache | None = None,
+) -> HeadModel:
+    """A head on a frozen backbone from one round: every client sends integer sums of its features.
+
+    `num_classes` declares the label set: it is part of the configuration, which is fixed without client data. Clients
+    leave out classes of which they have fewer than `least_rows` rows; nodes may ask for more.
+
+    >>> x, y = torch.randn(300, 6), torch.arange(300) % 3
+    >>> x[torch.arange(300), y] += 4
+    >>> federation = Federation.split(x, y, [torch.arange(i, 300, 5) for i in range(5)])
+    >>> backbone = Backbone(nn.Sequential(nn.Linear(6, 32), nn.ReLU()), x[:1])
+    >>> model = learn_head(backbone, federation, num_classes=3)
+    >>> report = model.unlearn(Forget.clients([2]))
+    >>> model.totals == learn_head(backbone, federation.without(Forget.clients([2])), num_classes=3).totals
+    True
+    """
+    if not isinstance(backbone, Backbone):
+        raise CutError(
+            f"The first argument must be a Backbone; found {type(backbone).__name__}: Backbone(module, x[:1])."
+        )
+    if num_classes != clients.num_classes:
+        raise DataError(f"The label set has {num_classes} classes, and the clients' has {clients.num_classes}.")
+    config = MomentConfig(backbone.bound, backbone.step, least_rows)
+    blank, cache = with_blank_head(backbone, num_classes), FeatureCache() if cache is None else cache
+    contact = _in_process(clients, blank, config, cache) if isinstance(clients, Federation) else clients
+    before = contact.traffic
+    builder = StoreBuilder(config, num_classes, Forget(), {}, contact.vectors_folder)
+    with torch.inference_mode(False):
+        for _, answer in contact.ask_everyone(MomentsQuestion(HEAD, config)):
+            builder.add(answer)
+        store = builder.finish(cut=HEAD, base=fingerprint(blank), ledger=contact.ledger)
+    store.traffic = contact.traffic - before
+    store.bytes_up = dict(store.traffic.by_client)
+    if store.shortened > MOST_SHORTENED * store.total.rows:
+        raise DataError(
+            f"{store.shortened:,} of {store.total.rows:,} rows are longer than the public bound {config.bound:g}, and "
+            f"{MOST_SHORTENED:.0%} are allowed. Take a larger step: Backbone(…, step=…), now {config.step:g}."
+        )
+    return HeadModel(backbone, store, rule=rule, cache=cache)
+
+
+def _in_process(federation: Federation, blank: nn.Module, config: MomentConfig, cache: FeatureCache) -> InProcess:
+    reader = partial(CachedReader, cache=cache, config=config, base=fingerprint(blank))
+    return InProcess(federation, blank, one_reader=True, make_reader=reader)
+
+
+def _totals(contact: Contact, config: MomentConfig, forget_set: Forget) -> IntegerMoments:
+    question = MomentsQuestion(HEAD, config, without=forget_set.class_ids)
+    instead = {client: replace(question, excluded=ids) for client, ids in forget_set.sample_ids.items()}
+    answers = contact.ask_everyone(question, instead=instead, but=forget_set.client_ids)
+    first, *others = (answer.moments for _, answer in answers)
+    return sum(others, start=first)
+
+
+def _count(labels: Mapping[int, int], asked: frozenset[int]) -> int:
+    return sum(label in asked for label in labels.values())
+
+
+def _several(request: Forget | Collection[Forget]) -> frozenset[Forget]:
+    several = frozenset([request] if isinstance(request, Forget) else request)
+    if not several or not all(isinstance(each, Forget) for each in several):
+        raise RequestError(f"A request is made by Forget.clients, .classes or .samples; found {request!r}.")
+    return several
+
+
+def described(model: HeadModel) -> dict[str, Any]:
+    """What is on record of a model: its configuration, and where its backbone comes from."""
+    origin = model.backbone.origin
+    return {
+        "configuration": model.configuration,
+        "origin": asdict(origin) if origin else None,
+        "rule": asdict(model.rule),
+    }

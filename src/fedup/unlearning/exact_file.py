@@ -1,0 +1,71 @@
+"""A learned head on disk: the statistics it is a function of, and the head itself with the requests it leaves out."""
+
+from pathlib import Path
+
+import torch
+
+from fedup.artifacts import load_tensors, save_tensors
+from fedup.errors import ArtifactError
+from fedup.files import explained
+from fedup.filters.ridge_head import HeadRule
+from fedup.models.backbone import Backbone
+from fedup.request import Forget
+from fedup.statistics.feature_cache import FeatureCache
+from fedup.statistics.moment_store import MomentStore
+from fedup.statistics.store_file import load_centroids, save_centroids
+from fedup.unlearning.exact import HeadModel, described
+
+HEAD_FILE, STATISTICS_FILE = "head.safetensors", "statistics.safetensors"
+_KIND = "exact head"
+_CLOSE = 1e-4  # of the largest weight: other libraries and threads round otherwise
+
+
+def save_head(model: HeadModel, folder: str | Path) -> None:
+    """Write the statistics and the head into a folder. The backbone is public and is not written."""
+    with explained(f"make the folder {folder}"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    save_centroids(model.store, Path(folder) / STATISTICS_FILE)
+    write_head(model, Path(folder) / HEAD_FILE)
+
+
+def load_head(backbone: Backbone, folder: str | Path, *, cache: FeatureCache | None = None) -> HeadModel:
+    """Read a model back; raises where head and statistics do not fit each other, or the backbone is another one."""
+    store = load_centroids(Path(folder) / STATISTICS_FILE)
+    if not isinstance(store, MomentStore):
+        raise ArtifactError(f"{folder} holds centroids, and a head needs moments: take a good copy.")
+    return read_head(backbone, store, Path(folder) / HEAD_FILE, cache=cache)
+
+
+def write_head(model: HeadModel, path: Path) -> None:
+    """The head alone, with the requests that it leaves out."""
+    header = {
+        **described(model),
+        "base": model.base_fingerprint,
+        "requests": sorted((request.to_json() for request in model.requests), key=str),
+        "totals": model.totals_hash(),
+    }
+    save_tensors(path, {"weight": model.head.weight, "bias": model.head.bias}, kind=_KIND, header=header)
+
+
+def read_head(backbone: Backbone, store: MomentStore, path: Path, *, cache: FeatureCache | None = None) -> HeadModel:
+    """The model of a head's file; its head is solved again from the statistics, and must be the one in the file."""
+    tensors, header = load_tensors(path, kind=_KIND)
+    try:
+        requests = frozenset(map(Forget.from_json, header["requests"]))
+        rule, totals = HeadRule(**header["rule"]), str(header["totals"])
+        weight, bias = tensors["weight"], tensors["bias"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{path} lacks a part of a head ({error!r}). Take a good copy of it.") from error
+    model = HeadModel(backbone, store, rule=rule, requests=requests, cache=cache)
+    if model.totals_hash() != totals:
+        raise ArtifactError(f"The head in {path} was learned from other totals than the statistics have.")
+    solved, limit = model.head, _CLOSE * float(model.head.weight.abs().max() + model.head.bias.abs().max())
+    device = solved.weight.device
+    same = weight.shape == solved.weight.shape and bias.shape == solved.bias.shape
+    if not (same and torch.allclose(solved.weight, weight.to(device), rtol=0, atol=limit)) or not torch.allclose(
+        solved.bias, bias.to(device), rtol=0, atol=limit
+    ):
+        raise ArtifactError(f"The head in {path} is not the one that its totals give. Take a good copy of it.")
+    solved.weight.copy_(weight)  # the very bits that were served
+    solved.bias.copy_(bias)
+    return model

@@ -1,0 +1,250 @@
+"""Exact mode: whatever was asked, in whatever order, the totals are those of the rows that are left."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import fedup
+from fedup import Backbone, Federation, Forget, HeadModel, Origin, learn_head
+from fedup.errors import ArtifactError, ContactError, CutError, DataError, FingerprintError, RequestError, SettingError
+from fedup.federation import Client
+from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
+from fedup.statistics.store_file import load_centroids, save_centroids
+
+CLASSES, WIDTH = 3, 4
+PUBLIC = Origin("drawn in a test", "none needed", "the test")
+
+
+def tiny(seed: int = 0, rows: int = 60, classes: int = CLASSES) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    y = torch.arange(rows) % classes
+    x = torch.randn(rows, 5, generator=source)
+    x[torch.arange(rows), y] += 2
+    return (8 * x).round() / 8, y
+
+
+def backbone(width: int = WIDTH, seed: int = 0, **about) -> Backbone:
+    """Numbers of few bits: features are exact, whatever rows are computed together."""
+    layer = nn.Linear(5, width)
+    with torch.no_grad():
+        for part in layer.parameters():
+            part.copy_((8 * torch.randn(part.shape, generator=torch.Generator().manual_seed(seed))).round() / 8)
+    return Backbone(nn.Sequential(layer, nn.Hardtanh(-9, 9)), torch.zeros(1, 5), **{"origin": PUBLIC, **about})
+
+
+def federation(x, y, held: dict[int, list[int]]) -> Federation:
+    none = torch.zeros(0, dtype=torch.int64)
+    clients = tuple(Client(i, torch.tensor(sorted(rows)), none, none) for i, rows in sorted(held.items()))
+    return Federation(x, y, clients, CLASSES)
+
+
+def totals_of(model: HeadModel, x, y, rows) -> IntegerMoments:
+    """By hand, from the features themselves."""
+    chosen = torch.tensor(sorted(rows), dtype=torch.int64)
+    with torch.no_grad():
+        features = model.backbone(x)[chosen]
+    return IntegerMoments.of(features, y[chosen], CLASSES, model.store.config)
+
+
+class Walk:
+    """A model that is asked at random, beside a plain record of who holds which rows and what is left out."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng, (self.x, self.y) = random.Random(seed), tiny(seed % 7)
+        rows = list(range(len(self.y)))
+        self.rng.shuffle(rows)
+        self.held = {i: rows[8 * i : 8 * i + 8] for i in range(4)}
+        self.spare = rows[32:]
+        self.model = learn_head(backbone(), self.federation, num_classes=CLASSES)
+
+    @property
+    def federation(self) -> Federation:
+        return federation(self.x, self.y, self.held)
+
+    def left(self) -> set[int]:
+        forget = fedup.request.union(self.model.requests)
+        return {
+            row
+            for client, rows in self.held.items()
+            for row in rows
+            if client not in forget.client_ids
+            and int(self.y[row]) not in forget.class_ids
+            and row not in forget.sample_ids.get(client, ())
+        }
+
+    def step(self) -> None:
+        rng, model, clients = self.rng, self.model, self.federation
+        match rng.choice(["forget", "forget", "forget", "restore", "purge", "join", "grow", "reload"]):
+            case "forget":
+                client = rng.choice(sorted(self.held))
+                free = sorted(set(self.held[client]) - set().union(*self._named(client)))
+                request = rng.choice([Forget.clients([client]), Forget.classes([rng.randrange(CLASSES)]), None])
+                if request is None and free:
+                    request = Forget.samples({client: rng.sample(free, rng.randint(1, min(4, len(free))))})
+                request = request or Forget.clients([client])
+                survivors = self._survivors(request)
+                if request not in model.requests and len(survivors) > 3:
+                    model.unlearn(request, clients=clients, keep_sealed=rng.random() < 0.5)
+            case "restore" if model.requests:
+                model.restore(rng.choice(sorted(model.requests, key=str)), clients=clients)
+            case "purge" if model.requests:
+                model.purge(clients=clients if rng.random() < 0.5 else None)
+            case "join" if len(self.spare) >= 4:
+                number = max(self.held) + 1
+                self.held[number], self.spare = self.spare[:4], self.spare[4:]
+                model.add_clients(self.federation, [number])
+            case "grow" if len(self.spare) >= 2:
+                client = rng.choice(sorted(self.held))
+                new, self.spare = self.spare[:2], self.spare[2:]
+                self.held[client] = [*self.held[client], *new]
+                model.add_samples(self.federation, {client: new})
+            case _:
+                assert model.relearn(clients) == model.totals
+
+    def _named(self, client: int) -> list[set[int]]:
+        return [set(request.sample_ids.get(client, ())) for request in self.model.requests] or [set()]
+
+    def _survivors(self, request: Forget) -> set[int]:
+        before, self.model.requests = self.model.requests, self.model.requests | {request}
+        left, self.model.requests = self.left(), before
+        return left
+
+    def check(self) -> None:
+        model, left = self.model, self.left()
+        assert model.totals == totals_of(model, self.x, self.y, left), sorted(map(str, model.requests))
+
+
+@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 1000), marks=pytest.mark.slow)], ids=len)
+def test_after_any_sequence_the_totals_are_those_of_the_rows_that_are_left(seeds):
+    for seed in seeds:
+        walk = Walk(seed)
+        for _ in range(8):
+            walk.step()
+            walk.check()
+
+
+def test_the_head_is_the_one_learned_without_the_rows_bit_for_bit(tmp_path):
+    x, y = tiny(rows=300)
+    clients = Federation.split(x, y, fedup.dirichlet(y, 6, seed=3), num_classes=CLASSES)
+    model = learn_head(backbone(), clients, num_classes=CLASSES)
+    samples = Forget.samples({1: clients.client(1).train[:1].tolist()})
+    requests = [Forget.clients([4]), samples, Forget.classes([2])]
+    for request in requests:
+        fedup.unlearn(model, model.store, request, clients=clients)
+    without = learn_head(
+        model.backbone, clients.without(fedup.request.union(requests)), num_classes=CLASSES, cache=model.cache
+    )
+    assert torch.equal(model(x), without(x)) and model.totals_hash("a") == without.totals_hash("a")
+    assert not bool((model(100 * x).argmax(1) == 2).any())
+    assert model.claim.kind == "exact model, data retained"
+    fedup.purge(model, model.store)
+    assert model.claim.kind == "exact" and model.totals == without.totals
+    fedup.save_head(model, tmp_path)
+    again = fedup.load_head(backbone(), tmp_path)
+    assert torch.equal(again(x), model(x)) and again.requests == model.requests and again.claim == model.claim
+    fedup.restore(again, again.store, requests, clients=clients)
+    assert again.totals == learn_head(backbone(), clients, num_classes=CLASSES).totals
+
+
+def test_ten_clients_and_a_hundred_have_the_same_totals():
+    x, y = tiny(rows=600)
+    cache, totals = fedup.FeatureCache(), []
+    for number, concentration in ((10, 0.5), (100, 0.1)):
+        parts = fedup.dirichlet(y, number, concentration=concentration, seed=1, min_rows=0)
+        parts = [part for part in parts if len(part)]
+        clients = Federation.split(x, y, parts, heldout=0.0, validation=0.0, num_classes=CLASSES)
+        totals.append(learn_head(backbone(), clients, num_classes=CLASSES, cache=cache).totals)
+    assert totals[0] == totals[1] and totals[0].rows == 600
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=3, max_size=3), st.integers(-12, 4))
+def test_features_from_a_cache_become_the_same_integers_again(values, exponent):
+    config = MomentConfig(32767 * 2.0**exponent, 2.0**exponent)
+    once, _ = config.integers(torch.tensor([values]))
+    again, shortened = config.integers((once * config.step).float())
+    assert torch.equal(once, again) and shortened == 0
+
+
+def test_a_cache_computes_rows_once_and_refuses_what_it_is_not_of(tmp_path):
+    x, y = tiny()
+    clients = federation(x, y, {0: list(range(30)), 1: list(range(30, 60))})
+    cache, passes = fedup.FeatureCache.open(tmp_path / "features.safetensors"), []
+    public = backbone()
+    public.module.register_forward_hook(lambda *_: passes.append(1))
+    model = learn_head(public, clients, num_classes=CLASSES, cache=cache)
+    computed = len(passes)
+    assert model.relearn(clients) == model.totals and len(passes) == computed
+    kept = fedup.FeatureCache.open(tmp_path / "features.safetensors")
+    assert kept.digest == cache.digest and kept.rows == 60 and kept.about["torch"] == torch.__version__
+    with pytest.raises(DataError, match="another backbone"):
+        learn_head(backbone(seed=1), clients, num_classes=CLASSES, cache=kept)
+    model.unlearn(Forget.clients([1]))
+    model.purge(clients=clients)
+    assert fedup.FeatureCache.open(tmp_path / "features.safetensors").rows == 30
+    model.restore(Forget.clients([1]), clients=clients)
+    assert model.totals == totals_of(model, x, y, range(60))
+
+
+def test_a_claim_is_no_stronger_than_its_conditions():
+    x, y = tiny()
+    clients = federation(x, y, {0: list(range(20)), 1: list(range(20, 60))})
+    undeclared = learn_head(backbone(origin=None), clients, num_classes=CLASSES)
+    undeclared.unlearn(Forget.clients([0]))
+    undeclared.purge()
+    assert undeclared.claim.kind == "suppressed"
+    ruled = learn_head(backbone(), clients, num_classes=CLASSES, least_rows=5)
+    ruled.unlearn(Forget.samples({1: [21]}), clients=clients)  # the rule takes the other rows of its class as well
+    assert ruled.claim.kind == "suppressed"
+    trained = fedup.federate(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, CLASSES)), clients, rounds=1).model
+    with pytest.raises(SettingError, match="trained here"):
+        Backbone(trained[0], x[:1], origin=PUBLIC)
+
+
+def test_what_cannot_be_used_is_refused_and_changes_nothing(tmp_path):
+    x, y = tiny()
+    clients = federation(x, y, {0: list(range(20)), 1: list(range(20, 60))})
+    model = learn_head(backbone(), clients, num_classes=CLASSES)
+
+    class Dropped(nn.Module):
+        def forward(self, x):
+            return nn.functional.dropout(x, training=True)
+
+    with pytest.raises(CutError, match="dropout"):
+        Backbone(Dropped(), x[:1])
+    with pytest.raises(DataError, match="public bound"):
+        learn_head(backbone(step=2.0**-20), clients, num_classes=CLASSES)
+    with pytest.raises(DataError, match="label set"):
+        learn_head(backbone(), clients, num_classes=CLASSES + 1)
+    fedup.save_head(model, tmp_path)
+    with pytest.raises(FingerprintError, match="another version"):
+        fedup.load_head(backbone(seed=1), tmp_path)
+    with pytest.raises(DataError, match="two scales"):
+        fedup.load_head(backbone(step=0.25), tmp_path)
+    weight = model.head.weight.clone()
+    with pytest.raises(ContactError):
+        model.unlearn(Forget.samples({1: [21]}))  # nobody can be asked
+    with pytest.raises(RequestError):
+        model.add_clients(clients, [9])
+    assert model.requests == frozenset() and torch.equal(model.head.weight, weight)
+    assert model.totals == totals_of(model, x, y, range(60))
+    other = learn_head(backbone(), federation(x, y, {0: [0, 1, 2, 3], 1: [4, 5]}), num_classes=CLASSES)
+    save_centroids(other.store, tmp_path / "statistics.safetensors")
+    with pytest.raises(ArtifactError, match="other totals"):
+        fedup.load_head(backbone(), tmp_path)
+    assert load_centroids(tmp_path / "statistics.safetensors").base == model.base_fingerprint
+
+
+def test_fewer_features_by_a_public_projection_forget_as_exactly():
+    x, y = tiny(rows=300)
+    clients = Federation.split(x, y, [torch.arange(i, 300, 3) for i in range(3)], num_classes=CLASSES)
+    small = fedup.models.backbone.projected(backbone(width=32), 6, x[:1])
+    model = learn_head(small, clients, num_classes=CLASSES)
+    model.unlearn(Forget.clients([2]))
+    without = learn_head(small, replace(clients, clients=clients.clients[:2]), num_classes=CLASSES)
+    assert small.width == 6 and model.totals == without.totals
