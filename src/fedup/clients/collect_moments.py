@@ -13,7 +13,7 @@ from fedup.clients.labels import LabelsQuestion
 from fedup.clients.moments import ClientMoments, MomentsQuestion
 from fedup.clients.protocol import Contact
 from fedup.errors import CutError, DataError
-from fedup.filters.closed_form import last_layer
+from fedup.filters.closed_form import Scores, last_layer
 from fedup.models.cut import find_cut
 from fedup.models.views import fingerprint
 from fedup.request import Forget, union
@@ -37,7 +37,7 @@ def collect_moments(
     Where nobody chose a bound and the usual one shortens many rows, or is far too wide, all are asked again with a
     better one.
     """
-    _check_head(model, contact, cut)
+    head = _check_head(model, contact, cut)
     forget_set = union(requests)
     for request in (*requests, *([forget_set] if requests else [])):
         contact.check(request)
@@ -49,6 +49,11 @@ def collect_moments(
     for _ in range(_TRIES):
         builder = StoreBuilder(config, contact.num_classes, forget_set, labels, contact.vectors_folder)
         for answer in _ask(contact, config, cut, forget_set):
+            if answer.moments.width != head.weight.shape[1]:
+                raise CutError(
+                    f"The last layer {cut!r} has {head.weight.shape[1]} inputs, and a row has {answer.moments.width} "
+                    f"features there, in shape {answer.shape}: collect centroids (statistics='centroids')."
+                )
             builder.add(answer)
         better = builder.better_config() if adapts else config
         if better == config:
@@ -74,12 +79,13 @@ def suits_moments(model: nn.Module, contact: Contact, cut: str | None) -> bool:
     return True
 
 
-def _check_head(model: nn.Module, contact: Contact, cut: str) -> None:
+def _check_head(model: nn.Module, contact: Contact, cut: str) -> Scores:
     head = last_layer(model, cut)  # raises where a closed form could not be served
     if len(head.weight) != contact.num_classes:
         raise CutError(
             f"The last layer has {len(head.weight)} outputs for {contact.num_classes} classes: moments need as many."
         )
+    return head
 
 
 def _ask(contact: Contact, config: MomentConfig, cut: str, forget_set: Forget) -> Iterator[ClientMoments]:
