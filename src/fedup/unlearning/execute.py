@@ -42,7 +42,8 @@ class Execution:
 
     def __init__(self, plan: RequestPlan, report: Report) -> None:
         self._plan, self._report = plan, report
-        self._fit, self._measurement = fit_of(plan), Measurement(plan, report)
+        self._fit = fit_of(plan)
+        self._measurement = Measurement(plan, report, self._fit)
         self._classes_lost = False  # a loss that force has allowed
         self._known_lost: dict[int, int] | None = None  # classes lost before, where a refresh would hide that
 
