@@ -21,7 +21,7 @@ from fedup.unlearning.verdict import Verdict
 _CLOSE = 0.7  # share of the allowed loss: beyond it, wider bottlenecks are tried
 FARTHER = (
     "The filter that can be made would make the model know these samples better than before, so it is withheld: the "
-    "request stays open, and its rows are left out of all centroids and of later rounds. What helps is more "
+    "request stays open, and its rows are left out of all statistics and of later rounds. What helps is more "
     "training without them, or retraining; force=True serves the filter all the same."
 )
 
