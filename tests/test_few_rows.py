@@ -45,6 +45,21 @@ def test_they_are_answered_as_before_until_they_are_forgotten(digits, scattered,
     assert 9 not in plugged(digits.test_x).argmax(1)
 
 
+def test_the_estimate_of_recall_knows_that_they_are_kept(digits):
+    rare, others = (digits.y == 9).nonzero().flatten(), (digits.y != 9).nonzero().flatten()
+    rows = [
+        torch.cat([rare[14 + i :: 40] if i else rare[:14], others[i::6] if i < 6 else others[:0]]) for i in range(40)
+    ]
+    store, plugged = (
+        collect(digits.model, Federation.split(digits.x, digits.y, rows, num_classes=10)),
+        plug(digits.model),
+    )
+    assert 0 < store.rows_by_class()[9] < 20 and 9 in store.few, "premise"
+    report = unlearn(plugged, store, Forget.clients([2]))
+    assert report.class_recall[9].after >= report.class_recall[9].before
+    assert not any("another one answers" in note for note in report.notes)
+
+
 def test_where_half_precision_cannot_keep_them_nothing_is_served(digits, scattered):
     half = copy.deepcopy(digits.model).half()
     plugged, store = plug(half), collect(half, replace(scattered, x=scattered.x.half()))

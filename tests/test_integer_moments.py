@@ -1,5 +1,7 @@
 """Integer moments: exact sums, whatever the order, the batch or the block."""
 
+import operator
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -30,6 +32,14 @@ def test_parts_add_up_to_the_whole_in_any_order_and_subtract_to_what_is_left(see
     assert total == whole
     others = owners != order[0]
     assert whole - parts[order[0]] == IntegerMoments.of(features[others], labels[others], 3, CONFIG)
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (3, 4)])
+def test_moments_of_other_classes_or_features_do_not_add_up(shape):
+    whole = IntegerMoments.of(*rows_of(0), 3, CONFIG)
+    for combine in (operator.add, operator.sub):
+        with pytest.raises(DataError, match="do not add up"):
+            combine(whole, IntegerMoments.zeros(*shape))
 
 
 def test_second_moments_are_the_exact_integers_whatever_the_block(monkeypatch):

@@ -114,3 +114,24 @@ def test_looking_at_the_last_layer_writes_nothing_to_a_model_in_training(digits)
     before = fedup.fingerprint(model)
     collect(model, digits.federation)
     assert fedup.fingerprint(model) == before and model.training
+
+
+def test_where_several_vectors_of_a_row_enter_the_last_layer_centroids_are_collected(digits):
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(28, 16), nn.Linear(16, 10)
+
+        def tail(self, features, cut):
+            scores = self.head(features)
+            return scores.mean(1) if scores.ndim == 3 else scores
+
+        def forward(self, x):
+            return self.tail(self.body(x.flatten(0, 1)).relu(), "head")
+
+    model = Tokens()
+    with pytest.raises(CutError, match="16 inputs, and a row has 448 features"):
+        collect(model, digits.federation, statistics="moments")
+    store, plugged = collect(model, digits.federation), plug(model)
+    unlearn(plugged, store, Forget.classes([3]), **FORCED)
+    assert 3 not in plugged(digits.test_x).argmax(1)

@@ -18,7 +18,7 @@ from fedup.clients.collect_moments import StoreBuilder
 from fedup.clients.moments import ClientMoments
 from fedup.errors import ArtifactError, StorageError
 from fedup.request import union
-from fedup.statistics import client_parts
+from fedup.statistics import client_parts, moment_file
 from fedup.statistics.client_parts import ClientPart, ClientParts, PartsFile
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
 from fedup.statistics.moment_file import PARTS
@@ -145,6 +145,20 @@ def test_a_part_that_changed_on_disk_is_noticed_when_it_is_used_and_nothing_chan
     unlearn(plugged, store, Forget.clients([1]), **TERMS)
     with pytest.raises(ArtifactError):
         fedup.load_centroids(path)
+
+
+def test_a_store_that_another_process_saves_anew_while_it_is_read_is_not_taken_for_a_damaged_one(monkeypatch, tmp_path):
+    (_, first), (_, then) = many(3), many(8)
+    fedup.save_centroids(first, tmp_path / "store")
+    saves, real = iter([then]), moment_file.find_long_tensor
+
+    def find(path, name):
+        for store in saves:
+            fedup.save_centroids(store, path)
+        return real(path, name)
+
+    monkeypatch.setattr(moment_file, "find_long_tensor", find)
+    assert fedup.load_centroids(tmp_path / "store").total == then.total
 
 
 @pytest.mark.parametrize("copied", [False, True])

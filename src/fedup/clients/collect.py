@@ -1,6 +1,7 @@
 """Phase 2 in one call: every client is asked, once, for what the server keeps of it."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -15,7 +16,7 @@ from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.clients.protocol import Contact
-from fedup.errors import DataError, SettingError, StorageError, check_choice
+from fedup.errors import CutError, DataError, SettingError, StorageError, check_choice
 from fedup.federation import Federation
 from fedup.files import explained
 from fedup.filters.presets import PresetName, preset
@@ -71,8 +72,11 @@ def collect(
             check_outputs(model, federation.x, federation.y, federation.num_classes)
         federation = InProcess(federation, model, one_reader=True, ledger=ledger)
     if statistics == "auto":
-        suits = federation.targets != "classes" or suits_moments(model, federation, cut)
-        statistics = "moments" if privacy is None and suits else "centroids"
+        fits = federation.targets != "classes"  # no others do
+        if privacy is None and not fits and suits_moments(model, federation, cut):
+            with suppress(CutError):  # several vectors of a row enter the last layer, which only its rows show
+                return collect_cells(model, federation, MomentConfig(), cut, requests, with_forgotten=False)
+        statistics = "moments" if privacy is None and fits else "centroids"
     if statistics == "moments" or isinstance(statistics, MomentConfig):
         if privacy is not None:
             raise SettingError("Moments are exact and under no guarantee yet: with privacy= collect centroids.")

@@ -13,7 +13,7 @@ from fedup.clients.labels import LabelsQuestion
 from fedup.clients.moments import ClientMoments, MomentsQuestion
 from fedup.clients.protocol import Contact
 from fedup.errors import CutError, DataError
-from fedup.filters.closed_form import last_layer
+from fedup.filters.closed_form import Scores, last_layer
 from fedup.models.cut import find_cut
 from fedup.models.views import fingerprint
 from fedup.request import Forget, union
@@ -39,7 +39,7 @@ def collect_moments(
     Where nobody chose a bound and the usual one shortens many rows, or is far too wide, all are asked again with a
     better one.
     """
-    _check_head(model, contact, cut)
+    head = _check_head(model, contact, cut)
     targets = contact.targets
     config = replace(config, targets=targets, outputs=0 if targets == "classes" else contact.num_classes)
     forget_set = union(requests)
@@ -53,6 +53,12 @@ def collect_moments(
     for _ in range(_TRIES if targets != "values" else 2 * _TRIES):
         builder = StoreBuilder(config, contact.num_classes, forget_set, labels, contact.vectors_folder)
         for answer in _ask(contact, config, cut, forget_set):
+            width = answer.moments.width - config.outputs
+            if width != head.weight.shape[1]:
+                raise CutError(
+                    f"The last layer {cut!r} has {head.weight.shape[1]} inputs, and a row has {width} "
+                    f"features there, in shape {answer.shape}: collect centroids (statistics='centroids')."
+                )
             builder.add(answer)
         better = builder.better_config(*adapts)
         if better == config:
@@ -79,13 +85,14 @@ def suits_moments(model: nn.Module, contact: Contact, cut: str | None) -> bool:
     return True
 
 
-def _check_head(model: nn.Module, contact: Contact, cut: str) -> None:
+def _check_head(model: nn.Module, contact: Contact, cut: str) -> Scores:
     head = last_layer(model, cut, contact.targets)  # raises where a closed form could not be served
     if len(head.weight) != contact.num_classes:
         raise CutError(
             f"The last layer has {len(head.weight)} outputs for {contact.num_classes} {contact.targets}: moments need "
             "as many."
         )
+    return head
 
 
 def _ask(contact: Contact, config: MomentConfig, cut: str, forget_set: Forget) -> Iterator[ClientMoments]:

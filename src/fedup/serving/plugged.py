@@ -306,7 +306,7 @@ class PluggedModel(_Front):
         if fingerprint(self.base) != self.base_fingerprint:
             raise StaleFilterError(
                 "The base model's weights changed after it was plugged, so no filter made before fits it. "
-                "Plug the new model, collect centroids from it and unlearn again."
+                "Plug the new model, collect from it and unlearn again."
             )
         self._state, self._spots = _state(self.base), spot_check(self.base)
 

@@ -173,10 +173,19 @@ class IntegerMoments:
         return self.counts.nbytes + self.sums.nbytes + self.second.nbytes
 
     def __add__(self, other: "IntegerMoments") -> "IntegerMoments":
+        self._check_alike(other)
         return IntegerMoments(self.counts + other.counts, self.sums + other.sums, self.second + other.second)
 
     def __sub__(self, other: "IntegerMoments") -> "IntegerMoments":
+        self._check_alike(other)
         return IntegerMoments(self.counts - other.counts, self.sums - other.sums, self.second - other.second)
+
+    def _check_alike(self, other: "IntegerMoments") -> None:
+        if self.sums.shape != other.sums.shape:  # or PyTorch would repeat a single class
+            raise DataError(
+                f"Moments of {len(self.sums)} classes and {self.width} features, and of {len(other.sums)} and "
+                f"{other.width}, do not add up: they come from other models or sets of classes."
+            )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, IntegerMoments) and all(

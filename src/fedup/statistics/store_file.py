@@ -1,5 +1,6 @@
 """The server's store on disk: one file, whatever clients sent."""
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,28 @@ def save_centroids(store: Centroids, path: str | Path) -> None:
 
 
 def load_centroids(path: str | Path) -> Centroids:
-    """Read a store back; raises on a file whose parts do not fit together."""
+    """Read a store back; raises on a file whose parts do not fit together.
+
+    If another process saves a store in its place meanwhile, the new one is read.
+    """
+    while True:
+        version = _version(path)
+        try:
+            return _loaded(path)
+        except ArtifactError:
+            if _version(path) == version:
+                raise
+
+
+def _version(path: str | Path) -> tuple[int, ...]:
+    """Numbers that change when the file is replaced."""
+    with suppress(OSError):
+        about = Path(path).stat()
+        return about.st_ino, about.st_mtime_ns, about.st_size
+    return ()
+
+
+def _loaded(path: str | Path) -> Centroids:
     tensors, header = load_tensors(path, kind="centroids", but=PARTS)
     if "of_clients" in header:
         raise ArtifactError(f"{path} holds moments as an earlier fedup wrote them: collect again.")

@@ -93,7 +93,10 @@ def expected_recall(
     recalls = {}
     for label in retained.counts.nonzero().flatten().tolist():
         scores = both.of(retained.means[label : label + 1]) + drawn  # (R, 2K)
-        right = [float((part.argmax(1) == label).double().mean()) for part in scores.chunk(2, dim=1)]
+        original, new = (part.argmax(1) for part in scores.chunk(2, dim=1))
+        if fitted is not None and fitted.keeps:
+            new = torch.where(fitted.kept.cpu()[original] > 0, original, new)  # these rows pass the filter unchanged
+        right = [float((answers == label).double().mean()) for answers in (original, new)]
         recalls[label] = Recall(right[0], right[1], int(retained.counts[label]))
     return recalls
 

@@ -24,7 +24,7 @@ from fedup.unlearning.verdict import Verdict
 _CLOSE = 0.7  # share of the allowed loss: beyond it, wider bottlenecks are tried
 FARTHER = (
     "The filter that can be made would make the model know these samples better than before, so it is withheld: the "
-    "request stays open, and its rows are left out of all centroids and of later rounds. What helps is more "
+    "request stays open, and its rows are left out of all statistics and of later rounds. What helps is more "
     "training without them, or retraining; force=True serves the filter all the same."
 )
 
@@ -45,7 +45,8 @@ class Execution:
 
     def __init__(self, plan: RequestPlan, report: Report) -> None:
         self._plan, self._report = plan, report
-        self._fit, self._measurement = fit_of(plan), Measurement(plan, report)
+        self._fit = fit_of(plan)
+        self._measurement = Measurement(plan, report, self._fit)
         self._classes_lost = False  # a loss that force has allowed
         self._known_lost: dict[int, int] | None = None  # classes lost before, where a refresh would hide that
 

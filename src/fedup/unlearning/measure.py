@@ -9,7 +9,7 @@ from fedup.request import Forget, union
 from fedup.serving.plugged import Served
 from fedup.statistics.tally import RowsToCount, Tally
 from fedup.unlearning.class_recall import Recall, recall_from_tallies
-from fedup.unlearning.fits import fit_of
+from fedup.unlearning.fits import Fit
 from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.report import Report
 from fedup.unlearning.target_fit import TargetFit
@@ -21,8 +21,8 @@ Counted = tuple[Served, Mapping[int, Tally]]  # a candidate, and the clients' co
 class Measurement:
     """Measures filters that may be served for a plan's requests."""
 
-    def __init__(self, plan: RequestPlan, report: Report) -> None:
-        self._plan, self._report, self._fit = plan, report, fit_of(plan)
+    def __init__(self, plan: RequestPlan, report: Report, fit: Fit) -> None:
+        self._plan, self._report, self._fit = plan, report, fit
         self.counted: Counted | None = None  # of the last candidate
 
     def applies(self, new: Collection[Forget]) -> bool:

@@ -169,9 +169,7 @@ class RequestPlan:
             find_cut(plugged.base, self.config.eraser_cut)  # or a later request would meet the wrong name
         self._check_ledger()
         if not self.cells_used:
-            raise RequestError(
-                f"To {self.forget_set} leaves no centroid to keep. Take the model out of service instead."
-            )
+            raise RequestError(f"To {self.forget_set} leaves nothing to keep. Take the model out of service instead.")
         if self.contact is not None:
             self._check_charges(self.contact)
         if not self.force:
@@ -240,12 +238,12 @@ def check_belongs(plugged: PluggedModel, centroids: Centroids, requests: frozens
     plugged.check_base()
     if centroids.base != plugged.base_fingerprint or centroids.cut != plugged.cut:
         raise FingerprintError(
-            f"The centroids come from base {centroids.base[:12]} at cut {centroids.cut!r}; this model is "
-            f"{plugged.base_fingerprint[:12]} at cut {plugged.cut!r}. Collect centroids from this model at this cut."
+            f"The statistics come from base {centroids.base[:12]} at cut {centroids.cut!r}; this model is "
+            f"{plugged.base_fingerprint[:12]} at cut {plugged.cut!r}. Collect from this model at this cut."
         )
     missing = centroids.collected_for - requests
     if missing:
         raise RequestError(
-            f"These centroids were collected for {', '.join(map(str, missing))}, which is not among the requests to "
+            f"These statistics were collected for {', '.join(map(str, missing))}, which is not among the requests to "
             "serve: collect again for the requests that are, or join requests that come together with |."
         )
