@@ -45,7 +45,8 @@ def test_requests_without_persons_have_the_digests_they_always_had():
     pinned = {
         "c5c5b6e8e2f4988f619049b3f6054ab1bb1cc3638474f664de6ef6334cbcb423": Forget.classes([7])
         | Forget.samples({10: [3, 1], 9: [2]}),
-        "b0fc4bcf53be46fd18aaa93285650b399d34f47752ffaf29c0b4742b8f832f40": Forget.clients([2, 0]) | Forget.samples({1: [5]}),
+        "b0fc4bcf53be46fd18aaa93285650b399d34f47752ffaf29c0b4742b8f832f40": Forget.clients([2, 0])
+        | Forget.samples({1: [5]}),
     }
     assert {request.digest: request for request in pinned.values()} == pinned
     assert all("subjects" not in request.to_json() for request in pinned.values())
@@ -67,7 +68,7 @@ def test_clients_resolve_persons_to_exactly_their_training_rows(persons, holders
     }
     trained = {persons[row] for ids in rows.values() for row in ids}
     if not named or trained != named:
-        with pytest.raises(RequestError, match="is empty|all their rows are held out|no client knows them"):
+        with pytest.raises(RequestError, match=r"is empty|all their rows are held out|no client knows them"):
             resolve(Forget.subjects(named, key=KEY), contact)
         return
     asked = Forget.subjects(named, key=KEY)
