@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedup import Federation, Forget, iid
+from fedup import Federation, Forget, SubjectKey, iid
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.eraser_questions import (
     PrivateEraserQuestion,
@@ -22,6 +22,7 @@ from fedup.clients.labels import LabelsQuestion, WhoQuestion
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.moments import MomentChangeQuestion, MomentsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.clients.subjects import SubjectsQuestion
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import DataError
 from fedup.privacy import DP
@@ -35,6 +36,10 @@ CLASSES = 3
 ODD = [None, True, -1, 0, 1, 7, 1.5, math.nan, math.inf, 2**31, 10**400, "a", "1", [], {}, [[]], ["a"], {"x": {}}]
 
 
+KEY = SubjectKey(bytes(32))
+PERSONS = frozenset(KEY.tag(f"P-{i}") for i in range(4))
+
+
 class Setting:
     """Two clients, of which one is to forget 30 samples."""
 
@@ -42,7 +47,8 @@ class Setting:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             y = torch.arange(300) % CLASSES
-            self.federation = Federation.split(torch.randn(300, 6), y, iid(y, 2), num_classes=CLASSES)
+            split = Federation.split(torch.randn(300, 6), y, iid(y, 2), num_classes=CLASSES)
+            self.federation = split.with_subjects([f"P-{i % 30}" for i in range(300)], key=KEY)
             layers = nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, CLASSES)
             self.model = nn.Sequential(*layers).eval()
         self.facts = ModelFacts(self.model, self.federation.x[:1], CLASSES)
@@ -105,6 +111,11 @@ def _classes_of_samples(question, answer) -> None:
     assert answer.keys() == question.samples and all(0 <= label < CLASSES for label in answer.values())
 
 
+def _rows_of_persons(question, answer) -> None:
+    rows = [row for ids in answer.values() for row in ids]
+    assert answer.keys() <= question.tags and len(rows) == len(set(rows)) and all(row >= 0 for row in rows)
+
+
 def _moments_of_rows(question, answer) -> None:
     for part in answer if isinstance(answer, tuple) else (answer,):
         part.moments.check(question.config)
@@ -122,6 +133,7 @@ def _positive(question, answer) -> None:
 HOW = CentroidConfig(0.5)
 QUESTIONS = {
     "who": (WhoQuestion(), lambda question, answer: None),
+    "persons": (SubjectsQuestion(PERSONS), _rows_of_persons),
     "labels": (LabelsQuestion(SETTING.samples), _classes_of_samples),
     "centroids": (CentroidsQuestion("4", HOW, sample_labels=LABELS), _cells_add_up),
     "some left out": (CentroidsQuestion("4", HOW, excluded=SETTING.samples, sample_labels=LABELS), _cells_add_up),

@@ -68,7 +68,7 @@ def test_clients_resolve_persons_to_exactly_their_training_rows(persons, holders
     }
     trained = {persons[row] for ids in rows.values() for row in ids}
     if not named or trained != named:
-        with pytest.raises(RequestError, match="is empty|all their rows are held out|no client knows them"):
+        with pytest.raises(RequestError, match=r"is empty|all their rows are held out|no client knows them"):
             resolve(Forget.subjects(named, key=KEY), contact)
         return
     asked = Forget.subjects(named, key=KEY)

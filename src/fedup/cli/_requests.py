@@ -23,8 +23,8 @@ def from_options(
     clients: list[str], classes: list[str], samples: list[str], subjects: list[str], reason: str, names: Names
 ) -> list[Forget]:
     """One request for all that the options name; none when they name nothing."""
-    parts = [Forget.clients(map(names.client, clients))] if clients else []
-    parts += [Forget.classes(map(names.label, classes))] if classes else []
+    parts = [Forget.clients([names.client(text) for text in clients])] if clients else []
+    parts += [Forget.classes([names.label(text) for text in classes])] if classes else []
     parts += [_samples_option(text, names) for text in samples]
     parts += [names.persons(subjects)] if subjects else []
     return [replace(union(parts), reason=cast(Any, reason))] if parts else []  # which is checked there

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fedup.errors import RequestError
+from fedup.errors import FedUPError
 from fedup.request import Forget, union
 from fedup.serving.plugged import Served
 from fedup.statistics.store import Centroids
@@ -174,7 +174,7 @@ class Execution:
         if original is not None and len(new) > 1:  # compare with all requests but this one
             try:
                 before = self._without(request, active | new, original)
-            except RequestError as error:
+            except FedUPError as error:  # what is left without it may be too little
                 if not request.names_rows_only:
                     raise
                 self._report.note(f"To {request} is measured with all that were answered with it. {error}", [request])
