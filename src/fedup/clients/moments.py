@@ -65,13 +65,17 @@ class MomentsQuestion(ExactQuestion[ClientMoments]):
 
     def answer(self, data: ClientData) -> ClientMoments:
         """What is to be left out is never read."""
+        chosen, withheld = self.chosen(data)
+        few = data.y[data.client.train][withheld]
+        answer = _moments(data, self.cut, self.config, chosen, always=self.labels is not None)
+        return replace(answer, unreported=len(few), few=frozenset(few.tolist()))
+
+    def chosen(self, data: ClientData) -> tuple[Tensor, Tensor]:
+        """Masks of the client's rows that the answer is of, and of those of classes with too few."""
         labels, out = data.y[data.client.train], _named(data, self.excluded)
         kept = retained_mask(labels, out, _at_least(self.config, data))
         asked = _among(labels, self.labels) & ~_among(labels, self.without or frozenset())
-        chosen = kept & asked
-        few = labels[asked & ~out & ~kept]
-        answer = _moments(data, self.cut, self.config, chosen, always=self.labels is not None)
-        return replace(answer, unreported=len(few), few=frozenset(few.tolist()))
+        return kept & asked, asked & ~out & ~kept
 
     def cells_in(self, details: Details) -> int:
         return _cells_in(details)
@@ -113,11 +117,7 @@ class MomentChangeQuestion(ExactQuestion[tuple[ClientMoments, ClientMoments]]):
         return self.excluded, frozenset()
 
     def answer(self, data: ClientData) -> tuple[ClientMoments, ClientMoments]:
-        labels, rule = data.y[data.client.train], _at_least(self.config, data)
-        asked = _among(labels, self.labels)
-        before = retained_mask(labels, _named(data, self.before), rule) & asked & ~_among(labels, self.absent)
-        after = retained_mask(labels, _named(data, self.excluded), rule) & asked
-        changes = before & ~after, after & ~before
+        labels, rule, changes = data.y[data.client.train], _at_least(self.config, data), self.changes(data)
         for change in changes:
             few = [label for label, n in Counter(labels[change].tolist()).items() if n < rule.least_rows]
             if few:
@@ -128,6 +128,14 @@ class MomentChangeQuestion(ExactQuestion[tuple[ClientMoments, ClientMoments]]):
                 )
         leaving, returning = (_moments(data, self.cut, self.config, rows, always=True) for rows in changes)
         return leaving, returning
+
+    def changes(self, data: ClientData) -> tuple[Tensor, Tensor]:
+        """Masks of the client's rows that leave, and of those that come back."""
+        labels, rule = data.y[data.client.train], _at_least(self.config, data)
+        asked = _among(labels, self.labels)
+        before = retained_mask(labels, _named(data, self.before), rule) & asked & ~_among(labels, self.absent)
+        after = retained_mask(labels, _named(data, self.excluded), rule) & asked
+        return before & ~after, after & ~before
 
     def cells_in(self, details: Details) -> int:
         return sum(_cells_in(part) for part in details.values() if isinstance(part, dict))

@@ -83,6 +83,7 @@ class Node:
 
         from fedup.flower.node import replying
         from fedup.flower.policy import Policy
+        from fedup.flower.rules import OPEN_KEY
 
         blank, self.num_classes = model_of(rows.x.shape[1], num_classes), num_classes
         self._reply = replying(
@@ -91,7 +92,7 @@ class Node:
             ids=lambda context: rows.ids.tolist(),
             policy=Policy(only_private=private),
         )
-        self._context = Context(0, 1, {"partition-id": 0}, RecordDict(), {})
+        self._context = Context(0, 1, {"partition-id": 0, OPEN_KEY: True}, RecordDict(), {})
 
     def ask(self, probe: Probe) -> "RecordDict":
         """The content of its reply."""
