@@ -45,7 +45,7 @@ class Deployment:
         private, _ = importlib.import_module("keys").make_node_key(self.home, "stranger")
         command = ["flower-supernode", "--superlink", link["address"], "--port", str(self.runner.free_port())]
         command += ["--auth-supernode-private-key", str(private), "--root-certificates", link["root-certificates"]]
-        self.processes.start("stranger", *command, "--node-config", f"partition-id={node}")
+        self.processes.start("stranger", *command, "--node-config", f"partition-id={node} fedup-open=true")
         log = self.out / "stranger.log"
         wait_until(lambda: "Failed to activate SuperNode" in log.read_text(), 60, "the stranger is refused")
 

@@ -1,6 +1,6 @@
 """The rows behind each number of an answer, as sets of places: what a node's rules are checked against."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import singledispatch
 from typing import Any
 
@@ -63,13 +63,16 @@ def _(question: CentroidsQuestion, data: ClientData) -> Iterator[Tensor]:
 @row_sets.register
 def _(question: SketchesQuestion, data: ClientData) -> Iterator[Tensor]:
     yield from question.groups.forgotten(data.client, data.y).values()
-    yield from _retained(question.groups, data, lambda rows: len(rows) >= min(data.least_rows, MOST_REFERENCE_ROWS))
+    least, retained = min(data.least_rows, MOST_REFERENCE_ROWS), question.groups.retained(data.client, data.y)
+    yield from (rows for rows in retained.values() if len(rows) >= least)
 
 
 @row_sets.register
 def _(question: SpreadsQuestion, data: ClientData) -> Iterator[Tensor]:
     yield from question.groups.forgotten(data.client, data.y).values()
-    yield from _retained(question.groups, data, lambda rows: True)
+    used = {label for shares in question.weights_used(data).values() for label, share in shares.items() if share}
+    retained = question.groups.retained(data.client, data.y)
+    yield from (rows for label, rows in retained.items() if label in used)
 
 
 @row_sets.register
@@ -84,10 +87,6 @@ def _(question: TallyQuestion, data: ClientData) -> Iterator[Tensor]:
     for by_label, rows in rows_counted(data, question.rows):
         groups = [rows[data.y[rows] == label] for label in data.y[rows].unique().tolist()] if by_label else [rows]
         yield from (group for group in groups if len(group) >= min(data.least_rows, MOST_CLASS_ROWS))
-
-
-def _retained(groups: RowGroups, data: ClientData, is_sent: Callable[[Tensor], bool]) -> Iterator[Tensor]:
-    return (rows for rows in groups.retained(data.client, data.y).values() if is_sent(rows))
 
 
 def _by_class(mask: Tensor, data: ClientData) -> list[Tensor]:
