@@ -49,11 +49,11 @@ class Deployment:
         log = self.out / "stranger.log"
         wait_until(lambda: "Failed to activate SuperNode" in log.read_text(), 60, "the stranger is refused")
 
-    def submit(self, *options: str, **config: object) -> str:
+    def submit(self, *options: str, app: Path = APP, **config: object) -> str:
         """Start a run; with --stream, until it ends. What Flower said."""
         settings = {"out": str(self.out), "nodes": self.nodes, **config}
         told = " ".join(f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in settings.items())
-        return self.processes.call("flwr", "run", str(APP), "fedup", *options, "-c", told)
+        return self.processes.call("flwr", "run", str(app), "fedup", *options, "-c", told)
 
     def result(self, said: str) -> dict:
         """What the server wrote at its end."""
