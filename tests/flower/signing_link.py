@@ -1,5 +1,6 @@
-"""A SuperLink that hands on reviewers' signatures of apps, as one that is connected to Flower's hub does: it starts with
-`python signing_link.py VERIFICATIONS.json …` and otherwise the options of flower-superlink."""
+"""A SuperLink that hands on reviewers' signatures of apps, as one that is connected to Flower's hub does.
+
+`python signing_link.py VERIFICATIONS.json …`, and otherwise the options of flower-superlink."""
 
 import hashlib
 import json
