@@ -107,7 +107,7 @@ def serve(processes: Processes, way: str, home: Path, nodes: int) -> None:
     processes.wait_for(port)
     for node in range(0 if way == "simulation" else nodes):
         command = ["flower-supernode", "--superlink", f"127.0.0.1:{port}", "--port", str(free_port())]
-        command += ["--node-config", f"partition-id={node}"]
+        command += ["--node-config", f"partition-id={node} {rules_of(node, way, home)}"]
         if secure:  # a node whose key is not registered is turned away
             private, public = keys.make_node_key(home, f"node{node}")
             processes.call("flwr", "supernode", "register", str(public), "fedup")
@@ -115,10 +115,19 @@ def serve(processes: Processes, way: str, home: Path, nodes: int) -> None:
         processes.start(f"supernode{node}", *command, *([] if secure else ["--insecure"]))
 
 
+def rules_of(node: int, way: str, home: Path) -> str:
+    """What the node's operator allows: everything, or with keys what is in a file; each node has its own beside it."""
+    if way != "secure":
+        return "fedup-open=true"
+    rules = home / f"node{node}-rules.toml"
+    rules.write_text((HERE / "node-rules.toml").read_text())
+    return f'fedup-rules="{rules}"'
+
+
 def run(processes: Processes, out: Path, nodes: int, way: str, config: list[str]) -> None:
     """The app itself, to its end; raises unless Flower says that it completed and it wrote its figures."""
     (out / "result.json").unlink(missing_ok=True)
-    settings = [f"nodes={nodes}", f'out="{out}"', *config]
+    settings = [f"nodes={nodes}", f'out="{out}"', f"authenticated={str(way == 'secure').lower()}", *config]
     resources = ["--federation-config", f"num-supernodes={nodes}"] if way == "simulation" else []
     processes.call("flwr", "run", str(HERE), "fedup", "--stream", "-c", " ".join(settings), *resources, quiet=False)
     runs = json.loads(processes.call("flwr", "list", "fedup", "--format", "json"))["runs"]  # `run` tells no failure

@@ -45,15 +45,15 @@ class Deployment:
         private, _ = importlib.import_module("keys").make_node_key(self.home, "stranger")
         command = ["flower-supernode", "--superlink", link["address"], "--port", str(self.runner.free_port())]
         command += ["--auth-supernode-private-key", str(private), "--root-certificates", link["root-certificates"]]
-        self.processes.start("stranger", *command, "--node-config", f"partition-id={node}")
+        self.processes.start("stranger", *command, "--node-config", f"partition-id={node} fedup-open=true")
         log = self.out / "stranger.log"
         wait_until(lambda: "Failed to activate SuperNode" in log.read_text(), 60, "the stranger is refused")
 
-    def submit(self, *options: str, **config: object) -> str:
+    def submit(self, *options: str, app: Path = APP, **config: object) -> str:
         """Start a run; with --stream, until it ends. What Flower said."""
         settings = {"out": str(self.out), "nodes": self.nodes, **config}
         told = " ".join(f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in settings.items())
-        return self.processes.call("flwr", "run", str(APP), "fedup", *options, "-c", told)
+        return self.processes.call("flwr", "run", str(app), "fedup", *options, "-c", told)
 
     def result(self, said: str) -> dict:
         """What the server wrote at its end."""

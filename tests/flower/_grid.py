@@ -42,7 +42,8 @@ class LocalGrid(Grid):
     def __init__(self, apps: dict[int, ClientApp], spoil: Spoil | None = None) -> None:
         self.apps, self.spoil = apps, spoil or (lambda node, reply: reply)
         self.contexts = {
-            node: Context(0, node, {"partition-id": place}, RecordDict(), {}) for place, node in enumerate(sorted(apps))
+            node: Context(0, node, {"partition-id": place, "fedup-open": True}, RecordDict(), {})
+            for place, node in enumerate(sorted(apps))
         }
         self.sent: list[tuple[int, Message]] = []
         self.came: list[Message] = []

@@ -38,7 +38,7 @@ class Node:
     def __init__(self, world: World, app: ClientApp, client: int = CLIENT) -> None:
         be_inside_a_run()
         self.world, self.app = world, app
-        self.context = Context(0, 7, {"partition-id": client}, RecordDict(), {})
+        self.context = Context(0, 7, {"partition-id": client, "fedup-open": True}, RecordDict(), {})
 
     def say(self, ask: Ask | RecordDict) -> Answer:
         """One message, one reply."""

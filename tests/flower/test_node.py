@@ -114,7 +114,7 @@ def test_other_clients_samples_are_nothing_to_a_node(world, node):
 )
 def test_a_node_goes_by_the_number_that_it_was_given(world, config, given, expected):
     node = Node(world, world.app(CLIENT, client=given))
-    node.context = Context(0, 7, config, RecordDict(), {})
+    node.context = Context(0, 7, {**config, "fedup-open": True}, RecordDict(), {})
     assert node.ask("who").details["client"] == expected
 
 

@@ -49,4 +49,5 @@ fedup.flower.mount(
     held_out=held_out,
     model=task.make_model,
     ids=lambda context: row_numbers(context).tolist(),
+    policy=fedup.flower.Policy(open_in_simulation=True),  # a deployed node answers by its own rules: node-rules.toml
 )

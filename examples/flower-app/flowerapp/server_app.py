@@ -34,14 +34,14 @@ def main(grid: Grid, context: Context) -> None:
     # FedUP from here on. Every node is asked once; the answers serve all requests to come, also after a restart: model,
     # statistics, requests and filters are in a run folder, on which `fedup status`, `evidence` and `verify` work.
     out = Path(str(config["out"])).absolute()
-    server = RunServer(out / f"run-{context.run_id}", task.make_model)
+    server = RunServer(out / f"run-{context.run_id}", task.make_model, authenticated=bool(config["authenticated"]))
     server.keep(model)
     delivery = Delivery(timeout_s=120, weights_at_once=True)
     contact = GridContact(grid, model, example=task.EXAMPLE, num_classes=task.NUM_CLASSES, delivery=delivery)
     started = time.perf_counter()
     store = server.collect(contact, statistics=MomentConfig(by_class="always"))  # so that class requests ask nobody
     collection = {"time_s": time.perf_counter() - started, "rows": store.total.rows, **traffic(contact)}
-    collection |= {"clients": list(store.clients), "sha256": task.digest(store)}
+    collection |= {"clients": list(store.clients), "rules": contact.node_rules, "sha256": task.digest(store)}
     print(f"collected: {json.dumps(collection)}")
 
     digits, requests = task.load(config), []

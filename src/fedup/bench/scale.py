@@ -183,10 +183,10 @@ def main(clients: int, out: Path) -> None:
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
 
-    from fedup.flower import mount
+    from fedup.flower import Policy, mount
 
     nodes, server = ClientApp(), ServerApp()
-    mount(nodes, data=rows_of, model=small_net)
+    mount(nodes, data=rows_of, model=small_net, policy=Policy(open_in_simulation=True))
 
     @server.main()
     def run(grid: Any, context: Any) -> None:

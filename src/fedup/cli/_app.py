@@ -18,12 +18,13 @@ _VERBS = {  # by panel of the first page: one file each, with a function of its 
     "Learn": ("train", "collect", "budget"),
     "Requests": ("unlearn", "restore", "purge", "status", "evidence", "verify"),
     "Serve": ("evaluate", "predict", "export"),
-    "More": ("list", "demo"),
+    "More": ("list", "demo", "node-rules"),
 }
 for panel, verbs in _VERBS.items():
     for verb in verbs:
-        module = import_module(f"fedup.cli.{verb}")
-        app.command(verb, rich_help_panel=panel)(getattr(module, "list_" if verb == "list" else verb))
+        name = verb.replace("-", "_")
+        module = import_module(f"fedup.cli.{name}")
+        app.command(verb, rich_help_panel=panel)(getattr(module, "list_" if verb == "list" else name))
 app.add_typer(data.app, name="data", rich_help_panel="More")
 app.add_typer(bench.app, name="bench", rich_help_panel="More")
 

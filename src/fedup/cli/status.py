@@ -92,9 +92,20 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
         facts["Claim"] = found["claim"] or "none: no request is in force"
     if found["budget"]:
         facts["Budget"] = f"ε = {found['budget']['epsilon']:g} at δ = {found['budget']['delta']:g} for each client"
+    if found["nodes"]:
+        facts["Nodes"] = _nodes(found["nodes"])
     if found["written_by"]:
         facts["In use by"] = found["written_by"]
     return facts
+
+
+def _nodes(nodes: list[dict[str, Any]]) -> str:
+    """How clients are bound to nodes, and which nodes have no rules of their own."""
+    weak = [own["client"] for own in nodes if own["by"] != "key"]
+    bound = f"{len(nodes)} clients are bound to their nodes"
+    bound += f"; {len(weak)} of them by node id only, which is weaker than by key" if weak else ", all of them by key"
+    open_nodes = [str(own["client"]) for own in nodes if own["rules"].startswith("open")]
+    return f"{bound}; OPEN, without rules of their own: {', '.join(open_nodes)}" if open_nodes else bound
 
 
 def _requests(state: State, found: dict[str, Any]) -> Table:

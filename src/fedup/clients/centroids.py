@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from fedup.clients import checks
 from fedup.clients.checks import require
@@ -44,13 +45,18 @@ class CentroidsQuestion(ExactQuestion[Summary]):
     def answer(self, data: ClientData) -> Summary:
         """Rows to leave out are never read. Of classes with few rows left the answer is an empty cell."""
         rows, samples = data.client.train, data.sample_ids
-        out = torch.isin(samples, torch.tensor(sorted(self.excluded), dtype=samples.dtype, device=samples.device))
-        held, kept = Counter(data.y[rows].tolist()), Counter(data.y[rows[~out]].tolist())
-        wanted = {label: n for label, n in held.items() if n >= data.least_rows and self._asks_for(label)}
-        enough = frozenset(label for label in wanted if not 0 < kept[label] < data.least_rows)
+        wanted, enough, out = self.cells(data)
         summary = summarize(data, self.cut, self.config, labels=enough, excluded=self.excluded)
         few = {label: frozenset(samples[out & (data.y[rows] == label)].tolist()) for label in wanted.keys() - enough}
         return replace(_with_empty(summary, few), rows=wanted)
+
+    def cells(self, data: ClientData) -> tuple[dict[int, int], frozenset[int], Tensor]:
+        """Classes that the answer names, and the rows of each; those with enough rows left; a mask of rows left out."""
+        rows, samples = data.client.train, data.sample_ids
+        out = torch.isin(samples, torch.tensor(sorted(self.excluded), dtype=samples.dtype, device=samples.device))
+        held, kept = Counter(data.y[rows].tolist()), Counter(data.y[rows[~out]].tolist())
+        wanted = {label: n for label, n in held.items() if n >= data.least_rows and self._asks_for(label)}
+        return wanted, frozenset(label for label in wanted if not 0 < kept[label] < data.least_rows), out
 
     def _asks_for(self, label: int) -> bool:
         return label not in self.without and (self.labels is None or label in self.labels)

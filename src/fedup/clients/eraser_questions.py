@@ -76,9 +76,12 @@ class SpreadsQuestion(ExactQuestion[GroupSpreads]):
     weights: Weights  # of the client's cells in each request's mixture
 
     def answer(self, data: ClientData) -> GroupSpreads:
+        return eraser_statistics.measure_groups(data, self.cuts, self.groups, self.weights_used(data))
+
+    def weights_used(self, data: ClientData) -> Weights:
+        """The weights, without classes that have too few rows."""
         few = self._classes_with_few_rows(data)
-        weights = {name: {label: w for label, w in of.items() if label not in few} for name, of in self.weights.items()}
-        return eraser_statistics.measure_groups(data, self.cuts, self.groups, weights)
+        return {name: {label: w for label, w in of.items() if label not in few} for name, of in self.weights.items()}
 
     def _classes_with_few_rows(self, data: ClientData) -> set[int]:
         """Classes with fewer retained rows than the client may send; EVERY_CLASS if all together are too few."""

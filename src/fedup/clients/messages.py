@@ -8,6 +8,7 @@ from torch import Tensor
 
 FORMAT = 1
 NONCE = "release"  # a detail: the name of a release under DP, by which it can be asked for again
+RULES = "rules"  # a detail: what a node calls its own rules
 SPENT = "spent"  # a detail: the sum of μ² by the client's own account
 _NUMPY_HEADER = 128  # bytes before an array's numbers
 

@@ -68,12 +68,16 @@ class MomentsQuestion(ExactQuestion[ClientMoments]):
 
     def answer(self, data: ClientData) -> ClientMoments:
         """What is to be left out is never read."""
+        chosen, lacking = self.chosen(data)
+        answer = _moments(data, self.cut, self.config, chosen, always=self.labels is not None)
+        return replace(answer, unreported=int(lacking.sum()), few=_few(data, chosen, lacking))
+
+    def chosen(self, data: ClientData) -> tuple[Tensor, Tensor]:
+        """Masks of the client's rows that the answer is of, and of those of classes with too few."""
         labels, out = data.cell_labels, _named(data, self.excluded)
         kept = retained_mask(row_groups(data.targets, self.config), out, _at_least(self.config, data))
         asked = _among(labels, self.labels) & ~_among(labels, self.without or frozenset())
-        chosen, lacking = kept & asked, asked & ~out & ~kept
-        answer = _moments(data, self.cut, self.config, chosen, always=self.labels is not None)
-        return replace(answer, unreported=int(lacking.sum()), few=_few(data, chosen, lacking))
+        return kept & asked, asked & ~out & ~kept
 
     def cells_in(self, details: Details) -> int:
         return _cells_in(details)
@@ -118,11 +122,8 @@ class MomentChangeQuestion(ExactQuestion[tuple[ClientMoments, ClientMoments]]):
         return self.excluded, frozenset()
 
     def answer(self, data: ClientData) -> tuple[ClientMoments, ClientMoments]:
-        labels, rule = data.cell_labels, _at_least(self.config, data)
-        asked, groups = _among(labels, self.labels), row_groups(data.targets, self.config)
-        before = retained_mask(groups, _named(data, self.before), rule) & asked & ~_among(labels, self.absent)
-        after = retained_mask(groups, _named(data, self.excluded), rule) & asked
-        changes = before & ~after, after & ~before
+        rule, changes = _at_least(self.config, data), self.changes(data)
+        groups = row_groups(data.targets, self.config)
         for change in changes:
             few = [name for name, n in _sizes(groups[change]).items() if 0 < n < rule.least_rows]
             if few:
@@ -133,6 +134,14 @@ class MomentChangeQuestion(ExactQuestion[tuple[ClientMoments, ClientMoments]]):
                 )
         leaving, returning = (_moments(data, self.cut, self.config, rows, always=True) for rows in changes)
         return leaving, returning
+
+    def changes(self, data: ClientData) -> tuple[Tensor, Tensor]:
+        """Masks of the client's rows that leave, and of those that come back."""
+        labels, rule = data.cell_labels, _at_least(self.config, data)
+        asked, groups = _among(labels, self.labels), row_groups(data.targets, self.config)
+        before = retained_mask(groups, _named(data, self.before), rule) & asked & ~_among(labels, self.absent)
+        after = retained_mask(groups, _named(data, self.excluded), rule) & asked
+        return before & ~after, after & ~before
 
     def cells_in(self, details: Details) -> int:
         return sum(_cells_in(part) for part in details.values() if isinstance(part, dict))

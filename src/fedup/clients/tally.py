@@ -1,7 +1,7 @@
 """Counts of right answers to a client's rows under two filters."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
@@ -56,11 +56,12 @@ class TallyQuestion(ExactQuestion[Tally]):
         original, before, after = (filtered_view(data.model, served) for served in (None, self.before, self.after))
         counted = tally(data, self.rows, original=original, before=before, after=after)
         least = min(data.least_rows, MOST_CLASS_ROWS)
-        retained, held_out = (
-            {label: hits for label, hits in counts.items() if hits.rows >= least}
-            for counts in (counted.retained, counted.held_out)
+        retained, held_out = (_enough(counts, least) for counts in (counted.retained, counted.held_out))
+        forgotten, unseen = (
+            {name: _enough(counts, least) for name, counts in by_request.items()}
+            for by_request in (counted.forgotten, counted.unseen)
         )
-        return replace(counted, retained=retained, held_out=held_out)
+        return Tally(retained, held_out, forgotten, unseen)
 
     def answer_message(self, answer: Tally) -> Message:
         return answer.to_json(), {}
@@ -72,6 +73,10 @@ class TallyQuestion(ExactQuestion[Tally]):
         retained, held_out = (_counts(details.get(part), classes, most=MOST_CLASS_ROWS) for part in _BY_CLASS)
         forgotten, unseen = ({name: _counts(of, classes, most=MOST_ROWS) for name, of in own} for own in by_request)
         return Tally(retained, held_out, forgotten, unseen)
+
+
+def _enough(counts: Mapping[int, Paired], least: int) -> dict[int, Paired]:
+    return {label: hits for label, hits in counts.items() if hits.rows >= least}
 
 
 def _without_names(header: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from fedup.errors import ContactError, DataError, RequestError, SettingError
 from fedup.files import explained
 from fedup.flower.accounts import Accounts
 from fedup.flower.answer_cache import AnswerCache
+from fedup.flower.identity import Identities
 from fedup.flower.messaging import Delivery, Messenger
 from fedup.flower.wire import ROW, Answer, Ask, row_of
 from fedup.privacy.ledger import Ledger
@@ -67,6 +68,7 @@ class GridContact:
         self._facts = ModelFacts(model, example, num_classes)
         self._delivery = delivery or Delivery()
         self._accounts = Accounts(grid, Ledger() if ledger is None else ledger)
+        self.identities = Identities(grid)
         self._messenger = Messenger(grid, model, self._delivery, self._accounts.meter, self._arrived)
         self._cache = AnswerCache(folder, self._messenger.base)
         self.vectors_folder = None if folder is None else Path(folder)
@@ -86,6 +88,12 @@ class GridContact:
         """`left_out` by client."""
         nodes = self._accounts.nodes
         return {client: self.left_out[node] for client, node in nodes.items() if node in self.left_out}
+
+    @property
+    def node_rules(self) -> Mapping[int, str]:
+        """By client, what its node calls its own rules: a hash of their file, or "open" if it has none."""
+        rules = self.identities.rules
+        return {client: rules[node] for client, node in sorted(self._accounts.nodes.items()) if node in rules}
 
     @property
     def traffic(self) -> Traffic:
@@ -147,7 +155,7 @@ class GridContact:
         else:
             questions = dict.fromkeys(self._accounts.connected(), question)
         taken = self._ask_nodes(questions, {})
-        self._accounts.meet({node: client for node, (client, _) in taken.items()})
+        self._meet({node: client for node, (client, _) in taken.items()})
         lost = {node for client, node in self._accounts.nodes.items() if client not in but} - questions.keys()
         self._messenger.left_out |= dict.fromkeys(lost, "it is not connected any more")
         self._check_enough(len(taken), of=len(questions) + len(lost))
@@ -204,6 +212,7 @@ class GridContact:
     def _arrived(self, node: int, ask: Ask, answer: Answer, *, counted: int | None = None) -> None:
         """Count and charge an answer before anything else: the node has done so, too."""
         assert ask.question is not None  # made here
+        self.identities.note(node, answer)
         if self._accounts.book(node, ask.question, answer, counted=counted):
             self._cache.came(node, ask)
 
@@ -211,6 +220,7 @@ class GridContact:
         """An answer that fits; with a folder, collections and releases wait there instead of in memory."""
         try:
             client, value = self._read(node, ask, answer, expected)
+            self.identities.check(node, client)
         except DataError:  # by the same name the same release would come again
             self._cache.give_up(node, ask)
             raise
@@ -241,6 +251,7 @@ class GridContact:
             with suppress(DataError):
                 if answer is not None:
                     client, _ = self._read(node, ask, answer, clients.get(node))
+                    self.identities.check(node, client)
                     taken[node] = client, partial(self._again, node, ask)
                     self._arrived(node, ask, answer, counted=0 if self._cache.has_come(node, ask) else answer.size)
         return taken
@@ -252,11 +263,19 @@ class GridContact:
         nodes, met = self._accounts.connected(), set(self._accounts.nodes.values())
         strangers = [node for node in nodes if node not in met]
         ask = self._ask(WhoQuestion())
-        clients = self._messenger.wave(
-            dict.fromkeys(strangers, ask), lambda node, answer: client_number(answer.details)
-        )
+        clients = self._messenger.wave(dict.fromkeys(strangers, ask), self._client_of)
         self._check_enough(len(nodes) - len(strangers) + len(clients), of=len(nodes))
+        self._meet(clients)
+
+    def _client_of(self, node: int, answer: Answer) -> int:
+        """The client that a node says it is, if it may."""
+        client = client_number(answer.details)
+        self.identities.check(node, client)
+        return client
+
+    def _meet(self, clients: Mapping[int, int]) -> None:
         self._accounts.meet(clients)
+        self.identities.bind(clients)
 
     def _check_enough(self, answered: int, *, of: int) -> None:
         least = self._delivery.least_fraction

@@ -1,6 +1,6 @@
 """How a node answers: from its own rows and rules, the model in question, and the features that it has kept."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from fedup.flower.wire import Answer, Ask, load_weights
 from fedup.models.views import fingerprint
 
 A = TypeVar("A")
+Admit = Callable[[ExactQuestion[Any], ClientData], None]
 
 
 class NeedsWeightsError(Exception):
@@ -48,16 +49,19 @@ class Work:
             raise DataError("The weights that came are not those of the model in question.")
         return model
 
-    def answer(self, question: ExactQuestion[Any]) -> Answer:
-        """The answer to a question under no guarantee."""
+    def answer(self, question: ExactQuestion[Any], admit: Admit | None = None) -> Answer:
+        """The answer to a question under no guarantee; `admit` may refuse it for these rows."""
         question.check_model(self.ask.base)
         model = self.model() if question.needs_model else nn.Module()
         context, most_bytes = self.source.context, self.source.policy.most_kept
         readers = Readers(lambda cut: KeptReader(model, cut, self.ask.base, context, most_bytes))
         data = self.client_data(model, with_unseen=question.reads_held_out, with_persons=question.reads_persons)
         data = replace(data, readers=readers)
+        placed = question.with_places(partial(by_place, data))
+        if admit is not None:
+            admit(placed, data)
         self.drop_features(question, data)
-        answer = question.with_places(partial(by_place, data)).answer(data)
+        answer = placed.answer(data)
         for reader in readers.values():
             reader.keep()
         return self.ok(question, answer)
@@ -82,7 +86,7 @@ class Work:
             ids=None if ids is None else ids.to(device),
             subjects=None if persons is None else persons.to(device),
             subject_tags=tags,
-            least_rows=self.source.policy.least_rows,
+            least_rows=self.source.limits.least_rows,
             few_rows=self.source.policy.few_rows,
         )
 

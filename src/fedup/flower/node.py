@@ -15,11 +15,14 @@ from fedup.clients.labels import WhoQuestion
 from fedup.clients.messages import NONCE, SPENT
 from fedup.clients.question import ExactQuestion, PrivateQuestion
 from fedup.errors import BudgetError, DataError, FedUPError
+from fedup.flower.exact import answer_within_rules, logged
 from fedup.flower.handlers import NeedsWeightsError, Work
 from fedup.flower.node_data import OwnError, Source
 from fedup.flower.policy import Policy, RefusedError
 from fedup.flower.private import answer_privately
+from fedup.flower.question_check import check_question
 from fedup.flower.rows import Rows
+from fedup.flower.rules import find_rules
 from fedup.flower.state import WEIGHTS, kept_of
 from fedup.flower.wire import QUERY, Answer, Ask, read_ask, write_answer
 from fedup.privacy.guarantee import DP
@@ -55,7 +58,7 @@ def mount(
     that it did not train on: they show whether what is forgotten looks unseen (else a verdict is "not measured").
     `subjects` gives the id of the person behind each row ("": unknown), for requests that name persons and guarantees
     that protect them. Ids become tags by the `subject_key`; without one, `subjects` gives the tags themselves. `policy`
-    holds the node's own rules.
+    narrows what the node's own rules allow (`fedup node-rules`); without rules a node answers nothing.
     """
     reply = replying(data=data, model=model, **about)
 
@@ -66,19 +69,23 @@ def mount(
 
 def replying(*, policy: Policy | None = None, **functions: Any) -> Callable[[RecordDict, Context], RecordDict]:
     """What `mount` registers: a function of a message's content and the node's context that gives the reply."""
-    rules = policy or Policy()
+    policy = policy or Policy()
 
     def reply(content: RecordDict, context: Context) -> RecordDict:
-        until = time.monotonic() + rules.answer_after_s
+        started, wait_s = time.monotonic(), policy.answer_after_s
         try:
-            ask, source = read_ask(content), Source(context, policy=rules, **functions)
-            answer = _with_spent(_answer(ask, source), ask, source)
+            ask, rules = read_ask(content), find_rules(context, policy)
+            wait_s = max(wait_s, rules.answer_after_s)
+            source = Source(context, policy=policy, rules=rules, **functions)
+            answer = logged(_with_spent(_answer(ask, source), ask, source), ask, source)
+        except RefusedError as refusal:  # there are no rules
+            answer = Answer("refused", "", reason=str(refusal))
         except DataError as error:  # the message is no question
             answer = Answer("failed", "", reason=str(error))
         except Exception as error:  # a bug of the node's or ours: only its kind may leave
             answer = Answer("failed", "", reason=type(error).__name__)
         reply = write_answer(answer)
-        time.sleep(max(0.0, until - time.monotonic()))
+        time.sleep(max(0.0, started + wait_s - time.monotonic()))
         return reply
 
     return reply
@@ -93,6 +100,7 @@ def _answer(ask: Ask, source: Source) -> Answer:
         kind = QUESTIONS[ask.kind]
         private = issubclass(kind, PrivateQuestion)
         dp = DP(**ask.details["how"]) if private and "epsilon" in ask.details["how"] else None
+        check_question(ask, source, dp)
         source.policy.check(ask.kind, dp)
         if private and dp is None:
             raise DataError(f"The question {ask.kind!r} is answered under a guarantee only (epsilon and clip).")
@@ -104,7 +112,7 @@ def _answer(ask: Ask, source: Source) -> Answer:
         if isinstance(question, PrivateQuestion):
             return answer_privately(work, question)
         assert isinstance(question, ExactQuestion)  # there is no third kind
-        return work.answer(question)
+        return work.answer(question) if source.rules.open else answer_within_rules(work, question)
     except NeedsWeightsError:
         return Answer("needs weights", ask.base)
     except (RefusedError, BudgetError) as refusal:

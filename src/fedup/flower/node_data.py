@@ -14,6 +14,7 @@ from fedup.errors import DataError
 from fedup.federation import check_samples, number_subjects
 from fedup.flower.policy import Policy
 from fedup.flower.rows import Rows, rows_of
+from fedup.flower.rules import Rules
 from fedup.flower.state import KeptLedger
 from fedup.request import Forget
 from fedup.subjects import SubjectKey
@@ -35,10 +36,11 @@ def own(function: Callable[..., T], *arguments: Context) -> T:
 
 @dataclass(frozen=True)
 class Source:
-    """The user's own functions and rules, as given to `mount`; they are called when needed."""
+    """The user's own functions and policy, as given to `mount`, which are called when needed; and the node's rules."""
 
     context: Context
     policy: Policy
+    rules: Rules
     data: Callable[[Context], Rows]
     model: Callable[[], nn.Module]
     ids: Callable[[Context], Sequence[int]] | None = None
@@ -50,7 +52,12 @@ class Source:
     @property
     def ledger(self) -> KeptLedger:
         """The node's own account."""
-        return KeptLedger(self.context, self.policy)
+        return KeptLedger(self.context, self.limits, None if self.rules.open else self.number)
+
+    @property
+    def limits(self) -> Policy:
+        """The node's rules and the app's policy together."""
+        return self.rules.limits(self.policy)
 
     @cached_property
     def number(self) -> int:

@@ -1,4 +1,4 @@
-"""Which questions a client answers: its own rules, which no server can change."""
+"""Which questions an app answers, within the rules of the node that it runs at."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,11 @@ class Policy:
     SuperNode. `ask`: a function of the kind of question that gives a reason to refuse it, or None. `answer_after_s`: no
     answer leaves earlier than so many seconds after the question. Choose it longer than any answer takes and shorter
     than the server waits: then nobody sees how long an answer took. `most_kept`: bytes of features that stay in the
-    node's state, so that they are computed once for each model (0: none).
+    node's state, so that they are computed once for each model (0: none). `most_epsilon`: the largest ε of one release
+    where only such are answered and there is no budget.
+
+    A policy travels with the app. It can only narrow what the node's own rules (`fedup node-rules`) allow.
+    `open_in_simulation` lets nodes without rules answer in Flower's simulation; a deployed node ignores it.
     """
 
     least_rows: int = 1
@@ -35,6 +39,8 @@ class Policy:
     answer_after_s: float = 0.0
     most_kept: int = 64_000_000
     few_rows: bool = False
+    most_epsilon: float = 10.0
+    open_in_simulation: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.answer_after_s < math.inf:
@@ -53,3 +59,5 @@ class Policy:
             raise RefusedError("this client answers under differential privacy only (epsilon and clip)")
         if dp.replay_seed is not None:
             raise RefusedError("noise that can be replayed protects nothing")
+        if self.budget is None and dp.epsilon > self.most_epsilon:
+            raise RefusedError(f"this client allows ε = {self.most_epsilon:g} for one release at most")

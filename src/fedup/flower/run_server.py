@@ -16,6 +16,7 @@ from fedup.models.cut import find_cut
 from fedup.models.views import fingerprint
 from fedup.request import Forget
 from fedup.run.answer import Judge, Limits, NewRequest, Outcome, RequestDesk
+from fedup.run.bindings import By, RunBindings, bindings_of, release
 from fedup.run.folder import Run
 from fedup.run.ledger import RunLedger
 from fedup.run.record import keep_centroids, keep_model
@@ -30,6 +31,11 @@ class RunServer:
     """A server's state in a folder: model, centroids, requests, filters and a journal.
 
     `blank` makes the model without its weights. A server that is restarted finds everything as it was.
+
+    A client number belongs to the node that first answered under it, in this run and in later ones: by the node's key
+    if nodes are `authenticated` (`flower-superlink --enable-supernode-auth`; Flower does not tell a server whether they
+    are), and else by the number that Flower gave it. That is weaker: a node without a key gets a new one whenever it
+    starts, and `release` has to free its number.
     """
 
     def __init__(
@@ -39,8 +45,10 @@ class RunServer:
         *,
         class_names: Sequence[str] = (),
         cut: str | None = None,
+        authenticated: bool = False,
     ) -> None:
         self.run, self._blank = Run(path), blank
+        self._bound_by: By = "key" if authenticated else "node id"
         model = blank()
         about = {"made_by": "flower", "model": type(model).__name__, "cut": find_cut(model, cut)}
         self.run.start({**about, "class_names": list(class_names)})
@@ -68,6 +76,7 @@ class RunServer:
                 return load_store(self.run, writer.state)
             model = load_base(self.run, writer.state, self._blank())
             contact.ledger = RunLedger(writer)  # every release is charged in the journal
+            contact.identities.bindings = RunBindings(writer, by=self._bound_by)
             contact.vectors_folder = self.run.path
             started = time.perf_counter()
             store = ask_clients(model, contact, cut=writer.state.about["cut"], **settings)
@@ -107,7 +116,13 @@ class RunServer:
             store.ledger = RunLedger(writer)
             if contact is not None:
                 contact.ledger = store.ledger
+                contact.identities.bindings = RunBindings(writer, by=self._bound_by)
             yield RequestDesk(writer, load_plugged(self.run, writer.state, self._blank()), store, contact, judge)
+
+    def release(self, *clients: int) -> None:
+        """Free the numbers of clients whose nodes have new keys, or new numbers; without any, all of them."""
+        with self.run.writing("release") as writer:
+            release(writer, clients or bindings_of(writer.state))
 
     def verify(self, example: Tensor) -> list[Check]:
         """The checks of `fedup verify`, and that restoring gives the original answer to an example, bit for bit."""

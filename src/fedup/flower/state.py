@@ -48,10 +48,14 @@ def kept_of(context: Context, name: str) -> dict[str, Any]:
 
 
 class KeptLedger(Ledger):
-    """The node's own account: in the policy's file, or else in the state, which ends with the run."""
+    """The node's own account: in the policy's file, or else in the state, which ends with the run.
 
-    def __init__(self, context: Context, policy: Policy) -> None:
+    With `holder`, every charge is that client's: an app that gives the node another number spends from the same budget.
+    """
+
+    def __init__(self, context: Context, policy: Policy, holder: int | None = None) -> None:
         self._context, self._file = context, None if policy.account is None else Path(policy.account)
+        self._holder = holder
         super().__init__(self._read(), {None: policy.budget} if policy.budget else {})
 
     def _read(self) -> Sequence[Charge]:
@@ -61,7 +65,8 @@ class KeptLedger(Ledger):
             else:
                 record = self._context.state.config_records.get(_LEDGER)
                 text = None if record is None else str(record["json"])
-            return Ledger.from_json(json.loads(text)).charges if text is not None else []
+            charges = Ledger.from_json(json.loads(text)).charges if text is not None else []
+            return charges if self._holder is None else [replace(charge, client=self._holder) for charge in charges]
         except (ValueError, OSError) as error:
             raise ArtifactError("This node's account cannot be read: nothing is released until it can.") from error
 
@@ -72,6 +77,7 @@ class KeptLedger(Ledger):
             self._context.state[_LEDGER] = ConfigRecord({"json": text})
             return
         try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
             with held(self._file.with_suffix(".lock"), "fedup", wait_s=_A_WHILE_S):  # shared by runs at once
                 now = Ledger(self._read(), self.budgets)
                 if not now.affords(charge.client, charge.mu**2):

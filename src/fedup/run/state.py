@@ -223,6 +223,10 @@ def _after(state: State, event: Event) -> State:
         case "budgeted":  # what clients may spend
             Budget(**body["budget"])
             _ = [int(client) for client in body["clients"]]
+        case "bound":  # client numbers to nodes (run.bindings)
+            _ = [(int(own["client"]), str(own["identity"])) for own in body["bindings"]]
+        case "released":
+            _ = [int(client) for client in body["clients"]]
         case "declined" | "evaluated" | "evidenced":  # a filter not put in force, Retrain's figures, pages
             pass
         case unknown:

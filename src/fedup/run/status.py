@@ -7,6 +7,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from fedup.run.bindings import describe_bindings
 from fedup.run.evidence_exact import last_claim
 from fedup.run.folder import Run
 from fedup.run.journal import Event
@@ -33,6 +34,7 @@ def overview(run: Run, state: State) -> dict[str, Any]:
         "waiting": [request.id for request in state.waiting],
         "requests": [_request(request) for request in state.requests],
         "declined": [_event(event, "step", "why") for event in state.events if event.kind == "declined"],
+        "nodes": describe_bindings(state),
         "ledger": describe_ledger(state),
         "budget": asdict(budget) if (budget := ledger_of(state).budgets.get(None)) else None,
         "sealed": _sealed(run, state),

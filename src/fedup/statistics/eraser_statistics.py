@@ -174,16 +174,21 @@ def second_moments(
 
     For tokens, of retained rows alone if there are any: an eraser finds the tokens that are unusual among them.
     """
-    chosen = torch.tensor(positions, device=data.x.device)
+    chosen, rows = torch.tensor(positions, device=data.x.device), second_moment_rows(data, groups, granularity)
+    if rows is None:
+        return None
+    batches = FeatureReader(data.model, cut).batches(data.x, rows)
+    spreads = (to_positions(batch[cut], granularity).index_select(1, chosen) for batch in batches)
+    return reduce(add, map(Moments.of, spreads))
+
+
+def second_moment_rows(data: ClientData, groups: RowGroups, granularity: Granularity) -> Tensor | None:
+    """The rows of `second_moments`; None if there are too few."""
     kept = named_rows(data.client, groups.forget_set, data.client.train, data.y)[1]
     parts = [kept] if len(kept) >= max(LEAST_ROWS, data.least_rows) else []
     if granularity != "tokens" or not parts:
         parts += groups.forgotten(data.client, data.y).values()
-    if not parts:
-        return None
-    batches = FeatureReader(data.model, cut).batches(data.x, torch.cat(parts).unique())
-    spreads = (to_positions(batch[cut], granularity).index_select(1, chosen) for batch in batches)
-    return reduce(add, map(Moments.of, spreads))
+    return torch.cat(parts).unique() if parts else None
 
 
 def _diagonals(reader: FeatureReader, cuts: Mapping[str, Granularity], x: Tensor, rows: Tensor) -> dict[str, Moments]:

@@ -1,6 +1,6 @@
 """Counts of right answers to a client's own rows, for verdicts and for the check of every class."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -64,6 +64,30 @@ class Tally:
         return {"retained": _rows_of(self.retained), "held_out": _rows_of(self.held_out), **by_request}
 
 
+def rows_counted(data: ClientData, counted: RowsToCount) -> Iterator[tuple[bool, Tensor]]:
+    """The groups of rows that `tally` counts answers to, and whether it counts by label."""
+    y, client = data.y, data.client
+    held_out = torch.cat([client.validation, client.heldout])
+    if kind_of(y) != "classes":
+        gone = counted.forget_set
+        apart = Forget(gone.client_ids, frozenset(), gone.sample_ids)
+        yield from ((True, named_rows(client, apart, part, y)[1]) for part in (client.train, held_out))
+        yield from ((True, _request_rows(data, request)) for request in counted.requests.values())
+        return
+    for part in (client.train, held_out) if counted.classes else ():
+        yield True, _class_rows(named_rows(client, counted.forget_set, part, y)[1], y)
+    for name, request in counted.requests.items():
+        if request.class_ids and not request.client_ids and not request.sample_ids:
+            yield True, _some(named_rows(client, request, held_out, y)[0], MOST_ROWS)
+            continue
+        rows = _request_rows(data, request)
+        yield True, rows
+        if counted.carried.get(name):
+            yield False, _some(held_out, MOST_ROWS)
+        elif len(rows):
+            yield True, _alike(held_out, rows, y)
+
+
 @torch.no_grad()
 def tally(data: ClientData, counted: RowsToCount, *, original: nn.Module, before: nn.Module, after: nn.Module) -> Tally:
     """A client's counts of hits before and after a request."""
@@ -74,9 +98,7 @@ def tally(data: ClientData, counted: RowsToCount, *, original: nn.Module, before
     classes: list[dict[int, Paired]] = []
     for part in (client.train, held_out):
         kept = named_rows(client, counted.forget_set, part, y)[1] if counted.classes else part[:0]
-        by_label = [kept[y[kept] == label] for label in y[kept].unique().tolist()]
-        rows = torch.cat([kept[:0], *(_some(own, MOST_CLASS_ROWS) for own in by_label)])
-        classes.append(_count(original, after, x, y, rows))
+        classes.append(_count(original, after, x, y, _class_rows(kept, y)))
     forgotten: dict[str, Counts] = {}
     unseen: dict[str, Counts] = {}
     for name, request in counted.requests.items():
@@ -84,15 +106,13 @@ def tally(data: ClientData, counted: RowsToCount, *, original: nn.Module, before
             rows = _some(named_rows(client, request, held_out, y)[0], MOST_ROWS)
             forgotten[name] = _count(before, after, x, y, rows)
             continue
-        of_client = Forget(request.client_ids, frozenset(), request.sample_ids)
-        rows = _some(named_rows(client, of_client, client.train, y)[0], MOST_ROWS)
+        rows = _request_rows(data, request)
         if len(rows):
             forgotten[name] = _count(before, after, x, y, rows)
         if counted.carried.get(name):
             unseen[name] = {0: _carried(before, after, x, _some(held_out, MOST_ROWS), counted.carried[name])}
         elif len(rows):
-            alike = held_out[torch.isin(y[held_out], y[rows].unique())]
-            unseen[name] = _count(before, after, x, y, _some(alike, MOST_ROWS))
+            unseen[name] = _count(before, after, x, y, _alike(held_out, rows, y))
     return Tally(classes[0], classes[1], forgotten, unseen)
 
 
@@ -114,6 +134,23 @@ def _target_tally(
             forgotten[name] = counter.of_rows(before, after, rows)
             unseen[name] = counter.of_rows(before, after, held_out)
     return Tally(classes[0], classes[1], forgotten, unseen)
+
+
+def _class_rows(rows: Tensor, y: Tensor) -> Tensor:
+    """Some rows of each class."""
+    by_label = [rows[y[rows] == label] for label in y[rows].unique().tolist()]
+    return torch.cat([rows[:0], *(_some(own, MOST_CLASS_ROWS) for own in by_label)])
+
+
+def _request_rows(data: ClientData, request: Forget) -> Tensor:
+    """Some of the training rows that a request names by client or sample."""
+    of_client = Forget(request.client_ids, frozenset(), request.sample_ids)
+    return _some(named_rows(data.client, of_client, data.client.train, data.y)[0], MOST_ROWS)
+
+
+def _alike(held_out: Tensor, rows: Tensor, y: Tensor) -> Tensor:
+    """Some held-out rows of the same classes."""
+    return _some(held_out[torch.isin(y[held_out], y[rows].unique())], MOST_ROWS)
 
 
 def _count(before: nn.Module, after: nn.Module, x: Tensor, y: Tensor, rows: Tensor) -> dict[int, Paired]:

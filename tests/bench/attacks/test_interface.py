@@ -5,7 +5,17 @@ import torch
 from tests.bench._progress import Watch, silent
 
 from fedup.bench.attacks import interface
-from fedup.bench.attacks.interface import DIFFERENT, LABELS, OPEN, PIXELS, PRIVATE, TIME, audit_interface
+from fedup.bench.attacks.interface import (
+    DIFFERENT,
+    LABELS,
+    OPEN,
+    PIXELS,
+    PRIVATE,
+    RULED,
+    SINGLED_OUT,
+    TIME,
+    audit_interface,
+)
 
 
 @pytest.fixture(scope="module")
@@ -14,14 +24,15 @@ def results(ground):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interface, "_TARGETS", 2)
         found = audit_interface(ground, progress=watch)
-    assert [(done, total) for _, done, total in watch.told] == [(0, 2), (1, 2), (2, 2)]
+    assert [(done, total) for _, done, total in watch.told] == [(0, 3), (1, 3), (2, 3), (3, 3)]
     return {(result.measure, result.protection): result for result in found}
 
 
 def test_no_answer_of_a_private_node_turns_on_a_record(results):
     assert set(results) == {
         *((measure, PRIVATE) for measure in (DIFFERENT, PIXELS, LABELS, TIME)),
-        *((measure, OPEN) for measure in (DIFFERENT, PIXELS)),
+        *((measure, RULED) for measure in (DIFFERENT, PIXELS, SINGLED_OUT, TIME)),
+        *((measure, OPEN) for measure in (DIFFERENT, PIXELS, SINGLED_OUT)),
     }
     for measure in (DIFFERENT, PIXELS, LABELS):
         result = results[measure, PRIVATE]
@@ -30,9 +41,15 @@ def test_no_answer_of_a_private_node_turns_on_a_record(results):
     assert time.low < time.figure < time.high and time.bound is None
 
 
+def test_no_refusal_of_a_node_with_rules_turns_on_a_record_and_no_difference_shows_one(results):
+    for measure in (DIFFERENT, PIXELS, SINGLED_OUT):
+        result = results[measure, RULED]
+        assert (result.figure, result.bound, result.exceeds) == (0.0, 0.0, False), measure
+
+
 def test_the_audit_sees_through_a_node_without_rules(results):
     assert results[DIFFERENT, OPEN].figure > 0
-    assert results[PIXELS, OPEN].figure == 1.0
+    assert results[PIXELS, OPEN].figure == results[SINGLED_OUT, OPEN].figure == 1.0
 
 
 @pytest.mark.parametrize("leak", ["a refusal", "a detail", "a size", "an uncharged question"])

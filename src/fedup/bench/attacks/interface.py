@@ -9,10 +9,12 @@ own code answers, without Flower's processes.
 import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,12 +24,14 @@ from fedup.bench.attacks import AttackData, Result, shown
 from fedup.bench.attacks.intervals import NORMAL, clopper_pearson
 from fedup.bench.turns import in_turns
 from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.moments import MomentsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.models.views import fingerprint
 from fedup.privacy import DP
 from fedup.request import Forget
 from fedup.rng import generator
 from fedup.statistics.centroids import CentroidConfig
+from fedup.statistics.integer_moments import MomentConfig
 from fedup.statistics.tally import RowsToCount
 from fedup.tasks.progress import Progress
 
@@ -36,9 +40,20 @@ if TYPE_CHECKING:
 
 NAME = "node's interface"
 DIFFERENT, PIXELS, LABELS, TIME = "answers that differ", "pixels found", "labels found", "time apart, ms"
+SINGLED_OUT = "rows singled out"
 GUARANTEE = DP(1.0, clip="unit")
-PRIVATE, OPEN = "DP, ε = 1, only_private", "none"
-_CENTROIDS, _RELEASE = CentroidsQuestion.kind, PrivateCentroidsQuestion.kind
+PRIVATE, RULED, OPEN = "DP, ε = 1, only_private", "rules of the node", "none"
+_RULES = """format = 1
+questions = ["moments"]
+bases = "any"
+most_bases = 10
+cuts = ["last"]
+least_rows = 4
+[privacy]
+most_epsilon = 1.0
+total_epsilon = 8.0
+"""
+_CENTROIDS, _RELEASE, _MOMENTS = CentroidsQuestion.kind, PrivateCentroidsQuestion.kind, MomentsQuestion.kind
 _CUT, _EARLY = "4", "2"
 _MOST_ROWS, _HIDDEN = 60, 8
 _TARGETS, _HALVINGS, _TIMED = 10, 20, 40
@@ -76,13 +91,15 @@ class Rows:
 
 
 class Node:
-    """A node in this process, with its own rules and state; `private` answers under differential privacy only."""
+    """A node in this process, with its own rules and state; `private` answers under differential privacy only, and
+    `folder` is where a node with rules keeps them."""
 
-    def __init__(self, rows: Rows, private: bool, num_classes: int) -> None:
+    def __init__(self, rows: Rows, private: bool, num_classes: int, folder: Path | None = None) -> None:
         from flwr.app import Context, RecordDict
 
         from fedup.flower.node import replying
         from fedup.flower.policy import Policy
+        from fedup.flower.rules import FOLDER_SUFFIX, OPEN_KEY, RULES_KEY
 
         blank, self.num_classes = model_of(rows.x.shape[1], num_classes), num_classes
         self._reply = replying(
@@ -91,7 +108,13 @@ class Node:
             ids=lambda context: rows.ids.tolist(),
             policy=Policy(only_private=private),
         )
-        self._context = Context(0, 1, {"partition-id": 0}, RecordDict(), {})
+        config: dict[str, Any] = {OPEN_KEY: True}
+        self._account: Path | None = None
+        if folder is not None:
+            rules = Path(mkdtemp(dir=folder)) / "rules.toml"  # of this node alone
+            rules.write_text(_RULES, encoding="utf-8")
+            config, self._account = {RULES_KEY: str(rules)}, Path(f"{rules}{FOLDER_SUFFIX}") / "account.json"
+        self._context = Context(0, 1, {"partition-id": 0, **config}, RecordDict(), {})
 
     def ask(self, probe: Probe) -> "RecordDict":
         """The content of its reply."""
@@ -112,6 +135,8 @@ class Node:
         return answer.status, answer.reason, answer.size, details, arrays, self._charges()[charged:]
 
     def _charges(self) -> list[Any]:
+        if self._account is not None:
+            return list(json.loads(self._account.read_text())["charges"]) if self._account.exists() else []
         ledger = self._context.state.config_records.get("fedup-ledger")
         return list(json.loads(str(ledger["json"]))["charges"]) if ledger else []
 
@@ -136,7 +161,9 @@ def overflowing(width: int, num_classes: int, *, pixel: int, above: float) -> nn
     return model
 
 
-def release(dp: DP | CentroidConfig = GUARANTEE, /, *, width: int, num_classes: int, **more: Any) -> dict[str, Any]:
+def release(
+    dp: DP | CentroidConfig | MomentConfig = GUARANTEE, /, *, width: int, num_classes: int, **more: Any
+) -> dict[str, Any]:
     """The details of a question for statistics of all classes."""
     rows: dict[str, Any] = {"labels": None, "without": [], "excluded": [], "row": {"shape": [width], "type": "float32"}}
     return {"cut": _CUT, "how": asdict(dp), "num_classes": num_classes, **rows, **more}
@@ -171,6 +198,9 @@ def battery(rows: Rows, target: int, num_classes: int) -> Iterator[Probe]:
     yield Probe(_RELEASE, release(**public), broken)
     yield Probe("who", {}, usual)
     yield Probe("labels", {"samples": [own], "num_classes": num_classes}, usual)
+    few: tuple[dict[str, Any], ...] = ({"cut": _EARLY}, {"excluded": [own]}, {"excluded": [unknown]})
+    for forbidden in few:
+        yield Probe(_MOMENTS, release(MomentConfig(least_rows=1), **public) | forbidden, usual)
     for kind in (_CENTROIDS, _RELEASE):  # as it is meant, and with the other one's details
         yield Probe(kind, release(CentroidConfig(), **public), usual)
     yield Probe(_CENTROIDS, release(**public), usual)
@@ -195,7 +225,8 @@ def _eraser(samples: list[int], num_classes: int, width: int) -> dict[str, Any]:
 
 def audit_interface(data: AttackData, *, seed: int = 0, progress: Progress) -> list[Result]:
     """How many answers of a private node depend on one record, which pixels and labels that reveals, and how times
-    differ; then the same for a node without rules, which the audit must expose."""
+    differ; how many refusals of a node with rules do, and which rows its sums single out; then the same for a node
+    without rules, which the audit must expose."""
     if find_spec("flwr") is None:
         note = "Flower is not installed, so that there are no nodes: nothing was asked"
         return [Result(NAME, DIFFERENT, PRIVATE, 0.0, None, None, None, None, "0 questions", note)]
@@ -203,22 +234,31 @@ def audit_interface(data: AttackData, *, seed: int = 0, progress: Progress) -> l
     rows = Rows(data.federation.x[ids].float().cpu(), data.federation.y[ids].cpu(), ids.cpu())
     chosen = torch.randperm(len(ids), generator=generator(seed, "interface"))[:_TARGETS].tolist()
     results, probes = [], list(battery(rows, chosen[0], classes))
-    cases: dict[str, DP | CentroidConfig] = {PRIVATE: GUARANTEE, OPEN: CentroidConfig(1.0)}
-    for name, config in shown(cases.items(), "Audit of a node's interface", progress):
-        private = name == PRIVATE
-        bound = 0.0 if private else None
-        note = "" if private else "a node without rules is asked for exact statistics: the audit must see through it"
-        nodes = [Node(held, private, classes) for held in (rows, rows.without(chosen[0]))]
-        different = float(sum(nodes[0].visible(probe) != nodes[1].visible(probe) for probe in probes))
-        n, node = f"{len(probes)} questions", Node(rows, private, classes)
-        results.append(Result(NAME, DIFFERENT, name, different, None, None, None, bound, n, note))
-        hits = sum(_finds_pixel(node, rows, place, config) for place in chosen)
-        about = f"{_HALVINGS} questions each; {note}".strip("; ")
-        results.append(_share(PIXELS, name, hits, len(chosen), bound, about))
-        if private:
-            hits = sum(_finds_label(node, rows, place) for place in chosen)
-            results.append(_share(LABELS, name, hits, len(chosen), bound, "by num_classes"))
-            results.append(_times(rows, chosen[0], classes))
+    cases: dict[str, DP | CentroidConfig] = {PRIVATE: GUARANTEE, RULED: CentroidConfig(1.0), OPEN: CentroidConfig(1.0)}
+    with TemporaryDirectory() as folder:
+        for name, config in shown(cases.items(), "Audit of a node's interface", progress):
+            make = partial(
+                Node, private=name == PRIVATE, num_classes=classes, folder=Path(folder) if name == RULED else None
+            )
+            bound = None if name == OPEN else 0.0
+            note = "a node without rules is asked for exact statistics: the audit must see through it"
+            note = note if name == OPEN else ""
+            nodes = [make(held) for held in (rows, rows.without(chosen[0]))]
+            different = float(sum(nodes[0].visible(probe) != nodes[1].visible(probe) for probe in probes))
+            n = f"{len(probes)} questions"
+            results.append(Result(NAME, DIFFERENT, name, different, None, None, None, bound, n, note))
+            node = make(rows)
+            hits = sum(_finds_pixel(node, rows, place, config) for place in chosen)
+            about = f"{_HALVINGS} questions each; {note}".strip("; ")
+            results.append(_share(PIXELS, name, hits, len(chosen), bound, about))
+            if name == PRIVATE:
+                hits = sum(_finds_label(node, rows, place) for place in chosen)
+                results.append(_share(LABELS, name, hits, len(chosen), bound, "by num_classes"))
+            else:
+                hits = sum(_singles_out(make(rows), rows, place) for place in chosen)
+                results.append(_share(SINGLED_OUT, name, hits, len(chosen), bound, note or "by differences of sums"))
+            if name != OPEN:
+                results.append(_times(make, rows, chosen[0], name))
     return results
 
 
@@ -260,14 +300,38 @@ def _finds_label(node: Node, rows: Rows, place: int) -> bool:
     return bool(fewer) and max(fewer) == int(rows.y[place])
 
 
-def _times(rows: Rows, target: int, classes: int) -> Result:
-    """How much longer a node with the record takes than one without, asked in turn with weights that single it out."""
-    nodes = [Node(held, True, classes) for held in (rows, rows.without(target))]
-    crafted = overflowing(rows.x.shape[1], classes, pixel=0, above=float(rows.x[target, 0]) - 1e-3)
-    probe = Probe(_RELEASE, release(width=rows.x.shape[1], num_classes=classes), crafted)
+def _singles_out(node: Node, rows: Rows, place: int) -> bool:
+    """Whether sums come of a class with a record and without it, so that their difference is the record: left out by
+    its id, alone or hidden among unknown ones."""
+    from fedup.flower.wire import read_answer
+
+    width, classes, model = rows.x.shape[1], node.num_classes, model_of(rows.x.shape[1], node.num_classes)
+    own, unknown = int(rows.ids[place]), int(rows.ids.max()) + 1000
+    config, label = MomentConfig(least_rows=1), int(rows.y[place])
+
+    def summed(excluded: list[int]) -> int:
+        """The rows behind the sums; 0 if none came."""
+        details = release(config, width=width, num_classes=classes, labels=[label], excluded=excluded)
+        answer = read_answer(node.ask(Probe(_MOMENTS, details, model)), most_bytes=10**9)
+        return sum(n for _, n in answer.details["rows"]) if answer.status == "ok" else 0
+
+    whole, hidden = summed([]), [own, *range(unknown, unknown + 20)]
+    return whole > 0 and any(summed(excluded) == whole - 1 for excluded in ([own], hidden))
+
+
+def _times(make: Callable[[Rows], Node], rows: Rows, target: int, name: str) -> Result:
+    """How much longer a node with the record takes than one without, asked in turn with weights that single it out: for
+    a release, or by the rules for what they forbid."""
+    nodes = [make(held) for held in (rows, rows.without(target))]
+    width, classes = rows.x.shape[1], nodes[0].num_classes
+    crafted = overflowing(width, classes, pixel=0, above=float(rows.x[target, 0]) - 1e-3)
+    config = GUARANTEE if name == PRIVATE else CentroidConfig(1.0)
+    probe = Probe(
+        _RELEASE if name == PRIVATE else _CENTROIDS, release(config, width=width, num_classes=classes), crafted
+    )
     work = {"with": partial(nodes[0].ask, probe), "without": partial(nodes[1].ask, probe)}
     seconds = in_turns(work, rows.x.device, repeats=_TIMED, warm=0).of
     apart = [1e3 * (long - short) for long, short in zip(seconds["with"], seconds["without"], strict=True)]
     mean, reach = statistics.fmean(apart), NORMAL.inv_cdf(0.975) * statistics.stdev(apart) / math.sqrt(_TIMED)
     note = "another figure in every run; time is outside the guarantee, `Policy(answer_after_s=…)` hides it"
-    return Result(NAME, TIME, PRIVATE, mean, mean - reach, mean + reach, 0.0, None, f"{_TIMED} pairs", note)
+    return Result(NAME, TIME, name, mean, mean - reach, mean + reach, 0.0, None, f"{_TIMED} pairs", note)

@@ -1,0 +1,50 @@
+"""Whose answer it is: nodes by their keys, as Flower's SuperLink has checked them, and client numbers bound to them."""
+
+import hashlib
+from collections.abc import Mapping
+
+from flwr.serverapp import Grid
+
+from fedup.clients.messages import RULES
+from fedup.flower.wire import Answer
+from fedup.run.bindings import RULES_UNKNOWN, Binding, RunBindings
+
+_LONGEST_LABEL = 32
+
+
+class Identities:
+    """The nodes of a grid. Without `bindings` (no run folder) a number is only bound as long as the contact lives."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self.bindings: RunBindings | None = None
+        self._keys: dict[int, str] = {}  # by node: hash of its public key
+        self.rules: dict[int, str] = {}  # by node: what it calls its own rules
+
+    def note(self, node: int, answer: Answer) -> None:
+        """Note what an answer says of the node's rules."""
+        label = answer.details.get(RULES)
+        if answer.status == "ok":
+            fits = isinstance(label, str) and len(label) <= _LONGEST_LABEL and label.isprintable()
+            self.rules[node] = str(label) if fits else RULES_UNKNOWN
+
+    def check(self, node: int, client: int) -> None:
+        """Raise DataError if the node may not answer as that client: its answer alone is left out."""
+        if self.bindings is not None:
+            self.bindings.check(client, self._identity(node))
+
+    def bind(self, clients: Mapping[int, int]) -> None:
+        """Note in the run folder which client each node is."""
+        if self.bindings is None:
+            return
+        own = [(client, self._identity(node), self.rules.get(node, RULES_UNKNOWN)) for node, client in clients.items()]
+        self.bindings.bind(Binding(client, self.bindings.by, str(name), rules) for client, name, rules in sorted(own))
+
+    def _identity(self, node: int) -> str | None:
+        assert self.bindings is not None
+        if self.bindings.by == "node id":
+            return str(node)
+        if node not in self._keys:
+            keys = {info.node_id: info.public_key for info in self._grid.get_nodes()}
+            self._keys |= {number: hashlib.sha256(key).hexdigest() for number, key in keys.items() if key}
+        return self._keys.get(node)

@@ -1,0 +1,154 @@
+"""What a node remembers of its exact answers, on its own disk: groups of rows, models, refusals, and a log.
+
+Any two answers can be subtracted from each other, and sums of several, too. So the node keeps the *groups* into which
+all answers so far divide its rows: two rows are in one group if every answer was about both or neither. Whatever is
+computed from all answers together follows from sums over whole groups. A question that would leave a group with fewer
+rows than the rules say is refused.
+"""
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedup.artifacts import load_tensors, save_tensors
+from fedup.errors import ArtifactError, FedUPError, StorageError
+from fedup.files import explained, write_text
+from fedup.flower.policy import RefusedError
+from fedup.flower.rules import Rules
+from fedup.run.lock import held
+
+WITHHELD = (
+    "this node's rules withhold the answer: too few rows, alone or together with answers before, or rows it does not "
+    "hold; its own log says which"
+)
+_KIND, _FORMAT = "groups of rows", 1
+_A_WHILE_S = 60.0
+_UNANSWERED = 0  # the group of rows that no answer was about
+
+
+class WithheldError(RefusedError):
+    """The rows do not allow an answer: the server learns this one bit."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(WITHHELD)
+        self.why = why  # for the node's own log
+
+
+class NodeRecord:
+    """The record in the rules' folder, as it was when this object was made."""
+
+    def __init__(self, rules: Rules) -> None:
+        assert rules.folder is not None  # open rules keep no record
+        self._folder, self._least_rows = rules.folder, rules.least_rows
+        with explained("make the folder of this node's record"):
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._read()
+
+    def _read(self) -> None:
+        path = self._folder / "record.json"
+        try:
+            plain = json.loads(path.read_text(encoding="utf-8")) if path.exists() else _new()
+            self.bases, self.refusals, self._salt = (
+                list(plain["bases"]),
+                plain["refusals"],
+                bytes.fromhex(plain["salt"]),
+            )
+            if plain["format"] != _FORMAT or type(self.refusals) is not int or self.refusals < 0:
+                raise ValueError("it is of another format")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ArtifactError("This node's record cannot be read: nothing is answered until it can.") from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Alone, from what is on disk now: several runs may ask at once."""
+        try:
+            with held(self._folder / "record.lock", "fedup", wait_s=_A_WHILE_S):
+                self._read()
+                yield
+                plain = {"format": _FORMAT, "refusals": self.refusals, "bases": self.bases, "salt": self._salt.hex()}
+                write_text(self._folder / "record.json", json.dumps(plain, indent=2) + "\n")
+        except (RefusedError, ArtifactError):
+            raise
+        except FedUPError as error:  # it names a path of this machine
+            raise StorageError("This node could not write to its record: nothing is answered until it can.") from error
+
+    def refused(self) -> None:
+        """Count a refusal that depends on rows."""
+        with self._writing():
+            self.refusals += 1
+
+    def admit(self, base: str, x: Tensor, y: Tensor, row_sets: Sequence[Tensor]) -> None:
+        """Write down that an answer is about these sets of rows (places in x and y); raises WithheldError, and changes
+        nothing, if a group would become too small."""
+        with self._writing():
+            keys, path = self._keys(x, y), self._folder / "groups.safetensors"
+            known, groups = self._groups(path)
+            rows = np.union1d(known, keys)
+            before = np.zeros(len(rows), dtype=np.int64)
+            before[np.searchsorted(rows, known)] = groups
+            place, signature = np.searchsorted(rows, keys), before
+            for row_set in row_sets:
+                inside = np.zeros(len(rows), dtype=np.int64)
+                inside[place[row_set.cpu().numpy()]] = 1
+                signature = np.unique(2 * signature + inside, return_inverse=True)[1]  # small numbers again
+            touched = before != _UNANSWERED
+            for row_set in row_sets:
+                touched[place[row_set.cpu().numpy()]] = True
+            after = np.zeros(len(rows), dtype=np.int64)
+            _, after[touched], sizes = np.unique(signature[touched], return_inverse=True, return_counts=True)
+            after[touched] += 1
+            if len(sizes) and sizes.min() < self._least_rows:
+                raise WithheldError(f"a group of {sizes.min()} rows would stand out")
+            if touched.any():
+                tensors = {"rows": torch.from_numpy(rows[touched]), "groups": torch.from_numpy(after[touched])}
+                save_tensors(path, tensors, kind=_KIND, header={})
+            self.bases = self.bases if base in self.bases else [*self.bases, base]
+
+    def _groups(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of earlier answers, in order, and the group of each."""
+        if not path.exists():
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        tensors, _ = load_tensors(path, kind=_KIND)
+        return tensors["rows"].numpy(), tensors["groups"].numpy()
+
+    def _keys(self, x: Tensor, y: Tensor) -> np.ndarray:
+        """A number for each row, from its content and label: apps may name and order rows differently. Equal rows are
+        told apart by counting them."""
+        seen: dict[bytes, int] = {}
+        keys = np.empty(len(y), dtype=np.int64)
+        for place, (row, label) in enumerate(zip(x.cpu().numpy(), y.cpu().tolist(), strict=True)):
+            content = self._hash(row.tobytes() + str(label).encode())
+            again = seen[content] = seen.get(content, -1) + 1
+            key = self._hash(content + str(again).encode()) if again else content
+            keys[place] = int.from_bytes(key, "little", signed=True)
+        return keys
+
+    def _hash(self, content: bytes) -> bytes:
+        """With a secret of this node: whoever has the record alone cannot try rows."""
+        return hashlib.blake2b(content, key=self._salt, digest_size=8).digest()
+
+
+def _new() -> dict[str, Any]:
+    return {"format": _FORMAT, "refusals": 0, "bases": [], "salt": secrets.token_hex(16)}
+
+
+def log_answer(rules: Rules, entry: Mapping[str, Any]) -> None:
+    """One line more in the log of all answers; an answer that cannot be logged is not given."""
+    if rules.folder is None:
+        return
+    line = json.dumps({"at": datetime.now(UTC).isoformat(timespec="seconds"), **entry})
+    try:
+        rules.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (rules.folder / "answers.jsonl").open("a", encoding="utf-8") as log:
+            log.write(line + "\n")
+    except OSError as error:
+        raise StorageError("This node could not write to its log: nothing is answered until it can.") from error
