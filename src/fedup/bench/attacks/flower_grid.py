@@ -1,4 +1,4 @@
-"""A Flower Grid in this process, without a wire: real messages, nodes' own code, and replies that a node may falsify."""
+"""A Flower Grid in this process, without a wire: real messages and nodes' own code; nodes may falsify replies."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping

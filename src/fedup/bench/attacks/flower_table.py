@@ -10,8 +10,8 @@ HEAD = ("statistics", "kind", "what the node does", "R-A", "worst class", "memor
 NOTES = (
     "R-A: accuracy on rows that nobody trained on, after another client was forgotten (or samples of the hostile node "
     "itself, where it lies about an eraser). Worst class: points that a class loses against the honest run.",
-    "Memory: most that the server's process took beyond what it had before; what Flower holds of a reply of 1 GB is not "
-    "counted. The server: what it did about the node.",
+    "Memory: most that the server's process took beyond what it had before; what Flower holds of a reply of 1 GB is "
+    "not counted. The server: what it did about the node.",
     "Control: the node really holds such rows, and no check is made. Adaptive: within norm and share of honest nodes.",
 )
 

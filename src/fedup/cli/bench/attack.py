@@ -37,7 +37,8 @@ def attack(
     Example: [bold]fedup bench attack --flower --data digits[/]
     """
     if flower:
-        return _attack_flower(data, model, rounds, seed, out, as_json=as_json)
+        _attack_flower(data, model, rounds, seed, out, as_json=as_json)
+        return
     from fedup.bench.attacks.run import run_attacks
 
     path = out or RESULTS / "attacks" / f"{Path(data).stem}.json"
