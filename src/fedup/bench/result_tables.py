@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedup.bench.attacks.flower_table import hostile_table
 from fedup.bench.attacks.run import attacks_table
 from fedup.bench.experiment import Experiment, load_experiment
 from fedup.bench.experiment_report import write_report
@@ -36,6 +37,7 @@ TABLES: dict[str, Table] = {
     "scale": _a_section_each(scale_table),
     "flower": _a_section_each(flower_table),
     "results/attacks": attacks_table,
+    "results/attacks_flower": hostile_table,
     "results/withdrawals": withdrawals_table,
 }
 

@@ -19,6 +19,7 @@ def attack(
     rounds: Annotated[int | None, typer.Option(help="Rounds of FedAvg; by default what the data needs.", min=0)] = None,
     trials: Annotated[int, typer.Option(help="Trials of each attack; an audit takes ten times more.", min=20)] = 2000,
     seed: Annotated[int, typer.Option(help="Same seed, same federation, records and noise.")] = 0,
+    flower: Annotated[bool, typer.Option("--flower", help="Hostile nodes of a Flower federation instead.")] = False,
     out: Annotated[Path | None, typer.Option(help="Result file; by default in benchmarks/results/attacks.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -30,7 +31,14 @@ def attack(
     Example: [bold]fedup bench attack --data digits --trials 500 --out attacks.json[/]
 
     Example: [bold]fedup bench attack --data mnist --rounds 10[/]
+
+    With --flower nodes lie to the server: what does that do to the others' model?
+
+    Example: [bold]fedup bench attack --flower --data digits[/]
     """
+    if flower:
+        _attack_flower(data, model, rounds, seed, out, as_json=as_json)
+        return
     from fedup.bench.attacks.run import run_attacks
 
     path = out or RESULTS / "attacks" / f"{Path(data).stem}.json"
@@ -44,6 +52,26 @@ def attack(
         "Bound: what the protection claims to allow; for the audit ε, and the figure is a lower bound on the true one.",
         style="dim",
     )
+    console.print(f"Result: {path}. Next: fedup bench report", highlight=False, soft_wrap=True)
+
+
+def _attack_flower(
+    data: str, model: str | None, rounds: int | None, seed: int, out: Path | None, *, as_json: bool
+) -> None:
+    from fedup.bench.attacks.flower import run_hostile_nodes
+    from fedup.bench.attacks.flower_table import HEAD, lines
+
+    path = out or RESULTS / "attacks_flower" / f"{Path(data).stem}.json"
+    content = measure_into(
+        path, partial(run_hostile_nodes, data, model=model, rounds=rounds, seed=seed), as_json=as_json
+    )
+    if as_json:
+        return
+    shown = Table(*HEAD)
+    for line in lines(content):
+        shown.add_row(*line)
+    console = wide_console()
+    console.print(shown)
     console.print(f"Result: {path}. Next: fedup bench report", highlight=False, soft_wrap=True)
 
 

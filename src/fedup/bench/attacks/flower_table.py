@@ -1,0 +1,57 @@
+"""Tables of hostile nodes from result files."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedup.bench.tables import markdown_table
+from fedup.tasks.machine import show_commit
+
+HEAD = ("statistics", "kind", "what the node does", "R-A", "worst class", "memory", "the server")
+NOTES = (
+    "R-A: accuracy on rows that nobody trained on, after another client was forgotten (or samples of the hostile node "
+    "itself, where it lies about an eraser). Worst class: points that a class loses against the honest run.",
+    "Memory: most that the server's process took beyond what it had before; what Flower holds of a reply of 1 GB is "
+    "not counted. The server: what it did about the node.",
+    "Control: the node really holds such rows, and no check is made. Adaptive: within norm and share of honest nodes.",
+)
+
+
+def lines(content: dict[str, Any]) -> list[list[str]]:
+    """One line for each attack, in the order of `HEAD`."""
+    return [_line(outcome) for outcome in content["outcomes"]]
+
+
+def _line(outcome: dict[str, Any]) -> list[str]:
+    retained, loss = outcome["retained_accuracy"], outcome["worst_class_loss"]
+    return [
+        outcome["statistics"],
+        outcome["kind"],
+        outcome["attack"],
+        "the server fails" if retained is None else f"{retained:.3f}",
+        "–" if loss is None else f"{loss:.1f}",
+        f"{outcome['memory_bytes'] / 1e6:.0f} MB",
+        _reaction(outcome),
+    ]
+
+
+def _reaction(outcome: dict[str, Any]) -> str:
+    done = "left it out" if outcome["left_out"] else "named it" if outcome["named"] else "–"
+    return f"{done}; refused the request" if outcome["refused"] else done
+
+
+def hostile_table(results: Sequence[dict[str, Any]]) -> str:
+    """Files' contents as Markdown, a section each."""
+    return "\n\n".join([*map(_section, results), "\n".join(f"- {note}" for note in NOTES)])
+
+
+def _section(content: dict[str, Any]) -> str:
+    recipe = content["recipe"]
+    checks = "without checks" if content["policy"] is None else f"with checks ({content['policy']})"
+    command = f"fedup bench attack --flower --data {recipe['data']} --seed {recipe['seed']}"
+    return "\n\n".join(
+        [
+            f"## {recipe['data']}, {recipe['model']}, {recipe['clients']} clients, {recipe['partition']}, {checks}",
+            f"`{command}`, commit {show_commit(content['code'])}, torch {content['machine']['torch']}.",
+            markdown_table(HEAD, lines(content)),
+        ]
+    )
