@@ -209,7 +209,15 @@ def times_of_methods(seconds: Mapping[str, float]) -> str:
     return _svg(figure)
 
 
-_SHADES = ["#4c9f70", "#8d7fd1", "#c9b458", "#6dc8ec", "#b39b8e", "#e4572e", "#f2a65a", "#7aa874"]
+_SHADES = ["#8d7fd1", "#c9b458", "#6dc8ec", "#b39b8e", "#6f8fa6", "#a7b86a"]
+
+
+def _shades(methods: Sequence[str]) -> dict[str, str]:
+    """A colour for each method: Retrain green, FedUP in orange, whatever else is there."""
+    ours = dict(zip([name for name in methods if name.startswith("FedUP")], ("#e4572e", "#f2a65a"), strict=False))
+    fixed = {"Retrain": COLORS["retrained"], **ours}
+    others = [name for name in methods if name not in fixed]
+    return {**{name: _SHADES[i % len(_SHADES)] for i, name in enumerate(others)}, **fixed}
 
 
 def retained_before_and_after(panels: Mapping[str, Mapping[str, Mapping[str, float]]], before: str) -> str:
@@ -217,13 +225,13 @@ def retained_before_and_after(panels: Mapping[str, Mapping[str, Mapping[str, flo
     figure, all_axes = _figure(9.6, 0.6 + 2.7 * len(panels), 1, len(panels))
     methods = list(dict.fromkeys(name for pairs in panels.values() for found in pairs.values() for name in found))
     after = [name for name in methods if name != before]
-    width = 0.8 / max(len(after), 1)
+    width, shades = 0.8 / max(len(after), 1), _shades(after)
     for axes, (title, pairs) in zip(all_axes, panels.items(), strict=True):
         for i, method in enumerate(after):
             places = [(at, found[method]) for at, found in enumerate(pairs.values()) if method in found]
             left = [at + (i - len(after) / 2) * width for at, _ in places]
-            color = _SHADES[i % len(_SHADES)]
-            axes.bar(left, [height for _, height in places], width * 0.94, label=method, color=color, align="edge")
+            heights, color = [height for _, height in places], shades[method]
+            axes.bar(left, heights, width * 0.94, label=method, color=color, align="edge")
         for at, found in enumerate(pairs.values()):
             if before in found:
                 axes.hlines(found[before], at - 0.42, at + 0.42, color="#333", lw=1.2)
@@ -240,10 +248,10 @@ def retained_before_and_after(panels: Mapping[str, Mapping[str, Mapping[str, flo
 def times_by_pair(seconds: Mapping[str, Mapping[str, float]]) -> str:
     """Seconds of some methods for each pair, on a logarithmic axis: `{pair: {method: seconds}}`."""
     lines = [(pair, method, value) for pair, found in seconds.items() for method, value in found.items()]
-    methods = list(dict.fromkeys(method for _, method, _ in lines))
+    shades = _shades(list(dict.fromkeys(method for _, method, _ in lines)))
     figure, (axes,) = _figure(9.6, 0.8 + 0.34 * len(lines))
     for row, (_, method, value) in enumerate(lines):
-        axes.barh(row, value, 0.62, color=_SHADES[methods.index(method) % len(_SHADES)])
+        axes.barh(row, value, 0.62, color=shades[method])
         axes.text(value * 1.08, row, f"{value:.3g} s", va="center")
     _as_lines(axes, [f"{pair}, {method}" for pair, method, _ in lines], max(value for *_, value in lines) * 4)
     return _svg(figure)
@@ -256,7 +264,7 @@ def accuracy_by_steps(panels: Mapping[str, Mapping[str, Sequence[tuple[int, floa
     for axes, (title, curves) in zip(all_axes, panels.items(), strict=False):
         for i, (name, points) in enumerate(curves.items()):
             steps, heights = zip(*points, strict=True)
-            axes.plot(steps, heights, marker="o", ms=4, label=name, color=_SHADES[(5, 1, 3)[i % 3]])
+            axes.plot(steps, heights, marker="o", ms=4, label=name, color=("#e4572e", "#8d7fd1", "#6dc8ec")[i % 3])
         axes.set_xscale("log")
         axes.set_xticks(steps, [str(step) for step in steps])
         axes.xaxis.set_minor_formatter(NullFormatter())

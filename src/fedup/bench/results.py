@@ -31,7 +31,7 @@ class Results:
 
     def timing_path(self, cell: BenchCell) -> Path:
         """The file of a cell's clean times, beside its result."""
-        return self.path(cell).with_suffix(".time.json")
+        return _beside(self.path(cell))
 
     def load(self, cell: BenchCell) -> dict[str, Any] | None:
         """A cell's result, or None where there is none yet."""
@@ -44,7 +44,7 @@ class Results:
     def save_timing(self, cell: BenchCell, taken: Mapping[str, Any]) -> None:
         """Write a cell's times beside its result."""
         about = {"format": FORMAT, "hash": cell.hash, "seed": cell.group.recipe.seed}
-        write_text(self.timing_path(cell), json.dumps({**about, **taken}, indent=1) + "\n")
+        write_text(_beside(self.target(cell)), json.dumps({**about, **taken}, indent=1) + "\n")
 
     def seeds(self) -> list[int]:
         """The seeds that have results."""
@@ -60,6 +60,10 @@ class Results:
         """Write a cell's result."""
         about = {"format": FORMAT, "hash": cell.hash, "seed": cell.group.recipe.seed, "config": cell.config()}
         write_text(self.target(cell), json.dumps({**about, **result}, indent=1, sort_keys=False) + "\n")
+
+
+def _beside(result: Path) -> Path:
+    return result.with_suffix(".time.json")
 
 
 def _load(path: Path, cell: BenchCell, hash_in: Callable[[dict[str, Any]], Any]) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.cli._in_process import ok as fedup
 
+from fedup.bench import alone, timing
 from fedup.bench.experiment import load_experiment
 from fedup.bench.reproduction.page import write_page
 from fedup.bench.reproduction.pool import Pool
@@ -101,6 +102,44 @@ def _look_at_the_page(folder):
     assert "n = 1 of 2" in page and "not measured yet" in page and page.count('class="absent">not run yet') == 4
 
 
+def test_clean_times_are_taken_of_tables_that_show_times_and_other_experiments_stay_as_they_are(
+    folder, tmp_path, monkeypatch
+):
+    class Alone:
+        def __init__(self, device):
+            pass
+
+        def finish(self, *, idle=False):
+            return alone.Alone(True, {})
+
+    monkeypatch.setattr(timing, "AloneCheck", Alone)
+    monkeypatch.setattr(alone, "look_once", lambda device: Alone(device).finish())
+    (folder / "experiments" / "paper" / "second.toml").unlink()
+    table = folder / "experiments" / "paper" / "first.toml"
+    table.write_text(table.read_text().replace('shows = ["r_a"]', 'shows = ["time"]\ntimed = true'))
+    (tmp_path / "other.toml").write_text(OTHER)
+    fedup("bench", "run", str(tmp_path / "other.toml"), "--results", str(folder / "results"), "--device", "cpu")
+    before = files_in(folder / "results")
+    write_page(folder)
+    assert "2 clean times not taken yet" in (folder / "pages" / "reproduction.html").read_text()
+    where = "bench", "paper", "--times", "--folder", str(folder), "--device", "cpu"
+    assert "2 finished cells have no clean time" in fedup(*where).out
+    assert "0 finished cells" in fedup(*where).out
+    after = files_in(folder / "results")
+    assert {path: after[path] for path in before} == before and len(after) == len(before) + 2
+    taken = next(path for path in after if path.name.endswith(".time.json"))
+    other = Results(folder / "results" / "other")
+    cell = next(one for one in load_experiment(tmp_path / "other.toml").cells() if one.hash[:8] in taken.name)
+    other.save_timing(cell, {**json.loads(taken.read_text()), "alone": None})  # of the other experiment: not clean
+    kept, pool = files_in(folder / "results" / "other"), Pool(folder / "results")
+    assert pool.load_timing(cell)["alone"] is True and "0 finished cells" in fedup(*where).out
+    pool.save_timing(cell, pool.load_timing(cell))
+    assert files_in(folder / "results" / "other") == kept
+    write_page(folder)
+    page = (folder / "pages" / "reproduction.html").read_text()
+    assert "not taken yet" not in page and "4 not run yet" in page
+
+
 def test_names_choose_tables_and_cells_and_unknown_ones_are_refused(folder):
     assert len(queue_of(folder, only=["first"]).cells) == 6
     assert len(queue_of(folder, only=["first", "fedup"]).cells) == 2
@@ -119,9 +158,9 @@ def test_a_failed_or_damaged_result_counts_as_none_and_a_result_of_the_own_folde
     old.path(cell).write_text("{")
     assert not Pool(folder / "results").is_done(cell)
     old.save(cell, {**about, "metrics": {"r_a": 0.25}})
-    pool = Pool(folder / "results")
+    pool, beside = Pool(folder / "results"), Pool(folder / "results")  # of two processes
     assert pool.is_done(cell) and pool.path(cell) == old.path(cell)
     pool.save(cell, {**about, "metrics": {"r_a": 0.5}})
-    for known in (pool, Pool(folder / "results")):
+    for known in (pool, beside, Pool(folder / "results")):
         assert known.load(cell)["metrics"]["r_a"] == 0.5 and known.path(cell).parts[-4] == "paper"
     assert old.load(cell)["metrics"]["r_a"] == 0.25

@@ -28,13 +28,13 @@ class Verdict:
         if not self.holds and not self.fails:
             return "not measured yet"
         word = "partly" if self.holds and self.fails else "reproduced" if self.holds else "not reproduced"
-        return f"{word}, so far" if self.unmeasured else word
+        return f"{word} so far" if self.unmeasured else word
 
     @property
     def tone(self) -> str:
         """For the page."""
         tones = {"reproduced": "good", "not reproduced": "bad", "partly": "half"}
-        return tones.get(self.word.removesuffix(", so far"), "")
+        return tones.get(self.word.removesuffix(" so far"), "")
 
     @property
     def where(self) -> str:

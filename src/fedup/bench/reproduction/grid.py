@@ -147,11 +147,13 @@ def _beside_paper(both: Sequence[tuple[str, GridCell]], column: Column) -> str:
 
 
 def _apart(value: float, other: float, column: Column) -> str:
-    """As "0.8 points above", "3.1 × ": what it is of comes after."""
+    """As "0.8 points above", "3.1 ×", "1/40 of": what it is of comes after."""
     if column.style == "share":
         points = 100 * abs(value - other)
         return "as high as" if points < 0.05 else f"{points:.1f} points {'above' if value > other else 'below'}"
     if other <= 0:
         return "beside"
     ratio = value / other
-    return f"{ratio:.3g} ×" if ratio >= 0.01 else f"{ratio:.1e} ×"
+    if ratio < 0.1:
+        return f"1/{other / value:,.0f} of" if value else "none beside"
+    return "as much as" if f"{ratio:.2g}" == "1" else f"{ratio:.3g} ×"

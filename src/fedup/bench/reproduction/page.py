@@ -111,15 +111,12 @@ def _summary(sections: Sequence[Section], queue: Queue) -> str:
     of_paper = [section for section in sections if section.table.about.order <= _PAPER_ORDER]
     full = sum(section.is_complete for section in of_paper)
     missing = len(queue.cells) + len(queue.later)
-    sentence = (
-        f"Of the paper's {len(of_paper)} tables and figures {full} are complete. Of its claims: {texts}. "
-        f"{show_count(missing, 'cell')} {'is' if missing == 1 else 'are'} {MISSING}"
-    )
-    return (
-        f"{sentence}; {len(queue.later)} of them wait for settings that are not chosen yet."
-        if missing
-        else f"{sentence}."
-    )
+    counts = f"Of the paper's {len(of_paper)} tables and figures {full} are complete. Of its claims: {texts}."
+    if not missing:
+        return f"{counts} No cell is missing."
+    left = f"{show_count(missing, 'cell')} {'is' if missing == 1 else 'are'} {MISSING}"
+    waiting = f"; {len(queue.later)} of them wait for settings that are not chosen yet" if queue.later else ""
+    return f"{counts} {left}{waiting}."
 
 
 def _origin(sections: Sequence[Section]) -> str:

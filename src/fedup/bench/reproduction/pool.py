@@ -10,21 +10,22 @@ from fedup.bench.experiment import BenchCell
 from fedup.bench.results import Results
 
 OWN = "paper"  # the folder of results that no other experiment has
-_RESULT = re.compile(r"-seed-?\d+-([0-9a-f]{8})\.json$")
+_NAME = re.compile(r"-seed-?\d+-([0-9a-f]{8})(\.time)?\.json$")
 
 
 class Pool(Results):
-    """Results of all experiments below a folder; new ones go to `paper/`, and nothing that is there is overwritten
-    there. A cell of a group with a shadow model needs a result that was measured with one."""
+    """Results of all experiments below a folder. New results and times go to `paper/`: those of other experiments are
+    read and never written. A cell of a group with a shadow model needs a result that was measured with one."""
 
     def __init__(self, results: Path) -> None:
         super().__init__(results / OWN)
-        self._files: dict[str, list[Path]] = {}
+        self._files: dict[str, list[Path]] = {}  # by the hash in their names
+        self._times: dict[str, list[Path]] = {}
         self._read: dict[Path, Mapping[str, Any]] = {}
         own_first = sorted(results.glob("*/*/*/*.json"), key=lambda path: (path.parts[-4] != OWN, str(path)))
         for path in own_first:
-            if match := _RESULT.search(path.name):
-                self._files.setdefault(match[1], []).append(path)
+            if match := _NAME.search(path.name):
+                (self._times if match[2] else self._files).setdefault(match[1], []).append(path)
 
     def path(self, cell: BenchCell) -> Path:
         """The file of a cell's result, in any folder; a new one's where there is none."""
@@ -36,9 +37,10 @@ class Pool(Results):
         return super().path(cell)
 
     def timing_path(self, cell: BenchCell) -> Path:
-        """The clean times of any result of the cell, else beside the result that counts."""
-        times = [path.with_suffix(".time.json") for path in self._all(cell)]
-        return next((path for path in times if path.exists()), super().timing_path(cell))
+        """The clean times of the cell, in any folder; the own folder's come first."""
+        digest = cell.hash
+        times = [path for path in self._times.get(digest[:8], ()) if self._content(path).get("hash") == digest]
+        return times[0] if times else super().timing_path(cell)
 
     def save(self, cell: BenchCell, result: Mapping[str, Any]) -> None:
         super().save(cell, result)
@@ -47,12 +49,19 @@ class Pool(Results):
         self._files[cell.hash[:8]] = [target, *(path for path in known if path != target)]
         self._read.pop(target, None)
 
+    def save_timing(self, cell: BenchCell, taken: Mapping[str, Any]) -> None:
+        super().save_timing(cell, taken)
+        target = self.target(cell).with_suffix(".time.json")
+        known = self._times.get(cell.hash[:8], [])
+        self._times[cell.hash[:8]] = [target, *(path for path in known if path != target)]
+        self._read.pop(target, None)
+
     def results(self) -> list[Mapping[str, Any]]:
         """All of them, each with its clean times under `timing` where there are any."""
         found: list[Mapping[str, Any]] = []
-        for path in (path for paths in self._files.values() for path in paths):
-            timing = path.with_suffix(".time.json")
-            found.append({**self._content(path), "timing": self._content(timing) if timing.exists() else None})
+        for key, paths in self._files.items():
+            timing = next((self._content(path) for path in self._times.get(key, ())), None)
+            found += [{**self._content(path), "timing": timing} for path in paths]
         return found
 
     def _found(self, cell: BenchCell) -> list[Path]:
@@ -61,8 +70,11 @@ class Pool(Results):
         return sorted(able, key=lambda path: "failed" in self._content(path))
 
     def _all(self, cell: BenchCell) -> list[Path]:
-        digest = cell.hash
-        return [path for path in self._files.get(digest[:8], ()) if self._content(path).get("hash") == digest]
+        digest, target = cell.hash, self.target(cell)
+        known = self._files.get(digest[:8], [])
+        if target not in known and target.exists():  # another process has measured it, meanwhile
+            known = self._files[digest[:8]] = [target, *known]
+        return [path for path in known if self._content(path).get("hash") == digest]
 
     def _content(self, path: Path) -> Mapping[str, Any]:
         if path not in self._read:

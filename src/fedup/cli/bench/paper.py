@@ -70,6 +70,8 @@ def paper(
 
 def _say(tables: "list[PaperTable]", queue: "Queue") -> None:
     """What is there, what is missing, and about how long it takes."""
+    from fedup.bench.format import show_count
+
     for table in tables:
         done, ready, waiting = queue.of(table)
         if done + ready + waiting:
@@ -83,8 +85,9 @@ def _say(tables: "list[PaperTable]", queue: "Queue") -> None:
     ):
         if cells:
             kind = "part of it a guess: no such pair or method was measured" if estimate.is_guess else "from like cells"
-            minutes = f"about {estimate.seconds / 60:.0f} minutes on a GPU of its own ({kind})"
-            typer.echo(f"{len(cells)} cells {words}: {minutes}.")
+            minutes = max(1, round(estimate.seconds / 60))
+            about = f"about {show_count(minutes, 'minute')} on a GPU of its own ({kind})"
+            typer.echo(f"{show_count(len(cells), 'cell')} {words}: {about}.")
     for command in queue.commands:
         typer.echo(f"First: {command}")
     if not queue.cells:

@@ -50,6 +50,8 @@ def tune(
     loaded = load_experiment(experiment)
     if loaded.tuned_folder is None:
         raise SettingError(f"{experiment} does not say where choices go: add tuned = 'FOLDER', beside it or below.")
+    folder = experiment.resolve().parent
+    source = f"{folder.name}/{loaded.name}" if folder.parent.name == "experiments" else loaded.name
     methods = tunable(loaded) if method == "all" else [method]
     paths = {name: loaded.tuned_folder / f"{name}.toml" for name in methods}
     kept = {} if force else {name: load_tuned(path) for name, path in paths.items()}
@@ -65,7 +67,7 @@ def tune(
             device=checked_device(device),
             progress=within(budget_s, show),
         ):
-            save_tuned(paths[name], name, loaded.name, [choice])
+            save_tuned(paths[name], name, source, [choice])
             best = max(trial.score for trial in choice.tried)
             settings = ", ".join(f"{key} = {value}" for key, value in choice.settings.items())
             place = f"{choice.federation}, {choice.scenario}, {name}"
