@@ -1,6 +1,7 @@
 """Whatever a file holds is what the model is trained on, in every format; and scaling needs the clients' sums alone."""
 
 import csv
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -136,7 +137,7 @@ def test_constants_come_from_training_rows_only_and_are_all_that_a_prediction_ne
     assert dataset.class_names == ("1", "2")
 
 
-def test_public_constants_take_the_place_of_sums_and_none_leaves_numbers_as_they_are(patients, tmp_path):
+def test_public_constants_take_the_place_of_sums_a_test_file_that_of_a_draw_and_none_scales_nothing(patients, tmp_path):
     public = tmp_path / "public.json"
     public.write_text('{"age": {"mean": 40, "std": 10}}')
     raw = load_dataset(str(patients), FileOptions(clients_column="ward", column=("sex=ignore",), missing="impute")).x
@@ -144,6 +145,9 @@ def test_public_constants_take_the_place_of_sums_and_none_leaves_numbers_as_they
     public.unlink()  # what was read is in the recipe
     assert Recipe.from_about(found.settings()) == found
     torch.testing.assert_close(found.load().x[:, 0], ((raw[:, 0] - 40) / 10).nan_to_num(0.0).float())
+    test = shutil.copy(patients, tmp_path / "test.csv")
+    split = recipe_for(patients, missing="impute", test_file=str(test)).load()
+    assert len(split.y) == len(split.test_y) == 200 and torch.equal(split.x, split.test_x)
     plain = recipe_for(patients, standardise="none", column=("age=ignore",)).load()
     assert set(plain.x.unique().tolist()) == {0.0, 1.0}
 

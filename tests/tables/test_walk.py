@@ -55,7 +55,11 @@ def test_a_hospital_and_a_class_are_forgotten_and_restored_by_the_command_line_a
     result = ok("status", "--run", "run", "--json", cwd=trained).json
     assert result["trained"]["accuracy"]["heldout"] > 0.93
     assert [own["name"] for own in ok("data", "--run", "run", "--json", cwd=trained).json] == about["client_names"]
-    run = shutil.copytree(trained / "run", tmp_path / "run")
+    run, private = (shutil.copytree(trained / "run", tmp_path / name) for name in ("run", "private"))
+    noisy = ok("collect", "--epsilon", "8", "--clip", "unit", "--run", private, cwd=trained)
+    assert "sums without noise" in noisy.told
+    again = ok("train", "--data", "patients.csv", *COLUMNS, "--run", run, cwd=trained).out
+    assert "was trained before; nothing was changed" in again
     ok("collect", "--run", run, cwd=trained)
     before = ok("predict", "new_patients.csv", "--run", run, "--json", cwd=trained).out
     ok("unlearn", "--client", "1", "--reference", "MERCY", "--run", run, cwd=trained)

@@ -181,7 +181,7 @@ class OwnTable:
     def DEFAULTS(self) -> Defaults:  # noqa: N802 (the contract's name)
         """A model for tables, and settings that suit the number of rows."""
         self.check()
-        return suited_to_size("mlp", self._train_rows())
+        return suited_to_size("mlp", self._train_rows(), len(self.counts("label")))
 
     def _train_rows(self) -> int:
         has_test = self.options.test_file or (isinstance(self.source, NpzSource) and self.source.has_test)
