@@ -40,9 +40,8 @@ def test_an_unexpected_exit_code_stops_it_and_nothing_is_written(transcript, tmp
 
 def test_every_command_of_the_page_on_own_data_ends_as_the_page_says(transcript, tmp_path):
     (tmp_path / "examples").symlink_to(DOCS.parent / "examples")
-    text = (DOCS / "your_data.md").read_text(encoding="utf-8")
-    lines = [line.removeprefix("$ ") for block in transcript.BLOCK.findall(text) for line in block.splitlines()
-             if line.startswith("$ ")]  # fmt: skip
+    blocks = transcript.BLOCK.findall((DOCS / "your_data.md").read_text(encoding="utf-8"))
+    lines = [line.removeprefix("$ ") for line in "".join(blocks).splitlines() if line.startswith("$ ")]
     assert sum(line.startswith("fedup") for line in lines) > 12
     for line in lines:
         expected = int(found[1]) if (found := transcript.EXPECTED.search(line)) else 0

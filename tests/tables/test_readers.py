@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from fedup.tasks.datasets import load_dataset
+from fedup.tasks.datasets import input_of, load_dataset
 from fedup.tasks.datasets._own_table import draw_test_rows
 from fedup.tasks.datasets._standardise import mean_and_deviation
 from fedup.tasks.datasets._table_source import MISSING, as_texts, table_source
@@ -165,3 +166,22 @@ def test_rows_of_a_choice_keep_their_client_their_person_and_their_labels(patien
         assert all(holder[some.subjects[row]] == client for row in part.tolist())
     assert [labels[own] for own in some.subjects] == some.y.tolist()
     assert as_texts(["  x ", "NA", "1.0"]) == ["x", "", "1.0"]
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.integers(4, 12), st.sampled_from([(16, 16), (20, 17, 3)]), st.integers(0, 99), st.sampled_from(["", "train/"])
+)
+def test_a_folder_of_images_gives_the_pixels_that_were_saved(tmp_path_factory, rows, shape, seed, inner):
+    folder, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(seed)
+    pixels, labels = rng.integers(0, 256, (rows, *shape), dtype=np.uint8), np.arange(rows) % 2
+    for row, label in enumerate(labels):
+        path = folder / f"{inner}{'ab'[label]}" / f"{row:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[row]).save(path)
+    dataset, inputs = load_dataset(str(folder)), input_of(str(folder))
+    rows_of = {f"{'ab'[label]}/{row:02}.png": row for row, label in enumerate(labels)}
+    kept = [rows_of[name] for name in dataset.row_ids]
+    expected = torch.from_numpy(pixels[kept].reshape(len(kept), *shape[:2], -1).transpose(0, 3, 1, 2))
+    assert torch.equal(dataset.x, inputs.scale(expected))
+    assert dataset.y.tolist() == labels[kept].tolist() and len(dataset.test_y) == rows - len(kept)

@@ -26,7 +26,9 @@ app = typer.Typer(invoke_without_command=True)
 def data(
     context: typer.Context,
     run: Annotated[Path | None, typer.Option("--run", "-r", help="Show the rows of a run folder's clients.")] = None,
-    client: Annotated[int | None, typer.Option(help="With --run: ids of this client's training rows.", min=0)] = None,
+    client: Annotated[
+        str | None, typer.Option(help="With --run: ids of this client's training rows; its number or name.")
+    ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show, check or fetch data sets; or show the rows of a run folder's clients.
@@ -49,7 +51,8 @@ def data(
     if client is None:
         options.show(_clients(federation, session.dataset.client_names), as_json, _print_clients)
         return
-    rows, names = federation.client(client).train, session.dataset.class_names
+    number = _client_number(client, session.dataset.client_names)
+    rows, names = federation.client(number).train, session.dataset.class_names
     ids = {name: rows[federation.y[rows] == label].tolist() for label, name in enumerate(names)}
     row_ids = session.dataset.row_ids
     text = "\n".join(f"{name}: {_listed(own, row_ids)}" for name, own in ids.items())
@@ -145,6 +148,16 @@ def _data_sets(wanted: list[str] | None = None, file: "FileOptions | None" = Non
         return {"name": name, "here": True, "state": "here", **rows, "shape": list(dataset.x.shape[1:])}
 
     return [describe(name) for name in wanted or registered("fedup.tasks.datasets")]
+
+
+def _client_number(text: str, names: tuple[str, ...]) -> int:
+    """The client of that name, or of that number where no client has the name."""
+    if text in names:
+        return names.index(text)
+    if not text.isdecimal():
+        known = f"there are {', '.join(names[:8])}" if names else "the clients have numbers only"
+        raise SettingError(f"There is no client {text!r}; {known}.")
+    return int(text)
 
 
 def _listed(rows: list[int], row_ids: tuple[str, ...] | None) -> str:

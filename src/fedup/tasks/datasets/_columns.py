@@ -17,7 +17,7 @@ Use = Literal["label", "clients", "subject", "id", "number", "category", "ignore
 MOST_CATEGORIES = 50  # of a column of texts, unless it is chosen as a category
 _MOST_CHOSEN = 1000
 _WHOLE = re.compile(r"-?[0-9]+\.0+")
-_MOST_VALUES = 20_000  # classes or clients
+MOST_VALUES = 20_000  # classes or clients
 
 
 @dataclass
@@ -51,7 +51,7 @@ class ColumnScan:
         self.rows += len(values)
 
     def _add_texts(self, texts: list[str]) -> None:
-        if len(self.values) <= _MOST_VALUES:
+        if len(self.values) <= MOST_VALUES:
             self.values.update(texts)
         empty = texts.count("")
         if empty and self.first_missing is None:
@@ -156,7 +156,7 @@ def _category(seen: ColumnScan) -> Column:
 
 
 def _many(found: int) -> str:
-    return f"more than {_MOST_VALUES:,}" if found > _MOST_VALUES else f"{found:,}"
+    return f"more than {MOST_VALUES:,}" if found > MOST_VALUES else f"{found:,}"
 
 
 def in_order(values: Iterable[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from fedup.errors import DataError, SettingError
 from fedup.federation import Federation
 from fedup.rng import generator
 from fedup.run.store import hash_of
-from fedup.tasks.datasets._columns import Column, ColumnScan, codes_of, decide, in_order, scan
+from fedup.tasks.datasets._columns import MOST_VALUES, Column, ColumnScan, codes_of, decide, in_order, scan
 from fedup.tasks.datasets._dataset import Dataset, Defaults
 from fedup.tasks.datasets._standardise import mean_and_deviation
 from fedup.tasks.datasets._suited import suited_to_size
@@ -129,6 +129,8 @@ class OwnTable:
             if role in ("label", "clients") and scans[name].missing:
                 where = self.source.where(scans[name].first_missing or 0)
                 problems.append(f"{role} {name!r} is empty in {scans[name].missing:,} rows, first {where}")
+        if len(self.counts("clients")) > MOST_VALUES:
+            problems.append(f"more than {MOST_VALUES:,} different clients: is this the right column?")
         if not any(map(_is_input, columns.values())):
             problems.append("no column is left as an input of the model")
         if options.standardise == "public":
@@ -304,7 +306,9 @@ def draw_test_rows(y: np.ndarray, clients: np.ndarray | None) -> np.ndarray:
 def _parts(clients: np.ndarray, names: tuple[str, ...], path: Path) -> tuple[Tensor, ...]:
     if len(names) < 2:
         raise DataError(f"{path}: one client only, {names[0]!r}: a federation has two at least.")
-    return tuple(torch.from_numpy(np.flatnonzero(clients == client)) for client in range(len(names)))
+    order = np.argsort(clients, kind="stable")  # rows of a client stay in order
+    bounds = np.searchsorted(clients[order], np.arange(1, len(names)))
+    return tuple(torch.from_numpy(rows) for rows in np.split(order, bounds))
 
 
 def _chosen(texts: tuple[str, ...] | None, rows: np.ndarray) -> tuple[str, ...] | None:
