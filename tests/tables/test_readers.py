@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from fedup.errors import DataError
 from fedup.tasks.datasets import input_of, load_dataset
 from fedup.tasks.datasets._own_table import draw_test_rows
 from fedup.tasks.datasets._standardise import mean_and_deviation
@@ -166,6 +167,21 @@ def test_rows_of_a_choice_keep_their_client_their_person_and_their_labels(patien
         assert all(holder[some.subjects[row]] == client for row in part.tolist())
     assert [labels[own] for own in some.subjects] == some.y.tolist()
     assert as_texts(["  x ", "NA", "1.0"]) == ["x", "", "1.0"]
+
+
+def test_values_are_read_as_numbers_and_refused_as_classes(patients):
+    options = FileOptions(label="age", targets="values", clients_column="ward", column=("sex=category", "label=number"))
+    with pytest.raises(DataError, match=r"value 'age' is empty in 20 rows, first line 5"):
+        load_dataset(str(patients), options)
+    rows = [row for row in csv.DictReader(patients.open()) if row["age"]]
+    write_csv({name: [row[name] for row in rows] for name in rows[0]}, patients)
+    dataset = load_dataset(str(patients), options)
+    assert dataset.class_names == ("age",) and dataset.y.dtype == torch.float32
+    assert sorted([*dataset.y[:, 0].tolist(), *dataset.test_y[:, 0].tolist()]) == sorted(
+        torch.tensor([float(row["age"]) for row in rows]).tolist()
+    )
+    with pytest.raises(DataError, match=r"these are no classes; numbers to predict: --targets values"):
+        load_dataset(str(patients), FileOptions(label="age"))
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))

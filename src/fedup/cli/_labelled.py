@@ -49,7 +49,8 @@ def _measure(model: Any, x: Tensor, y: Tensor, classes: int) -> dict[str, Any]:
 def _rows(path: Path, state: State, names: tuple[str, ...]) -> tuple[Tensor, Tensor]:
     inputs = inputs_from(state.about["input"])
     if isinstance(inputs, Tables):
-        rows = read_rows(table_source(path), inputs, {inputs.label: "label"}, names, ())
+        role = "value" if state.about.get("targets") == "values" else "label"
+        rows = read_rows(table_source(path), inputs, {inputs.label: role}, names, ())
         return inputs.scale(torch.from_numpy(rows.x)), torch.from_numpy(rows.y)
     if isinstance(inputs, Images):
         return _images(path, inputs, names)

@@ -12,7 +12,7 @@ from fedup.errors import DataError
 from fedup.tasks.datasets._table_source import TableSource, Values, as_numbers, as_texts
 from fedup.tasks.file_options import FileOptions
 
-Use = Literal["label", "clients", "subject", "id", "number", "category", "ignore"]
+Use = Literal["label", "value", "clients", "subject", "id", "number", "category", "ignore"]
 
 MOST_CATEGORIES = 50  # of a column of texts, unless it is chosen as a category
 _MOST_CHOSEN = 1000
@@ -121,6 +121,9 @@ def decide(seen: ColumnScan, source: TableSource) -> Column:
     name, kind = seen.name, seen.chosen
     if kind in ("label", "clients", "subject", "id"):
         return Column(name, kind, missing=seen.missing)  # type: ignore[arg-type]
+    if kind == "value":
+        odd = f"label {name!r} holds texts ({seen.texts:,}), and values are numbers" if seen.texts else ""
+        return Column(name, "value", missing=seen.missing, problem=odd)
     if kind == "ignore":
         return Column(name, "ignore", reason="as chosen")
     if seen.numbers + seen.texts == 0 and kind is None:
