@@ -13,11 +13,8 @@ from fedup.cli._text import of
 from fedup.run.in_words import count
 
 if TYPE_CHECKING:
-    from fedup.federation import Federation
     from fedup.tasks.recipe import Recipe
     from fedup.training.engines import EngineName
-
-_LEAST_GAIN = 0.2  # of the way from the largest class alone to no error
 
 
 @with_settings(settings="fedup.tasks.recipe.Recipe", file="fedup.tasks.file_options.FileOptions")
@@ -56,6 +53,7 @@ def train(
     """
     import torch
 
+    from fedup.cli._remark import remark
     from fedup.cli._session import checked_device
     from fedup.cli._tables import options_from
     from fedup.tasks.recipe import Recipe
@@ -73,7 +71,7 @@ def train(
         said = (
             f"{recipe.model} on {recipe.data}: {recipe.clients} clients, "
             f"{rounds if recipe.rounds else 'weights as they were brought'}; held-out accuracy "
-            f"{result['accuracy']['heldout']:.3f}.\n{_remark(result)}Model {result['fingerprint'][:12]} is in {run}."
+            f"{result['accuracy']['heldout']:.3f}.\n{remark(result)}Model {result['fingerprint'][:12]} is in {run}."
         )
     options.show(result, as_json, lambda _: typer.echo(f"{said} Next: fedup collect{of(run)}"))
 
@@ -81,6 +79,7 @@ def train(
 def _train(
     path: Path, recipe: "Recipe", restart: bool, device: str, engine: "EngineName", wait_s: float
 ) -> dict[str, Any]:
+    from fedup.cli._remark import constant_score
     from fedup.cli._session import BusyNoted, Session
     from fedup.models.cut import find_cut
     from fedup.models.views import fingerprint
@@ -117,7 +116,7 @@ def _train(
         trained.model.to("cpu")
         facts = {
             "data": federation.digest(),
-            "largest_class": _largest_class(federation),
+            "constant_score": constant_score(federation),
             "rows": len(federation.rows("train")),
             "accuracy": {name: value for name, value in measured.items() if value == value},
             "time_s": trained.time_s,
@@ -129,22 +128,5 @@ def _train(
 
 
 def _describe(body: Any) -> dict[str, Any]:
-    shown = ("fingerprint", "accuracy", "rows", "time_s", "largest_class")
+    shown = ("fingerprint", "accuracy", "rows", "time_s", "constant_score")
     return {name: body[name] for name in shown if name in body}
-
-
-def _largest_class(federation: "Federation") -> float:
-    """Accuracy on held-out rows of an answer that is always the largest class."""
-    labels = federation.y[federation.rows("heldout")].cpu()
-    return float(labels.bincount().max() / len(labels)) if len(labels) else 0.0
-
-
-def _remark(result: dict[str, Any]) -> str:
-    """A warning where the model is hardly better than the largest class alone, and what to try."""
-    accuracy, largest = result["accuracy"].get("heldout", 1.0), result["largest_class"]
-    if accuracy - largest >= _LEAST_GAIN * (1 - largest):
-        return ""
-    return (
-        f"Warning: this is hardly better than to answer the largest class always ({largest:.3f}). Try more --rounds, "
-        "another --lr or a smaller --batch-size; look at the columns with `fedup data check`; bring more rows.\n"
-    )

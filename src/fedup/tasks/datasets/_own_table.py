@@ -154,9 +154,8 @@ class OwnTable:
         if len(classes) == 1 or (self.roles[label] == "value" and seen.lowest == seen.highest):
             return [f"label {label!r} has one value in all rows: there is nothing to learn"]
         if len(classes) > min(_MOST_CLASSES, max(rows // 2, 2)):
-            return [
-                f"label {label!r} has {len(classes):,} different values in {rows:,} rows: these are no classes; numbers to predict: --targets values"
-            ]
+            many = f"label {label!r} has {len(classes):,} different values in {rows:,} rows"
+            return [f"{many}: these are no classes; numbers to predict: --targets values"]
         alone = [name for name, count in classes.items() if count == 1]
         if not alone:
             return []
