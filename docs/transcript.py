@@ -3,8 +3,9 @@
     python docs/transcript.py docs/operator.md
 
 In a ```console block each line after `$ ` is a command; all run in one new folder, one after another, with the
-project's own `fedup` first on the path. What stood below a command before is replaced, so the file is its own template.
-Lines that end in `# (exit 1)` must fail with that code; every other command must succeed, or nothing is written.
+project's own `fedup` first on the path and its examples in `examples/`. What stood below a command before is replaced,
+so the file is its own template. Lines that end in `# (exit 1)` must fail with that code; every other command must
+succeed, or nothing is written.
 """
 
 import os
@@ -54,6 +55,7 @@ def main(path: Path) -> None:
     }
     text = path.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "examples").symlink_to(Path(__file__).resolve().parents[1] / "examples")
         fresh = BLOCK.sub(lambda found: run_block(found[1], Path(folder), environment), text)
     path.write_text(fresh, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Which settings suit small data sets: `python tools/small_data.py [--grid]`.
+"""Which settings suit small data sets: `python tools/small_data.py [--grid] [--write docs/your_data.md]`.
 
 Writes scikit-learn's small data sets to a temporary folder as files of one's own, trains each with three seeds, and
 prints mean accuracies on the test rows: with the settings of large data sets, with the defaults by size
@@ -8,8 +8,8 @@ class alone, and logistic regression on all training rows in one place.
 
 import argparse
 import csv
+import re
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -25,6 +25,8 @@ from fedup.tasks.recipe import Recipe
 
 SEEDS = (0, 1, 2)
 LARGE = {"rounds": 20, "batch_size": 64, "clients": 10, "lr": 0.05}
+HEAD = "| data | training rows | largest class | logistic | large | by size | settings by size |"
+MARKS = re.compile(r"(<!-- small data: [^>]*-->\n).*?(<!-- /small data -->)", re.DOTALL)
 GRID = [(batch, rounds, lr) for batch in (8, 16, 32) for rounds in (20, 50, 100) for lr in (0.01, 0.02, 0.05)]
 
 
@@ -76,33 +78,38 @@ def mean_accuracy(recipe: Recipe) -> float | None:
 
 
 def shown(value: float | None) -> str:
-    return "    –" if value is None else f"{value:.3f}"
+    return "–" if value is None else f"{value:.3f}"
+
+
+def measure(name: str, path: str) -> str:
+    """A line of the table."""
+    suited = Recipe.suited_to(path)
+    dataset = suited.load()
+    largest = float(dataset.test_y.bincount().max() / len(dataset.test_y))
+    linear = LogisticRegression(max_iter=2000).fit(dataset.x.flatten(1), dataset.y)
+    linear_accuracy = linear.score(dataset.test_x.flatten(1), dataset.test_y)
+    figures = [largest, linear_accuracy, mean_accuracy(replace(suited, **LARGE)), mean_accuracy(suited)]
+    settings = f"{suited.clients} clients, {suited.rounds} rounds, batch {suited.batch_size}, rate {suited.lr:g}"
+    return f"| {name} | {len(dataset.y):,} | {' | '.join(map(shown, figures))} | {settings} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--grid", action="store_true")
-    grid = parser.parse_args().grid
+    parser.add_argument("--grid", action="store_true", help="also other batch sizes, rounds and rates")
+    parser.add_argument("--write", type=Path, help="put the table into this page, between its marks")
+    chosen = parser.parse_args()
+    lines = [HEAD, "| --- | ---: | ---: | ---: | ---: | ---: | --- |"]
     with tempfile.TemporaryDirectory() as folder:
-        print(f"{'data':<20} {'rows':>5}  largest logistic  large  by size  seconds  settings by size")
         for name, path in write_all(Path(folder)).items():
-            suited = Recipe.suited_to(path)
-            dataset, start = suited.load(), time.perf_counter()
-            largest = float(dataset.test_y.bincount().max() / len(dataset.test_y))
-            linear = LogisticRegression(max_iter=2000).fit(dataset.x.flatten(1), dataset.y)
-            found = mean_accuracy(suited)
-            time_s = (time.perf_counter() - start) / len(SEEDS)
-            large = mean_accuracy(replace(suited, **LARGE))
-            print(
-                f"{name:<20} {len(dataset.y):>5}    {largest:.3f}    "
-                f"{linear.score(dataset.test_x.flatten(1), dataset.test_y):.3f}  {shown(large)}    {shown(found)}  "
-                f"{time_s:>7.1f}  {suited.clients} clients, {suited.rounds} rounds, batch {suited.batch_size}, "
-                f"lr {suited.lr:g}",
-                flush=True,
-            )
-            for batch, rounds, lr in GRID if grid else ():
-                value = mean_accuracy(replace(suited, batch_size=batch, rounds=rounds, lr=lr))
-                print(f"    batch {batch:>2}, {rounds:>3} rounds, lr {lr:g}: {shown(value)}", flush=True)
+            lines.append(measure(name, path))
+            print(lines[-1], flush=True)
+            for batch, rounds, lr in GRID if chosen.grid else ():
+                suited = replace(Recipe.suited_to(path), batch_size=batch, rounds=rounds, lr=lr)
+                print(f"    batch {batch}, {rounds} rounds, rate {lr:g}: {shown(mean_accuracy(suited))}", flush=True)
+    if chosen.write:
+        text = chosen.write.read_text(encoding="utf-8")
+        table = "\n".join(lines)
+        chosen.write.write_text(MARKS.sub(lambda found: f"{found[1]}{table}\n{found[2]}", text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Whatever a file holds is what the model is trained on, in every format; and scaling needs the clients' sums alone."""
 
 import csv
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -9,8 +10,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from fedup.tasks.datasets import load_dataset
+from fedup.errors import DataError
+from fedup.tasks.datasets import input_of, load_dataset
 from fedup.tasks.datasets._own_table import draw_test_rows
 from fedup.tasks.datasets._standardise import mean_and_deviation
 from fedup.tasks.datasets._table_source import MISSING, as_texts, table_source
@@ -136,7 +139,7 @@ def test_constants_come_from_training_rows_only_and_are_all_that_a_prediction_ne
     assert dataset.class_names == ("1", "2")
 
 
-def test_public_constants_take_the_place_of_sums_and_none_leaves_numbers_as_they_are(patients, tmp_path):
+def test_public_constants_take_the_place_of_sums_a_test_file_that_of_a_draw_and_none_scales_nothing(patients, tmp_path):
     public = tmp_path / "public.json"
     public.write_text('{"age": {"mean": 40, "std": 10}}')
     raw = load_dataset(str(patients), FileOptions(clients_column="ward", column=("sex=ignore",), missing="impute")).x
@@ -144,6 +147,9 @@ def test_public_constants_take_the_place_of_sums_and_none_leaves_numbers_as_they
     public.unlink()  # what was read is in the recipe
     assert Recipe.from_about(found.settings()) == found
     torch.testing.assert_close(found.load().x[:, 0], ((raw[:, 0] - 40) / 10).nan_to_num(0.0).float())
+    test = shutil.copy(patients, tmp_path / "test.csv")
+    split = recipe_for(patients, missing="impute", test_file=str(test)).load()
+    assert len(split.y) == len(split.test_y) == 200 and torch.equal(split.x, split.test_x)
     plain = recipe_for(patients, standardise="none", column=("age=ignore",)).load()
     assert set(plain.x.unique().tolist()) == {0.0, 1.0}
 
@@ -161,3 +167,37 @@ def test_rows_of_a_choice_keep_their_client_their_person_and_their_labels(patien
         assert all(holder[some.subjects[row]] == client for row in part.tolist())
     assert [labels[own] for own in some.subjects] == some.y.tolist()
     assert as_texts(["  x ", "NA", "1.0"]) == ["x", "", "1.0"]
+
+
+def test_values_are_read_as_numbers_and_refused_as_classes(patients):
+    options = FileOptions(label="age", targets="values", clients_column="ward", column=("sex=category", "label=number"))
+    with pytest.raises(DataError, match=r"value 'age' is empty in 20 rows, first line 5"):
+        load_dataset(str(patients), options)
+    rows = [row for row in csv.DictReader(patients.open()) if row["age"]]
+    write_csv({name: [row[name] for row in rows] for name in rows[0]}, patients)
+    dataset = load_dataset(str(patients), options)
+    assert dataset.class_names == ("age",) and dataset.y.dtype == torch.float32
+    assert sorted([*dataset.y[:, 0].tolist(), *dataset.test_y[:, 0].tolist()]) == sorted(
+        torch.tensor([float(row["age"]) for row in rows]).tolist()
+    )
+    with pytest.raises(DataError, match=r"these are no classes; numbers to predict: --targets values"):
+        load_dataset(str(patients), FileOptions(label="age"))
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.integers(4, 12), st.sampled_from([(16, 16), (20, 17, 3)]), st.integers(0, 99), st.sampled_from(["", "train/"])
+)
+def test_a_folder_of_images_gives_the_pixels_that_were_saved(tmp_path_factory, rows, shape, seed, inner):
+    folder, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(seed)
+    pixels, labels = rng.integers(0, 256, (rows, *shape), dtype=np.uint8), np.arange(rows) % 2
+    for row, label in enumerate(labels):
+        path = folder / f"{inner}{'ab'[label]}" / f"{row:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[row]).save(path)
+    dataset, inputs = load_dataset(str(folder)), input_of(str(folder))
+    rows_of = {f"{'ab'[label]}/{row:02}.png": row for row, label in enumerate(labels)}
+    kept = [rows_of[name] for name in dataset.row_ids]
+    expected = torch.from_numpy(pixels[kept].reshape(len(kept), *shape[:2], -1).transpose(0, 3, 1, 2))
+    assert torch.equal(dataset.x, inputs.scale(expected))
+    assert dataset.y.tolist() == labels[kept].tolist() and len(dataset.test_y) == rows - len(kept)

@@ -131,6 +131,13 @@ def _collect(session: Session, writer: Writer, config: Config | None) -> dict[st
             config = MomentConfig() if moments else CentroidConfig()
         store = collect_cells(model, contact, config, state.about["cut"], frozenset(), with_forgotten=False)
         time_s = time.perf_counter() - started
+    if isinstance(config, DP) and state.about.get("input", {}).get("standardise") == "clients":
+        session.console.print(
+            "Note: the constants that scale this table come from sums without noise, which --epsilon does not cover. "
+            "Train with --standardise FILE for public constants.",
+            markup=False,
+            soft_wrap=True,
+        )
     body = keep_centroids(writer, store, {"time_s": time_s, **session.facts})
     return {"already": False, **_describe(body)}
 

@@ -39,7 +39,7 @@ def evaluate_file(session: Session, path: Path, state: State, plugged: PluggedMo
 
 
 def _measure(model: Any, x: Tensor, y: Tensor, classes: int) -> dict[str, Any]:
-    by_class = accuracy_per_class(model, x, y, classes)
+    by_class = accuracy_per_class(model, x, y, classes) if y.ndim == 1 else []  # values have no classes
     return {
         "accuracy": accuracy(model, x, y),
         "per_class": [None if value != value else value for value in by_class],
@@ -49,7 +49,8 @@ def _measure(model: Any, x: Tensor, y: Tensor, classes: int) -> dict[str, Any]:
 def _rows(path: Path, state: State, names: tuple[str, ...]) -> tuple[Tensor, Tensor]:
     inputs = inputs_from(state.about["input"])
     if isinstance(inputs, Tables):
-        rows = read_rows(table_source(path), inputs, {inputs.label: "label"}, names, ())
+        role = "value" if state.about.get("targets") == "values" else "label"
+        rows = read_rows(table_source(path), inputs, {inputs.label: role}, names, ())
         return inputs.scale(torch.from_numpy(rows.x)), torch.from_numpy(rows.y)
     if isinstance(inputs, Images):
         return _images(path, inputs, names)
@@ -77,10 +78,15 @@ def print_measured(console: Console, result: dict[str, Any], class_names: list[s
     """One table, with a column for each class unless there are many."""
     in_force = f"Filter {result['filter']} for {', '.join(result['in_force'])}"
     console.print(in_force if result["filter"] else "No request is in force: the original model.")
-    shown = class_names if len(class_names) <= 12 else []
+    classes = result["original"]["per_class"]
+    shown = class_names[: len(classes)] if len(class_names) <= 12 else []
     rows = {
         name: [result[state]["accuracy"], *result[state]["per_class"][: len(shown)]]
         for state, name in STATES.items()
         if state in result
     }
-    console.print(accuracy_table(f"{result['rows']:,} rows of {result['file']}", ["accuracy", *shown], rows))
+    console.print(
+        accuracy_table(
+            f"{result['rows']:,} rows of {result['file']}", ["accuracy" if classes else "score", *shown], rows
+        )
+    )

@@ -32,6 +32,7 @@ def describe_table(own: "OwnTable") -> dict[str, Any]:
         "rows": own.rows,
         "uses": uses,
         "classes": own.counts("label"),
+        "values": [(seen := own.scans[1][name]).lowest, seen.highest] if (name := _value(uses)) else None,
         "clients": own.counts("clients"),
         "categories": {name: list(columns[name].values) for name in uses.get("category", ())},
         "missing": {column.name: column.missing for column in columns.values() if column.missing},
@@ -41,6 +42,10 @@ def describe_table(own: "OwnTable") -> dict[str, Any]:
     if not found["problems"]:
         found |= _described_rows(own)
     return found
+
+
+def _value(uses: Mapping[str, list[str]]) -> str | None:
+    return next(iter(uses.get("value", ())), None)
 
 
 def _described_rows(own: "OwnTable") -> dict[str, Any]:
@@ -101,6 +106,8 @@ def _lines(found: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     if found.get("classes"):
         label = f"{uses['label'][0]}, " if uses else ""
         lines.append(("label", f"{label}{len(found['classes'])} classes: {_counted(found['classes'])}"))
+    if found.get("values"):
+        lines.append(("label", "{}, values from {:g} to {:g}".format(uses["value"][0], *found["values"])))
     if found.get("clients"):
         lines.append(("clients", f"{uses['clients'][0]}, {len(found['clients'])}: {_counted(found['clients'])}"))
     if "subject" in uses:

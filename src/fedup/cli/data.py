@@ -28,7 +28,9 @@ app = typer.Typer(invoke_without_command=True)
 def data(
     context: typer.Context,
     run: Annotated[Path | None, typer.Option("--run", "-r", help="Show the rows of a run folder's clients.")] = None,
-    client: Annotated[int | None, typer.Option(help="With --run: ids of this client's training rows.", min=0)] = None,
+    client: Annotated[
+        str | None, typer.Option(help="With --run: ids of this client's training rows; its number or name.")
+    ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show, check or fetch data sets; or show the rows of a run folder's clients.
@@ -51,7 +53,8 @@ def data(
     if client is None:
         options.show(_clients(federation, session.dataset.client_names), as_json, _print_clients)
         return
-    rows, names = federation.client(client).train, session.dataset.class_names
+    number = _client_number(client, session.dataset.client_names)
+    rows, names = federation.client(number).train, session.dataset.class_names
     ids = {name: rows[own].tolist() for name, own in zip(names, _by_class(federation, rows), strict=False)}
     row_ids = session.dataset.row_ids
     text = "\n".join(f"{name}: {_listed(own, row_ids)}" for name, own in ids.items())
@@ -155,6 +158,16 @@ def _by_class(federation: "Federation", rows: "Tensor") -> "list[Tensor]":
     if federation.targets == "classes":
         return [y == label for label in range(federation.num_classes)]
     return list(y.T) if federation.targets == "labels" else [y[:, 0] == y[:, 0]]
+
+
+def _client_number(text: str, names: tuple[str, ...]) -> int:
+    """The client of that name, or of that number where no client has the name."""
+    if text in names:
+        return names.index(text)
+    if not text.isdecimal():
+        known = f"there are {', '.join(names[:8])}" if names else "the clients have numbers only"
+        raise SettingError(f"There is no client {text!r}; {known}.")
+    return int(text)
 
 
 def _listed(rows: list[int], row_ids: tuple[str, ...] | None) -> str:

@@ -14,11 +14,8 @@ from fedup.run.in_words import count
 from fedup.target_words import SCORE
 
 if TYPE_CHECKING:
-    from fedup.federation import Federation
     from fedup.tasks.recipe import Recipe
     from fedup.training.engines import EngineName
-
-_LEAST_GAIN = 0.2  # of the way from the largest class alone to no error
 
 
 @with_settings(settings="fedup.tasks.recipe.Recipe", file="fedup.tasks.file_options.FileOptions")
@@ -67,6 +64,7 @@ def train(
     """
     import torch
 
+    from fedup.cli._remark import remark
     from fedup.cli._session import checked_device
     from fedup.cli._tables import options_from
     from fedup.tasks.recipe import Recipe
@@ -94,7 +92,7 @@ def train(
         said = (
             f"{recipe.model} on {recipe.data}: {recipe.clients} clients, "
             f"{rounds if recipe.rounds else 'weights as they were brought'}; held-out {result['score']} "
-            f"{result['accuracy']['heldout']:.3f}.\n{_remark(result)}Model {result['fingerprint'][:12]} is in {run}."
+            f"{result['accuracy']['heldout']:.3f}.\n{remark(result)}Model {result['fingerprint'][:12]} is in {run}."
         )
     options.show(result, as_json, lambda _: typer.echo(f"{said} Next: fedup collect{of(run)}"))
 
@@ -108,6 +106,7 @@ def _train(
     wait_s: float,
     subject_key: Path | None,
 ) -> dict[str, Any]:
+    from fedup.cli._remark import constant_score
     from fedup.cli._session import BusyNoted, Session
     from fedup.models.cut import find_cut
     from fedup.models.views import fingerprint
@@ -147,7 +146,7 @@ def _train(
         trained.model.to("cpu")
         facts = {
             "data": federation.digest(),
-            "largest_class": _largest_class(federation),
+            "constant_score": constant_score(federation),
             "rows": len(federation.rows("train")),
             "accuracy": {name: value for name, value in measured.items() if value == value},
             "score": SCORE[federation.targets],
@@ -160,27 +159,6 @@ def _train(
 
 
 def _describe(body: Any) -> dict[str, Any]:
-    shown = ("fingerprint", "accuracy", "rows", "time_s", "largest_class")
+    shown = ("fingerprint", "accuracy", "rows", "time_s", "constant_score")
     described = {name: body[name] for name in shown if name in body}
     return {**described, "score": body.get("score", SCORE["classes"])}
-
-
-def _largest_class(federation: "Federation") -> float | None:
-    """Accuracy on held-out rows of an answer that is always the largest class; None where targets are no classes."""
-    if federation.targets != "classes":
-        return None
-    labels = federation.y[federation.rows("heldout")].cpu()
-    return float(labels.bincount().max() / len(labels)) if len(labels) else 0.0
-
-
-def _remark(result: dict[str, Any]) -> str:
-    """A warning where the model is hardly better than the largest class alone, and what to try."""
-    accuracy, largest = result["accuracy"].get("heldout", 1.0), result["largest_class"]
-    if largest is None:
-        return ""
-    if accuracy - largest >= _LEAST_GAIN * (1 - largest):
-        return ""
-    return (
-        f"Warning: this is hardly better than to answer the largest class always ({largest:.3f}). Try more --rounds, "
-        "another --lr or a smaller --batch-size; look at the columns with `fedup data check`; bring more rows.\n"
-    )

@@ -10,6 +10,8 @@ from fedup.errors import DataError, MissingDataError, SettingError, check_choice
 
 ColumnKind = Literal["number", "category", "ignore"]
 Missing = Literal["refuse", "impute"]
+Targets = Literal["classes", "values"]
+_USUAL = ("refuse", "clients", "classes")
 _PLAIN = ("clients", "none", "public")
 
 
@@ -18,6 +20,9 @@ class FileOptions:
     """What the columns of a file are; the same options and the same file give the same rows."""
 
     label: str | None = field(default=None, metadata={"help": "Own file: the column of labels.", "default": "label"})
+    targets: Targets = field(
+        default="classes", metadata={"help": "Own file: labels are classes, or values (numbers to predict)."}
+    )
     clients_column: str | None = field(default=None, metadata={"help": "Own file: the column that names the client."})
     subject_column: str | None = field(default=None, metadata={"help": "Own file: the column that names the person."})
     id_column: str | None = field(default=None, metadata={"help": "Own file: a column with an id for each row."})
@@ -42,6 +47,7 @@ class FileOptions:
 
     def __post_init__(self) -> None:
         check_choice("missing", self.missing, Missing)
+        check_choice("targets", self.targets, Targets)
         for text in self.column:
             name, _, kind = text.rpartition("=")
             if not name:
@@ -59,7 +65,7 @@ class FileOptions:
     def for_tables(self) -> bool:
         """Whether anything was chosen that only tables have."""
         chosen = self.label, self.clients_column, self.subject_column, self.id_column, self.test_file
-        return any(chosen) or bool(self.column) or self.missing != "refuse" or self.standardise != "clients"
+        return any(chosen) or bool(self.column) or (self.missing, self.standardise, self.targets) != _USUAL
 
     def with_constants(self) -> "FileOptions":
         """The same, with the constants of the file that `standardise` names read in."""

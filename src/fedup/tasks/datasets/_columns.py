@@ -12,12 +12,12 @@ from fedup.errors import DataError
 from fedup.tasks.datasets._table_source import TableSource, Values, as_numbers, as_texts
 from fedup.tasks.file_options import FileOptions
 
-Use = Literal["label", "clients", "subject", "id", "number", "category", "ignore"]
+Use = Literal["label", "value", "clients", "subject", "id", "number", "category", "ignore"]
 
 MOST_CATEGORIES = 50  # of a column of texts, unless it is chosen as a category
 _MOST_CHOSEN = 1000
 _WHOLE = re.compile(r"-?[0-9]+\.0+")
-_MOST_VALUES = 20_000  # classes or clients
+MOST_VALUES = 20_000  # classes or clients
 
 
 @dataclass
@@ -51,7 +51,7 @@ class ColumnScan:
         self.rows += len(values)
 
     def _add_texts(self, texts: list[str]) -> None:
-        if len(self.values) <= _MOST_VALUES:
+        if len(self.values) <= MOST_VALUES:
             self.values.update(texts)
         empty = texts.count("")
         if empty and self.first_missing is None:
@@ -121,6 +121,9 @@ def decide(seen: ColumnScan, source: TableSource) -> Column:
     name, kind = seen.name, seen.chosen
     if kind in ("label", "clients", "subject", "id"):
         return Column(name, kind, missing=seen.missing)  # type: ignore[arg-type]
+    if kind == "value":
+        odd = f"label {name!r} holds texts ({seen.texts:,}), and values are numbers" if seen.texts else ""
+        return Column(name, "value", missing=seen.missing, problem=odd)
     if kind == "ignore":
         return Column(name, "ignore", reason="as chosen")
     if seen.numbers + seen.texts == 0 and kind is None:
@@ -156,7 +159,7 @@ def _category(seen: ColumnScan) -> Column:
 
 
 def _many(found: int) -> str:
-    return f"more than {_MOST_VALUES:,}" if found > _MOST_VALUES else f"{found:,}"
+    return f"more than {MOST_VALUES:,}" if found > MOST_VALUES else f"{found:,}"
 
 
 def in_order(values: Iterable[str]) -> tuple[str, ...]:

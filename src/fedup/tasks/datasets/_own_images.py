@@ -97,7 +97,8 @@ class OwnImages:
             raise DataError(f"{self.path}: images of {width}×{height} are small: pass --image-size 28 to enlarge them.")
         files = self.images("train")
         rows = len(files) if self.folders["test"] else len(files) * 4 // 5
-        return suited_to_size("resnet18" if max(height, width) >= _LARGE else "lenet5", rows)
+        model = "resnet18" if max(height, width) >= _LARGE else "lenet5"
+        return suited_to_size(model, rows, len(self.class_names))
 
     @cached_property
     def INPUT(self) -> Images:  # noqa: N802 (the contract's name)

@@ -12,11 +12,11 @@ from fedup.errors import DataError, SettingError
 from fedup.federation import Federation
 from fedup.rng import generator
 from fedup.run.store import hash_of
-from fedup.tasks.datasets._columns import Column, ColumnScan, codes_of, decide, in_order, scan
+from fedup.tasks.datasets._columns import MOST_VALUES, Column, ColumnScan, codes_of, decide, in_order, plain, scan
 from fedup.tasks.datasets._dataset import Dataset, Defaults
 from fedup.tasks.datasets._standardise import mean_and_deviation
 from fedup.tasks.datasets._suited import suited_to_size
-from fedup.tasks.datasets._table_source import NpzSource, TableSource, as_texts, table_source
+from fedup.tasks.datasets._table_source import Block, NpzSource, TableSource, as_numbers, as_texts, table_source
 from fedup.tasks.datasets._tables import TableColumn, Tables
 from fedup.tasks.file_options import FileOptions
 
@@ -68,7 +68,18 @@ class OwnTable:
         twice = next((name for name in given if given.count(name) > 1), None)
         if twice:
             raise SettingError(f"The column {twice!r} is named for two uses: name another one.")
-        return {**of_file, **{name: role for name, role in chosen.items() if name}, label: "label"}
+        role = "value" if options.targets == "values" else "label"
+        return {**of_file, **{name: role for name, role in chosen.items() if name}, label: role}
+
+    @property
+    def label(self) -> str:
+        """The column of labels."""
+        return next(name for name, role in self.roles.items() if role in ("label", "value"))
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes; of values, the column."""
+        return tuple(self.counts("label")) or (self.label,)
 
     @cached_property
     def scans(self) -> tuple[int, dict[str, ColumnScan]]:
@@ -101,13 +112,11 @@ class OwnTable:
         name = next((name for name, own in self.roles.items() if own == role), None)
         if name is None:
             return {}
-        seen, counts = (
-            self.scans[1][name].values,
-            dict.fromkeys(in_order(v for v in self.scans[1][name].values if v), 0),
-        )
+        seen = self.scans[1][name].values
+        counts = dict.fromkeys(in_order(value for value in seen if value), 0)
         for value, count in seen.items():
             if value:
-                counts[next(iter(in_order([value])))] += count
+                counts[plain(value)] += count
         return counts
 
     @property
@@ -126,9 +135,11 @@ class OwnTable:
             more = ", …" if len(empty) > 8 else ""
             problems.append(f"values are missing: {counts}{more}; fill them in, or pass --missing impute")
         for name, role in self.roles.items():
-            if role in ("label", "clients") and scans[name].missing:
+            if role in ("label", "value", "clients") and scans[name].missing:
                 where = self.source.where(scans[name].first_missing or 0)
                 problems.append(f"{role} {name!r} is empty in {scans[name].missing:,} rows, first {where}")
+        if len(self.counts("clients")) > MOST_VALUES:
+            problems.append(f"more than {MOST_VALUES:,} different clients: is this the right column?")
         if not any(map(_is_input, columns.values())):
             problems.append("no column is left as an input of the model")
         if options.standardise == "public":
@@ -138,12 +149,13 @@ class OwnTable:
         return problems + self._class_problems()
 
     def _class_problems(self) -> list[str]:
-        classes, rows = self.counts("label"), self.rows
-        label = next(name for name, role in self.roles.items() if role == "label")
-        if len(classes) < 2:
-            return [f"label {label!r} has one value in all rows: two classes at least are needed"] if classes else []
+        classes, rows, label = self.counts("label"), self.rows, self.label
+        seen = self.scans[1][label]
+        if len(classes) == 1 or (self.roles[label] == "value" and seen.lowest == seen.highest):
+            return [f"label {label!r} has one value in all rows: there is nothing to learn"]
         if len(classes) > min(_MOST_CLASSES, max(rows // 2, 2)):
-            return [f"label {label!r} has {len(classes):,} different values in {rows:,} rows: these are no classes"]
+            many = f"label {label!r} has {len(classes):,} different values in {rows:,} rows"
+            return [f"{many}: these are no classes; numbers to predict: --targets values"]
         alone = [name for name, count in classes.items() if count == 1]
         if not alone:
             return []
@@ -173,15 +185,15 @@ class OwnTable:
             for column in self.columns.values()
             if _is_input(column)
         )
-        roles = {role: name for name, role in self.roles.items()}
-        inputs = Tables(columns, roles["label"], roles.get("id"), self.options.missing, self.options.standardise)
+        id_column = next((name for name, role in self.roles.items() if role == "id"), None)
+        inputs = Tables(columns, self.label, id_column, self.options.missing, self.options.standardise)
         return inputs.with_constants({name: (mean, std) for name, mean, std in self.options.constants})
 
     @property
     def DEFAULTS(self) -> Defaults:  # noqa: N802 (the contract's name)
         """A model for tables, and settings that suit the number of rows."""
         self.check()
-        return suited_to_size("mlp", self._train_rows())
+        return suited_to_size("mlp", self._train_rows(), len(self.class_names))
 
     def _train_rows(self) -> int:
         has_test = self.options.test_file or (isinstance(self.source, NpzSource) and self.source.has_test)
@@ -190,12 +202,11 @@ class OwnTable:
     def load(self) -> Dataset:
         """All rows, not scaled yet: that needs to know who trains on which (`standardised`)."""
         self.check()
-        classes, clients = tuple(self.counts("label")), self.client_names
+        classes, clients = self.class_names, self.client_names
         rows = read_rows(self.source, self.INPUT, self.roles, classes, clients)
         test = self._test_source()
         if test is not None:
-            roles = {name: role for name, role in self.roles.items() if role == "label"}
-            test_rows = read_rows(test, self.INPUT, roles, classes, ())
+            test_rows = read_rows(test, self.INPUT, {self.label: self.roles[self.label]}, classes, ())
             kept, x, test_x, test_y = np.arange(len(rows.y)), rows.x, test_rows.x, test_rows.y
         else:
             is_test = draw_test_rows(rows.y, rows.clients)
@@ -232,12 +243,15 @@ def read_rows(
     lacking = [name for name in names if name not in source.columns]
     if lacking:
         raise DataError(f"{source.path} has no column {', '.join(map(repr, lacking[:5]))}; training had.")
-    blocks: dict[str, list[np.ndarray]] = {"x": [], "label": [], "clients": []}
+    blocks: dict[str, list[np.ndarray]] = {"x": [], "label": [], "value": [], "clients": []}
     texts: dict[str, list[str]] = {"subject": [], "id": []}
     known, row = {"label": classes, "clients": clients}, 0
     for block in source.blocks(names):
         blocks["x"].append(inputs.encode(block, source, row))
         for name, role in roles.items():
+            if role == "value":
+                blocks[role].append(_values(source, block, name, row))
+                continue
             values = as_texts(block[name])
             if role in texts:
                 texts[role] += values
@@ -259,11 +273,21 @@ def read_rows(
     x = _joined(blocks.pop("x"))
     return TableRows(
         x,
-        np.concatenate(blocks["label"]) if "label" in roles_there else np.zeros(0, dtype=np.int64),
+        np.concatenate(blocks["value" if "value" in roles_there else "label"]),
         np.concatenate(blocks["clients"]) if "clients" in roles_there else None,
         tuple(texts["subject"]) if "subject" in roles_there else None,
         tuple(texts["id"]) if "id" in roles_there else None,
     )
+
+
+def _values(source: TableSource, block: Block, name: str, first_row: int) -> np.ndarray:
+    """Numbers to predict. (N, 1)"""
+    numbers, odd = as_numbers(block[name])
+    wrong = [*odd, *np.flatnonzero(np.isnan(numbers)).tolist()]
+    if wrong:
+        where = source.where(first_row + wrong[0])
+        raise DataError(f"{source.path}, {where}: {name!r} holds numbers; found {block[name][wrong[0]]!r}.")
+    return numbers.astype(np.float32)[:, None]
 
 
 def _joined(blocks: list[np.ndarray]) -> np.ndarray:
@@ -290,7 +314,8 @@ def _check_ids(ids: list[str], source: TableSource) -> None:
 
 def draw_test_rows(y: np.ndarray, clients: np.ndarray | None) -> np.ndarray:
     """Which rows are test rows: a fifth of each client's rows of each class, always the same; the first row of a class
-    and of a client is never one."""
+    and of a client is never one. Values have no classes."""
+    y = y if y.ndim == 1 else np.zeros(len(y), dtype=np.int64)
     holders = np.zeros_like(y) if clients is None else clients
     shuffled = torch.randperm(len(y), generator=generator(0, "test rows")).numpy()
     order = shuffled[np.lexsort((y[shuffled], holders[shuffled]))]
@@ -304,7 +329,9 @@ def draw_test_rows(y: np.ndarray, clients: np.ndarray | None) -> np.ndarray:
 def _parts(clients: np.ndarray, names: tuple[str, ...], path: Path) -> tuple[Tensor, ...]:
     if len(names) < 2:
         raise DataError(f"{path}: one client only, {names[0]!r}: a federation has two at least.")
-    return tuple(torch.from_numpy(np.flatnonzero(clients == client)) for client in range(len(names)))
+    order = np.argsort(clients, kind="stable")  # rows of a client stay in order
+    bounds = np.searchsorted(clients[order], np.arange(1, len(names)))
+    return tuple(torch.from_numpy(rows) for rows in np.split(order, bounds))
 
 
 def _chosen(texts: tuple[str, ...] | None, rows: np.ndarray) -> tuple[str, ...] | None:
