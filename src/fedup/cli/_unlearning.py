@@ -72,7 +72,7 @@ def plan_answer(
     """Who would be asked, what would be replaced, what it costs in time and privacy; changes nothing."""
     state, plugged = session.served()
     known, new = _new(session, state, wanted)
-    result: dict[str, Any] = {"dry_run": True, "already": known, "requests": [], "waiting": []}
+    result: dict[str, Any] = {"dry_run": True, "already": known, "requests": [], "waiting": [], **_names(state)}
     if not new and wanted:
         return result
     config, clients, store = _config(plugged, settings), session.federation_if_here, session.store(state)
@@ -139,7 +139,7 @@ def answer_requests(
         "withheld": list(outcome.withheld),
         "forced": report.forced,
         "worst_class": {"class": worst[0], **asdict(worst[1])} if worst else None,
-        "class_names": list(state.about.get("class_names", ())),
+        **_names(state),
         "class_recall": {str(label): asdict(recall) for label, recall in report.class_recall.items()},
         "classes_left_without_holder": classes_left_without_holder(store, report.requests),
         "filter_sha256": outcome.filter.sha256 if outcome.filter else None,
@@ -148,6 +148,10 @@ def answer_requests(
         "notes": report.notes,
         "clients_counting": sorted(set(report.clients_counting)),
     }
+
+
+def _names(state: State) -> dict[str, Any]:
+    return {name: list(state.about.get(name, ())) for name in ("client_names", "class_names")}
 
 
 def _entry(entry: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,12 +288,13 @@ def _print_plan(result: dict[str, Any]) -> None:
     unknown, replaced = result["samples_unknown"], result["replaced_cells"]
     again = f"those of {unknown:,} samples, whose clients know the classes" if unknown else len(result["cells_asked"])
     before = "" if replaced == "none" else f" (what they held before: {replaced})"
+    contacted = ids(result["clients_contacted"], names=result["client_names"])
     for note in result["notes"]:
         console.print(f"[yellow]Note:[/] {note}")
     console.print(
         f"{fitted} would be made from about {result['centroids_kept']:,} {result['statistics']}; "
         f"{count(result['cells_sealed'], 'cell')} left out and sealed.\n"
-        f"Clients contacted: {ids(result['clients_contacted']) or 'none'}; cells sent again: {again}{before}.\n"
+        f"Clients contacted: {contacted or 'none'}; cells sent again: {again}{before}.\n"
         f"Privacy cost: {result['privacy_cost']}.\n"
         f"Expected time: {result['expected_time_s']:.1f} s, besides loading and measuring."
     )

@@ -52,6 +52,7 @@ def restore(
             "requests": [request.id for request in to_restore],
             "already": [request.id for request in chosen if request.restored_in],
             "filter": state.filter.id if state.filter else None,
+            "client_names": list(state.about.get("client_names", ())),
         }
         if to_restore:
             # The last one needs neither centroids nor clients.
