@@ -2,6 +2,8 @@
 
 import json
 import stat
+from collections import Counter
+from itertools import combinations
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 
 from fedup import Federation, Forget, LocalTraining, SubjectKey, Terms, collect, federate, plug, restore, unlearn
 from fedup.clients.in_process import InProcess
+from fedup.clients.moments import MomentChangeQuestion
 from fedup.clients.subjects import resolve
 from fedup.errors import ArtifactError, ContactError, DataError, FedUPError, RequestError
 from fedup.privacy import DP, Budget, Ledger
@@ -180,3 +183,32 @@ def test_a_pool_is_the_largest_that_clients_answer_and_takes_out_its_own_rows_al
         gone = table.federation.forgotten(union(ready))
         few_left = sum(int(store.counts[cell.start]) == 0 for cell in store.cells)
         assert few_left or (whole - store.total).rows == len(gone), "nobody else's rows leave with them"
+
+
+class Recording(InProcess):
+    """Notes what clients were asked to take out of their sums."""
+
+    def ask(self, questions, *, optional=()):
+        for client, question in questions.items():
+            if isinstance(question, MomentChangeQuestion):
+                self.left_out.append((client, question.excluded))
+        return super().ask(questions, optional=optional)
+
+
+def test_no_two_questions_of_a_pooled_answer_differ_by_so_few_rows_that_they_show(table):
+    requests = [table.person(number) for number in table.trained[:24]]
+    store, contact = collect(table.model, table.federation), Recording(table.federation, table.model)
+    contact.left_out = []
+    ask_for_labels(store, requests, contact)
+    waiting = waiting_for_others(store, Forget(), requests)
+    ready = [request for request in requests if request not in waiting]
+    assert len(ready) > 5 and all(sum(map(len, request.sample_ids.values())) < 10 for request in ready), "premise"
+    report = unlearn(plug(table.model), store, ready, clients=contact, force=True)
+    assert report.verdicts.keys() == {request.digest for request in ready}
+    y, least = table.federation.y, store.config.least_rows
+    for (client, one), (other_client, other) in combinations(contact.left_out, 2):
+        if client == other_client:
+            differing = Counter(y[sorted(one ^ other)].tolist())
+            assert all(rows >= least for rows in differing.values()), differing
+    noted = [note for note in report.notes if "is measured with all that were answered with it" in note]
+    assert len(noted) == len(ready) and len(report.notes_about[ready[0].digest]) >= 1

@@ -113,7 +113,7 @@ def test_without_options_it_lists_limits_charges_and_why_left_is_no_difference(r
 
 WRONG = {
     "--epsilon 3 --client 0 --client 4": (1, "Unknown client 4; this federation has clients 0 to 3."),
-    "--epsilon 3 --client -1": (1, "Unknown client -1"),
+    "--epsilon 3 --client -1": (1, "There is no client '-1'"),
     "--client 1": (2, "--epsilon"),
     "--delta 1e-6": (2, "--epsilon"),
 }

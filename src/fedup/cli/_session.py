@@ -76,6 +76,11 @@ class Session:
         """Store a new key in the folder."""
         if key is not None and not self._key_is_given and not self.key_path.exists():
             key.save(self.key_path)
+            self.console.print(
+                f"The key of persons is in {self.key_path}. Whoever has it can find out whether an id is in the data.",
+                markup=False,
+                soft_wrap=True,
+            )
 
     @cached_property
     def dataset(self) -> Dataset:

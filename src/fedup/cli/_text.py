@@ -93,14 +93,19 @@ def print_declined(console: Console, result: dict[str, Any], *, done: str, fitte
 
 def contact_in_words(result: dict[str, Any]) -> str:
     """Which clients were asked, and what they sent."""
-    contacted = result["clients_contacted"]
-    return f"client {ids(contacted)} contacted, {size(result['bytes_up'])} sent" if contacted else "no client contacted"
+    contacted, names = result["clients_contacted"], result.get("client_names", ())
+    return (
+        f"client {ids(contacted, names=names)} contacted, {size(result['bytes_up'])} sent"
+        if contacted
+        else "no client contacted"
+    )
 
 
 def print_orphaned_classes(console: Console, result: dict[str, Any]) -> None:
     """A note where no retained client holds a class that nobody asked to forget."""
     if result["classes_left_without_holder"]:
         console.print(
-            f"[yellow]Note:[/] no retained client holds class {ids(result['classes_left_without_holder'])}, which "
+            "[yellow]Note:[/] no retained client holds class "
+            f"{ids(result['classes_left_without_holder'], names=result.get('class_names', ()))}, which "
             "nobody asked to forget: the filter will not let it pass, and no validation row shows it."
         )

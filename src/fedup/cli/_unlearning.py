@@ -77,7 +77,7 @@ def plan_answer(
         raise RequestError("A head on a public backbone is solved in milliseconds and can be taken back: no dry run.")
     state, plugged = session.served()
     known, new = _new(session, state, wanted)
-    result: dict[str, Any] = {"dry_run": True, "already": known, "requests": [], "waiting": []}
+    result: dict[str, Any] = {"dry_run": True, "already": known, "requests": [], "waiting": [], **_names(state)}
     if not new and wanted:
         return result
     config, clients, store = _config(plugged, settings), session.federation_if_here, session.store(state)
@@ -151,7 +151,7 @@ def answer_requests(
         "withheld": list(outcome.withheld),
         "forced": report.forced,
         "worst_class": {"class": worst[0], **asdict(worst[1]), **_words(store)} if worst else None,
-        "class_names": list(state.about.get("class_names", ())),
+        **_names(state),
         "class_recall": {str(label): asdict(recall) for label, recall in report.class_recall.items()},
         "classes_left_without_holder": classes_left_without_holder(store, report.requests),
         "filter_sha256": outcome.filter.sha256 if outcome.filter else None,
@@ -165,6 +165,10 @@ def answer_requests(
 def _words(store: Centroids) -> dict[str, str]:
     """What a class and its recall are called, as the store's model learns it."""
     return {"of": OUTPUT[store.targets], "measure": MEASURE[store.targets]}
+
+
+def _names(state: State) -> dict[str, Any]:
+    return {name: list(state.about.get(name, ())) for name in ("client_names", "class_names")}
 
 
 def _entry(entry: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
@@ -306,12 +310,13 @@ def _print_plan(result: dict[str, Any]) -> None:
     unknown, replaced = result["samples_unknown"], result["replaced_cells"]
     again = f"those of {unknown:,} samples, whose clients know the classes" if unknown else len(result["cells_asked"])
     before = "" if replaced == "none" else f" (what they held before: {replaced})"
+    contacted = ids(result["clients_contacted"], names=result["client_names"])
     for note in result["notes"]:
         console.print(f"[yellow]Note:[/] {note}")
     console.print(
         f"{fitted} would be made from about {result['centroids_kept']:,} {result['statistics']}; "
         f"{count(result['cells_sealed'], 'cell')} left out and sealed.\n"
-        f"Clients contacted: {ids(result['clients_contacted']) or 'none'}; cells sent again: {again}{before}.\n"
+        f"Clients contacted: {contacted or 'none'}; cells sent again: {again}{before}.\n"
         f"Privacy cost: {result['privacy_cost']}.\n"
         f"Expected time: {_short(result['expected_time_s'])}, besides loading and measuring."
     )

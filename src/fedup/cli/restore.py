@@ -53,6 +53,7 @@ def restore(
             "requests": [request.id for request in to_restore],
             "already": [request.id for request in chosen if request.restored_in],
             "filter": state.filter.id if state.filter else None,
+            "client_names": list(state.about.get("client_names", ())),
         }
         if to_restore and state.is_exact:
             from fedup.cli._exact import restore_exactly

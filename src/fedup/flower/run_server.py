@@ -101,6 +101,11 @@ class RunServer:
                 [NewRequest(request, reference)], config=config, limits=limits or Limits(3.0 if judge else None)
             )
 
+    def answer_waiting(self, contact: GridContact, *, judge: Judge | None = None) -> Outcome:
+        """Answer the requests that wait, if they have enough rows together."""
+        with self._desk("unlearn", contact, judge) as desk:
+            return desk.unlearn([], limits=Limits(3.0 if judge else None), pending=True)
+
     def restore(self, *requests: str, contact: GridContact | None = None, judge: Judge | None = None) -> Outcome:
         """Restore requests, by their ids."""
         with self._desk("restore", contact, judge) as desk:

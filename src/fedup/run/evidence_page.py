@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedup.request import Forget
-from fedup.run.in_words import STATES, class_in_words, count, eraser_in_words, forget_set, machine_in_words, moment
+from fedup.run.in_words import (
+    STATES,
+    class_in_words,
+    count,
+    eraser_in_words,
+    forget_set,
+    ids,
+    machine_in_words,
+    moment,
+)
 from fedup.target_words import MEASURE, OUTPUT, SCORE, targets_of
 
 Evidence = Mapping[str, Any]  # as `build_evidence` makes it
@@ -39,6 +48,8 @@ def page_content(evidence: Evidence) -> dict[str, Any]:
         "named": forget_set(Forget.from_json(request["forget"]), class_names=names, client_names=clients, most=None),
         "sentence": _sentence(evidence),
         "claim_accuracy": _claim_accuracy(evidence["claim"]),
+        "contacted": ids(evidence["contact"]["clients_contacted"], None, names=clients),
+        "counting": ids(evidence["contact"]["clients_counting"], None, names=clients),
         "seconds": sum(evidence["time_s"].values()),
         "measured": _measured(evidence),
         "of_retrain": _of_retrain(evidence),

@@ -13,9 +13,9 @@ def count(number: int, thing: str) -> str:
     return f"{number:,} {thing}" + ("" if number == 1 else "s")
 
 
-def ids(numbers: Iterable[int], most: int | None = 8) -> str:
-    """Numbers, shortened when there are more than `most`."""
-    texts = [str(number) for number in sorted(numbers)]
+def ids(numbers: Iterable[int], most: int | None = 8, *, names: Sequence[str] = ()) -> str:
+    """Numbers with their names, where these say more, shortened when there are more than `most`."""
+    texts = [class_in_words(number, names) for number in sorted(numbers)]
     return ", ".join(texts) if most is None or len(texts) <= most else f"{', '.join(texts[:6])}, … ({len(texts)})"
 
 
@@ -28,13 +28,9 @@ def forget_set(
     forget: Forget, *, class_names: Sequence[str] = (), client_names: Sequence[str] = (), most: int | None = 8
 ) -> str:
     """What a request names: client 3 and class 7 “ship”."""
-    parts = [f"client {ids(forget.client_ids, most)}"] if forget.client_ids else []
-    if forget.client_ids and client_names:
-        parts = ["client " + ", ".join(client_in_words(own, client_names) for own in sorted(forget.client_ids))]
-    if forget.class_ids and class_names:
-        parts.append("class " + ", ".join(class_in_words(label, class_names) for label in sorted(forget.class_ids)))
-    elif forget.class_ids:
-        parts.append(f"class {ids(forget.class_ids, most)}")
+    parts = [f"client {ids(forget.client_ids, most, names=client_names)}"] if forget.client_ids else []
+    if forget.class_ids:
+        parts.append(f"class {ids(forget.class_ids, most, names=class_names)}")
     parts += (
         [forget.persons]
         if forget.subject_tags

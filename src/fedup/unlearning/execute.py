@@ -1,5 +1,6 @@
 """A plan carried out: a filter is built, checked for harm and measured, and only then served."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from fedup.targets import MEASURE, OUTPUT
 from fedup.unlearning.bottleneck_fit import cells_in_use
 from fedup.unlearning.class_recall import Recall, check_classes_left, check_recall, lost_classes
 from fedup.unlearning.eraser_builder import EraserBuilder
+from fedup.unlearning.few_rows import shows_rows
 from fedup.unlearning.fits import fit_of
 from fedup.unlearning.measure import Counted, Measurement
 from fedup.unlearning.moment_refresh import refresh_of
@@ -21,6 +23,7 @@ from fedup.unlearning.refresh import Refresh
 from fedup.unlearning.report import Report
 from fedup.unlearning.verdict import Verdict
 
+_NOT_ALONE = "alone it has too few rows"
 _CLOSE = 0.7  # share of the allowed loss: beyond it, wider bottlenecks are tried
 FARTHER = (
     "The filter that can be made would make the model know these samples better than before, so it is withheld: the "
@@ -172,13 +175,19 @@ class Execution:
             return self._measurement.no_verdict()
         before = self._plan.plugged.served
         if original is not None and len(new) > 1:  # compare with all requests but this one
-            try:
-                before = self._without(request, active | new, original)
-            except FedUPError as error:  # what is left without it may be too little
-                if not request.names_rows_only:
-                    raise
-                self._report.note(f"To {request} is measured with all that were answered with it. {error}", [request])
+            before = self._without_it(request, active | new, original)
         return self._measurement.verdict(request, candidate, before, alone=len(new) == 1)
+
+    def _without_it(self, request: Forget, requests: frozenset[Forget], original: Centroids) -> Served | None:
+        """A filter for the other requests; the one before all new ones where that would show the rows of this one, or
+        cannot be made."""
+        if not request.names_rows_only:
+            return self._without(request, requests, original)
+        if not shows_rows(self._plan.centroids, request, union(requests - {request})):
+            with suppress(FedUPError):
+                return self._without(request, requests, original)
+        self._report.note(f"To {request} is measured with all that were answered with it: {_NOT_ALONE}.", [request])
+        return self._plan.plugged.served
 
     def _without(self, request: Forget, requests: frozenset[Forget], original: Centroids) -> Served:
         """A filter for the other requests from a copy of the original store; its report is thrown away."""

@@ -41,6 +41,14 @@ def waiting_for_others(store: MomentStore, in_force: Forget, requests: Collectio
     return waiting
 
 
+def shows_rows(store: Centroids, request: Forget, others: Forget) -> bool:
+    """Whether sums with the request and without it would differ by so few rows of a cell that they show them."""
+    if not isinstance(store, MomentStore):
+        return False
+    own, besides = _by_cell(store, request), _by_cell(store, others)
+    return any(0 < len(ids - besides.get(name, set())) < store.config.least_rows for name, ids in own.items())
+
+
 def rows_beside(store: MomentStore, cells: Collection[CellName]) -> int:
     """Rows of these cells: all of them would leave if the request were answered now."""
     found = [cell for name in cells if (cell := store.cell(name)) is not None]
