@@ -62,6 +62,8 @@ def test_names_of_clients_classes_and_labels_are_kept_and_lead_to_requests():
     mercy = federation.client_id("mercy")
     assert set(federation.client(mercy).train.tolist()) <= set(np.flatnonzero(owners == 0).tolist())
     assert {sick[row] for row in federation.forgotten(Forget.classes([federation.class_id("yes")])).tolist()} == {"yes"}
+    with pytest.raises(RequestError, match=r"Client 1 \(mercy\) was not trained on 1 of the 1 samples"):
+        federation.check(Forget.samples({mercy: [int(np.flatnonzero(owners == 1)[0])]}))
     for wrong in ("Mercy", "0"):
         with pytest.raises(RequestError, match="mercy"):
             federation.client_id(wrong)

@@ -156,6 +156,19 @@ def test_training_knows_no_units(scale, offset):
 # --- requests
 
 
+def test_a_label_of_which_every_client_has_too_few_rows_stays_as_the_original_answers_it():
+    federation, model = tags()
+    y = federation.y.clone()
+    y[:, 2] = False
+    for client in federation.clients:
+        y[client.train[:3], 2] = True
+    rare = federation.relabeled(y)
+    store, plugged, (report,) = answer((rare, model), Forget.clients([1]), force=True)
+    assert store.unreported == 15 and any("too few rows with label 2" in note for note in report.notes)
+    assert torch.allclose(plugged(rare.x)[:, 2], model(rare.x)[:, 2], atol=1e-3)
+    assert not torch.allclose(plugged(rare.x)[:, 0], model(rare.x)[:, 0], atol=1e-1)
+
+
 def test_a_client_is_forgotten_as_retrain_would_and_the_original_comes_back_bit_for_bit(tmp_path):
     federation, model = diabetes()
     request = Forget.clients([federation.client_id("h2")])
