@@ -132,6 +132,11 @@ class Federation:
             raise RequestError(f"Unknown client {name!r}; this federation has {known}.")
         return self.clients[self.client_names.index(name)].id
 
+    def _in_words(self, client_id: int) -> str:
+        """A client by its number, and its name where it has one."""
+        names = dict(zip(self.ids, self.client_names, strict=False))
+        return f"{client_id} ({names[client_id]})" if client_id in names else str(client_id)
+
     def class_id(self, name: str) -> int:
         """The number of the class, label or output of that name, for `Forget.classes`."""
         if name not in self.class_names:
@@ -221,7 +226,7 @@ class Federation:
         check_request(request, self.targets)
         check_known(request, clients=self.ids, num_classes=self.num_classes)
         for client_id, ids in request.sample_ids.items():
-            check_samples(self.client(client_id).train, ids, client_id)
+            check_samples(self.client(client_id).train, ids, self._in_words(client_id))
         if len(self.forgotten(request)) == 0:
             raise RequestError(f"To {request} changes nothing: no client was trained on such a row.")
         rows = replace(request, class_ids=frozenset()) if self.targets == "labels" else request
@@ -241,7 +246,7 @@ def number_subjects(ids: Sequence[str], key: SubjectKey | None) -> tuple[Tensor,
     return torch.tensor([numbers.get(subject, -1) for subject in ids], dtype=torch.int64), tags
 
 
-def check_samples(train: Tensor, ids: frozenset[int], client_id: int) -> None:
+def check_samples(train: Tensor, ids: frozenset[int], client_id: int | str) -> None:
     """Raise unless the client trained on all of these samples."""
     unknown = sorted(ids - set(train.tolist()))
     if unknown:

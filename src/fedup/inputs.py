@@ -177,7 +177,7 @@ def _tensor(value: Any) -> Tensor:
         raise DataError(f"Rows must hold numbers; found {array.dtype} such as {str(array.flat[0])[:40]!r}.")
     if array.dtype.kind == "u" and array.itemsize > 1:
         array = array.astype(np.int64)
-    return torch.from_numpy(np.ascontiguousarray(array))
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
 def _array(value: Any) -> "np.ndarray[Any, Any]":
@@ -231,7 +231,7 @@ def _targets(value: Any, targets: Targets | None, outputs: tuple[str, ...]) -> t
         raise DataError(f"{bad} rows have a target that is missing or infinite. Leave them out, or fill them in.")
     if targets is None:
         targets = "values" if array.dtype.kind == "f" else "classes" if array.ndim == 1 else "labels"
-    return torch.from_numpy(np.ascontiguousarray(_in_form(array, targets))), outputs
+    return torch.from_numpy(np.require(_in_form(array, targets), requirements=["C", "W"])), outputs
 
 
 def _in_form(array: "np.ndarray[Any, Any]", targets: Targets) -> "np.ndarray[Any, Any]":

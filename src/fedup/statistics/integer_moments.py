@@ -118,7 +118,7 @@ class MomentConfig:
         (tensor([[3.0000e+00],
                 [6.5536e+04]], dtype=torch.float64), 1)
         """
-        if self.targets == "classes":
+        if kind_of(targets) == self.targets == "classes":
             return torch.zeros(len(targets), 0, dtype=torch.float64, device=targets.device), 0
         if kind_of(targets) != self.targets or targets.shape[1:] != (self.outputs,):
             raise DataError(
