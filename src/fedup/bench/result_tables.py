@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedup.bench.attacks.run import attacks_table
+from fedup.bench.exact_table import exact_table
 from fedup.bench.experiment import Experiment, load_experiment
 from fedup.bench.experiment_report import write_report
 from fedup.bench.goals import judge_goals
@@ -37,6 +38,7 @@ TABLES: dict[str, Table] = {
     "flower": _a_section_each(flower_table),
     "results/attacks": attacks_table,
     "results/withdrawals": withdrawals_table,
+    "results/exact": exact_table,
 }
 
 
