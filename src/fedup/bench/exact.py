@@ -23,7 +23,8 @@ from fedup.tasks.machine import describe_code, describe_machine
 from fedup.tasks.progress import Progress
 from fedup.training.fedavg import federate
 from fedup.training.local import LocalTraining
-from fedup.unlearning.exact import HeadModel, learn_head
+from fedup.unlearning.exact import HeadModel
+from fedup.unlearning.learn_head import learn_head
 
 CLIENTS, MANY_CLIENTS = 10, 100
 _HOLDERS, _SHARE, _TARGET = 3, 0.4, 0  # of the backdoor

@@ -24,7 +24,7 @@ class HeadRule:
 
     ridge: float = 0.01
     few_rows: float = 0.1
-    sharpness: float = 0.5
+    sharpness: float = 0.25
 
     def __post_init__(self) -> None:
         if not (self.ridge > 0 and self.few_rows >= 0 and self.sharpness > 0):
