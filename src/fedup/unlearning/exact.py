@@ -192,7 +192,15 @@ class HeadModel(nn.Module):
         with REQUEST_LOCK:
             question = MomentsQuestion(HEAD, self.store.config)
             grown, report = self.store.to("cpu"), Report(self.requests)
-            for client, answer in contact.ask(dict.fromkeys(ids, question)):
+            if set(ids) <= set(contact.clients):
+                answers = dict(contact.ask(dict.fromkeys(ids, question)))
+            else:  # nodes that nobody has met yet
+                answers = dict(contact.ask_everyone(question, but=self.store.known_clients))
+            if missing := sorted(set(ids) - answers.keys()):
+                raise RequestError(f"Unknown client {missing}: no such client can be reached. Nothing was changed.")
+            for client, answer in sorted(answers.items()):
+                if client not in ids:
+                    continue
                 add_client(grown, client, answer.moments, answer.by_class)
                 grown.shortened += answer.shortened
                 grown.unreported += answer.unreported

@@ -19,6 +19,9 @@ def exact(
     rows: Annotated[int | None, typer.Option(help="Random training rows; by default all.", min=100)] = None,
     test_rows: Annotated[int | None, typer.Option(help="Random rows of the test set; by default all.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same clients and rows.")] = 0,
+    fine_tune: Annotated[
+        int, typer.Option(help="Compare with so many rounds of FedAvg on the whole backbone; they take long.", min=0)
+    ] = 0,
     cache: Annotated[
         Path | None,
         typer.Option(help="Folder for features, which an interrupted run goes on from.", envvar="FEDUP_FEATURES"),
@@ -37,7 +40,7 @@ def exact(
 
     folder = cache or cache_folder() / "features"
     path = out or RESULTS / "exact" / f"{Path(data).stem}-{Path(backbone).stem}.json"
-    run = partial(run_exact, data, backbone, rows=rows, test_rows=test_rows, seed=seed, folder=folder)
+    run = partial(run_exact, data, backbone, rows=(rows, test_rows), seed=seed, folder=folder, fine_tune=fine_tune)
     content = measure_into(path, run, as_json=as_json)
     if as_json:
         return
