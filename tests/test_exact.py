@@ -248,3 +248,25 @@ def test_fewer_features_by_a_public_projection_forget_as_exactly():
     model.unlearn(Forget.clients([2]))
     without = learn_head(small, replace(clients, clients=clients.clients[:2]), num_classes=CLASSES)
     assert small.width == 6 and model.totals == without.totals
+
+
+def test_a_cohort_keeps_totals_alone_and_takes_only_the_message_that_was_learned_from(tmp_path):
+    x, y = tiny(rows=400)
+    clients = Federation.split(x, y, [torch.arange(i, 400, 40) for i in range(40)], num_classes=CLASSES)
+    model = learn_head(backbone(), clients, num_classes=CLASSES, keep="cohort")
+    whole = learn_head(backbone(), clients, num_classes=CLASSES)
+    assert model.totals == whole.totals and torch.equal(model(x), whole(x))
+    assert model.cohort.stored_bytes < whole.store.stored_bytes / 5
+    leavers = Forget.clients([3, 17])
+    model.unlearn(leavers, clients=clients)
+    whole.unlearn(leavers)
+    assert model.totals == whole.totals and model.claim.kind == "exact"
+    model.save(tmp_path / "cohort.safetensors")
+    again = fedup.CohortModel.load(backbone(), tmp_path / "cohort.safetensors")
+    changed = clients.relabeled((y + 1) % CLASSES)
+    for wrong, told in ((Forget.clients([5]), "other sums"), (Forget.classes([1]), "keep='clients'")):
+        with pytest.raises(RequestError, match=told):
+            again.unlearn(wrong, clients=changed)
+    assert again.totals == model.totals
+    again.restore(leavers, clients=clients)
+    assert again.totals == learn_head(backbone(), clients, num_classes=CLASSES).totals

@@ -55,10 +55,11 @@ if TYPE_CHECKING:
     from fedup.training.fedavg import federate as federate
     from fedup.training.local import LocalTraining as LocalTraining
     from fedup.unlearning.claim import Claim as Claim
+    from fedup.unlearning.cohort import CohortModel as CohortModel
     from fedup.unlearning.exact import HeadModel as HeadModel
-    from fedup.unlearning.exact import learn_head as learn_head
     from fedup.unlearning.exact_file import load_head as load_head
     from fedup.unlearning.exact_file import save_head as save_head
+    from fedup.unlearning.learn_head import learn_head as learn_head
     from fedup.unlearning.plan import RequestPlan as RequestPlan
     from fedup.unlearning.plan import Terms as Terms
     from fedup.unlearning.report import Report as Report
@@ -94,8 +95,10 @@ _PUBLIC = {
     "fedup.training.fedavg": "Observer Rounds Runtime federate",
     "fedup.training.local": "LocalTraining",
     "fedup.unlearning.claim": "Claim",
-    "fedup.unlearning.exact": "HeadModel learn_head",
+    "fedup.unlearning.cohort": "CohortModel",
+    "fedup.unlearning.exact": "HeadModel",
     "fedup.unlearning.exact_file": "load_head save_head",
+    "fedup.unlearning.learn_head": "learn_head",
     "fedup.unlearning.plan": "RequestPlan Terms",
     "fedup.unlearning.report": "Report",
     "fedup.unlearning.unlearn": "plan purge restore unlearn",

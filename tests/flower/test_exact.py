@@ -53,3 +53,18 @@ def test_sums_of_few_rows_need_the_nodes_consent(world):
     fedup.unlearn(model, model.store, sample, clients=contact)
     assert before - int(model.totals.counts[label]) == int((y[own] == label).sum()) > 1  # never one row alone
     assert model.claim.kind == "suppressed"
+
+
+def test_a_node_that_joins_later_is_as_if_it_had_been_there_from_the_start(world):
+    grid = world.grid(model=blank, policy=Policy(few_rows=True))
+    late = max(grid.apps)
+    app = grid.apps.pop(late)
+    contact = world.contact(grid, blank())
+    model = learn_head(blank()[0], contact, num_classes=10)
+    fedup.unlearn(model, model.store, Forget.classes([4]), clients=contact)
+    grid.apps[late] = app
+    model.add_clients(contact, [3])
+    without = world.federation.without(Forget.classes([4]))
+    assert model.totals == learn_head(model.backbone, without, num_classes=10).totals
+    fedup.unlearn(model, model.store, Forget.clients([3]), clients=contact)
+    assert model.relearn(contact) == model.totals

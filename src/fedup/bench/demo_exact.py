@@ -7,7 +7,7 @@ from fedup.request import Forget
 from fedup.tasks.backbones import load_backbone
 from fedup.tasks.datasets import Dataset
 from fedup.tasks.evaluation import retain_and_forget
-from fedup.unlearning.exact import learn_head
+from fedup.unlearning.learn_head import learn_head
 
 BACKBONE = "random_conv"
 _SALT = "demo"

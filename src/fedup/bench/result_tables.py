@@ -9,6 +9,7 @@ from typing import Any
 
 from fedup.bench.attacks.flower_table import hostile_table
 from fedup.bench.attacks.run import attacks_table
+from fedup.bench.exact_table import exact_table
 from fedup.bench.experiment import Experiment, load_experiment
 from fedup.bench.experiment_report import write_report
 from fedup.bench.goals import judge_goals
@@ -39,6 +40,7 @@ TABLES: dict[str, Table] = {
     "results/attacks": attacks_table,
     "results/attacks_flower": hostile_table,
     "results/withdrawals": withdrawals_table,
+    "results/exact": exact_table,
 }
 
 

@@ -28,7 +28,8 @@ from fedup.run.verify import Check
 from fedup.statistics.feature_cache import FeatureCache
 from fedup.tasks.backbones import load_backbone
 from fedup.tasks.evaluation import accuracy
-from fedup.unlearning.exact import HeadModel, learn_head
+from fedup.unlearning.exact import HeadModel
+from fedup.unlearning.learn_head import learn_head
 
 if TYPE_CHECKING:
     from fedup.run.answer import NewRequest

@@ -38,6 +38,7 @@ def list_(
     listed = {
         "data": names("fedup.tasks.datasets"),
         "models": names("fedup.tasks.models"),
+        "backbones": names("fedup.tasks.backbones"),
         "partitions": list(PARTITIONS),
         "scenarios": names("fedup.bench.scenarios"),
         "methods": names("fedup.bench.methods"),

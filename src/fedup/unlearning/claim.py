@@ -1,6 +1,5 @@
 """What may be claimed of a learned head after requests, and what the claim rests on."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -61,8 +60,14 @@ def claim_of(
     backbone: Backbone, store: MomentStore, requests: frozenset[Forget], configuration: Mapping[str, Any]
 ) -> Claim:
     """What holds of the head that these requests leave."""
-    origin, missing = backbone.origin, sorted(name for name, value in configuration.items() if value is None)
     further, sealed = _rows_left_out_besides(store), _sealed(store, requests)
+    return claim_from(backbone, configuration, rows=store.total.rows, further=further, sealed=sealed)
+
+
+def claim_from(backbone: Backbone, configuration: Mapping[str, Any], *, rows: int, further: int, sealed: int) -> Claim:
+    """What holds of a head from integer totals of so many rows, where `further` rows were left out that nobody named,
+    and so many cells of forgotten rows are kept."""
+    origin, missing = backbone.origin, sorted(name for name, value in configuration.items() if value is None)
     conditions = [
         Condition(
             "the backbone is public",
@@ -74,7 +79,7 @@ def claim_of(
             not missing,
             f"not fixed: {', '.join(missing)}" if missing else ", ".join(configuration),
         ),
-        Condition("totals are integers", store.dp is None, f"{store.total.rows:,} rows, 64 bits, no noise"),
+        Condition("totals are integers", True, f"{rows:,} rows, 64 bits, no noise"),
         Condition(
             "only the rows named were left out",
             not further,
@@ -94,9 +99,9 @@ def totals_hash(totals: IntegerMoments, config: MomentConfig, salt: str) -> str:
     return digest_of(grid, [("counts", totals.counts), ("sums", totals.sums), ("second", totals.second)])
 
 
-def message_hash(moments: IntegerMoments) -> str:
+def message_hash(client: int, moments: IntegerMoments, config: MomentConfig) -> str:
     """sha256 of one client's sums, by which only the same message is accepted later."""
-    return hashlib.sha256(totals_hash(moments, MomentConfig(), "message").encode()).hexdigest()
+    return totals_hash(moments, config, f"message of client {client}")
 
 
 def _rows_left_out_besides(store: MomentStore) -> int:

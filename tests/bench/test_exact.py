@@ -1,0 +1,89 @@
+"""The benchmark of exact mode, and the backbones: what is measured is what learning without the data gives."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from tests.cli._in_process import ok, refused
+from transformers import BertConfig, BertModel
+
+import fedup
+from fedup.bench.result_tables import write_result_tables
+from fedup.errors import FedUPError, MissingDataError, SettingError
+from fedup.models.features import FeatureReader
+from fedup.tasks.backbones import backbone_names, load_backbone
+
+SHAPES = {"image": (3, 32, 32), "text": (16,)}
+
+
+def test_features_are_computed_once_and_forgetting_is_learning_without(tmp_path, monkeypatch):
+    out = tmp_path / "results" / "exact" / "digits-random_conv.json"
+    command = ("bench", "exact", "--rows", 300, "--test-rows", 60, "--cache", tmp_path / "features", "--out", out)
+    ok(*command)
+    result = json.loads(out.read_text())
+    assert result["many_clients"]["equal"] and result["learned"]["accuracy"] > 0.8
+    for attack in (result["flipping"], result["backdoor"]):
+        assert attack["equal"] and attack["forgotten"] == attack["learned_without"] and attack["claim"] == "exact"
+    assert result["backdoor"]["with"]["led_astray"] > 0.5 > result["backdoor"]["forgotten"]["led_astray"]
+    sizes = [line["store_bytes"] for line in result["projections"]]
+    assert sizes == sorted(sizes) and sizes[-1] < result["learned"]["store_bytes"]
+    with monkeypatch.context() as patched:
+        patched.setattr(FeatureReader, "at_once", None)  # a second run computes no feature of an image
+        patched.setattr("fedup.bench.exact._Bench.learned", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            ok(*command)
+    assert "| digits, random_conv |" in write_result_tables(tmp_path)[0].read_text()
+
+
+def test_heads_before_and_after_show_a_row_and_membership_is_that_of_learning_without(tmp_path):
+    out = tmp_path / "results" / "attacks" / "digits-exact.json"
+    ok("bench", "attack", "--exact", "--data", "digits", "--trials", 20, "--out", out)
+    found = {result["protection"]: result["figure"] for result in json.loads(out.read_text())["results"]}
+    assert found["none, totals"] == 1 and found["none, heads"] > 0.9
+    assert found["exact, after the request"] == found["exact, learned without"]
+    assert "attack --exact" in write_result_tables(tmp_path)[0].read_text()
+
+
+@pytest.mark.parametrize("name", backbone_names())
+def test_a_backbone_is_public_and_gives_the_same_features_again(name):
+    module = __import__(f"fedup.tasks.backbones.{name}", fromlist=["TAKES"])
+    shape = SHAPES[module.TAKES]
+    try:
+        backbone, again = load_backbone(name, shape), load_backbone(name, shape)
+    except MissingDataError as error:
+        pytest.skip(f"its packages are not installed: {error}")
+    assert backbone.origin == module.ORIGIN and fedup.fingerprint(backbone) == fedup.fingerprint(again)
+    x = torch.randn(2, *shape) if module.TAKES == "image" else torch.randint(1, 1000, (2, *shape))
+    assert torch.equal(backbone(x), again(x)) and float(backbone(x).norm(dim=1).max()) < backbone.bound
+    with pytest.raises(SettingError, match="choose another"):
+        load_backbone(name, SHAPES["text" if module.TAKES == "image" else "image"])
+
+
+def test_a_hugging_face_folder_is_a_backbone_and_says_where_it_comes_from(tmp_path):
+    folder = tmp_path / "encoder"
+    small = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=99)
+    BertModel(small).save_pretrained(folder)
+    texts = torch.tensor([[5, 6, 7, 0, 0], [5, 6, 7, 8, 9]])
+    undeclared = load_backbone(str(folder), (5,))
+    assert undeclared.origin is None
+    padded = torch.tensor([[5, 6, 7]])
+    assert torch.allclose(undeclared(texts)[:1], undeclared(padded), atol=1e-5)  # filling changes nothing
+    about = {"source": "drawn in a test", "licence": "none", "declared_by": "the test", "pooling": "cls"}
+    (folder / "fedup.json").write_text(json.dumps(about))
+    declared = load_backbone(str(folder), (5,))
+    assert declared.origin.declared_by == "the test"
+    assert not torch.allclose(declared(texts), undeclared(texts))
+    shutil.copytree(folder, tmp_path / "broken")
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(FedUPError):
+        load_backbone(str(tmp_path / "broken"), (5,))
+
+
+def test_a_backbone_that_is_missing_says_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "9.9")
+    with pytest.raises(MissingDataError, match=r"9\.9 is installed: other weights are another backbone"):
+        load_backbone("minilm", (16,))
+    monkeypatch.undo()
+    missing = ("bench", "exact", "--backbone", "no_such_backbone", "--out", tmp_path / "a.json")
+    refused(*missing, told="there is no 'no_such_backbone'")
