@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -109,6 +110,7 @@ class StoreBuilder:
         self._unsent: set[int] = set()
         self._few: dict[int, set[int]] = {}  # by class
         self._shortened = self._unreported = 0
+        self._scales: list[tuple[int, int, float]] = []  # of each client: rows, those beyond the bound, mean square
         self._about: dict[str, Any] = {}
 
     def add(self, answer: ClientMoments) -> None:
@@ -130,18 +132,22 @@ class StoreBuilder:
             self._unsent.add(client)
         for label in answer.few:
             self._few.setdefault(label, set()).add(client)
+        if moments.rows:
+            square = float(moments.dense_second().diagonal().sum()) / moments.rows
+            self._scales.append((moments.rows, answer.shortened, square))
         self._shortened += answer.shortened
         self._unreported += answer.unreported
 
     def better_config(self) -> MomentConfig:
-        """The same, or one that suits the rows: wider or finer."""
+        """The same, or one that suits the rows: wider or finer. A quarter of the clients cannot decide that, whatever
+        they report."""
         config, total = self._config, self._total
         if total is None or not total.rows:
             return config
-        if self._shortened > _SHORTENED * total.rows:
+        usual = sorted(self._scales, key=lambda client: client[1] / client[0])[: -(-3 * len(self._scales) // 4)]
+        if sum(shortened for _, shortened, _ in usual) > _SHORTENED * sum(rows for rows, _, _ in usual):
             return replace(config, bound=8 * config.bound, step=8 * config.step)
-        squares = float(total.dense_second().diagonal().sum())
-        if (squares / total.rows) ** 0.5 < _FINE * total.width**0.5:
+        if median(square for _, _, square in self._scales) ** 0.5 < _FINE * total.width**0.5:
             step = config.step / 8
             return replace(config, bound=min(config.bound, step * MOST_STEPS), step=step)
         return config

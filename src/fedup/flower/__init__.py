@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedup.clients.intake import Intake
     from fedup.flower.contact import GridContact
     from fedup.flower.messaging import Delivery
     from fedup.flower.node import mount
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from fedup.flower.run_server import RunServer
     from fedup.flower.wire import load_arrays
 
-__all__ = ["Delivery", "GridContact", "Policy", "RunServer", "load_arrays", "mount"]
-_WHERE = dict(zip(__all__, ("messaging", "contact", "policy", "run_server", "wire", "node"), strict=True))
+__all__ = ["Delivery", "GridContact", "Intake", "Policy", "RunServer", "load_arrays", "mount"]
+_WHERE = dict(zip(__all__, ("messaging", "contact", "messaging", "policy", "run_server", "wire", "node"), strict=True))
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,6 @@
 """The server's side: questions over a Flower Grid, and what is done with the answers."""
 
+import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -10,7 +11,9 @@ from typing import Any, TypeVar
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
+from fedup.clients.agreement import Profile
 from fedup.clients.checks import client_number
+from fedup.clients.intake import profile_of
 from fedup.clients.labels import WhoQuestion
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.protocol import check_budgets
@@ -20,12 +23,13 @@ from fedup.files import explained
 from fedup.flower.accounts import Accounts
 from fedup.flower.answer_cache import AnswerCache
 from fedup.flower.messaging import Delivery, Messenger
-from fedup.flower.wire import ROW, Answer, Ask, row_of
+from fedup.flower.wire import ROW, Answer, Ask, only_this_answer, row_of
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget, check_known
 from fedup.statistics.traffic import Traffic
 
 A = TypeVar("A")
+_LOG = logging.getLogger(__name__)
 _Taken = tuple[int, Callable[[], Any]]  # an answer that fits: its client, and a function that loads it
 
 
@@ -69,6 +73,8 @@ class GridContact:
             with explained(f"make the folder {folder}"):
                 self.vectors_folder.mkdir(parents=True, exist_ok=True)
         self._collected = False  # whether all answers to a collection were taken; they may still be on disk
+        self._profiles: dict[int, Profile] = {}  # by node, of its answer to the collection under way
+        self.flagged: dict[int, str] = {}  # nodes whose answers disagree with all others, and how
 
     @property
     def left_out(self) -> Mapping[int, str]:
@@ -106,7 +112,8 @@ class GridContact:
         """All clients that answered so far; on first use all nodes are asked who they are."""
         if not self._accounts.nodes:
             self._greet()
-        return sorted(self._accounts.nodes)
+        refused = self.flagged if self._delivery.intake.policy == "leave_out" else ()
+        return sorted(client for client, node in self._accounts.nodes.items() if node not in refused)
 
     def check(self, request: Forget) -> None:
         check_known(request, clients=self.clients, num_classes=self.num_classes)
@@ -140,12 +147,28 @@ class GridContact:
             questions = {self._accounts.nodes[client]: asked for client, asked in own.items()}
         else:
             questions = dict.fromkeys(self._accounts.connected(), question)
+        self._profiles, self.flagged = {}, {}
         taken = self._ask_nodes(questions, {})
-        self._accounts.meet({node: client for node, (client, _) in taken.items()})
+        taken = self._leave_out(taken, self._accounts.meet({node: client for node, (client, _) in taken.items()}))
+        self.flagged = self._judge(question, taken)
+        taken = self._leave_out(taken, self.flagged if self._delivery.intake.policy == "leave_out" else {})
         lost = {node for client, node in self._accounts.nodes.items() if client not in but} - questions.keys()
         self._messenger.left_out |= dict.fromkeys(lost, "it is not connected any more")
         self._check_enough(len(taken), of=len(questions) + len(lost))
         return self._collection(taken)
+
+    def _judge(self, question: Question[Any], taken: Mapping[int, _Taken]) -> dict[int, str]:
+        """The nodes whose answers disagree with all others, and how."""
+        profiles = {node: self._profiles[node] for node in taken if node in self._profiles}
+        flagged = self._delivery.intake.judge(profiles, question, self._facts)
+        for node, why in sorted(flagged.items()):
+            _LOG.warning("node %d disagrees with all others: %s", node, why)
+        return flagged
+
+    def _leave_out(self, taken: Mapping[int, _Taken], reasons: Mapping[int, str]) -> dict[int, _Taken]:
+        """The answers without those of nodes that are left out for these reasons."""
+        self._messenger.left_out |= reasons
+        return {node: answer for node, answer in taken.items() if node not in reasons}
 
     def _collection(self, taken: Mapping[int, _Taken]) -> Iterator[tuple[int, Any]]:
         waiting = sorted(taken.values(), key=lambda answer: answer[0], reverse=True)
@@ -204,19 +227,25 @@ class GridContact:
     def _take(self, node: int, ask: Ask, answer: Answer, expected: int | None) -> _Taken:
         """An answer that fits; with a folder, collections and releases wait there instead of in memory."""
         try:
-            client, value = self._read(ask, answer, expected)
+            client, value = self._read(ask, answer, expected, of=node)
         except DataError:  # by the same name the same release would come again
             self._cache.give_up(node, ask)
             raise
         kept = self._cache.put(node, ask, answer)
         return client, partial(self._again, node, ask) if kept else lambda: value
 
-    def _read(self, ask: Ask, answer: Answer, expected: int | None = None) -> tuple[int, Any]:
+    def _read(self, ask: Ask, answer: Answer, expected: int | None = None, of: int | None = None) -> tuple[int, Any]:
+        """The client and its answer, checked; the profile of a node's answer is kept."""
         assert ask.question is not None  # made here
         client = client_number(answer.details)
         if expected not in (None, client):
             raise DataError(f"it was client {expected} before, and says now that it is {client}")
-        return client, ask.question.read(answer.details, answer.arrays, self._facts)
+        with only_this_answer():
+            value = ask.question.read(answer.details, answer.arrays, self._facts)
+            profile = profile_of(ask.question, value, self._facts)
+        if of is not None and profile is not None:
+            self._profiles[of] = profile
+        return client, value
 
     def _again(self, node: int, ask: Ask) -> Any:
         answer = self._cache.get(node, ask)
@@ -231,7 +260,7 @@ class GridContact:
             answer = self._cache.get(node, ask)
             with suppress(DataError):
                 if answer is not None:
-                    client, _ = self._read(ask, answer, clients.get(node))
+                    client, _ = self._read(ask, answer, clients.get(node), of=node)
                     taken[node] = client, partial(self._again, node, ask)
                     self._arrived(node, ask, answer, counted=0 if self._cache.has_come(node, ask) else answer.size)
         return taken
@@ -246,8 +275,9 @@ class GridContact:
         clients = self._messenger.wave(
             dict.fromkeys(strangers, ask), lambda node, answer: client_number(answer.details)
         )
-        self._check_enough(len(nodes) - len(strangers) + len(clients), of=len(nodes))
-        self._accounts.meet(clients)
+        reasons = self._accounts.meet(clients)
+        self._messenger.left_out |= reasons
+        self._check_enough(len(nodes) - len(strangers) + len(clients) - len(reasons), of=len(nodes))
 
     def _check_enough(self, answered: int, *, of: int) -> None:
         least = self._delivery.least_fraction
