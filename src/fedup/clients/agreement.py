@@ -17,9 +17,10 @@ LEAST_NODES = 3  # that can be compared
 LEAST_HOLDERS = 3  # of a class, for a centre
 LEAST_ROWS = 5  # of a class at a node: the mean of fewer says little
 MOST_LENGTH = 3.0  # times the middle node's: longer rows count too much, whoever has them
-MISTAKEN_SHARE = 0.25  # of a node's rows
-MISTAKEN_CLASS = 0.2  # of a class's rows anywhere, from one node
+MISTAKEN_SHARE = 0.5  # of a node's rows
+MISTAKEN_CLASS = 0.2  # of a class's rows anywhere, from one node; counts where the model is a good witness
 _MANY_ROWS = 20
+_GOOD_WITNESS = 0.8  # share of the middle node's rows in classes whose means the last layer answers rightly
 _CLEAR = 4.0  # deviations of noise
 _WITHIN = 1.5  # times the middle distance of a class's means from their centre
 _AT_ONCE = 0.1  # share of the suspects that are set aside before the others are judged again
@@ -106,7 +107,7 @@ def _judge(
     profiles: Mapping[int, Profile], witnesses: Mapping[int, Tensor | None], num_classes: int
 ) -> dict[int, tuple[float, str]]:
     """By node, how far it is beyond what is allowed (1 or more: beyond), and why."""
-    centres = _Centres.of(profiles.values(), num_classes)
+    centres, trusted = _Centres.of(profiles.values(), num_classes), _is_good_witness(profiles, witnesses)
     judged = {}
     for node, profile in profiles.items():
         wrong = _wrong_cells(profile, centres, witnesses[node])
@@ -114,13 +115,23 @@ def _judge(
             continue
         rows = {profile.labels[i]: float(profile.rows[i]) for i in wrong}
         share = sum(rows.values()) / max(profile.total, 1.0)
-        many = {label: n for label, n in rows.items() if n >= _MANY_ROWS}
+        many = {label: n for label, n in rows.items() if n >= _MANY_ROWS and trusted}
         of_class = max((n / float(centres.rows[label]) for label, n in many.items()), default=0.0)
         looks = ", ".join(f"{profile.labels[i]} (like {other})" for i, other in list(wrong.items())[:5])
         seen = "" if witnesses[node] is None else ", and the model agrees"
         why = f"{share:.0%} of its rows look like another class than it says{seen}: class {looks}"
         judged[node] = max(share / MISTAKEN_SHARE, of_class / MISTAKEN_CLASS), why
     return judged
+
+
+def _is_good_witness(profiles: Mapping[int, Profile], witnesses: Mapping[int, Tensor | None]) -> bool:
+    shares = []
+    for node, profile in profiles.items():
+        answered = witnesses[node]
+        if answered is not None and profile.total:
+            right = answered == torch.tensor(profile.labels)
+            shares.append(float(profile.rows[right].sum()) / profile.total)
+    return bool(shares) and median(shares) >= _GOOD_WITNESS
 
 
 @dataclass(frozen=True, eq=False)

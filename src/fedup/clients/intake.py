@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -65,6 +65,17 @@ class Intake:
         answers = (lambda means: facts.answers(cut, means)) if exact else None
         return reasons | mistaken(rest, answers, facts.num_classes)
 
+    def judge_later(
+        self, node: int, own: Profile, others: Mapping[int, Profile], question: Question[Any], facts: ModelFacts
+    ) -> str | None:
+        """Why an answer after the collection disagrees with what the others sent then; None if it does not, or if there
+        was no collection. Rows that leave may well look like another class: they may have wrong labels."""
+        if not own.labels or self.policy == "off":
+            return None
+        if isinstance(question, MomentChangeQuestion):
+            return too_long({**others, node: own}, self.most_length).get(node)
+        return self.judge({**others, node: own}, question, facts).get(node)
+
 
 def _beyond_totals(profiles: Mapping[int, Profile], question: Question[Any]) -> dict[int, str]:
     """The nodes with the most rows, where all together have more than integers of 64 bits can hold the totals of."""
@@ -82,9 +93,11 @@ def profile_of(question: Question[Any], answer: Any, facts: ModelFacts) -> Profi
         _check_counts(answer, question.config)
         return _of_moments(answer, question.config)
     if isinstance(question, MomentChangeQuestion):
+        leaving, returning = answer
         for part in answer:
             _check_counts(part, question.config)
-        return _of_moments(answer[1], question.config)
+        both = replace(leaving, moments=leaving.moments + returning.moments, by_class={})
+        return _of_moments(both, question.config)
     if isinstance(question, CentroidsQuestion):
         return _of_centroids(answer, question, facts)
     if isinstance(question, PrivateCentroidsQuestion):

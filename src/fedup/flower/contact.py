@@ -73,7 +73,8 @@ class GridContact:
             with explained(f"make the folder {folder}"):
                 self.vectors_folder.mkdir(parents=True, exist_ok=True)
         self._collected = False  # whether all answers to a collection were taken; they may still be on disk
-        self._profiles: dict[int, Profile] = {}  # by node, of its answer to the collection under way
+        self._profiles: dict[int, Profile] = {}  # by node, of its answer to the question under way
+        self._compared: dict[int, Profile] = {}  # the same of the last collection, to compare later answers with
         self.flagged: dict[int, str] = {}  # nodes whose answers disagree with all others, and how
 
     @property
@@ -112,7 +113,7 @@ class GridContact:
         """All clients that answered so far; on first use all nodes are asked who they are."""
         if not self._accounts.nodes:
             self._greet()
-        refused = self.flagged if self._delivery.intake.policy == "leave_out" else ()
+        refused = self.flagged if self._leaves_out else ()
         return sorted(client for client, node in self._accounts.nodes.items() if node not in refused)
 
     def check(self, request: Forget) -> None:
@@ -128,7 +129,9 @@ class GridContact:
             raise ContactError(f"Client {unknown[0]} has not answered so far: no node goes by that number.")
         nodes = {client: self._accounts.nodes[client] for client in questions}
         by_node = {nodes[client]: question for client, question in questions.items()}
+        self._profiles = {}
         taken = self._ask_nodes(by_node, {node: client for client, node in nodes.items()})
+        taken = self._leave_out(taken, self._judge_later(by_node, taken))
         for client, node in nodes.items():
             if node not in taken and client not in optional:
                 why = self.left_out[node]
@@ -149,13 +152,18 @@ class GridContact:
             questions = dict.fromkeys(self._accounts.connected(), question)
         self._profiles, self.flagged = {}, {}
         taken = self._ask_nodes(questions, {})
-        taken = self._leave_out(taken, self._accounts.meet({node: client for node, (client, _) in taken.items()}))
+        taken = self._leave_out(taken, self._meet({node: client for node, (client, _) in taken.items()}))
         self.flagged = self._judge(question, taken)
-        taken = self._leave_out(taken, self.flagged if self._delivery.intake.policy == "leave_out" else {})
+        taken = self._leave_out(taken, self.flagged if self._leaves_out else {})
+        self._compared = {node: self._profiles[node] for node in taken if node in self._profiles}
         lost = {node for client, node in self._accounts.nodes.items() if client not in but} - questions.keys()
         self._messenger.left_out |= dict.fromkeys(lost, "it is not connected any more")
         self._check_enough(len(taken), of=len(questions) + len(lost))
         return self._collection(taken)
+
+    @property
+    def _leaves_out(self) -> bool:
+        return self._delivery.intake.policy == "leave_out"
 
     def _judge(self, question: Question[Any], taken: Mapping[int, _Taken]) -> dict[int, str]:
         """The nodes whose answers disagree with all others, and how."""
@@ -164,6 +172,16 @@ class GridContact:
         for node, why in sorted(flagged.items()):
             _LOG.warning("node %d disagrees with all others: %s", node, why)
         return flagged
+
+    def _judge_later(self, questions: Mapping[int, Question[Any]], taken: Mapping[int, _Taken]) -> dict[int, str]:
+        """The nodes to leave out since answers after the collection disagree with what others sent then."""
+        reasons: dict[int, str] = {}
+        for node in taken.keys() & self._profiles.keys():
+            others = {other: profile for other, profile in self._compared.items() if other != node}
+            judged = self._delivery.intake.judge_later(node, self._profiles[node], others, questions[node], self._facts)
+            reasons |= {node: judged} if judged else {}
+        self.flagged |= reasons
+        return reasons if self._leaves_out else {}
 
     def _leave_out(self, taken: Mapping[int, _Taken], reasons: Mapping[int, str]) -> dict[int, _Taken]:
         """The answers without those of nodes that are left out for these reasons."""
@@ -275,9 +293,14 @@ class GridContact:
         clients = self._messenger.wave(
             dict.fromkeys(strangers, ask), lambda node, answer: client_number(answer.details)
         )
+        reasons = self._meet(clients)
+        self._check_enough(len(nodes) - len(strangers) + len(clients) - len(reasons), of=len(nodes))
+
+    def _meet(self, clients: Mapping[int, int]) -> dict[int, str]:
+        """Note which client each node is; returns why some are not believed, and leaves them out."""
         reasons = self._accounts.meet(clients)
         self._messenger.left_out |= reasons
-        self._check_enough(len(nodes) - len(strangers) + len(clients) - len(reasons), of=len(nodes))
+        return reasons
 
     def _check_enough(self, answered: int, *, of: int) -> None:
         least = self._delivery.least_fraction

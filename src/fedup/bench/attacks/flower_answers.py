@@ -179,7 +179,7 @@ def _message(insider: Insider, ask: Ask, features: Tensor, labels: Tensor) -> Me
     for label, own in zip(held, counts, strict=True):
         own[0] += rows[label] - len(own)
     vectors = torch.cat([features[labels == label][:size] for label, size in zip(held, sizes, strict=True)])
-    about: dict[str, Any] = {"nonnegative": insider.nonnegative, "shape": insider.shape, "rows": rows}
+    about = {"nonnegative": insider.nonnegative, "shape": insider.shape, "rows": rows}
     summary = Summary(
         insider.client, tuple(held), tuple(sizes), (frozenset(),) * len(held), vectors, torch.cat(counts), **about
     )
