@@ -15,7 +15,7 @@ from tests.flower._grid import FIRST, Clock, assert_ledgers_agree, changed, digi
 from fedup import FilterConfig, collect, plug
 from fedup.clients.labels import LabelsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
-from fedup.errors import BudgetError, ContactError, DataError
+from fedup.errors import BudgetError, ContactError
 from fedup.flower import Policy
 from fedup.flower.wire import Answer
 from fedup.privacy import DP, Budget, Ledger
@@ -129,15 +129,15 @@ def test_what_a_node_says_to_have_spent_is_not_charged_to_a_client_that_it_only_
 
     grid = world.grid(claims)
     contact = world.contact(grid, least_fraction=0.5)
-    with pytest.raises(DataError, match="client 0"):
-        collect(world.model, contact, privacy=REAL)
+    collect(world.model, contact, privacy=REAL)
+    assert "client 0" in contact.left_out[FIRST + 3]
     assert contact.ledger.spent(0) <= 2 * REAL.mu**2 * (1 + 1e-9)  # its own release, and one in its name
     late = grid.apps.pop(FIRST + 3)
     contact = world.contact(grid, least_fraction=0.5)
     assert list(contact.clients) == [0, 1, 2]
     spent, grid.apps[FIRST + 3] = contact.ledger.spent(0), late
-    with pytest.raises(DataError, match="client 0"):
-        collect(world.model, contact, privacy=REAL)
+    collect(world.model, contact, privacy=REAL)
+    assert "client 0" in contact.left_out[FIRST + 3]
     assert contact.ledger.spent(0) == pytest.approx(spent + REAL.mu**2)  # a client that is known pays its own alone
 
 

@@ -30,7 +30,7 @@ from tests.flower._grid import FIRST, Clock, LocalGrid, World, changed, collect,
 
 from fedup import Centroids, FilterConfig, Forget, plug
 from fedup.clients.labels import LabelsQuestion
-from fedup.errors import ContactError, DataError, RequestError, SettingError
+from fedup.errors import ContactError, RequestError, SettingError
 from fedup.flower import Delivery
 from fedup.flower.wire import Answer
 from fedup.statistics.centroids import CentroidConfig
@@ -285,7 +285,7 @@ def test_a_client_that_comes_back_by_another_number_is_the_same(world):
     assert_same_store(collect(world.model, contact), store)
     assert ask_one(contact, 2, LabelsQuestion(frozenset([int(world.rows(2)[0])])))
     grid.apps[301], grid.contexts[301] = grid.apps[300], grid.contexts[300]
-    with pytest.raises(DataError, match="Two nodes say they are client 2"):
+    with pytest.raises(ContactError, match="node 301: Two nodes say they are client 2"):
         collect(world.model, contact)
 
 
@@ -299,21 +299,25 @@ def test_a_node_that_joined_late_is_asked_too(world):
     assert list(contact.clients) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("kind", ["summarize", "who"])
-def test_two_nodes_that_claim_one_client_are_an_error(world, kind):
-    grid = world.grid(spoiling(lambda reply: changed(reply, {"client": 0}), kind=kind))
-    forget = [Forget.classes([3])] if kind == "who" else []
-    with pytest.raises(DataError, match="Two nodes say they are client 0: 100 and 102"):
-        collect(world.model, world.contact(grid, least_fraction=0.1), forget=forget)
+def test_two_new_nodes_that_claim_one_client_are_both_left_out_and_a_known_one_is_believed(world):
+    grid = world.grid(spoiling(lambda reply: changed(reply, {"client": 0})))
+    contact = world.contact(grid, least_fraction=0.1)
+    assert collect(world.model, contact).clients == (1, 3)
+    assert {"Two nodes say they are client 0" in why for why in contact.left_out.values()} == {True}
+    late = grid.apps.pop(ODD)
+    contact = world.contact(grid, least_fraction=0.1)
+    assert contact.clients == [0, 1, 3]
+    grid.apps[ODD] = late
+    assert collect(world.model, contact).clients == (0, 1, 3) and set(contact.left_out) == {ODD}
 
 
-def test_a_node_that_becomes_another_client_is_an_error(world):
+def test_a_node_that_becomes_another_client_is_left_out(world):
     """It was client 2 when asked who it is, and says it is 7, which nobody else is, at the collection."""
     grid = world.grid(spoiling(lambda reply: changed(reply, {"client": 7})))
     contact = world.contact(grid, least_fraction=0.5)
     assert contact.clients
-    with pytest.raises(DataError, match=f"Node {ODD} was client 2 before, and says now that it is 7"):
-        collect(world.model, contact)
+    assert collect(world.model, contact).clients == (0, 1, 3)
+    assert contact.silent == {2: f"Node {ODD} was client 2 before, and says now that it is 7."}
     grid.spoil = spoiling(lambda reply: changed(reply, {"client": 7}), kind="labels")
     with pytest.raises(ContactError, match="it was client 2 before, and says now that it is 7"):
         ask_one(contact, 2, LabelsQuestion(frozenset([int(world.rows(2)[0])])))

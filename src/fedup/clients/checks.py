@@ -22,7 +22,7 @@ def require(holds: bool, otherwise: str) -> None:
 def client_number(details: Mapping[str, Any]) -> int:
     """The client that an answer names as its own."""
     client = details.get("client")
-    if type(client) is not int or not 0 <= client < 2**64:
+    if type(client) is not int or not 0 <= client < 2**63:
         raise DataError("it does not say which client it is")
     return client
 

@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -123,6 +124,7 @@ class StoreBuilder:
         self._unsent: set[int] = set()
         self._few: dict[int, set[int]] = {}  # by class
         self._shortened, self._clipped, self._unreported = 0, 0, dict[int, int]()
+        self._scales: list[tuple[int, int, float]] = []  # of each client: rows, those beyond the bound, mean square
         self._about: dict[str, Any] = {}
 
     def add(self, answer: ClientMoments) -> None:
@@ -144,13 +146,18 @@ class StoreBuilder:
             self._unsent.add(client)
         for label in answer.few:
             self._few.setdefault(label, set()).add(client)
+        if moments.rows:
+            squares = moments.dense_second().diagonal()[: moments.width - self._config.outputs]
+            square = float(squares.sum()) / moments.rows
+            self._scales.append((moments.rows, answer.shortened, square))
         self._shortened += answer.shortened
         self._clipped += answer.clipped
         if answer.unreported:
             self._unreported[client] = answer.unreported
 
     def better_config(self, features: bool, values: bool) -> MomentConfig:
-        """The same, or one that suits the rows, their features or their values: wider or finer."""
+        """The same, or one that suits the rows, their features or their values: wider or finer. A quarter of the
+        clients cannot decide that, whatever they report."""
         config, total = self._config, self._total
         if total is None or not total.rows:
             return config
@@ -159,9 +166,10 @@ class StoreBuilder:
             config = replace(config, value_bound=config.value_bound * self._value_factor(squares[inputs:], total.rows))
         if not features:
             return config
-        if self._shortened > _SHORTENED * total.rows:
+        usual = sorted(self._scales, key=lambda client: client[1] / client[0])[: -(-3 * len(self._scales) // 4)]
+        if sum(shortened for _, shortened, _ in usual) > _SHORTENED * sum(rows for rows, _, _ in usual):
             return replace(config, bound=8 * config.bound, step=8 * config.step)
-        if float(squares[:inputs].sum()) ** 0.5 < _FINE * inputs**0.5:
+        if median(square for _, _, square in self._scales) ** 0.5 < _FINE * inputs**0.5:
             step = config.step / 8
             return replace(config, bound=min(config.bound, step * MOST_STEPS), step=step)
         return config

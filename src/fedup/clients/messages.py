@@ -11,6 +11,7 @@ NONCE = "release"  # a detail: the name of a release under DP, by which it can b
 RULES = "rules"  # a detail: what a node calls its own rules
 SPENT = "spent"  # a detail: the sum of μ² by the client's own account
 _NUMPY_HEADER = 128  # bytes before an array's numbers
+_TEXT_PART = 1_000_000  # characters
 
 
 def question_text(kind: str, base: str, details: Mapping[str, Any]) -> str:
@@ -46,7 +47,10 @@ def arrays_size(arrays: Iterable[tuple[str, str, Sequence[int], int]]) -> int:
 
 def text_size(text: str) -> int:
     """Bytes of a text as a field."""
-    return field_size(len(text.encode(errors="surrogatepass")))
+    if text.isascii():  # without a copy: what strangers send may be long
+        return field_size(len(text))
+    parts = (text[start : start + _TEXT_PART] for start in range(0, len(text), _TEXT_PART))
+    return field_size(sum(len(part.encode(errors="surrogatepass")) for part in parts))
 
 
 def field_size(size: int) -> int:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from fedup.models.cut import flat_tail
 from fedup.models.features import FeatureReader, Features
 from fedup.models.layout import Granularity, to_positions
+from fedup.models.views import shared_view
 from fedup.privacy.dp import Layout
 from fedup.privacy.guarantee import DP
 from fedup.privacy.projection import basis_of
@@ -29,13 +31,23 @@ class ModelFacts:
             self._features[cut] = FeatureReader(self._model, cut).read(self._example, self._first)
         return self._features[cut]
 
-    def width(self, cut: str, dp: DP) -> int:
-        """The length of a class's vector at a cut under a guarantee."""
+    @torch.no_grad()
+    def answers(self, cut: str, features: Tensor) -> Tensor:
+        """The classes that the model answers to features at a cut. (N,)"""
+        tail = flat_tail(shared_view(self._model, frozen=True), cut, self.features(cut).shape)
+        return tail(features.to(self._example.device)).argmax(1).cpu()
+
+    def projected(self, cut: str, dp: DP) -> int:
+        """Numbers of a row's features at a cut once they are projected under a guarantee."""
         if (cut, dp) not in self._widths:
             width = math.prod(self.features(cut).shape)
             basis = basis_of(self._model, cut, width, how=dp.projection, dims=dp.dims, num_classes=self.num_classes)
-            self._widths[cut, dp] = Layout.of(dp, basis.shape[1], self.num_classes).size
+            self._widths[cut, dp] = basis.shape[1]
         return self._widths[cut, dp]
+
+    def width(self, cut: str, dp: DP) -> int:
+        """The length of a class's vector at a cut under a guarantee."""
+        return Layout.of(dp, self.projected(cut, dp), self.num_classes).size
 
     def layouts(self, cuts: Mapping[str, Granularity]) -> dict[str, tuple[int, int]]:
         """Positions and channels at each cut."""

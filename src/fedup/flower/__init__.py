@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedup.clients.intake import Intake
     from fedup.flower.contact import GridContact
     from fedup.flower.declared import declared_rows
     from fedup.flower.messaging import Delivery
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from fedup.flower.run_server import RunServer
     from fedup.flower.wire import load_arrays
 
-__all__ = ["Delivery", "GridContact", "Policy", "RunServer", "declared_rows", "load_arrays", "mount"]
-_WHERE = dict(zip(__all__, ("messaging", "contact", "policy", "run_server", "declared", "wire", "node"), strict=True))
+__all__ = ["Delivery", "GridContact", "Intake", "Policy", "RunServer", "declared_rows", "load_arrays", "mount"]
+_MODULES = "messaging contact messaging policy run_server declared wire node".split()
+_WHERE = dict(zip(__all__, _MODULES, strict=True))
 
 
 def __getattr__(name: str) -> Any:

@@ -83,25 +83,34 @@ class Accounts:
             raise ContactError("No node is connected to the federation: there is nobody to ask.")
         return nodes
 
-    def meet(self, clients: Mapping[int, int]) -> None:
-        """Note which client each node is; two nodes with one number are an error."""
-        connected, claims = set(self._grid.get_node_ids()), dict[int, int]()
+    def meet(self, clients: Mapping[int, int]) -> dict[int, str]:
+        """Note which client each node is. Returns why, by node, where a node is not believed: its number belongs to
+        another node, or two new nodes claim the same one, so that nobody knows whose it is."""
+        connected, reasons = set(self._grid.get_node_ids()), dict[int, str]()
+        claims: dict[int, list[int]] = {}
         for node, client in clients.items():
-            before = claims.setdefault(client, self.nodes.get(client, node))
-            if before != node and (before in connected or before in clients):  # else it came back as another node
-                raise DataError(f"Two nodes say they are client {client}: {before} and {node}.")
-            if self.clients.get(node, client) != client:
-                raise DataError(
-                    f"Node {node} was client {self.clients[node]} before, and says now that it is {client}."
-                )
-            claims[client] = node
-        for node, client in clients.items():  # only now: an error above has changed nothing
+            claims.setdefault(client, []).append(node)
+        for client, nodes in claims.items():
+            known = self.nodes.get(client)
+            if known is not None and known not in connected and known not in nodes:
+                known = None  # it came back as another node
+            for node in nodes:
+                if self.clients.get(node, client) != client:
+                    before = self.clients[node]
+                    reasons[node] = f"Node {node} was client {before} before, and says now that it is {client}."
+                elif known not in (None, node) or (known is None and len(nodes) > 1):
+                    others = [known] if known is not None else [other for other in nodes if other != node]
+                    names = ", ".join(map(str, others))
+                    reasons[node] = f"Two nodes say they are client {client}: {names} and {node}."
+        believed = {node: client for node, client in clients.items() if node not in reasons}
+        for node, client in believed.items():
             self.nodes[client], self.clients[node] = node, client
             stranger = self._strangers.pop(node, _Stranger())
             self.meter.by_client[client] += stranger.bytes_up
             for release, name in stranger.releases:
                 self.ledger.came(client, release.dp, release.charged_as, name)
             self.ledger.correct(client, stranger.spent, _LOST)
+        return reasons
 
 
 def _spent(answer: Answer) -> float | None:

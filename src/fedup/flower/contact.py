@@ -1,5 +1,6 @@
 """The server's side: questions over a Flower Grid, and what is done with the answers."""
 
+import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -10,7 +11,9 @@ from typing import Any, TypeVar
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
+from fedup.clients.agreement import Profile
 from fedup.clients.checks import client_number
+from fedup.clients.intake import profile_of
 from fedup.clients.labels import WhoQuestion
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.protocol import check_budgets
@@ -21,13 +24,14 @@ from fedup.flower.accounts import Accounts
 from fedup.flower.answer_cache import AnswerCache
 from fedup.flower.identity import Identities
 from fedup.flower.messaging import Delivery, Messenger
-from fedup.flower.wire import ROW, Answer, Ask, row_of
+from fedup.flower.wire import ROW, Answer, Ask, only_this_answer, row_of
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget, check_known
 from fedup.statistics.traffic import Traffic
 from fedup.targets import Targets
 
 A = TypeVar("A")
+_LOG = logging.getLogger(__name__)
 _Taken = tuple[int, Callable[[], Any]]  # an answer that fits: its client, and a function that loads it
 
 
@@ -77,6 +81,9 @@ class GridContact:
                 self.vectors_folder.mkdir(parents=True, exist_ok=True)
         self.declared_rows: Mapping[int, int] = {}
         self._collected = False  # whether all answers to a collection were taken; they may still be on disk
+        self._profiles: dict[int, Profile] = {}  # by node, of its answer to the question under way
+        self._compared: dict[int, Profile] = {}  # the same of the last collection, to compare later answers with
+        self.flagged: dict[int, str] = {}  # nodes whose answers disagree with all others, and how
 
     @property
     def left_out(self) -> Mapping[int, str]:
@@ -120,7 +127,8 @@ class GridContact:
         """All clients that answered so far; on first use all nodes are asked who they are."""
         if not self._accounts.nodes:
             self._greet()
-        return sorted(self._accounts.nodes)
+        refused = self.flagged if self._leaves_out else ()
+        return sorted(client for client, node in self._accounts.nodes.items() if node not in refused)
 
     def check(self, request: Forget) -> None:
         check_known(request, clients=self.clients, num_classes=self.num_classes)
@@ -135,7 +143,9 @@ class GridContact:
             raise ContactError(f"Client {unknown[0]} has not answered so far: no node goes by that number.")
         nodes = {client: self._accounts.nodes[client] for client in questions}
         by_node = {nodes[client]: question for client, question in questions.items()}
+        self._profiles = {}
         taken = self._ask_nodes(by_node, {node: client for client, node in nodes.items()})
+        taken = self._leave_out(taken, self._judge_later(by_node, taken))
         for client, node in nodes.items():
             if node not in taken and client not in optional:
                 why = self.left_out[node]
@@ -154,12 +164,43 @@ class GridContact:
             questions = {self._accounts.nodes[client]: asked for client, asked in own.items()}
         else:
             questions = dict.fromkeys(self._accounts.connected(), question)
+        self._profiles, self.flagged = {}, {}
         taken = self._ask_nodes(questions, {})
-        self._meet({node: client for node, (client, _) in taken.items()})
+        taken = self._leave_out(taken, self._meet({node: client for node, (client, _) in taken.items()}))
+        self.flagged = self._judge(question, taken)
+        taken = self._leave_out(taken, self.flagged if self._leaves_out else {})
+        self._compared = {node: self._profiles[node] for node in taken if node in self._profiles}
         lost = {node for client, node in self._accounts.nodes.items() if client not in but} - questions.keys()
         self._messenger.left_out |= dict.fromkeys(lost, "it is not connected any more")
         self._check_enough(len(taken), of=len(questions) + len(lost))
         return self._collection(taken)
+
+    @property
+    def _leaves_out(self) -> bool:
+        return self._delivery.intake.policy == "leave_out"
+
+    def _judge(self, question: Question[Any], taken: Mapping[int, _Taken]) -> dict[int, str]:
+        """The nodes whose answers disagree with all others, and how."""
+        profiles = {node: self._profiles[node] for node in taken if node in self._profiles}
+        flagged = self._delivery.intake.judge(profiles, question, self._facts)
+        for node, why in sorted(flagged.items()):
+            _LOG.warning("node %d disagrees with all others: %s", node, why)
+        return flagged
+
+    def _judge_later(self, questions: Mapping[int, Question[Any]], taken: Mapping[int, _Taken]) -> dict[int, str]:
+        """The nodes to leave out since answers after the collection disagree with what others sent then."""
+        reasons: dict[int, str] = {}
+        for node in taken.keys() & self._profiles.keys():
+            others = {other: profile for other, profile in self._compared.items() if other != node}
+            judged = self._delivery.intake.judge_later(node, self._profiles[node], others, questions[node], self._facts)
+            reasons |= {node: judged} if judged else {}
+        self.flagged |= reasons
+        return reasons if self._leaves_out else {}
+
+    def _leave_out(self, taken: Mapping[int, _Taken], reasons: Mapping[int, str]) -> dict[int, _Taken]:
+        """The answers without those of nodes that are left out for these reasons."""
+        self._messenger.left_out |= reasons
+        return {node: answer for node, answer in taken.items() if node not in reasons}
 
     def _collection(self, taken: Mapping[int, _Taken]) -> Iterator[tuple[int, Any]]:
         waiting = sorted(taken.values(), key=lambda answer: answer[0], reverse=True)
@@ -227,21 +268,28 @@ class GridContact:
         kept = self._cache.put(node, ask, answer)
         return client, partial(self._again, node, ask) if kept else lambda: value
 
-    def _read(self, node: int, ask: Ask, answer: Answer, expected: int | None = None) -> tuple[int, Any]:
+    def _read(
+        self, node: int, ask: Ask, answer: Answer, expected: int | None = None, *, profiled: bool = True
+    ) -> tuple[int, Any]:
+        """The client and its answer, checked; the profile of a node's answer is kept, if it is to be compared."""
         assert ask.question is not None  # made here
         client = client_number(answer.details)
         if expected not in (None, client):
             raise DataError(f"it was client {expected} before, and says now that it is {client}")
-        value = ask.question.read(answer.details, answer.arrays, self._facts)
+        with only_this_answer():
+            value = ask.question.read(answer.details, answer.arrays, self._facts)
+            profile = profile_of(ask.question, value, self._facts) if profiled else None
         if node in self.declared_rows:
             ask.question.check_rows(value, self.declared_rows[node])
+        if profile is not None:
+            self._profiles[node] = profile
         return client, value
 
     def _again(self, node: int, ask: Ask) -> Any:
         answer = self._cache.get(node, ask)
         if answer is None:
             raise DataError(f"The answer of node {node} was deleted from the folder meanwhile. Collect again.")
-        return self._read(node, ask, answer)[1]
+        return self._read(node, ask, answer, profiled=False)[1]
 
     def _from_disk(self, asks: Mapping[int, Ask], clients: Mapping[int, int]) -> dict[int, _Taken]:
         """Cached answers; the node is asked again if one does not fit any more."""
@@ -264,8 +312,8 @@ class GridContact:
         strangers = [node for node in nodes if node not in met]
         ask = self._ask(WhoQuestion())
         clients = self._messenger.wave(dict.fromkeys(strangers, ask), self._client_of)
-        self._check_enough(len(nodes) - len(strangers) + len(clients), of=len(nodes))
-        self._meet(clients)
+        reasons = self._meet(clients)
+        self._check_enough(len(nodes) - len(strangers) + len(clients) - len(reasons), of=len(nodes))
 
     def _client_of(self, node: int, answer: Answer) -> int:
         """The client that a node says it is, if it may."""
@@ -273,9 +321,12 @@ class GridContact:
         self.identities.check(node, client)
         return client
 
-    def _meet(self, clients: Mapping[int, int]) -> None:
-        self._accounts.meet(clients)
-        self.identities.bind(clients)
+    def _meet(self, clients: Mapping[int, int]) -> dict[int, str]:
+        """Note which client each node is; returns why some are not believed, and leaves them out."""
+        reasons = self._accounts.meet(clients)
+        self._messenger.left_out |= reasons
+        self.identities.bind({node: client for node, client in clients.items() if node not in reasons})
+        return reasons
 
     def _check_enough(self, answered: int, *, of: int) -> None:
         least = self._delivery.least_fraction

@@ -3,16 +3,17 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from torch import nn
 
+from fedup.clients.intake import Intake
 from fedup.clients.messages import NONCE
 from fedup.errors import DataError, FingerprintError, SettingError
-from fedup.flower.wire import QUERY, Answer, Ask, read_answer, record_of, size_of, write_ask
+from fedup.flower.wire import QUERY, Answer, Ask, only_this_answer, read_answer, record_of, size_of, write_ask
 from fedup.models.views import fingerprint
 from fedup.statistics.traffic import Meter
 
@@ -28,7 +29,7 @@ T = TypeVar("T")
 class Delivery:
     """How messages travel. A node that does not answer within `timeout_s` is asked again up to `retries` times, after
     longer and longer pauses. Usable answers from less than `least_fraction` of the nodes are an error. An answer of
-    more than `most_bytes` is refused.
+    more than `most_bytes` is refused. `intake` says what becomes of nodes whose answers disagree with all others.
 
     Weights go to nodes that say they lack them. With `weights_at_once` they go with the first question to each node:
     right after training nobody has them, and this saves a round of messages. With `half` centroids come in half
@@ -41,6 +42,7 @@ class Delivery:
     weights_at_once: bool = False
     half: bool = False
     most_bytes: int = 16_000_000
+    intake: Intake = field(default_factory=Intake)
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0 or self.retries < 0 or not 0 < self.least_fraction <= 1:
@@ -163,7 +165,8 @@ class Messenger:
                 return Answer("lost", self.base)
             return Answer("failed", self.base, reason=f"Flower says {reply.error.reason!r}")
         try:
-            answer = read_answer(reply.content, most_bytes=self._delivery.most_bytes)
+            with only_this_answer():
+                answer = read_answer(reply.content, most_bytes=self._delivery.most_bytes)
         except DataError as error:
             answer = Answer("failed", self.base, reason=str(error), size=size_of(reply.content))
         self._arrived(node, ask, answer)

@@ -64,7 +64,7 @@ class Source:
         """The client number of the node."""
         if self.client is not None:
             return int(own(self.client, self.context))
-        return int(self.context.node_config.get("partition-id", self.context.node_id))
+        return int(self.context.node_config.get("partition-id", self.context.node_id % 2**63))  # signed where stored
 
     def rows(self, *, like: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """The rows that the node trained on, their labels, and their ids if they have any; checked.

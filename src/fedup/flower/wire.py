@@ -3,7 +3,8 @@
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from fedup.clients.messages import FORMAT, NONCE, answer_text, arrays_size, field_size, question_text, text_size
 from fedup.clients.question import PrivateQuestion, Question
-from fedup.errors import DataError
+from fedup.errors import DataError, FedUPError
 
 QUERY = "fedup"  # messages have the type query.fedup
 Status = Literal["ok", "refused", "failed", "needs weights", "lost"]  # "lost" is never sent
@@ -102,6 +103,17 @@ def read_answer(content: RecordDict, *, most_bytes: int) -> Answer:
     if status not in ("ok", "refused", "failed", "needs weights") or not isinstance(text.get("details"), dict):
         raise DataError("the answer says neither what it is nor what it holds")
     return Answer(status, str(text.get("base")), text["details"], arrays, str(text.get("reason", ""))[:500], size)
+
+
+@contextmanager
+def only_this_answer() -> Iterator[None]:
+    """Whatever an answer makes fail while it is read is a DataError: that node's failure, and nobody else's."""
+    try:
+        yield
+    except FedUPError:
+        raise
+    except Exception as error:  # what strangers send can raise anything
+        raise DataError(f"its answer cannot be read ({type(error).__name__})") from error
 
 
 def _content(text: str, arrays: Mapping[str, Tensor]) -> RecordDict:

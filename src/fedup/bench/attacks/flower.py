@@ -15,24 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from fedup.bench.attacks import flower_answers as send
+from fedup.bench.attacks.flower_alarms import measure_alarms
 from fedup.bench.attacks.flower_answers import Insider
 from fedup.bench.attacks.flower_grid import FIRST, Falsify, HostileGrid
+from fedup.bench.attacks.flower_world import World
 from fedup.bench.memory import memory_bytes
-from fedup.bench.training_cache import trained
 from fedup.clients.collect import collect
+from fedup.clients.intake import Intake
 from fedup.errors import FedUPError, HarmError
 from fedup.federation import Federation
 from fedup.flower.contact import GridContact
-from fedup.flower.messaging import Delivery
 from fedup.models.cut import find_cut
 from fedup.privacy import DP
 from fedup.request import Forget
 from fedup.serving.plugged import PluggedModel, plug
 from fedup.tasks.datasets import check_there
-from fedup.tasks.evaluation import accuracy, accuracy_per_class
+from fedup.tasks.evaluation import accuracy
 from fedup.tasks.machine import describe_code, describe_machine
 from fedup.tasks.progress import Progress
 from fedup.tasks.recipe import Recipe
@@ -53,7 +53,7 @@ _LONG_REPLY = 1_000_000_000  # bytes
 
 @dataclass(frozen=True)
 class Hostile:
-    """What nodes do: by client, how they falsify answers. `kind` is honest, fixed, adaptive or control."""
+    """What nodes do: by client, how they falsify answers. `kind` is honest, absent, fixed, adaptive or control."""
 
     name: str
     nodes: Mapping[int, Falsify] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Outcome:
     statistics: str
     retained_accuracy: float | None  # of the model that is served; None if the server could not go on
     worst_class_loss: float | None  # points, against honest nodes
-    memory_bytes: int  # at most, beyond what was taken before and the reply that Flower holds
+    memory_bytes: int  # at most, beyond what was taken before, with all replies there
     named: bool  # whether the server says which node it was
     left_out: bool
     refused: bool  # the request, since its answer would harm: the original model is served
@@ -87,6 +87,7 @@ def attacks_on(statistics: str, insider: Insider) -> Iterator[Hostile]:
         return one(name, send.rows_instead(insider, made), kind)
 
     yield Hostile(HONEST, kind=HONEST)
+    yield one("no answer at all", send.refusing(), "absent")
     if statistics == CENTROIDS:
         for factor in (1e3, 1e6, 1e12, 3e37):
             yield one(f"own vectors × {factor:.0e}", send.scaled_vectors(factor))
@@ -132,87 +133,58 @@ def attacks_on(statistics: str, insider: Insider) -> Iterator[Hostile]:
             )
 
 
-@dataclass(frozen=True, eq=False)
-class World:
-    """A trained federation, and test rows."""
+def _request(federation: Federation, attack: Hostile) -> Forget:
+    """What is asked for after the collection: another client, or some samples of the hostile one."""
+    if not attack.samples:
+        return Forget.clients([REQUESTER])
+    return Forget.samples({ATTACKER: federation.client(ATTACKER).train[:SAMPLES].tolist()}, reason="poison")
 
-    federation: Federation
-    model: nn.Module
-    blank: Callable[[], nn.Module]
-    unseen_x: Tensor  # test rows, and all that nobody trained on
-    unseen_y: Tensor
 
-    @classmethod
-    def of(cls, recipe: Recipe, progress: Progress) -> "World":
-        """The federation of a recipe, from the cache if it was trained before."""
-        dataset = recipe.load()
-        federation, shape = recipe.federation(dataset), dataset.x.shape[1:]
-        start = recipe.blank_model(shape, dataset.num_classes)
-        network = trained(start, federation, recipe, progress=progress).eval()
-        blank = lambda: recipe.blank_model(shape, dataset.num_classes)  # noqa: E731
-        rest = torch.cat([federation.rows("validation"), federation.rows("heldout")])
-        unseen_x, unseen_y = (
-            torch.cat([dataset.test_x, federation.x[rest]]),
-            torch.cat([dataset.test_y, federation.y[rest]]),
-        )
-        return cls(federation, network, blank, unseen_x, unseen_y)
+@dataclass(frozen=True)
+class _Answered:
+    """What became of a collection and a request."""
 
-    def contact(self, hostile: Mapping[int, Falsify], folder: Path) -> GridContact:
-        """A server's contact with the nodes, some of them hostile."""
-        grid = HostileGrid(self.federation, self.blank, hostile)
-        delivery = Delivery(timeout_s=5.0, retries=0, least_fraction=0.5)
-        classes, example = self.federation.num_classes, torch.zeros_like(self.federation.x[:1])
-        return GridContact(
-            grid, self.model, example=example, num_classes=classes, delivery=delivery, folder=folder / "answers"
-        )
+    contact: GridContact
+    plugged: PluggedModel
+    memory_bytes: int
+    refused: bool = False
+    error: str = ""  # that ended it
 
-    def recalls(self, served: nn.Module) -> list[float]:
-        """The recall of each class on unseen rows."""
-        return accuracy_per_class(served, self.unseen_x, self.unseen_y, self.federation.num_classes)
 
-    def request(self, attack: Hostile) -> Forget:
-        """What is asked for after the collection: another client, or some samples of the hostile one."""
-        if not attack.samples:
-            return Forget.clients([REQUESTER])
-        return Forget.samples({ATTACKER: self.federation.client(ATTACKER).train[:SAMPLES].tolist()}, reason="poison")
+def _answer(world: World, attack: Hostile, statistics: str, grid: HostileGrid) -> _Answered:
+    """Collect, and answer the request."""
+    plugged, refused, ended = plug(world.model), False, ""
+    with tempfile.TemporaryDirectory() as folder:
+        contact = world.contact(grid, Path(folder), "off" if attack.kind == CONTROL else Intake.policy)
+        before = _start_of_peak()
+        try:
+            store = collect(world.model, contact, **STATISTICS[statistics])
+            unlearn(plugged, store, _request(world.federation, attack), clients=contact)
+        except HarmError:
+            refused = True
+        except Exception as error:  # an untyped one is worse, and the table says so
+            ended = f"{'' if isinstance(error, FedUPError) else type(error).__name__ + ': '}{error}"
+        return _Answered(contact, plugged, max(0, memory_bytes("VmHWM") - before), refused, ended)
 
 
 def measure(world: World, attack: Hostile, statistics: str, honest: list[float] | None) -> tuple[Outcome, list[float]]:
     """Collect, answer the request, and see what became of the model; `honest` has the recalls without an attack."""
-    plugged, said, refused = plug(world.model), "", False
-    with tempfile.TemporaryDirectory() as folder:
-        contact = world.contact(attack.nodes, Path(folder))
-        before = _start_of_peak()
-        try:
-            store = collect(world.model, contact, **STATISTICS[statistics])
-            unlearn(plugged, store, world.request(attack), clients=contact)
-            broken = False
-        except HarmError:
-            broken, refused = False, True
-        except Exception as error:  # an untyped one is worse, and the table says so
-            broken, said = True, f"{'' if isinstance(error, FedUPError) else type(error).__name__ + ': '}{error}"
-        reply = _LONG_REPLY if "1 GB" in attack.name else 0
-        memory = max(0, memory_bytes("VmHWM") - before - reply)
-    nodes = [FIRST + client for client in attack.nodes]
-    reasons = {**getattr(contact, "flagged", {}), **contact.left_out}
-    left_out = all(node in contact.left_out for node in nodes) and bool(nodes)
-    named = all(node in reasons for node in nodes) and bool(nodes)
-    said = said or "; ".join(dict.fromkeys(str(reasons[node]) for node in nodes if node in reasons))
-    about = {"memory_bytes": memory, "named": named, "left_out": left_out, "refused": refused, "said": said[:300]}
-    if broken:
+    grid = HostileGrid(world.federation, world.blank, attack.nodes)
+    _answer(world, attack, statistics, grid)  # the nodes do their work
+    answered = _answer(world, attack, statistics, grid)
+    left_out = answered.contact.left_out
+    nodes, reasons = [FIRST + client for client in attack.nodes], {**answered.contact.flagged, **left_out}
+    said = answered.error or "; ".join(dict.fromkeys(str(reasons[node]) for node in nodes if node in reasons))
+    about: dict[str, Any] = {
+        "memory_bytes": answered.memory_bytes,
+        "named": bool(nodes) and all(node in reasons for node in nodes),
+        "left_out": bool(nodes) and all(node in left_out for node in nodes),
+        "refused": answered.refused,
+        "said": said[:300],
+    }
+    if answered.error:
         return Outcome(attack.name, attack.kind, statistics, None, None, **about), []
-    return _judged(world, attack, statistics, plugged, honest, about)
-
-
-def _judged(
-    world: World,
-    attack: Hostile,
-    statistics: str,
-    plugged: PluggedModel,
-    honest: list[float] | None,
-    about: dict[str, Any],
-) -> tuple[Outcome, list[float]]:
-    served: nn.Module | PluggedModel = plugged if plugged.served is not None else world.model
+    served = answered.plugged if answered.plugged.served is not None else world.model
     recalls = world.recalls(served)
     loss = max(100 * (was - now) for was, now in zip(honest or recalls, recalls, strict=True))
     retained = accuracy(served, world.unseen_x, world.unseen_y)
@@ -248,8 +220,9 @@ def run_hostile_nodes(
         progress(f"Hostile nodes: {statistics}", len(plan), len(plan))
     return {
         "recipe": recipe.settings(),
-        "policy": None,
+        "policy": Intake.policy,
         "outcomes": [asdict(outcome) for outcome in outcomes],
+        "alarms": [asdict(alarms) for alarms in measure_alarms(progress)],
         "machine": describe_machine(),
         "code": describe_code(),
     }

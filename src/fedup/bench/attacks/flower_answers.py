@@ -133,6 +133,11 @@ def instead(change: Callable[[Ask, Answer], Answer | RecordDict], *kinds: str) -
     return falsify
 
 
+def refusing() -> Falsify:
+    """A node that answers no question for a collection."""
+    return instead(lambda ask, answer: Answer("refused", answer.base, reason="no"), *COLLECTIONS)
+
+
 def rows_instead(insider: Insider, rows: Callable[[], Rows]) -> Falsify:
     """A node that answers a collection as if it held these rows."""
     made: list[Rows] = []
@@ -155,7 +160,7 @@ def _message(insider: Insider, ask: Ask, features: Tensor, labels: Tensor) -> Me
         integers, shortened = question.config.integers(features)
         moments = IntegerMoments.of(features, labels, classes, question.config)
         seconds = {c: second_moment(integers[labels == c], question.config) for c in labels.unique().tolist()}
-        about = {"shape": insider.shape, "nonnegative": insider.nonnegative}
+        about: dict[str, Any] = {"shape": insider.shape, "nonnegative": insider.nonnegative}
         return question.answer_message(ClientMoments(insider.client, moments, seconds, shortened, **about))
     if ask.kind == PrivateCentroidsQuestion.kind:
         private = PrivateCentroidsQuestion.from_message(ask.details, ask.arrays)

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
+from fedup.artifacts import digest_of
 from fedup.federation import Federation
 from fedup.flower.node import replying
 from fedup.flower.wire import Ask, read_ask
@@ -21,7 +22,10 @@ Falsify = Callable[[Ask, RecordDict], RecordDict]  # a question, and what the no
 
 
 class HostileGrid(Grid):
-    """The clients of a federation as nodes; some falsify what they reply."""
+    """The clients of a federation as nodes; some falsify what they reply.
+
+    The same question gets the same reply, which is made once: a second run shows what the server alone takes.
+    """
 
     def __init__(
         self, federation: Federation, blank: Callable[[], nn.Module], hostile: Mapping[int, Falsify] | None = None
@@ -32,6 +36,7 @@ class HostileGrid(Grid):
             node: Context(0, node, {"partition-id": node - FIRST}, RecordDict(), {}) for node in self._replies
         }
         self._queued: dict[str, Message] = {}
+        self._known: dict[tuple[int, str, bool], RecordDict] = {}  # replies: nodes work once for each question
         self._numbers = itertools.count()
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 0, _SERVER  # else no message can be made
 
@@ -64,11 +69,17 @@ class HostileGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def _reply(self, message: Message) -> Message:
-        node = message.metadata.dst_node_id
-        content = self._replies[node](message.content, self._contexts[node])
-        if node in self._hostile:
-            content = self._hostile[node](read_ask(message.content), content)
-        return Message(content, reply_to=message)
+        node, ask = message.metadata.dst_node_id, read_ask(message.content)
+        name = node, ask.digest + _digest(ask), ask.weights is not None
+        if name not in self._known:
+            content = self._replies[node](message.content, self._contexts[node])
+            self._known[name] = self._hostile[node](ask, content) if node in self._hostile else content
+        return Message(self._known[name], reply_to=message)
+
+
+def _digest(ask: Ask) -> str:
+    """Of the arrays of a question: a filter, for example."""
+    return digest_of("", ask.arrays.items()) if ask.arrays else ""
 
 
 def _node(

@@ -1,0 +1,167 @@
+"""What a server takes from nodes that may lie: answers are compared with each other before any of them is used."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedup.clients.agreement import MOST_LENGTH, Profile, mistaken, too_long, too_many_rows
+from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.checks import require
+from fedup.clients.model_facts import ModelFacts
+from fedup.clients.moments import ClientMoments, MomentChangeQuestion, MomentsQuestion
+from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.clients.question import Question
+from fedup.errors import SettingError, check_choice
+from fedup.privacy.dp import Layout
+from fedup.privacy.guarantee import DP
+from fedup.statistics.centroids import Summary
+from fedup.statistics.integer_moments import MomentConfig
+
+IntakePolicy = Literal["leave_out", "report", "off"]
+_CERTAIN = 7.0  # deviations: noise is beyond in one of 10^11 numbers
+_MOST_HELD_BACK = 1000  # rows of a class that a node's own rules may hold back
+
+
+@dataclass(frozen=True)
+class Intake:
+    """What becomes of nodes whose answers disagree with all others: they are left out, only reported, or not looked for
+    ("off"). All are named in `GridContact.flagged`.
+
+    A node disagrees if it reports more rows than it declared, or, where it declared none, more than `most_rows` times
+    those of the middle node; if its features are more than `most_length` times as long; or if many of its rows look
+    like another class than it says, to the other nodes and to the model. `declared_rows` has the rows of each Flower
+    node, as it reported them in training (`num-examples`).
+
+    A node with honest rows and wrong labels disagrees, too. The server cannot tell it from a liar.
+    """
+
+    policy: IntakePolicy = "leave_out"
+    declared_rows: Mapping[int, int] = field(default_factory=dict)
+    most_rows: float = 30.0
+    most_length: float = MOST_LENGTH
+
+    def __post_init__(self) -> None:
+        check_choice("policy", self.policy, IntakePolicy)
+        if not self.most_rows >= 1 or not self.most_length >= 1:
+            raise SettingError(
+                f"most_rows and most_length must be 1 or more; found {self.most_rows} and {self.most_length}."
+            )
+
+    def judge(self, profiles: Mapping[int, Profile], question: Question[Any], facts: ModelFacts) -> dict[int, str]:
+        """By node, why its answer disagrees with the others."""
+        if self.policy == "off" or not profiles:
+            return {}
+        reasons = too_many_rows(profiles, self.declared_rows, self.most_rows)
+        reasons |= _beyond_totals({node: own for node, own in profiles.items() if node not in reasons}, question)
+        rest = {node: profile for node, profile in profiles.items() if node not in reasons}
+        reasons |= too_long(rest, self.most_length)
+        rest = {node: profile for node, profile in rest.items() if node not in reasons}
+        exact = not isinstance(question, PrivateCentroidsQuestion)
+        cut = getattr(question, "cut", "")
+        answers = (lambda means: facts.answers(cut, means)) if exact else None
+        return reasons | mistaken(rest, answers, facts.num_classes)
+
+    def judge_later(
+        self, node: int, own: Profile, others: Mapping[int, Profile], question: Question[Any], facts: ModelFacts
+    ) -> str | None:
+        """Why an answer after the collection disagrees with what the others sent then; None if it does not, or if there
+        was no collection. Rows that leave may well look like another class: they may have wrong labels."""
+        if not own.labels or self.policy == "off":
+            return None
+        if isinstance(question, MomentChangeQuestion):
+            return too_long({**others, node: own}, self.most_length).get(node)
+        return self.judge({**others, node: own}, question, facts).get(node)
+
+
+def _beyond_totals(profiles: Mapping[int, Profile], question: Question[Any]) -> dict[int, str]:
+    """The nodes with the most rows, where all together have more than integers of 64 bits can hold the totals of."""
+    config = getattr(question, "config", None)
+    left, reasons = dict(profiles), dict[int, str]()
+    while isinstance(config, MomentConfig) and sum(own.total for own in left.values()) > config.most_rows:
+        largest = max(left, key=lambda node: left[node].total)
+        reasons[largest] = f"with its {left.pop(largest).total:,.0f} rows there would be more than totals can hold"
+    return reasons
+
+
+def profile_of(question: Question[Any], answer: Any, facts: ModelFacts) -> Profile | None:
+    """What an answer claims by class; None for other questions. Raises DataError if the answer contradicts itself."""
+    if isinstance(question, MomentsQuestion | MomentChangeQuestion) and question.config.targets != "classes":
+        return None
+    if isinstance(question, MomentsQuestion):
+        _check_counts(answer, question.config)
+        return _of_moments(answer, question.config)
+    if isinstance(question, MomentChangeQuestion):
+        leaving, returning = answer
+        for part in answer:
+            _check_counts(part, question.config)
+        both = replace(leaving, moments=leaving.moments + returning.moments, by_class={})
+        return _of_moments(both, question.config)
+    if isinstance(question, CentroidsQuestion):
+        return _of_centroids(answer, question, facts)
+    if isinstance(question, PrivateCentroidsQuestion):
+        return _of_release(answer, question.dp, facts, question.cut)
+    return None
+
+
+def _check_counts(answer: ClientMoments, config: MomentConfig) -> None:
+    require(answer.shortened <= answer.moments.rows, "it shortened more rows than it has")
+    most = max(config.least_rows, _MOST_HELD_BACK) * len(answer.few)
+    require(answer.unreported <= most, "it holds back more rows than classes with few rows have")
+
+
+def _of_moments(answer: ClientMoments, config: MomentConfig) -> Profile:
+    moments = answer.moments
+    held = moments.counts.nonzero().flatten()
+    rows = moments.counts[held].double()
+    means = moments.sums[held].double() * config.step / rows[:, None]
+    squares = moments.dense_second().diagonal().sum() if len(held) else torch.zeros(())
+    length = config.step * float((squares.double() / max(moments.rows, 1)).sqrt())
+    lengths = [
+        length,
+        *(_rms(second, moments.width, int(moments.counts[c]), config) for c, second in answer.by_class.items()),
+    ]
+    return Profile(tuple(held.tolist()), rows, means.float(), max(lengths), torch.zeros(len(held)))
+
+
+def _rms(second: Tensor, width: int, rows: int, config: MomentConfig) -> float:
+    """The root mean square length of the rows that second moments are of."""
+    diagonal = torch.arange(1, width + 1).cumsum(0) - 1  # of a lower triangle, row by row
+    return config.step * float((second[diagonal].double().sum() / max(rows, 1)).sqrt())
+
+
+def _of_centroids(summary: Summary, question: CentroidsQuestion, facts: ModelFacts) -> Profile:
+    vectors, sizes = summary.vectors, list(summary.sizes)
+    least = -1e-6 - _CERTAIN * question.config.sigma  # the paper's noise is of either sign
+    if facts.features(question.cut).nonnegative and vectors.numel():
+        require(float(vectors.min()) >= least, "features are below 0 where none can be")
+    filled = [i for i, size in enumerate(sizes) if size]
+    parts, counts = vectors.double().split(sizes), summary.counts.double().split(sizes)
+    rows = [float(counts[i].sum()) for i in filled]
+    means = [counts[i] @ parts[i] / n for i, n in zip(filled, rows, strict=True)]
+    length = float(vectors.double().norm(dim=1).max()) if vectors.numel() else 0.0
+    stacked = torch.stack(means).float() if means else vectors[:0]
+    claimed = torch.tensor([float(summary.rows[summary.labels[i]]) for i in filled], dtype=torch.float64)
+    return Profile(tuple(summary.labels[i] for i in filled), claimed, stacked, length, torch.zeros(len(filled)))
+
+
+def _of_release(summary: Summary, dp: DP, facts: ModelFacts, cut: str) -> Profile:
+    """Of noisy statistics: raises where no rows and no likely noise give them."""
+    layout = Layout.of(dp, facts.projected(cut, dp), facts.num_classes)
+    sums, counts, spread = layout.split(summary.vectors.double())
+    rows = counts / dp.count_weight  # (C, H)
+    unsure = _CERTAIN * dp.sigma / dp.count_weight
+    require(bool((rows >= -unsure).all()), "a class has fewer than 0 rows, by more than noise can do")
+    most = rows.clamp(min=0) + unsure
+    reach = dp.sigma * (math.sqrt(layout.dims) + _CERTAIN)
+    require(bool((sums.norm(dim=-1) <= most + reach).all()), "sums are longer than its rows within the clip can be")
+    reach = dp.sigma * (math.sqrt(layout.spread) + _CERTAIN)
+    within = spread.norm(dim=-1) <= dp.spread_weight * most.sum(-1) + reach
+    require(bool(within.all()), "second moments are larger than its rows within the clip can have")
+    total = rows.sum(-1)
+    clear = total.clamp(min=1.0)
+    deviation = dp.sigma * math.sqrt(layout.cells) * torch.ones_like(total) / clear
+    return Profile(summary.labels, total, (sums.sum(-2) / clear[:, None]).float(), 0.0, deviation)
