@@ -1,5 +1,6 @@
-"""Rules bind questions; against other code a node trusts entities that have signed the app. Flower's own check, in a real
-deployment; only the hub, which hands on signatures, is played by the test."""
+"""Rules bind questions; against other code a node trusts entities that have signed the app.
+
+This is Flower's own check, in a real deployment; only the hub, which hands on signatures, is played by the test."""
 
 import base64
 import hashlib
