@@ -27,7 +27,7 @@ from tests.flower._rules import (
     write_rules,
 )
 
-from fedup import Forget
+from fedup import Forget, collect
 from fedup.clients.all_questions import QUESTIONS
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
@@ -37,12 +37,13 @@ from fedup.clients.question import PrivateQuestion
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import SettingError
 from fedup.federation import Client
-from fedup.flower import Policy
-from fedup.flower.node_record import WITHHELD
+from fedup.flower import Policy, RunServer
+from fedup.flower.node_record import MOST_VIEWS, WITHHELD
 from fedup.flower.row_sets import sets_of
 from fedup.flower.rules import QUESTION_GROUPS, RULES_KEY, load_rules
 from fedup.flower.wire import Ask, write_ask
 from fedup.models.views import fingerprint
+from fedup.run.answer import Limits
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.client_data import ClientData
 from fedup.statistics.eraser_statistics import RowGroups
@@ -167,10 +168,14 @@ def test_other_models_than_those_named_and_more_than_allowed_are_refused(world, 
     other = digits(1).model
     assert pinned.moments().status == "ok"
     assert pinned.moments(model=other).status == "refused"
-    counted = RuledNode(world, write_rules(tmp_path / "counted.toml", most_bases=1))
+    counted = RuledNode(world, write_rules(tmp_path / "counted.toml", most_bases=1, most_answers=2))
     assert [counted.moments().status, counted.moments(model=other).status] == ["ok", "refused"]
     counted.restart()
-    assert [counted.moments(model=other).status, counted.moments().status] == ["refused", "ok"]
+    assert counted.moments(model=other).status == "refused"
+    assert [counted.moments().status for _ in range(2)] == ["ok", "refused"]  # two in all
+    rounded = RuledNode(world, write_rules(tmp_path / "rounded.toml"))
+    ways = [rounded.moments(how=asdict(MomentConfig(step=1 / 2**n))).status for n in range(MOST_VIEWS + 1)]
+    assert ways == ["ok"] * MOST_VIEWS + ["refused"]
 
 
 # --- attacks of the issue
@@ -221,12 +226,30 @@ def test_refusals_that_depend_on_rows_are_few_and_then_nothing_exact_is_answered
     assert node.ask("summarize privately", **release_details(0.5)).status == "ok"  # under a guarantee it goes on
 
 
-# --- sequences of questions
+def test_a_federation_with_rules_forgets_a_class_and_samples_and_restores_them_as_in_process(world, tmp_path):
+    grid, kinds = world.grid(), ["moments", "eraser", "tallies", "labels"]
+    for node, context in grid.contexts.items():
+        path = write_rules(tmp_path / f"{node}.toml", questions=kinds, cuts="any", least_rows=5, most_bases=1)
+        context.node_config = {"partition-id": context.node_config["partition-id"], RULES_KEY: str(path)}
+    contact, server = world.contact(grid), RunServer(tmp_path / "run", world.blank)
+    server.keep(world.model)
+    store = server.collect(contact, statistics=MomentConfig(by_class="always"))
+    expected = collect(world.model, world.federation, statistics=MomentConfig(by_class="always"))
+    assert torch.equal(store.total.second, expected.total.second) and store.total.rows == expected.total.rows
+    one, other = sorted(LARGE, key=Y.count)[-2:]
+    samples = Forget.samples({CLIENT: part_of(one, 0, 10) + part_of(other, 0, 10)})
+    for request in (Forget.classes([one]), samples):
+        answer = server.unlearn(request, contact, limits=Limits(max_loss=None, force=True))
+        assert contact.left_out == {} and not answer.declined
+        server.restore(*answer.requests, contact=contact)
+    assert torch.equal(server.plugged().unplug()(world.test_x[:9]), world.model(world.test_x[:9]))
 
 
 def part_of(label: int, start: int, n: int) -> list[int]:
     return [i for i, own in zip(IDS, Y, strict=True) if own == label][start : start + n]
 
+
+# --- sequences of questions
 
 PARTS = st.builds(part_of, st.sampled_from(LARGE), st.sampled_from([0, 1, K]), st.sampled_from([K - 1, K, 2 * K]))
 SETS_OF_LABELS = st.sets(st.sampled_from(LARGE), min_size=1, max_size=3)

@@ -1,5 +1,6 @@
-"""Rules bind questions; against other code a node trusts entities that have signed the app. Flower's own check, in a real
-deployment; only the hub, which hands on signatures, is played by the test."""
+"""Rules bind questions; against other code a node trusts entities that have signed the app.
+
+This is Flower's own check, in a real deployment; only the hub, which hands on signatures, is played by the test."""
 
 import base64
 import hashlib
@@ -16,19 +17,21 @@ from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
 from tests.flower._deployment import APP, Deployment
 from tests.flower._rules import write_rules
 
+import fedup
+
 pytestmark = pytest.mark.slow
 REVIEWER, SIGNED_AT = "fpk_reviewer", 1_700_000_000
 
 
 @pytest.fixture
 def deployment(tmp_path, monkeypatch):
-    made = Deployment(tmp_path, monkeypatch, 1)
+    made = Deployment(tmp_path, monkeypatch, 2)
     yield made
     assert made.close() == []
 
 
 def start(deployment: Deployment, verifications: Path, trusted: Path, rules: Path) -> None:
-    """A link that hands on signatures, and a node that trusts the reviewer alone."""
+    """A link that hands on signatures, and nodes that trust the reviewer alone; the second one has no rules."""
     port = deployment.runner.free_port()
     link = ["--host", "127.0.0.1", "--port", str(port), "--insecure", "--disable-runtime-dependency-installation"]
     script = Path(__file__).with_name("signing_link.py")
@@ -36,9 +39,14 @@ def start(deployment: Deployment, verifications: Path, trusted: Path, rules: Pat
     deployment.processes.wait_for(port)
     config = f'[superlink.fedup]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     (deployment.home / "config.toml").write_text(config)
-    node = ["--superlink", f"127.0.0.1:{port}", "--port", str(deployment.runner.free_port()), "--insecure"]
-    node += ["--trusted-entities", str(trusted), "--node-config", f'partition-id=0 fedup-rules="{rules}"']
-    deployment.processes.start("supernode0", "flower-supernode", *node)
+    for number, own in enumerate((f'partition-id=0 fedup-rules="{rules}"', "partition-id=1")):
+        node = ["--superlink", f"127.0.0.1:{port}", "--port", str(deployment.runner.free_port()), "--insecure"]
+        node += ["--trusted-entities", str(trusted), "--node-config", own]
+        deployment.processes.start(f"supernode{number}", "flower-supernode", *node)
+
+
+def store_of(deployment: Deployment):
+    return fedup.load_centroids(deployment.out / "centroids.safetensors")
 
 
 def copied(folder: Path) -> Path:
@@ -54,7 +62,9 @@ def fab_of(deployment: Deployment, app: Path, folder: Path, monkeypatch) -> byte
     return fab.read_bytes()
 
 
-def test_a_node_runs_the_app_that_its_reviewer_signed_and_no_other_code(deployment, tmp_path, monkeypatch):
+def test_a_node_runs_the_app_that_its_reviewer_signed_and_no_other_code_and_without_rules_it_refuses(
+    deployment, tmp_path, monkeypatch
+):
     key, verifications = Ed25519PrivateKey.generate(), tmp_path / "verifications.json"
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
     (tmp_path / "trusted.yaml").write_text(yaml.safe_dump({REVIEWER: public}))
@@ -75,8 +85,9 @@ def test_a_node_runs_the_app_that_its_reviewer_signed_and_no_other_code(deployme
     assert not (deployment.out / "result.json").exists() and deployment.asked(0) == []
     assert "FAB verification failed" in (deployment.out / "supernode0.log").read_text()
 
-    said = deployment.submit("--stream", app=app)
-    assert deployment.result(said)["left_out"] == {}
+    said = deployment.submit("--stream", app=app, least_fraction=0.5)
+    (reason,) = deployment.result(said)["left_out"].values()
+    assert reason.startswith("refused: this node has no rules") and list(store_of(deployment).clients) == [0]
     assert [ask["kind"] for ask in deployment.asked(0)] == ["integer moments"] * 2
     log = (tmp_path / "rules.toml.state" / "answers.jsonl").read_text().splitlines()
     assert [json.loads(line)["status"] for line in log] == ["needs weights", "ok"]

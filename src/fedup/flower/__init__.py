@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedup.flower.wire import load_arrays
 
 __all__ = ["Delivery", "GridContact", "Intake", "Policy", "RunServer", "declared_rows", "load_arrays", "mount"]
-_MODULES = "messaging contact messaging policy run_server declared wire node".split()
+_MODULES = ["messaging", "contact", "messaging", "policy", "run_server", "declared", "wire", "node"]
 _WHERE = dict(zip(__all__, _MODULES, strict=True))
 
 

@@ -11,6 +11,7 @@ from fedup.flower.handlers import NeedsWeightsError, Work
 from fedup.flower.node_data import OwnError, Source
 from fedup.flower.node_record import NodeRecord, WithheldError, log_answer
 from fedup.flower.policy import RefusedError
+from fedup.flower.question_check import view_of
 from fedup.flower.row_sets import sets_of
 from fedup.flower.wire import Answer, Ask
 
@@ -26,18 +27,19 @@ def answer_within_rules(work: Work, question: ExactQuestion[Any]) -> Answer:
 
     def admit(placed: ExactQuestion[Any], data: ClientData) -> None:
         sets = sets_of(placed, data, with_named=LabelsQuestion.kind not in rules.questions)
-        record.admit(work.ask.base, data.x, data.y, sets)
+        record.admit(view_of(work.ask), data.x, data.y, sets)
 
     try:
         return work.answer(question, admit)
     except (NeedsWeightsError, OwnError):
         raise
     except Exception as error:
+        if isinstance(error, RefusedError) and not isinstance(error, WithheldError):
+            raise  # whatever the rows are
         why = error.why if isinstance(error, WithheldError) else f"{type(error).__name__}: {error}"
         _LOG.warning("FedUP withheld an exact answer to %r: %s", work.ask.kind, why)
         record.refused()
-        refusal: RefusedError = WithheldError(why)
-        raise refusal from error
+        raise WithheldError(why) from error
 
 
 def logged(answer: Answer, ask: Ask, source: Source) -> Answer:

@@ -32,6 +32,7 @@ WITHHELD = (
 )
 _KIND, _FORMAT = "groups of rows", 1
 _A_WHILE_S = 60.0
+MOST_VIEWS = 5  # of one model: a collection tries up to four grids
 _UNANSWERED = 0  # the group of rows that no answer was about
 
 
@@ -48,7 +49,7 @@ class NodeRecord:
 
     def __init__(self, rules: Rules) -> None:
         assert rules.folder is not None  # open rules keep no record
-        self._folder, self._least_rows = rules.folder, rules.least_rows
+        self._folder, self._rules = rules.folder, rules
         with explained("make the folder of this node's record"):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._read()
@@ -57,12 +58,9 @@ class NodeRecord:
         path = self._folder / "record.json"
         try:
             plain = json.loads(path.read_text(encoding="utf-8")) if path.exists() else _new()
-            self.bases, self.refusals, self._salt = (
-                list(plain["bases"]),
-                plain["refusals"],
-                bytes.fromhex(plain["salt"]),
-            )
-            if plain["format"] != _FORMAT or type(self.refusals) is not int or self.refusals < 0:
+            self._views, self._salt = list(plain["views"]), bytes.fromhex(plain["salt"])
+            self._answers, self._refusals = plain["answers"], plain["refusals"]
+            if plain["format"] != _FORMAT or any(type(n) is not int or n < 0 for n in (self._answers, self._refusals)):
                 raise ValueError("it is of another format")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArtifactError("This node's record cannot be read: nothing is answered until it can.") from error
@@ -74,22 +72,42 @@ class NodeRecord:
             with held(self._folder / "record.lock", "fedup", wait_s=_A_WHILE_S):
                 self._read()
                 yield
-                plain = {"format": _FORMAT, "refusals": self.refusals, "bases": self.bases, "salt": self._salt.hex()}
+                counts = {"answers": self._answers, "refusals": self._refusals}
+                plain = {"format": _FORMAT, **counts, "views": self._views, "salt": self._salt.hex()}
                 write_text(self._folder / "record.json", json.dumps(plain, indent=2) + "\n")
         except (RefusedError, ArtifactError):
             raise
         except FedUPError as error:  # it names a path of this machine
             raise StorageError("This node could not write to its record: nothing is answered until it can.") from error
 
+    def check(self, view: str) -> None:
+        """Raise unless one more exact answer is allowed, about that view of the rows; no row is read."""
+        rules = self._rules
+        if self._refusals >= rules.most_refusals:
+            raise RefusedError("this node has refused too often: no exact answers until its operator allows them")
+        if self._answers >= rules.most_answers:
+            raise RefusedError(f"this node has given {rules.most_answers} exact answers, the most by its rules")
+        bases = [known.split(" ")[0] for known in self._views]
+        base = view.split(" ")[0]
+        if base not in bases and len(set(bases)) >= rules.most_bases:
+            raise RefusedError(f"this node has given exact answers for {rules.most_bases} models, its rules' limit")
+        if not self._knows(view) and bases.count(base) >= MOST_VIEWS:
+            raise RefusedError(f"this node rounds features of one model in {MOST_VIEWS} ways at most")
+
+    def _knows(self, view: str) -> bool:
+        """A question without settings of its own is no new view of a model."""
+        return any(known == view or known.startswith(f"{view} ") for known in self._views)
+
     def refused(self) -> None:
         """Count a refusal that depends on rows."""
         with self._writing():
-            self.refusals += 1
+            self._refusals += 1
 
-    def admit(self, base: str, x: Tensor, y: Tensor, row_sets: Sequence[Tensor]) -> None:
+    def admit(self, view: str, x: Tensor, y: Tensor, row_sets: Sequence[Tensor]) -> None:
         """Write down that an answer is about these sets of rows (places in x and y); raises WithheldError, and changes
         nothing, if a group would become too small."""
         with self._writing():
+            self.check(view)  # again: another run may have been quicker
             keys, path = self._keys(x, y), self._folder / "groups.safetensors"
             known, groups = self._groups(path)
             rows = np.union1d(known, keys)
@@ -106,12 +124,13 @@ class NodeRecord:
             after = np.zeros(len(rows), dtype=np.int64)
             _, after[touched], sizes = np.unique(signature[touched], return_inverse=True, return_counts=True)
             after[touched] += 1
-            if len(sizes) and sizes.min() < self._least_rows:
+            if len(sizes) and sizes.min() < self._rules.least_rows:
                 raise WithheldError(f"a group of {sizes.min()} rows would stand out")
             if touched.any():
                 tensors = {"rows": torch.from_numpy(rows[touched]), "groups": torch.from_numpy(after[touched])}
                 save_tensors(path, tensors, kind=_KIND, header={})
-            self.bases = self.bases if base in self.bases else [*self.bases, base]
+            self._views += [] if self._knows(view) else [view]
+            self._answers += 1
 
     def _groups(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
         """Rows of earlier answers, in order, and the group of each."""
@@ -138,7 +157,7 @@ class NodeRecord:
 
 
 def _new() -> dict[str, Any]:
-    return {"format": _FORMAT, "refusals": 0, "bases": [], "salt": secrets.token_hex(16)}
+    return {"format": _FORMAT, "answers": 0, "refusals": 0, "views": [], "salt": secrets.token_hex(16)}
 
 
 def log_answer(rules: Rules, entry: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Whether a node's rules allow a question, by its text alone: no row is read, so no refusal here depends on one."""
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedup.flower.wire import Ask
 from fedup.models.cut import find_cut
 from fedup.privacy.guarantee import DP
 
+_SETTINGS = ("bound", "step", "ratio", "seed", "sigma")  # of moments and centroids
 _NOT_ALLOWED = "this node's rules do not allow this question"
 
 
@@ -71,10 +73,14 @@ def _check_exact(ask: Ask, source: Source, record: NodeRecord) -> None:
         raise RefusedError(f"this node's rules allow {rules.most_ratio:g} centroids for each row at most")
     if any(0 < named < rules.least_rows for named in _named_samples(ask.details, source)):
         raise RefusedError(f"this node's rules do not answer for fewer than {rules.least_rows} named rows")
-    if record.refusals >= rules.most_refusals:
-        raise RefusedError("this node has refused too often: it gives no exact answers until its operator allows it")
-    if ask.base not in record.bases and len(record.bases) >= rules.most_bases:
-        raise RefusedError(f"this node has given exact answers for {rules.most_bases} models, the most by its rules")
+    record.check(view_of(ask))
+
+
+def view_of(ask: Ask) -> str:
+    """The model and the way its features are rounded or clustered: each shows rows from another side."""
+    config = ask.details.get("how")
+    settings = {name: config[name] for name in _SETTINGS if name in config} if isinstance(config, Mapping) else {}
+    return f"{ask.base} {json.dumps(settings)[:200]}" if settings else ask.base
 
 
 def _named_samples(details: Mapping[str, Any], source: Source) -> Iterator[int]:

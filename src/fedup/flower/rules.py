@@ -69,7 +69,8 @@ class Rules:
 
     questions: frozenset[str] = frozenset()  # kinds of questions without a guarantee
     bases: frozenset[str] | None = frozenset()  # fingerprints of models; None: any
-    most_bases: int = 3  # different models that are answered for without a guarantee
+    most_bases: int = 3  # different models that are answered for exactly
+    most_answers: int = 200  # exact answers in all
     cuts: frozenset[str] | None = frozenset({LAST})  # None: any
     least_rows: int = 20
     most_ratio: float = 0.05  # centroids for each row
@@ -83,6 +84,7 @@ class Rules:
     def __post_init__(self) -> None:
         _whole("least_rows", self.least_rows, 2)
         _whole("most_bases", self.most_bases, 1)
+        _whole("most_answers", self.most_answers, 0)
         _whole("most_refusals", self.most_refusals, 0)
         _number("most_ratio", self.most_ratio, 0, 1)
         if not 0 <= self.answer_after_s < math.inf:

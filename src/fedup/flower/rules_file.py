@@ -17,10 +17,12 @@ format = 1
 # For differential privacy alone: questions = []
 questions = ["moments"]
 
-# Fingerprints of models that may be asked about (fedup status shows them), or "any": then each is in the log, and exact
-# answers are given for so many different models at most. A server can choose weights that show more than usual.
+# Fingerprints of models that may be asked about (fedup status shows them), or "any": then each is in the log. A server
+# can choose weights that show more than usual: exact answers are given for so many different models at most, and so
+# many in all. An operator who allows more raises the number.
 bases = "any"
 most_bases = 3
+most_answers = 200
 
 # Layers whose inputs may be summarised: "last" is the last linear layer. Early layers show the rows: the first one
 # takes the rows themselves. Sample requests need the eraser's layers here, by name. "any" allows all.

@@ -73,5 +73,8 @@ fedup.flower.mount(
     data=lambda context: (rows(context)["x"], rows(context)["y"]),
     model=blank,
     ids=lambda context: rows(context)["ids"].tolist(),
-    policy=fedup.flower.Policy(ask=lambda kind: "the owner said no" if fault == "refuse" else None),
+    policy=fedup.flower.Policy(
+        ask=lambda kind: "the owner said no" if fault == "refuse" else None,
+        open_in_simulation=True,  # which no deployed node heeds
+    ),
 )
