@@ -11,7 +11,7 @@ from fedup.filters.bottleneck import FilterConfig
 from fedup.request import Forget
 from fedup.run.folder import Writer
 from fedup.run.new_request import NewRequest as NewRequest
-from fedup.run.pool import Pool, sort_out
+from fedup.run.pool import Pool, check_return, sort_out
 from fedup.run.state import FileRecord, Request, State
 from fedup.serving.filter_file import save_filter
 from fedup.serving.plugged import PluggedModel
@@ -196,6 +196,8 @@ class RequestDesk:
         """Take requests back: a filter for the remaining requests, or none after the last. For requests that waited
         there is nothing to change."""
         withdrawn = [request.id for request in requests if request.is_waiting]
+        if self.centroids is not None:
+            check_return(self.writer.state, self.centroids, [own for own in requests if not own.is_waiting])
         if withdrawn:
             self.writer.commit("withdrawn", {**self.facts, "requests": withdrawn})
         requests = [request for request in requests if not request.is_waiting]

@@ -4,13 +4,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedup.clients.protocol import Contact
+from fedup.errors import RequestError
 from fedup.request import Forget, union
 from fedup.run.in_words import class_in_words, client_in_words, count
 from fedup.run.new_request import NewRequest
-from fedup.run.state import State
+from fedup.run.state import Request, State
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import CellName, Centroids
-from fedup.unlearning.few_rows import ask_for_labels, has_few_rows_rule, rows_beside, waiting_for_others
+from fedup.unlearning.few_rows import (
+    ask_for_labels,
+    has_few_rows_rule,
+    returning_too_few,
+    rows_beside,
+    waiting_for_others,
+)
 
 _MOST_CELLS = 3  # named in a sentence
 
@@ -54,17 +61,40 @@ def sort_out(
     )
 
 
-def _reason(state: State, store: MomentStore, cells: Sequence[CellName]) -> str:
-    """Why a request waits, and what it would cost others not to."""
+def check_return(state: State, store: Centroids, restored: Sequence[Request]) -> None:
+    """Refuse to take requests back whose rows would come back to the sums so few at a time that these show them."""
+    ids = {request.id for request in restored}
+    staying = [request for request in (*state.active, *state.open) if request.id not in ids]
+    cells = returning_too_few(store, union(request.forget for request in staying)) if staying else []
+    if not cells:
+        return
+    with_it = [own["id"] for request in restored for own in request.asked_in.body["requests"]]
+    together = sorted({*with_it, *ids} & {request.id for request in state.active}, key=lambda name: int(name[1:]))
+    advice = f"Take back together what was answered together: {', '.join(together)}" if set(together) > ids else ""
+    raise RequestError(
+        f"{', '.join(sorted(ids))} cannot be taken back alone: {_few(state, store, cells, 'come back to')}. "
+        f"{advice or 'Take back others with it'}; or all. Nothing was changed."
+    )
+
+
+def _few(state: State, store: Centroids, cells: Sequence[CellName], do: str) -> str:
+    """That too few rows would leave cells, or come back to them."""
     clients, classes = (state.about.get(name, ()) for name in ("client_names", "class_names"))
     places = [
         f"class {class_in_words(label, classes)} at client {client_in_words(client, clients)}"
         for client, label in cells[:_MOST_CELLS]
     ]
     more = f" and {count(len(cells) - _MOST_CELLS, 'more cell')}" if len(cells) > _MOST_CELLS else ""
-    beside, least = rows_beside(store, cells), store.config.least_rows
+    assert isinstance(store, MomentStore)  # others have no such rule
+    where = ", ".join(places) + more
+    return f"fewer than {store.config.least_rows} rows would {do} {where}, and their sums would show them"
+
+
+def _reason(state: State, store: MomentStore, cells: Sequence[CellName]) -> str:
+    """Why a request waits, and what it would cost others not to."""
+    beside = rows_beside(store, cells)
     return (
-        f"fewer than {least} rows would leave {', '.join(places)}{more}, and their sums would show them. To answer it "
-        f"now would take all {count(beside, 'row')} there out of the statistics. It is answered together with later "
-        "requests for samples or persons there, as soon as they are enough"
+        f"{_few(state, store, cells, 'leave')}. To answer it now would take all {count(beside, 'row')} there out of "
+        "the statistics. It is answered together with later requests for samples or persons there, as soon as they are "
+        "enough"
     )

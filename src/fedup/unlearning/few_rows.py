@@ -41,6 +41,20 @@ def waiting_for_others(store: MomentStore, in_force: Forget, requests: Collectio
     return waiting
 
 
+def returning_too_few(store: Centroids, left_out: Forget) -> list[CellName]:
+    """Cells to which fewer rows would come back than clients report, where only this is left out from now on."""
+    if not isinstance(store, MomentStore):
+        return []
+    least, wanted, short = store.config.least_rows, _by_cell(store, left_out), []
+    for name, before in store.excluded.items():
+        cell, after = store.cell(name), wanted.get(name, set())
+        rows = 0 if cell is None else int(store.sizes[cell.start]) or int(store.counts[cell.start]) + len(before)
+        both_partly = all(len(ids) >= least and rows - len(ids) >= least for ids in (before, after))
+        if both_partly and 0 < len(before - after) < least:
+            short.append(name)
+    return sorted(short)
+
+
 def shows_rows(store: Centroids, request: Forget, others: Forget) -> bool:
     """Whether sums with the request and without it would differ by so few rows of a cell that they show them."""
     if not isinstance(store, MomentStore):
