@@ -1,7 +1,7 @@
 """What a server takes from nodes that may lie: answers are compared with each other before any of them is used."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from fedup.clients.agreement import MOST_LENGTH, Profile, mistaken, too_long, too_many_rows
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.checks import require
+from fedup.clients.eraser_questions import SketchesQuestion, SpreadsQuestion
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.moments import ClientMoments, MomentChangeQuestion, MomentsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
@@ -68,11 +69,11 @@ class Intake:
     def judge_later(
         self, node: int, own: Profile, others: Mapping[int, Profile], question: Question[Any], facts: ModelFacts
     ) -> str | None:
-        """Why an answer after the collection disagrees with what the others sent then; None if it does not, or if there
-        was no collection. Rows that leave may well look like another class: they may have wrong labels."""
-        if not own.labels or self.policy == "off":
+        """Why an answer after the collection disagrees with what the others sent; None if it does not, or if there is
+        nothing to compare it with. Rows that leave may well look like another class: they may have wrong labels."""
+        if self.policy == "off":
             return None
-        if isinstance(question, MomentChangeQuestion):
+        if isinstance(question, MomentChangeQuestion) or not own.labels:
             return too_long({**others, node: own}, self.most_length).get(node)
         return self.judge({**others, node: own}, question, facts).get(node)
 
@@ -104,7 +105,18 @@ def profile_of(question: Question[Any], answer: Any, facts: ModelFacts) -> Profi
         return _of_centroids(answer, question, facts)
     if isinstance(question, PrivateCentroidsQuestion):
         return _of_release(answer, question.dp, facts, question.cut)
+    if isinstance(question, SketchesQuestion):
+        return _of_means(sums.mean for group in (answer.forgotten, answer.retained) for sums in group.values())
+    if isinstance(question, SpreadsQuestion):
+        groups = [*answer.forgotten.values(), *answer.reference.values()]
+        return _of_means(spread.average.mean for cuts in groups for spread in cuts.values())
     return None
+
+
+def _of_means(means: Iterable[Tensor]) -> Profile:
+    """Of statistics for an eraser: how long their longest mean is."""
+    nothing = torch.zeros(0)
+    return Profile((), nothing, nothing[:, None], max((float(mean.norm()) for mean in means), default=0.0), nothing)
 
 
 def _check_counts(answer: ClientMoments, config: MomentConfig) -> None:

@@ -188,11 +188,13 @@ class GridContact:
         return flagged
 
     def _judge_later(self, questions: Mapping[int, Question[Any]], taken: Mapping[int, _Taken]) -> dict[int, str]:
-        """The nodes to leave out since answers after the collection disagree with what others sent then."""
+        """The nodes to leave out since answers after the collection disagree with what others sent then, or now."""
         reasons: dict[int, str] = {}
         for node in taken.keys() & self._profiles.keys():
-            others = {other: profile for other, profile in self._compared.items() if other != node}
-            judged = self._delivery.intake.judge_later(node, self._profiles[node], others, questions[node], self._facts)
+            own = self._profiles[node]
+            others = dict(self._compared if own.labels else self._profiles)
+            others.pop(node, None)
+            judged = self._delivery.intake.judge_later(node, own, others, questions[node], self._facts)
             reasons |= {node: judged} if judged else {}
         self.flagged |= reasons
         return reasons if self._leaves_out else {}

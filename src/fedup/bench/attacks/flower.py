@@ -24,13 +24,14 @@ from fedup.bench.attacks.flower_world import World
 from fedup.bench.memory import memory_bytes
 from fedup.clients.collect import collect
 from fedup.clients.intake import Intake
-from fedup.errors import FedUPError, HarmError
+from fedup.errors import ContactError, FedUPError, HarmError
 from fedup.federation import Federation
 from fedup.flower.contact import GridContact
 from fedup.models.cut import find_cut
 from fedup.privacy import DP
 from fedup.request import Forget
 from fedup.serving.plugged import PluggedModel, plug
+from fedup.statistics.store import Centroids
 from fedup.tasks.datasets import check_there
 from fedup.tasks.evaluation import accuracy
 from fedup.tasks.machine import describe_code, describe_machine
@@ -73,7 +74,7 @@ class Outcome:
     memory_bytes: int  # at most, beyond what was taken before, with all replies there
     named: bool  # whether the server says which node it was
     left_out: bool
-    refused: bool  # the request, since its answer would harm: the original model is served
+    refused: bool  # the request; the original model is served
     said: str = ""  # what the server says of it
 
 
@@ -159,12 +160,19 @@ def _answer(world: World, attack: Hostile, statistics: str, grid: HostileGrid) -
         before = _start_of_peak()
         try:
             store = collect(world.model, contact, **STATISTICS[statistics])
-            unlearn(plugged, store, _request(world.federation, attack), clients=contact)
-        except HarmError:
-            refused = True
+            refused = _refuses(plugged, store, _request(world.federation, attack), contact)
         except Exception as error:  # an untyped one is worse, and the table says so
             ended = f"{'' if isinstance(error, FedUPError) else type(error).__name__ + ': '}{error}"
         return _Answered(contact, plugged, max(0, memory_bytes("VmHWM") - before), refused, ended)
+
+
+def _refuses(plugged: PluggedModel, store: Centroids, request: Forget, contact: GridContact) -> bool:
+    """Whether a request is refused: its answer would harm others, or the node that has to help is not believed."""
+    try:
+        unlearn(plugged, store, request, clients=contact)
+    except (HarmError, ContactError):
+        return True
+    return False
 
 
 def measure(world: World, attack: Hostile, statistics: str, honest: list[float] | None) -> tuple[Outcome, list[float]]:

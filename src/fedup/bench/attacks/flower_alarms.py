@@ -21,7 +21,7 @@ FEDERATIONS: tuple[dict[str, Any], ...] = (
     {"data": "mnist", "clients": 10, "rows": 8000, "rounds": 12},
     {"data": "mnist", "clients": 50, "rows": 8000, "rounds": 12},
 )
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1, 2, 3, 4)
 STATISTICS: dict[str, dict[str, Any]] = {
     "centroids": {"statistics": "centroids"},
     "moments": {"statistics": "moments"},
