@@ -2,7 +2,7 @@
 
     python make_patients_csv.py [patients.csv] [new_patients.csv]
 
-Each row is an examination: 30 numbers, a diagnosis, the hospital, the patient (one to four examinations each, now and
+Each row is an examination: 30 numbers, a diagnosis, the hospital, the patient (a few examinations each, now and
 then at two hospitals) and an id. The second file holds the last 20 rows without the diagnosis, for predictions.
 """
 

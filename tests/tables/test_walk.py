@@ -106,9 +106,10 @@ def test_an_exported_program_answers_as_predict_does_with_what_its_note_says(tra
 
 def test_a_model_that_learns_nothing_is_said_so_and_one_that_learns_is_not(folder, tmp_path):
     rng, path = np.random.default_rng(0), tmp_path / "noise.csv"
-    rows = [f"{rng.normal()},{rng.normal()},{'ab'[rng.random() < 0.3]}" for _ in range(300)]
-    path.write_text("\n".join(["x,z,label", *rows]))
-    assert "hardly better than to answer always the same" in ok("train", "--data", path, "--run", tmp_path / "run").out
+    rows = [f"{row},{rng.normal()},{rng.normal()},{'ab'[rng.random() < 0.3]}" for row in range(300)]
+    path.write_text("\n".join([",x,z,label", *rows]))  # with an index, as pandas writes it
+    out = ok("train", "--data", path, "--run", tmp_path / "run").out
+    assert "hardly better than to answer always the same" in out and "2 as numbers; ignored: unnamed" in out
     assert "hardly better" not in ok("train", "--data", folder / "patients.csv", *COLUMNS, "--run", tmp_path / "2").out
 
 

@@ -1,5 +1,6 @@
 """Tables of the user's own on the command line: options, and a few lines on what a file holds."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from fedup.tasks.file_options import FileOptions
 if TYPE_CHECKING:
     from fedup.tasks.datasets import OwnImages, OwnTable
 
+_INPUTS = {"number": "as numbers", "category": "as categories"}
 _SHOWN = 8  # names of classes, clients or columns
 
 
@@ -44,6 +46,21 @@ def describe_table(own: "OwnTable") -> dict[str, Any]:
     return found
 
 
+def columns_in_words(name: str, file: FileOptions | None) -> str:
+    """One line on what a table's columns were used as; empty for any other data set."""
+    from fedup.tasks.datasets import OwnTable, own_source
+
+    own = own_source(name, file)
+    if not isinstance(own, OwnTable):
+        return ""
+    uses: dict[str, list[str]] = {}
+    for column in own.columns.values():
+        uses.setdefault(column.use, []).append(column.name)
+    inputs = [f"{len(uses[use])} {words}" for use, words in _INPUTS.items() if use in uses]
+    ignored = f"; ignored: {_listed(uses['ignore'])} (`fedup data check` says why)" if "ignore" in uses else ""
+    return f"Columns used as inputs: {' and '.join(inputs)}{ignored}.\n"
+
+
 def _value(uses: Mapping[str, list[str]]) -> str | None:
     return next(iter(uses.get("value", ())), None)
 
@@ -70,12 +87,12 @@ def _described_rows(own: "OwnTable") -> dict[str, Any]:
 def describe_images(own: "OwnImages") -> dict[str, Any]:
     """Classes, sizes, and the settings that suit them."""
     dataset, defaults = own.load(), own.DEFAULTS
-    counts = dataset.y.bincount(minlength=dataset.num_classes).tolist()
+    counts = Counter(label for split in ("train", "test") for _, label in own.images(split))
     return {
         "rows": len(dataset.y) + len(dataset.test_y),
         "training_rows": len(dataset.y),
         "test_rows": len(dataset.test_y),
-        "classes": dict(zip(dataset.class_names, counts, strict=True)),
+        "classes": {name: counts[label] for label, name in enumerate(dataset.class_names)},
         "shape": list(dataset.x.shape[1:]),
         "defaults": {"model": defaults.model, "rounds": defaults.rounds, "batch_size": defaults.batch_size},
         "problems": [],

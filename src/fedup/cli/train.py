@@ -66,7 +66,7 @@ def train(
 
     from fedup.cli._remark import remark
     from fedup.cli._session import checked_device
-    from fedup.cli._tables import options_from
+    from fedup.cli._tables import columns_in_words, options_from
     from fedup.tasks.recipe import Recipe
     from fedup.training.engines import known_engine
 
@@ -88,11 +88,12 @@ def train(
     result = _train(run, recipe, restart, device, chosen_engine, wait, subject_key)
     said = f"{run} was trained before; nothing was changed."
     if not result["already"]:
+        notes = remark(result) + columns_in_words(recipe.data, recipe.file)
         rounds = f"{count(recipe.rounds, 'round')}, in {result['time_s']:.1f} s"
         said = (
             f"{recipe.model} on {recipe.data}: {recipe.clients} clients, "
             f"{rounds if recipe.rounds else 'weights as they were brought'}; held-out {result['score']} "
-            f"{result['accuracy']['heldout']:.3f}.\n{remark(result)}Model {result['fingerprint'][:12]} is in {run}."
+            f"{result['accuracy']['heldout']:.3f}.\n{notes}Model {result['fingerprint'][:12]} is in {run}."
         )
     options.show(result, as_json, lambda _: typer.echo(f"{said} Next: fedup collect{of(run)}"))
 

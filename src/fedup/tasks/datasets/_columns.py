@@ -16,6 +16,7 @@ Use = Literal["label", "value", "clients", "subject", "id", "number", "category"
 
 MOST_CATEGORIES = 50  # of a column of texts, unless it is chosen as a category
 _MOST_CHOSEN = 1000
+_DECIMAL_COMMA = re.compile(r"-?[0-9]+,[0-9]+")
 _WHOLE = re.compile(r"-?[0-9]+\.0+")
 MOST_VALUES = 20_000  # classes or clients
 
@@ -147,6 +148,8 @@ def decide(seen: ColumnScan, source: TableSource) -> Column:
 def _category(seen: ColumnScan) -> Column:
     name, found = seen.name, len(seen.values) - ("" in seen.values)
     values = in_order(value for value in seen.values if value)
+    if seen.chosen is None and all(map(_DECIMAL_COMMA.fullmatch, values[:20])):
+        return Column(name, "number", problem=f"column {name!r} has decimal commas, as in {values[0]!r}: write points")
     if seen.chosen is None and found > MOST_CATEGORIES:
         reason = f"{_many(found)} different texts; --column {name}=category uses it"
         return Column(name, "ignore", reason=reason)

@@ -69,8 +69,10 @@ class CsvSource:
         """The names in the first line."""
         with self._open() as file:
             names = [name.strip() for name in next(self._reader(file), ([], 0))[0]]
-        if not names:
-            raise DataError(f"{self.path} is empty.")
+        if not any(names):
+            raise DataError(f"{self.path} is empty, or its first line names no column.")
+        if names[0] == "" and "unnamed" not in names:  # pandas writes its index so
+            names[0] = "unnamed"
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice or "" in names:
             which = f"{twice[0]!r} is there twice" if twice and twice[0] else f"name {names.index('') + 1} is empty"
