@@ -340,6 +340,7 @@ def test_scores_are_those_of_scikit_learn_and_rows_are_grouped_by_their_targets(
     source = torch.Generator().manual_seed(seed)
     outputs, y = torch.randn(50, 3, generator=source), torch.randn(50, 3, generator=source)
     assert np.allclose(by_output(outputs, y, 3), r2_score(y, outputs, multioutput="raw_values"), atol=1e-5)
+    assert score(outputs[:, :1], y[:, 0]) == pytest.approx(r2_score(y[:, 0], outputs[:, 0]), abs=1e-5)
     rmse = root_mean_squared_error(y, outputs, multioutput="raw_values")
     assert np.allclose(more_by_output(outputs, y)["rmse"], rmse, atol=1e-5)
     labels, said = y > 0.5, outputs > 0
