@@ -22,7 +22,7 @@ def score(outputs: Tensor, y: Tensor, only: Sequence[int] | None = None) -> floa
         return None
     if kind_of(y) == "classes":
         return float((outputs.argmax(1) == y).float().mean())
-    every = by_output(outputs, y, y.shape[1])
+    every = by_output(outputs, y, outputs.shape[1])
     counting = [every[i] for i in (range(len(every)) if only is None else only)]
     known = [value for value in counting if value is not None]
     return sum(known) / len(known) if known else None
@@ -37,8 +37,8 @@ def by_output(outputs: Tensor, y: Tensor, num_outputs: int) -> list[float | None
         case "labels":
             return [_mean(column) for column in ((outputs > 0) == y).T]
         case _:
-            wanted, given = y.double(), outputs.double()
-            total = (wanted - wanted.mean(0)).square().sum(0) if len(y) else torch.zeros(y.shape[1])
+            wanted, given = _columns(y).double(), outputs.double()
+            total = (wanted - wanted.mean(0)).square().sum(0) if len(y) else torch.zeros(outputs.shape[1])
             errors = (given - wanted).square().sum(0)
             pairs = zip(errors.tolist(), total.tolist(), strict=True)
             return [1 - error / spread if spread > 0 else None for error, spread in pairs]
@@ -52,8 +52,8 @@ def more_by_output(outputs: Tensor, y: Tensor) -> dict[str, list[float | None]]:
             right, named = (said & y).sum(0).tolist(), (said.sum(0) + y.sum(0)).tolist()
             return {"f1": [2 * hits / both if both else None for hits, both in zip(right, named, strict=True)]}
         case "values":
-            errors = (outputs.double() - y.double()).square()
-            return {"rmse": errors.mean(0).sqrt().tolist() if len(y) else [None] * y.shape[1]}
+            errors = (outputs.double() - _columns(y).double()).square()
+            return {"rmse": errors.mean(0).sqrt().tolist() if len(y) else [None] * outputs.shape[1]}
         case _:
             return {}
 
@@ -82,6 +82,11 @@ def answer_in_words(outputs: Tensor, targets: str, names: Sequence[str]) -> tupl
     share, label = outputs.softmax(0).max(0)
     best, number = int(label), float(share)
     return {"class": best, "name": names[best], "probability": round(number, 6)}, f"{names[best]}\t{number:.3f}"
+
+
+def _columns(y: Tensor) -> Tensor:
+    """Values as (N, K), also where there is one of each row."""
+    return y if y.ndim == 2 else y[:, None]
 
 
 def _mean(right: Tensor) -> float | None:
