@@ -16,7 +16,7 @@ from fedup.statistics.feature_cache import CachedReader, FeatureCache
 from fedup.statistics.integer_moments import MomentConfig
 from fedup.tasks.progress import Progress
 
-_BLOCK = 8 * FEATURE_BATCH  # rows between two writes to disk
+_BLOCK = 2 * FEATURE_BATCH  # rows between two looks at the clock: what was computed is written now and then
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,5 +51,6 @@ def extract(backbone: Backbone, x: Tensor, folder: Path, name: str, *, progress:
     for done, rows in enumerate(blocks, start=1):
         reader.read(x, rows)
         progress(task, done, len(blocks))
+    cache.save()
     assert cache.values is not None
     return (cache.values.double() * config.step).float()

@@ -12,9 +12,11 @@ from fedup.cli._session import Session
 from fedup.cli._text import accuracy_table, contact_in_words, of, seconds
 from fedup.errors import SettingError
 from fedup.models.backbone import Backbone
+from fedup.request import Forget, union
 from fedup.run.exact import (
     FEATURES,
     HeadDesk,
+    HeadJudge,
     HeadOutcome,
     extracted_again,
     keep_head,
@@ -210,7 +212,10 @@ def evaluate_exactly(session: Session) -> dict[str, Any]:
         "head": state.filter.id if state.filter else None,
         "in_force": [request.id for request in state.active],
         "claim": model.claim.to_json(),
-        "accuracy": {**_judge(session)(model), **{name: value for name, value in test.items() if value == value}},
+        "accuracy": {
+            **_judge(session)(model, model.requests),
+            **{name: value for name, value in test.items() if value == value},
+        },
     }
 
 
@@ -229,12 +234,19 @@ def _desk(session: Session, state: State, writer: Any) -> HeadDesk:
     return HeadDesk(writer, load_model(session, state), federation, judge, session.facts)
 
 
-def _judge(session: Session) -> Any:
+def _judge(session: Session) -> HeadJudge:
     federation = session.federation
 
-    def measure(model: HeadModel) -> dict[str, float]:
-        parts = {"validation": federation.rows("validation"), "held-out": federation.rows("heldout")}
-        return {name: accuracy(model, federation.x, federation.y, rows) for name, rows in parts.items() if len(rows)}
+    def measure(model: HeadModel, requests: frozenset[Forget]) -> dict[str, float | None]:
+        named = union(requests)
+        rows = {
+            "validation, retained": federation.retained(named, "validation"),
+            "held-out, retained": federation.retained(named, "heldout"),
+            "held-out, forgotten": federation.forgotten(named, "heldout"),
+            "training, forgotten": federation.forgotten(named, "train"),
+        }
+        shares = {name: accuracy(model, federation.x, federation.y, own) for name, own in rows.items()}
+        return {name: value if value == value else None for name, value in shares.items()}
 
     return measure
 

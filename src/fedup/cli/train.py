@@ -74,8 +74,11 @@ def train(
         from fedup.cli._exact import learn_into, print_learned
         from fedup.cli._session import Session
 
-        if model is not None or weights is not None or "rounds" in settings:
-            raise typer.BadParameter("--backbone learns a head in one round: pass no --model, --weights or --rounds.")
+        others = [*settings.keys() - {"clients", "partition", "rows", "seed"}]
+        others += [name for name, value in (("model", model), ("weights", weights)) if value is not None]
+        if others:
+            named = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(others))
+            raise typer.BadParameter(f"--backbone learns a head in one round, in closed form: leave out {named}.")
         session = Session(run, device=device)
         result = learn_into(session, Recipe.suited_to(data, **{**settings, "rounds": 1}), backbone, features, wait)
         options.show(result, as_json, lambda result: print_learned(result, run))

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from fedup.errors import DataError, SettingError
-from fedup.filters.closed_form import RetainedStatistics, Scores, without_classes
+from fedup.filters.closed_form import Scores, without_classes
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
 
 _LEAST_SHARE = 0.2  # of the sharpness, where there are hardly more rows than features
@@ -57,34 +57,37 @@ class RidgeHead(nn.Module):
 
 def solve_head(totals: IntegerMoments, config: MomentConfig, rule: HeadRule) -> Scores:
     """The scores that totals give; a class without rows is never answered."""
-    retained = RetainedStatistics.of(totals, config)
-    shares, means, mean = retained.counts / retained.counts.sum(), retained.means, retained.mean
-    damped = retained.covariance.clone()
-    extent = damped.diagonal().mean().clamp(min=1e-12)
-    damped.diagonal().add_((rule.ridge + rule.few_rows * len(damped) / float(retained.counts.sum())) * extent)
+    rows = totals.rows
+    if not rows:
+        raise DataError("No retained row is left to learn a head from.")
+    counts = totals.counts.double()
+    shares, means = counts / rows, totals.sums.double() * config.step / counts.clamp(min=1)[:, None]  # (K,), (K, D)
+    mean = shares @ means
+    damped = totals.dense_second().mul_(config.step**2 / rows).addr_(mean, mean, alpha=-1)  # the covariance, in place
+    ridge = (rule.ridge + rule.few_rows * len(damped) / rows) * float(damped.diagonal().mean().clamp(min=1e-12))
+    damped.diagonal().add_(ridge)
     factor, info = torch.linalg.cholesky_ex(damped)
     if int(info):
         raise DataError("The totals give no head: their covariance is not positive. Learn the head again.")
     weight = torch.cholesky_solve((shares[:, None] * (means - mean)).T, factor).T  # (K, D)
-    scale = _scale(weight, retained, rule)
+    damped.diagonal().sub_(ridge)
+    scale = _scale(weight, shares, means - mean, damped, rule.sharpness * max(_LEAST_SHARE, 1 - len(mean) / rows))
     scores = Scores(scale * weight, scale * (shares - weight @ mean))
-    return without_classes(scores, retained.counts == 0)
+    return without_classes(scores, totals.counts == 0)
 
 
-def _scale(weight: Tensor, retained: RetainedStatistics, rule: HeadRule) -> float:
+def _scale(weight: Tensor, shares: Tensor, centres: Tensor, covariance: Tensor, sharpness: float) -> float:
     """By what to multiply scores, so that their softmax is about as sure as it is right.
 
     The lead of the right class over the mean of the others has mean m and variance v within classes. If it is Gaussian,
-    2 m / v is the best scale.
+    2 m / v is the best scale. `centres` are class means less the mean of all.
     """
-    held = retained.counts > 0
-    if int(held.sum()) < 2:
+    held = shares > 0
+    own, shares, centres = weight[held], shares[held], centres[held]
+    if len(own) < 2:
         return 1.0
-    own, shares = weight[held], retained.counts[held] / retained.counts.sum()
-    others = (own.sum(0) - own) / (len(own) - 1)
-    leads = own - others  # (K', D)
-    lead = (leads * (retained.means[held] - retained.mean)).sum(1)
-    variance = ((leads @ retained.within) * leads).sum(1).clamp(min=0)
-    mean, spread = float(shares @ lead), float(shares @ variance)
-    sure = max(_LEAST_SHARE, 1 - weight.shape[1] / float(retained.counts.sum()))
-    return 2 * rule.sharpness * sure * mean / max(spread, 1e-6 * mean**2, 1e-300) if mean > 0 else 1.0
+    leads = own - (own.sum(0) - own) / (len(own) - 1)  # (K', D)
+    of_classes = (leads @ centres.T).square() @ shares  # between classes, which is no spread within them
+    variance = ((leads @ covariance) * leads).sum(1) - of_classes
+    mean, spread = float(shares @ (leads * centres).sum(1)), float(shares @ variance.clamp(min=0))
+    return 2 * sharpness * mean / max(spread, 1e-6 * mean**2, 1e-300) if mean > 0 else 1.0

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from fedup.errors import ArtifactError, RequestError
 from fedup.federation import Federation
 from fedup.filters.ridge_head import solve_head
 from fedup.models.backbone import Backbone
+from fedup.request import Forget
 from fedup.run.answer import NewRequest, contact_facts, described_requests
 from fedup.run.folder import Run, Writer
 from fedup.run.record import keep_centroids
@@ -28,7 +29,7 @@ from fedup.unlearning.exact_file import read_head, write_head
 from fedup.unlearning.report import Report
 
 Figures = Mapping[str, Any]
-HeadJudge = Callable[[HeadModel], Figures]  # measures a model on data at hand
+HeadJudge = Callable[[HeadModel, frozenset[Forget]], Figures]  # measures a model on what requests name and leave
 FEATURES = "features.safetensors"  # what clients keep, where all of them are on this machine
 
 
@@ -82,6 +83,14 @@ class HeadOutcome:
     in_force: Sequence[str]
 
 
+class _Before(NamedTuple):
+    """A model before a request: which requests it is measured for, its figures, and the hash of its totals."""
+
+    judged: frozenset[Forget]
+    figures: Figures | None
+    totals: str
+
+
 @dataclass(frozen=True, eq=False)
 class HeadDesk:
     """A run folder open for writing, with the head and the clients that answer its requests. `facts` go into each event
@@ -96,15 +105,16 @@ class HeadDesk:
     def unlearn(self, new: Sequence[NewRequest], *, keep_sealed: bool = False) -> HeadOutcome:
         """Solve the head without what these requests name, and store it."""
         requests = described_requests(self.writer.state, new)
-        before = self._measured()
-        report = self.model.unlearn([each.forget for each in new], clients=self.clients, keep_sealed=keep_sealed)
+        named = frozenset(each.forget for each in new)
+        before = self._measured(self.model.requests | named)
+        report = self.model.unlearn(named, clients=self.clients, keep_sealed=keep_sealed)
         for described_request in requests:
             described_request |= {"verdict": None, "withheld": False, "notes": list(report.notes)}
         return self._settle("unlearned", requests, report, before)
 
     def restore(self, requests: Sequence[Request]) -> HeadOutcome:
         """Add again what these requests took."""
-        before = self._measured()
+        before = self._measured(self.model.requests)
         report = self.model.restore([request.forget for request in requests], clients=self.clients)
         return self._settle("restored", [request.id for request in requests], report, before)
 
@@ -118,20 +128,21 @@ class HeadDesk:
         self.writer.commit("purged", body)
         return cells, claim
 
-    def _measured(self) -> tuple[Figures | None, str]:
-        return self.judge(self.model) if self.judge else None, self.model.totals_hash(salt_of(self.writer.state))
+    def _measured(self, judged: frozenset[Forget]) -> _Before:
+        figures = self.judge(self.model, judged) if self.judge else None
+        return _Before(judged, figures, self.model.totals_hash(salt_of(self.writer.state)))
 
-    def _settle(self, step: str, requests: Any, report: Report, before: tuple[Figures | None, str]) -> HeadOutcome:
+    def _settle(self, step: str, requests: Any, report: Report, before: _Before) -> HeadOutcome:
         state = self.writer.state
         ids = [request["id"] if isinstance(request, dict) else request for request in requests]
         with report.stage("measure"):
-            after = self.judge(self.model) if self.judge else None
+            after = self.judge(self.model, before.judged) if self.judge else None
         with report.stage("store"):
             head = self.writer.put("head", lambda path: write_head(self.model, path))
             statistics = self._store()
         active = [request.id for request in state.active if request.id not in ids]
-        claim = self._claim(before[0], after)
-        claim["totals"] = {"before": before[1], "after": self.model.totals_hash(salt_of(state))}
+        claim = self._claim(before.figures, after)
+        claim["totals"] = {"before": before.totals, "after": self.model.totals_hash(salt_of(state))}
         body = {
             **self.facts,
             "requests": requests,

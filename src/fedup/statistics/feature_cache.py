@@ -1,6 +1,7 @@
 """Features on the public grid, computed once at a client and kept: every sum is made from the same integers."""
 
 import hashlib
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from fedup.models.features import FEATURE_BATCH, FeatureReader, Features
 from fedup.statistics.integer_moments import MomentConfig
 
 _KIND = "features"
+_SAVE_EVERY_S = 20.0
 _NOT_YET, _COMPUTED, _SHORTENED = 0, 1, 2  # of a row
 
 
@@ -30,6 +32,7 @@ class FeatureCache:
     values: Tensor | None = None  # (N, D) of 16 bits, or 32 where the grid is finer
     status: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.uint8))  # (N,)
     about: dict[str, Any] = field(default_factory=dict)  # versions, device, shape and kind of the features
+    _unsaved_since: float | None = field(default=None, repr=False)
 
     @classmethod
     def open(cls, path: str | Path) -> "FeatureCache":
@@ -59,15 +62,24 @@ class FeatureCache:
         return int((self.status != _NOT_YET).sum())
 
     def save(self) -> None:
-        """Write the cache to its file, if it has one."""
-        if self.path is not None and self.values is not None:
+        """Write the cache to its file, if it has one and something changed."""
+        if self.path is not None and self.values is not None and self._unsaved_since is not None:
             tensors = {"values": self.values, "status": self.status}
             save_tensors(self.path, tensors, kind=_KIND, header={"key": self.key, "about": self.about})
+        self._unsaved_since = None
+
+    def changed(self) -> None:
+        """Note new features; now and then they are written, so that little is lost with a killed process."""
+        now = time.monotonic()
+        self._unsaved_since = now if self._unsaved_since is None else self._unsaved_since
+        if now - self._unsaved_since > _SAVE_EVERY_S:
+            self.save()
 
     def drop(self, rows: Tensor) -> None:
         """Delete the features of rows that are forgotten for good."""
         if self.values is not None and len(rows):
             self.values[rows.cpu()], self.status[rows.cpu()] = 0, _NOT_YET
+            self.changed()
             self.save()
 
     def check_key(self, key: str) -> None:
@@ -120,7 +132,7 @@ class CachedReader(FeatureReader):
         place = rows[missing].cpu()
         cache.values[place] = integers.to(cache.values.dtype).cpu()
         cache.status[place] = torch.where(beyond, _SHORTENED, _COMPUTED).to(torch.uint8).cpu()
-        cache.save()
+        cache.changed()
 
     def _key(self, x: Tensor) -> str:
         if self._content is None or self._content[0] is not x:

@@ -87,7 +87,7 @@ class CohortModel(nn.Module):
         """What may be claimed of the model as it is now."""
         cohort = self.cohort
         fixed = configuration_of(self.backbone, cohort.base, cohort.config, self.rule, len(cohort.total.counts))
-        return claim_from(self.backbone, fixed, rows=cohort.total.rows, further=cohort.unreported, sealed=0)
+        return claim_from(self.backbone, fixed, rows=cohort.total.rows, further=0, sealed=0)
 
     def totals_hash(self, salt: str = "") -> str:
         """The salted sha256 of the totals."""

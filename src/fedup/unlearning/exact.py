@@ -176,6 +176,7 @@ class HeadModel(nn.Module):
                     self.head.put(scores)
         finally:
             report.traffic = (contact.traffic if contact else Traffic()) - before
+        self.cache.save()  # before anybody stores the sums that were made from it
         lost = (self.totals.counts > 0) & (totals.counts == 0)
         if others := sorted(set(lost.nonzero().flatten().tolist()) - forget_set.class_ids):
             report.note(f"No row is left of class {', '.join(map(str, others))}, which nobody asked to forget.")

@@ -82,13 +82,16 @@ def learn_head(
     contact = in_process_with(clients, blank, config, cache) if isinstance(clients, Federation) else clients
     check_choice("keep", keep, Literal["clients", "cohort"])
     if keep == "cohort":
-        return learn_cohort(backbone, contact, config, num_classes=num_classes, rule=rule, cache=cache)
+        cohort = learn_cohort(backbone, contact, config, num_classes=num_classes, rule=rule, cache=cache)
+        cache.save()
+        return cohort
     before = contact.traffic
     builder = StoreBuilder(config, num_classes, Forget(), {}, contact.vectors_folder)
     with torch.inference_mode(False):
         for _, answer in contact.ask_everyone(MomentsQuestion(HEAD, config)):
             builder.add(answer)
         store = builder.finish(cut=HEAD, base=fingerprint(blank), ledger=contact.ledger)
+    cache.save()
     store.traffic = contact.traffic - before
     store.bytes_up = dict(store.traffic.by_client)
     check_shortened(store.shortened, store.total.rows, config)
