@@ -38,7 +38,8 @@ from fedup.clients.tally import TallyQuestion
 from fedup.errors import SettingError
 from fedup.federation import Client
 from fedup.flower import Policy, RunServer
-from fedup.flower.node_record import MOST_VIEWS, WITHHELD
+from fedup.flower.node_record import MOST_VIEWS, WITHHELD, NodeRecord
+from fedup.flower.policy import RefusedError
 from fedup.flower.row_sets import sets_of
 from fedup.flower.rules import QUESTION_GROUPS, RULES_KEY, load_rules
 from fedup.flower.wire import Ask, write_ask
@@ -201,6 +202,38 @@ def rows_without(world, place: int) -> dict:
     rows = torch.cat([world.rows(CLIENT)[:place], world.rows(CLIENT)[place + 1 :]])
     x, y = world.federation.x[rows], world.federation.y[rows]
     return {"data": lambda context: (x, y), "ids": lambda context: rows.tolist()}
+
+
+def test_a_row_that_is_there_twice_is_two_rows(world, rules):
+    own = world.rows(CLIENT)
+    x, y = (torch.cat([part[own], part[own[:1]]]) for part in (world.federation.x, world.federation.y))
+    node = RuledNode(world, rules, data=lambda context: (x, y), ids=None)
+    assert node.moments([Y[0]]).status == "ok"
+    node.restart(ids=None)  # by an app that has it once
+    assert node.moments([Y[0]]).reason == WITHHELD
+
+
+def test_which_classes_named_rows_have_is_told_only_where_rules_say_so(world, tmp_path):
+    """Of a class that loses few rows nothing is sent, and that alone would tell."""
+    others = [i for i, own in zip(IDS, Y, strict=True) if own != LARGE[0]]
+    named = part_of(LARGE[0], 0, 1) + others[: K - 1]
+    answers = []
+    for kinds in (["moments"], ["moments", "labels"]):
+        node = RuledNode(world, write_rules(tmp_path / f"{len(kinds)}.toml", questions=kinds))
+        answers.append(node.moments([LARGE[0]], named))
+    assert answers[0].reason == WITHHELD
+    assert (answers[1].status, answers[1].details["few"]) == ("ok", [LARGE[0]])
+
+
+def test_two_runs_at_once_have_one_record(world, tmp_path):
+    rules = load_rules(write_rules(tmp_path / "rules.toml", most_bases=1))
+    x, y = torch.rand(2 * K, 3), torch.zeros(2 * K, dtype=torch.int64)
+    both = [NodeRecord(rules) for _ in range(2)]  # both looked before either answered
+    both[0].admit("one model", x, y, [torch.arange(2 * K)])
+    with pytest.raises(RefusedError, match="models"):
+        both[1].admit("another", x, y, [torch.arange(2 * K)])
+    with pytest.raises(RefusedError, match="withhold"):
+        both[1].admit("one model", x, y, [torch.arange(2 * K - 1)])
 
 
 def test_sums_of_several_answers_single_out_no_row_either(world, tmp_path):
