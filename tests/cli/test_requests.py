@@ -8,8 +8,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.cli._in_process import contents, copy_of, fedup, ok, refused, sample_ids
 
-from fedup.cli._requests import from_csv
-from fedup.errors import FedUPError
+from fedup.cli._names import Names
+from fedup.cli._requests import from_csv, from_options
+from fedup.errors import FedUPError, RequestError
+from fedup.request import Forget
 
 PYTHON = re.compile(r"\w=(True|False|None|'|\"|…)|Path\(|<fedup|<class|object at 0x|\w+\(\w+=|\{'|Traceback")
 SMALL = ("--rows", 400, "--clients", 4, "--rounds", 1)
@@ -189,3 +191,14 @@ def test_a_dry_run_tells_of_a_client_that_is_asked_for_classes_alone(tmp_path):
 def test_a_reference_that_is_no_text_is_refused(runs):
     # A byte that is no UTF-8 in an argument becomes a lone surrogate, which the journal cannot hold.
     assert fedup("unlearn", "--run", runs / "collected", "--class", 3, "--reference", "\udcff", "--force").code == 1
+
+
+def test_samples_go_by_the_ids_of_rows_and_what_may_mean_two_rows_is_refused():
+    names = Names(clients=("mercy", "st:john"), row_ids=lambda: ("E-0", "E-1", "2", "1", "4-4"))
+    meant = {"mercy:E-1,E-0": [1, 0], "st:john:2": [2], "0:number:1,0": [1, 0], "mercy:4-4": [4], "mercy:0-1": [0, 1]}
+    for text, rows in meant.items():
+        client = 1 if text.startswith("st") else 0
+        assert from_options([], [], [text], [], "withdrawal", names) == [Forget.samples({client: rows})]
+    for text, told in {"mercy:1": "number:3", "mercy:E-2": "E-", "mercy:E-0;;": "''"}.items():
+        with pytest.raises(RequestError, match=re.escape(told)):
+            from_options([], [], [text], [], "withdrawal", names)

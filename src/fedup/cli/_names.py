@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,22 +12,49 @@ from fedup.subjects import SHORT_TAG, SubjectKey
 
 NUMBER = re.compile(r"[0-9]{1,18}")
 _BY_NUMBER = re.compile(r"number:([0-9]{1,18})")
+NUMBERS = re.compile(r"[0-9]{1,18}(-[0-9]{1,18})?([,; ]+[0-9]{1,18}(-[0-9]{1,18})?)*")
 _SHOWN = 10
+_MOST = 10_000_000  # a typing error in a range must not fill the memory
 
 
 @dataclass(frozen=True)
 class Names:
-    """The names of a run folder's clients and classes, and the key of its persons."""
+    """The names of a run folder's clients, classes and rows, and the key of its persons."""
 
     clients: Sequence[str] = ()
     classes: Sequence[str] = ()
     key: SubjectKey | None = None
     key_path: str = "subjects.key"
+    row_ids: Callable[[], Sequence[str] | None] = lambda: None  # they are in the data, which may be large or not here
 
     @classmethod
     def of(cls, about: Mapping[str, Any], key: SubjectKey | None = None, key_path: str = "subjects.key") -> "Names":
         """Those that a run folder has on record."""
         return cls(about.get("client_names", ()), about.get("class_names", ()), key, key_path)
+
+    def rows(self, text: str) -> list[int]:
+        """The numbers of rows, given as numbers and ranges or, where rows have ids, as ids with commas between."""
+        ids = self.row_ids()
+        if ids is None:
+            if not NUMBERS.fullmatch(text.strip()):
+                raise RequestError(f"samples are named by whole numbers, as in 17,42,50-60; found {text!r}.")
+            return parse_numbers(text)
+        places, rows = {name: row for row, name in enumerate(ids)}, list[int]()
+        for part in (part.strip() for part in re.split(r"[,;]", text)):
+            if part in places and not (NUMBER.fullmatch(part) and int(part) < len(ids) and int(part) != places[part]):
+                rows.append(places[part])
+            elif part in places:
+                raise RequestError(
+                    f"{part!r} is the id of row {places[part]} and the number of another: write number:{places[part]} "
+                    f"or number:{part}. Nothing was changed."
+                )
+            elif NUMBERS.fullmatch(part.removeprefix("number:")):
+                rows += parse_numbers(part.removeprefix("number:"))
+            else:
+                near = difflib.get_close_matches(part, list(places), n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise RequestError(f"No training row has the id {part!r}.{hint} Nothing was changed.")
+        return rows
 
     def client(self, text: str) -> int:
         """The number of a client."""
@@ -75,3 +102,20 @@ def _number(text: str, names: Sequence[str], kind: str) -> int:
     known = ", ".join(list(names)[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
     listed = f"known by name are {known}" if names else f"no {kind} has a name here: give its number"
     raise RequestError(f"There is no {kind} {text!r}; {listed}.{hint} Nothing was changed.")
+
+
+def parse_numbers(text: str) -> list[int]:
+    """Whole numbers and ranges.
+
+    >>> parse_numbers("17, 42, 50-52")
+    [17, 42, 50, 51, 52]
+    """
+    numbers: list[int] = []
+    for part in re.split(r"[,; ]+", text.strip()):
+        first, _, last = part.partition("-")
+        if last and int(last) < int(first):
+            raise RequestError(f"A range runs upwards, as in 50-60; found {part!r}.")
+        if int(last or first) - int(first) + len(numbers) >= _MOST:
+            raise RequestError(f"At most {_MOST:,} ids are named at once; found {part!r}.")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers

@@ -9,14 +9,12 @@ from typing import Any, cast
 
 import typer
 
-from fedup.cli._names import NUMBER, Names
+from fedup.cli._names import NUMBER, NUMBERS, Names, parse_numbers
 from fedup.errors import RequestError
 from fedup.request import Forget, union
 
 _COLUMNS = ("reference", "client", "class", "sample", "subject", "reason")
 _NO_NAMES = Names()
-_NUMBERS = re.compile(r"[0-9]{1,18}(-[0-9]{1,18})?([,; ]+[0-9]{1,18}(-[0-9]{1,18})?)*")
-_MOST = 10_000_000  # a typing error in a range must not fill the memory
 
 
 def from_options(
@@ -31,28 +29,12 @@ def from_options(
 
 
 def _samples_option(text: str, names: Names) -> Forget:
-    client, colon, numbers = text.rpartition(":")
+    known = max((own for own in names.clients if text.startswith(f"{own}:")), key=len, default=text.partition(":")[0])
+    client, colon, rows = known, text[len(known) : len(known) + 1], text[len(known) + 1 :]  # a name may hold colons
     named = NUMBER.fullmatch(client.strip()) or names.clients
-    if not colon or not named or not _NUMBERS.fullmatch(numbers.strip()):
+    if not colon or not named or not rows.strip():
         raise typer.BadParameter(f"samples are given as CLIENT:IDS, as in 3:17,42,50-60; found {text!r}.")
-    return Forget.samples({names.client(client): parse_numbers(numbers)})
-
-
-def parse_numbers(text: str) -> list[int]:
-    """Whole numbers and ranges.
-
-    >>> parse_numbers("17, 42, 50-52")
-    [17, 42, 50, 51, 52]
-    """
-    numbers: list[int] = []
-    for part in re.split(r"[,; ]+", text.strip()):
-        first, _, last = part.partition("-")
-        if last and int(last) < int(first):
-            raise RequestError(f"A range runs upwards, as in 50-60; found {part!r}.")
-        if int(last or first) - int(first) + len(numbers) >= _MOST:
-            raise RequestError(f"At most {_MOST:,} ids are named at once; found {part!r}.")
-        numbers += range(int(first), int(last or first) + 1)
-    return numbers
+    return Forget.samples({names.client(client): names.rows(rows)})
 
 
 def from_csv(path: Path, reason: str = "withdrawal", names: Names = _NO_NAMES) -> list[tuple[Forget, str | None]]:
@@ -102,10 +84,8 @@ def _row(row: dict[str, str], names: Names) -> Forget:
         if row["client"] or row["class"] or row["sample"]:
             raise RequestError("a row that names a person names no client, class or sample: give them a row each.")
         return names.persons([row["subject"]])
-    if row["sample"] and not _NUMBERS.fullmatch(row["sample"]):
-        raise RequestError(f"sample must hold whole numbers; found {row['sample']!r}.")
     client, label = _several(row["client"], "client", names), _several(row["class"], "class", names)
-    sample = parse_numbers(row["sample"]) if row["sample"] else []
+    sample = names.rows(row["sample"]) if row["sample"] else []
     if sample and (len(client) != 1 or label):
         raise RequestError("samples are named with the one client that holds them, and no class.")
     if sample:
@@ -120,7 +100,7 @@ def _several(text: str, kind: str, names: Names) -> list[int]:
     known, number = (names.clients, names.client) if kind == "client" else (names.classes, names.label)
     if not text or text in known:
         return [number(text)] if text else []
-    if _NUMBERS.fullmatch(text):
+    if NUMBERS.fullmatch(text):
         return [number(str(own)) for own in parse_numbers(text)]
     if not known:
         raise RequestError(f"{kind} must hold whole numbers; found {text!r}.")

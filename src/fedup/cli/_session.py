@@ -63,8 +63,10 @@ class Session:
         return key
 
     def names(self) -> Names:
-        """The names of clients and classes, and the key of persons."""
-        return Names.of(self.run.read().about, self.subject_key, str(self.key_path))
+        """The names of clients, classes and rows, and the key of persons."""
+        about = self.run.read().about
+        names = Names.of(about, self.subject_key, str(self.key_path))
+        return replace(names, row_ids=lambda: self.dataset.row_ids) if about.get("file") else names
 
     def key_for(self, dataset: Dataset) -> SubjectKey | None:
         """For training: the key at hand, or a new one where the data say whose rows they are; `keep_key` stores it."""

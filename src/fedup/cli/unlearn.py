@@ -24,7 +24,9 @@ def unlearn(
     ] = None,
     samples: Annotated[
         list[str] | None,
-        typer.Option("--samples", "--sample", help="Forget samples of a client: 3:17,42,50-60; may be repeated."),
+        typer.Option(
+            "--samples", "--sample", help="Forget samples of a client: 3:17,42,50-60, or by id: mercy:E-12,E-40."
+        ),
     ] = None,
     subject: Annotated[
         list[str] | None, typer.Option(help="Forget this person at all clients, by id; may be repeated.")
