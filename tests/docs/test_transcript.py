@@ -45,7 +45,7 @@ def test_every_command_of_the_page_on_own_data_ends_as_the_page_says(transcript,
     assert sum(line.startswith("fedup") for line in lines) > 12
     for line in lines:
         expected = int(found[1]) if (found := transcript.EXPECTED.search(line)) else 0
-        command = shlex.split(line.partition(" | ")[0], comments=True)
+        command = shlex.split(line.partition(" | ")[0].partition(" 2>")[0], comments=True)
         if command[0] == "fedup":
             ran = fedup(*command[1:], cwd=tmp_path)
             assert ran.code == expected, f"{line}\n{ran.out}{ran.err}"
