@@ -134,6 +134,9 @@ def test_refusals_name_the_id_that_was_typed_and_change_nothing(run, tmp_path):
     shutil.move(run / "subjects.key", tmp_path / "kept.key")
     refused("unlearn", "--run", run, "--subject", "Large-1", told="--subject-key")
     ok("unlearn", "--run", run, "--subject", "Large-1", "--subject-key", tmp_path / "kept.key", *ANY_LOSS)
+    new = tmp_path / "new"
+    refused("train", "--run", new, "--subject-key", other, "--rows", 100, told="whose their rows are")
+    assert not new.exists()
 
 
 def test_clients_and_classes_go_by_name_or_number_and_nothing_is_guessed(run):

@@ -70,9 +70,12 @@ class Session:
 
     def key_for(self, dataset: Dataset) -> SubjectKey | None:
         """For training: the key at hand, or a new one where the data say whose rows they are; `keep_key` stores it."""
-        if self._key_is_given or self.key_path.exists():
-            return SubjectKey.load(self.key_path)
-        return None if dataset.subjects is None else SubjectKey.new()
+        if dataset.subjects is None:
+            if self._key_is_given:
+                raise SettingError("--subject-key is for data that say whose their rows are, and these do not.")
+            return None
+        kept = self._key_is_given or self.key_path.exists()
+        return SubjectKey.load(self.key_path) if kept else SubjectKey.new()
 
     def keep_key(self, key: SubjectKey | None) -> None:
         """Store a new key in the folder."""
