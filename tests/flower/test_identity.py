@@ -83,11 +83,14 @@ def test_a_node_cannot_change_its_number_and_an_impostor_does_not_end_the_collec
     assert contact.left_out == {FIRST + 1: "it was client 1 before, and says now that it is 7"}
 
 
-def test_without_keys_numbers_belong_to_node_ids_the_report_says_weaker_and_names_open_nodes(world, grid, tmp_path):
+def test_without_keys_numbers_belong_to_node_ids_the_report_says_weaker_and_names_open_nodes(
+    world, grid, tmp_path, caplog
+):
     rules = write_rules(tmp_path / "rules.toml")
     grid.contexts[FIRST].node_config = {"partition-id": 0, "fedup-rules": str(rules)}
     made, contact = server(world, tmp_path), world.contact(grid)
     made.collect(contact)
+    assert caplog.text.count("3 of 4 nodes are open") == 1
     labels = contact.node_rules
     assert len(labels[0]) == 16 and [labels[client] for client in (1, 2, 3)] == ["open"] * 3
     said = " ".join(fedup("status", "--run", tmp_path / "run").out.split())

@@ -1,15 +1,18 @@
 """Whose answer it is: nodes by their keys, as Flower's SuperLink has checked them, and client numbers bound to them."""
 
 import hashlib
+import logging
 from collections.abc import Mapping
 
 from flwr.serverapp import Grid
 
 from fedup.clients.messages import RULES
+from fedup.flower.rules import is_open
 from fedup.flower.wire import Answer
 from fedup.run.bindings import RULES_UNKNOWN, Binding, RunBindings
 
 _LONGEST_LABEL = 32
+_LOG = logging.getLogger(__name__)
 
 
 class Identities:
@@ -20,6 +23,7 @@ class Identities:
         self.bindings: RunBindings | None = None
         self._keys: dict[int, str] = {}  # by node: hash of its public key
         self.rules: dict[int, str] = {}  # by node: what it calls its own rules
+        self._announced: set[int] = set()  # open nodes that the log has named
 
     def note(self, node: int, answer: Answer) -> None:
         """Note what an answer says of the node's rules."""
@@ -34,7 +38,11 @@ class Identities:
             self.bindings.check(client, self._identity(node))
 
     def bind(self, clients: Mapping[int, int]) -> None:
-        """Note in the run folder which client each node is."""
+        """Note in the run folder which client each node is; the log says how many nodes have no rules."""
+        openly = {node for node in clients if is_open(self.rules.get(node, ""))}
+        if openly - self._announced:
+            _LOG.warning("%d of %d nodes are open: they answer without rules of their own", len(openly), len(clients))
+            self._announced |= openly
         if self.bindings is None:
             return
         own = [(client, self._identity(node), self.rules.get(node, RULES_UNKNOWN)) for node, client in clients.items()]

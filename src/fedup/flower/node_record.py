@@ -144,7 +144,8 @@ class NodeRecord:
         told apart by counting them."""
         seen: dict[bytes, int] = {}
         keys = np.empty(len(y), dtype=np.int64)
-        for place, (row, label) in enumerate(zip(x.cpu().numpy(), y.cpu().tolist(), strict=True)):
+        rows = x.cpu().float() if x.dtype == torch.bfloat16 else x.cpu()  # which numpy does not know
+        for place, (row, label) in enumerate(zip(rows.numpy(), y.cpu().tolist(), strict=True)):
             content = self._hash(row.tobytes() + str(label).encode())
             again = seen[content] = seen.get(content, -1) + 1
             key = self._hash(content + str(again).encode()) if again else content
