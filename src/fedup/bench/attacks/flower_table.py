@@ -12,8 +12,12 @@ NOTES = (
     "itself, where it lies about an eraser). Worst class: points that a class loses against the honest run.",
     "Memory: most that the server's process took beyond what it had before; what Flower holds of a reply of 1 GB is "
     "not counted. The server: what it did about the node.",
-    "Control: the node really holds such rows, and no check is made. Adaptive: within norm and share of honest nodes.",
+    "Absent: the node does not answer; what that costs is no harm by its answer. Control: the node really holds such "
+    "rows, and no check is made. Adaptive: within norm and share of honest nodes.",
+    "False alarms: nodes at Dirichlet 0.1, by the policy `report`. A liar calls each class by the next one's name, in "
+    "training, too.",
 )
+ALARMS_HEAD = ("data", "clients", "statistics", "federations", "model", "honest nodes flagged", "liars flagged")
 
 
 def lines(content: dict[str, Any]) -> list[list[str]]:
@@ -53,5 +57,22 @@ def _section(content: dict[str, Any]) -> str:
             f"## {recipe['data']}, {recipe['model']}, {recipe['clients']} clients, {recipe['partition']}, {checks}",
             f"`{command}`, commit {show_commit(content['code'])}, torch {content['machine']['torch']}.",
             markdown_table(HEAD, lines(content)),
+            *(["### False alarms", markdown_table(ALARMS_HEAD, alarm_lines(content))] if content.get("alarms") else []),
         ]
     )
+
+
+def alarm_lines(content: dict[str, Any]) -> list[list[str]]:
+    """One line for each kind of federation and statistics, in the order of `ALARMS_HEAD`."""
+    groups: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+    for alarms in content["alarms"]:
+        groups.setdefault((alarms["data"], alarms["clients"], alarms["statistics"]), []).append(alarms)
+    rows = []
+    for (data, clients, statistics), group in groups.items():
+        right = sorted(alarms["accuracy"] for alarms in group)
+        liars = [alarms["flagged_liar"] for alarms in group if alarms["liar"]]
+        honest = clients * len(group) - len(liars)
+        flagged = f"{sum(alarms['flagged_honest'] for alarms in group)} of {honest}"
+        model = f"{right[0]:.2f} … {right[-1]:.2f}"
+        rows.append([data, str(clients), statistics, str(len(group)), model, flagged, f"{sum(liars)} of {len(liars)}"])
+    return rows

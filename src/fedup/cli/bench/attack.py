@@ -69,7 +69,7 @@ def _attack_flower(
     data: str, model: str | None, rounds: int | None, seed: int, out: Path | None, *, as_json: bool
 ) -> None:
     from fedup.bench.attacks.flower import run_hostile_nodes
-    from fedup.bench.attacks.flower_table import HEAD, lines
+    from fedup.bench.attacks.flower_table import ALARMS_HEAD, HEAD, alarm_lines, lines
 
     path = out or RESULTS / "attacks_flower" / f"{Path(data).stem}.json"
     content = measure_into(
@@ -77,11 +77,12 @@ def _attack_flower(
     )
     if as_json:
         return
-    shown = Table(*HEAD)
-    for line in lines(content):
-        shown.add_row(*line)
     console = wide_console()
-    console.print(shown)
+    for head, rows in ((HEAD, lines(content)), (ALARMS_HEAD, alarm_lines(content))):
+        shown = Table(*head)
+        for row in rows:
+            shown.add_row(*row)
+        console.print(shown)
     console.print(f"Result: {path}. Next: fedup bench report", highlight=False, soft_wrap=True)
 
 
