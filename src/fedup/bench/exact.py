@@ -1,5 +1,6 @@
 """Exact mode measured: one round of learning, clients and backdoors forgotten, against learning without them."""
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -76,6 +77,7 @@ def run_exact(
         "features": public.width,
         "origin": asdict(public.origin) if public.origin else None,
         "extracting_s": extracting_s,
+        "load": [round(os.getloadavg()[0], 1), os.cpu_count()],  # of a busy machine: times are longer then
         **result,
         "machine": describe_machine(),
         "code": describe_code(),
