@@ -56,7 +56,7 @@ def _sentence(evidence: Evidence) -> str:
         return "The request is not answered yet: the model still knows the data."
     claim, data = evidence["claim"], "the class" if request["kind"] == "class" else "the data named in the request"
     if claim and claim["kind"] != "suppressed":
-        kept = "" if claim["kind"] == "exact" else " Statistics of the rows are still kept, so that they can be restored."
+        kept = "" if claim["kind"] == "exact" else " Statistics of the rows are still kept, to restore them."
         return f"The model is the one that would have been learned without {data}.{kept}"
     finding = verdict["finding"] if verdict else "not measured"
     if request["kind"] == "class" and finding == "forgotten":
