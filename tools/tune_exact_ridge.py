@@ -1,10 +1,11 @@
 """How the ridge rule of exact mode was fixed: seeds from 100, digits and MNIST, no data that results are reported on.
 
-Run: FEDUP_DATA=… python tools/tune_exact_ridge.py
+Run: FEDUP_DATA=… python tools/tune_exact_ridge.py [random_conv|efficientnet_lite0]
 """
 
 import itertools
 import statistics
+import sys
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -13,22 +14,24 @@ from fedup.filters.ridge_head import HeadRule, solve_head
 from fedup.rng import generator
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
 from fedup.tasks.backbones import load_backbone
-from fedup.tasks.datasets import load_dataset
+from fedup.tasks.datasets import input_of, load_dataset
 
 RIDGES, FEW_ROWS, SHARPNESS = (0.001, 0.003, 0.01, 0.03, 0.1), (0.0, 0.1, 0.25, 0.5, 1.0), (0.25, 0.5, 0.75, 1.0)
 SEEDS, TEST = (100, 101, 102), 400
 
 
 @torch.no_grad()
-def cases():
-    for data, sizes in (("digits", (200, 1000)), ("mnist", (200, 1000, 5000))):
+def cases(name):
+    sizes_of = {"random_conv": {"digits": (200, 1000), "mnist": (200, 1000, 5000)}}
+    for data, sizes in sizes_of.get(name, {"digits": (100, 600)}).items():
         dataset = load_dataset(data)
-        backbone = load_backbone("random_conv", tuple(dataset.x.shape[1:]))
+        backbone = load_backbone(name, tuple(dataset.x.shape[1:]), inputs=input_of(data).identity())
         config = MomentConfig(backbone.bound, backbone.step, 1)
+        chosen = torch.randperm(len(dataset.y), generator=generator(SEEDS[0], "tune"))[: max(sizes) + TEST]
+        computed = torch.cat([backbone(dataset.x[rows]) for rows in chosen.split(64)])
         for seed in SEEDS:
-            order = torch.randperm(len(dataset.y), generator=generator(seed, "tune"))[: max(sizes) + TEST]
-            features = torch.cat([backbone(dataset.x[rows]) for rows in order.split(256)])
-            y, classes = dataset.y[order], dataset.num_classes
+            order = torch.randperm(len(chosen), generator=generator(seed, "tune order"))
+            features, y, classes = computed[order], dataset.y[chosen][order], dataset.num_classes
             for size in sizes:
                 totals = IntegerMoments.of(features[TEST : TEST + size], y[TEST : TEST + size], classes, config)
                 yield f"{data}, {size} rows", totals, config, features[:TEST], y[:TEST]
@@ -36,7 +39,7 @@ def cases():
 
 def main() -> None:
     scores, losses = {}, {}
-    for name, totals, config, x, y in cases():
+    for name, totals, config, x, y in cases(sys.argv[1] if len(sys.argv) > 1 else "random_conv"):
         for ridge, few in itertools.product(RIDGES, FEW_ROWS):
             logits = solve_head(totals, config, HeadRule(ridge, few)).of(x)
             right = float((logits.argmax(1) == y).double().mean())

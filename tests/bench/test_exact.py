@@ -60,6 +60,18 @@ def test_a_backbone_is_public_and_gives_the_same_features_again(name):
         load_backbone(name, SHAPES["text" if module.TAKES == "image" else "image"])
 
 
+def test_a_backbone_of_ones_own_gets_pixels_as_it_was_trained_with(tmp_path):
+    own = tmp_path / "mine.py"
+    own.write_text(
+        "from torch import nn\nfrom fedup import Origin\nORIGIN = Origin('mine', 'none', 'me')\nPIXELS = (0.5, 0.25)\n"
+        "def build(shape):\n    return nn.Flatten()\n"
+    )
+    pixels = torch.rand(4, 1, 2, 2)
+    backbone = load_backbone(str(own), (1, 2, 2), inputs={"kind": "image", "mean": [0.2], "std": [0.5]})
+    assert torch.allclose(backbone((pixels - 0.2) / 0.5), ((pixels - 0.5) / 0.25).flatten(1), atol=1e-6)
+    assert "mean 0.5 and deviation 0.25" in backbone.preprocessing and backbone.origin.declared_by == "me"
+
+
 def test_a_hugging_face_folder_is_a_backbone_and_says_where_it_comes_from(tmp_path):
     folder = tmp_path / "encoder"
     small = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=99)

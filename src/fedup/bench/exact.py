@@ -1,8 +1,9 @@
 """Exact mode measured: one round of learning, clients and backdoors forgotten, against learning without them."""
 
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def run_exact(
     """
     check_there(data)
     dataset = _subset(load_dataset(data), *rows, seed)
-    public = load_backbone(backbone, tuple(dataset.x.shape[1:]))
+    public = load_backbone(backbone, tuple(dataset.x.shape[1:]), inputs=input_of(data).identity())
     bench = _Bench(dataset, public, seed)
     started = time.perf_counter()
     name = f"{Path(data).stem}-{Path(backbone).stem}"
@@ -69,13 +70,16 @@ def run_exact(
         progress("Measuring", done, len(steps))
         result[step] = measure()
     progress("Measuring", len(steps), len(steps))
-    result["fine_tuned"] = fine_tuned(backbone, fine_tune, seed, dataset) if fine_tune else None
+    result["fine_tuned"] = (
+        fine_tuned(backbone, input_of(data).identity(), fine_tune, seed, dataset) if fine_tune else None
+    )
     about = {"data": data, "backbone": backbone, "rows": len(dataset.y), "test_rows": len(dataset.test_y), "seed": seed}
     return {
         **about,
         "features": public.width,
         "origin": asdict(public.origin) if public.origin else None,
         "extracting_s": extracting_s,
+        "load": [round(os.getloadavg()[0], 1), os.cpu_count()],  # of a busy machine: times are longer then
         **result,
         "machine": describe_machine(),
         "code": describe_code(),
@@ -240,10 +244,10 @@ def _answers(model: nn.Module, x: Tensor) -> Tensor:
     return torch.cat([model(batch).argmax(1) for batch in x.split(1024)])
 
 
-def fine_tuned(backbone: str, rounds: int, seed: int, chosen: Dataset) -> dict[str, Any]:
+def fine_tuned(backbone: str, inputs: Mapping[str, Any], rounds: int, seed: int, chosen: Dataset) -> dict[str, Any]:
     """The whole backbone and a linear layer, trained by FedAvg on the same rows at the same clients: it forgets by
     being trained again."""
-    module = load_backbone(backbone, tuple(chosen.x.shape[1:]))
+    module = load_backbone(backbone, tuple(chosen.x.shape[1:]), inputs=inputs)
     start = nn.Sequential(module.module.requires_grad_(True), nn.Flatten(), nn.Linear(module.width, chosen.num_classes))
     parts = dirichlet(chosen.y, CLIENTS, concentration=0.5, seed=seed)
     clients = Federation.split(chosen.x, chosen.y, parts, heldout=0.0, validation=0.0, num_classes=chosen.num_classes)

@@ -47,7 +47,8 @@ def exact_table(results: Sequence[dict[str, Any]]) -> str:
     commands = [
         f"- `fedup bench exact --data {each['data']} --backbone {each['backbone']} --rows {each['rows']} --test-rows "
         f"{each['test_rows']} --seed {each['seed']}`, commit {show_commit(each['code'])}; features in "
-        f"{show_seconds(each['extracting_s'])} (less where they were cached)"
+        f"{show_seconds(each['extracting_s'])} (less where they were cached); load {each['load'][0]} on "
+        f"{each['load'][1]} cores while it was measured"
         for each in results
     ]
     costs = [line for each in results for line in _costs(each)]

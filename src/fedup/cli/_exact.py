@@ -46,12 +46,13 @@ def learn_into(
     """Make a run folder and learn its head."""
     dataset = recipe.load()
     shape = tuple(dataset.x.shape[1:])
-    public = _to_device(load_backbone(backbone, shape, features=features), session)
+    described = recipe.about(dataset)
+    public = _to_device(load_backbone(backbone, shape, features=features, inputs=described["input"]), session)
     named = {"backbone": _name(backbone), "features": features, "model": _name(backbone), "rounds": 1, "cut": "head"}
     own = {
         name: Path(source) for name, source in (("data", recipe.data), ("backbone", backbone)) if source.endswith(".py")
     }
-    about = {**recipe.about(dataset), **named, **{name: source.name for name, source in own.items()}}
+    about = {**described, **named, **{name: source.name for name, source in own.items()}}
     session.run.start(about, code=own, wait_s=wait_s)
     with session.writing("train", wait_s) as writer:
         if writer.state.trained is not None:
@@ -106,7 +107,8 @@ def backbone_of(session: Session, state: State) -> Backbone:
     about = state.about
     own = about.get("code", {}).get("backbone")
     name = str(session.run.code(own)) if own else about["backbone"]
-    found = load_backbone(name, tuple(about["input_shape"]), features=about.get("features"))
+    shape, features = tuple(about["input_shape"]), about.get("features")
+    found = load_backbone(name, shape, features=features, inputs=about["input"])
     return _to_device(found, session)
 
 

@@ -72,7 +72,7 @@ def _sentence(evidence: Evidence) -> str:
         return "The request was taken back and has no effect any more."
     claim, data = evidence["claim"], "the class" if request["kind"] == "class" else "the data named in the request"
     if claim and claim["kind"] != "suppressed":
-        kept = "" if claim["kind"] == "exact" else " Statistics of them are still kept, so that they can be restored."
+        kept = "" if claim["kind"] == "exact" else " Statistics of the rows are still kept, to restore them."
         return f"The model is the one that would have been learned without {data}.{kept}"
     finding = verdict["finding"] if verdict else "not measured"
     whose = "your data" if "subject" in request["kind"] else "the data named in the request"

@@ -16,7 +16,7 @@ from fedup.request import Forget
 from fedup.rng import generator
 from fedup.statistics.integer_moments import IntegerMoments
 from fedup.tasks.backbones import load_backbone
-from fedup.tasks.datasets import check_there
+from fedup.tasks.datasets import check_there, input_of
 from fedup.tasks.machine import describe_code, describe_machine
 from fedup.tasks.progress import Progress
 from fedup.tasks.recipe import Recipe
@@ -39,7 +39,7 @@ def run_exact_attacks(data: str, backbone: str, *, trials: int, seed: int, progr
     recipe = Recipe.suited_to(data, rounds=1, seed=seed)
     dataset = recipe.load()
     federation = recipe.federation(dataset)
-    public = load_backbone(backbone, tuple(dataset.x.shape[1:]))
+    public = load_backbone(backbone, tuple(dataset.x.shape[1:]), inputs=input_of(data).identity())
     model = learn_head(public, federation, num_classes=dataset.num_classes)
     results = [
         *reconstruct(model, federation, trials=trials, seed=seed, progress=progress),

@@ -1,13 +1,16 @@
 """Public backbones, one file each: what it `TAKES` ("image" or "text"), its `ORIGIN`, its public grid (`STEP`), its
 `PREPROCESSING` in words, and a function `build(shape)` that gives the module. Weights are found offline.
 
-A file of your own, and a folder of a Hugging Face model, work as well."""
+It may say which mean and deviation of pixels from 0 to 1 it was trained with (`PIXELS`); inputs are scaled to these. A
+file of your own, and a folder of a Hugging Face model, work as well."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedup.errors import SettingError
 from fedup.models.backbone import Backbone, projected
@@ -16,8 +19,30 @@ from fedup.registry import find, names
 _KINDS = {3: "image", 1: "text"}  # by the number of a row's axes
 
 
-def load_backbone(name: str, shape: tuple[int, ...], *, features: int | None = None) -> Backbone:
+class Rescaled(nn.Module):
+    """Pixels as a data set gives them, scaled to the mean and deviation that a backbone was trained with."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, module: nn.Module, given: tuple[Any, Any], wanted: tuple[float, float]) -> None:
+        super().__init__()
+        self.module = module
+        mean, std = (torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1) for values in given)
+        self.register_buffer("scale", std / wanted[1])
+        self.register_buffer("shift", (mean - wanted[0]) / wanted[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x * self.scale + self.shift)
+
+
+def load_backbone(
+    name: str, shape: tuple[int, ...], *, features: int | None = None, inputs: Mapping[str, Any] | None = None
+) -> Backbone:
     """The backbone of that name for inputs of a shape; `features` projects to fewer.
+
+    `inputs` says how the data set scales pixels (`input_of(data).identity()`), so that the backbone gets what it was
+    trained with.
 
     >>> load_backbone("random_conv", (1, 28, 28)).width
     576
@@ -31,12 +56,16 @@ def load_backbone(name: str, shape: tuple[int, ...], *, features: int | None = N
         takes, kind = getattr(module, "TAKES", None), _KINDS.get(len(shape))
         if takes is not None and kind is not None and takes != kind:
             raise SettingError(f"{name} takes {takes}s, and the data set has {kind}s: choose another backbone.")
+        built, preprocessing = module.build(shape), getattr(module, "PREPROCESSING", "none")
+        if (pixels := getattr(module, "PIXELS", None)) and inputs and "mean" in inputs:
+            built = Rescaled(built, (inputs["mean"], inputs["std"]), pixels)
+            preprocessing += f"; pixels with mean {pixels[0]:g} and deviation {pixels[1]:g}"
         backbone = Backbone(
-            module.build(shape),
+            built,
             blank_row(shape),
             origin=module.ORIGIN,
             step=getattr(module, "STEP", None),
-            preprocessing=getattr(module, "PREPROCESSING", "none"),
+            preprocessing=preprocessing,
         )
     return backbone if features is None else projected(backbone, features, blank_row(shape))
 

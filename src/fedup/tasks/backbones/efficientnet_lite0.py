@@ -20,6 +20,7 @@ ORIGIN = Origin(
 )
 STEP = 2.0**-10
 SIDE = 224
+PIXELS = (0.5, 0.5)  # mean and deviation of pixels from 0 to 1
 PREPROCESSING = f"rows as the data set gives them, grey as three channels, scaled to {SIDE} pixels (bilinear)"
 
 
