@@ -32,7 +32,8 @@ def _samples_option(text: str, names: Names) -> Forget:
     known = max((own for own in names.clients if text.startswith(f"{own}:")), key=len, default=text.partition(":")[0])
     client, colon, rows = known, text[len(known) : len(known) + 1], text[len(known) + 1 :]  # a name may hold colons
     named = NUMBER.fullmatch(client.strip()) or names.clients
-    if not colon or not named or not rows.strip():
+    fits = NUMBERS.fullmatch(rows.strip()) or (rows.strip() and names.row_ids() is not None)
+    if not colon or not named or not fits:
         raise typer.BadParameter(f"samples are given as CLIENT:IDS, as in 3:17,42,50-60; found {text!r}.")
     return Forget.samples({names.client(client): names.rows(rows)})
 
