@@ -267,7 +267,8 @@ class GridContact:
         except DataError:  # by the same name the same release would come again
             self._cache.give_up(node, ask)
             raise
-        kept = self._cache.put(node, ask, answer)
+        with only_this_answer():  # details that cannot be written are as good as unreadable
+            kept = self._cache.put(node, ask, answer)
         return client, partial(self._again, node, ask) if kept else lambda: value
 
     def _read(
