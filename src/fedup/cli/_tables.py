@@ -34,7 +34,8 @@ def describe_table(own: "OwnTable") -> dict[str, Any]:
         "rows": own.rows,
         "uses": uses,
         "classes": own.counts("label"),
-        "values": [(seen := own.scans[1][name]).lowest, seen.highest] if (name := _value(uses)) else None,
+        "labels": own.yes_counts(),
+        "values": {name: list(bounds) for name, bounds in own.value_ranges().items()},
         "clients": own.counts("clients"),
         "categories": {name: list(columns[name].values) for name in uses.get("category", ())},
         "missing": {column.name: column.missing for column in columns.values() if column.missing},
@@ -59,10 +60,6 @@ def columns_in_words(name: str, file: FileOptions | None) -> str:
     inputs = [f"{len(uses[use])} {words}" for use, words in _INPUTS.items() if use in uses]
     ignored = f"; ignored: {_listed(uses['ignore'])} (`fedup data check` says why)" if "ignore" in uses else ""
     return f"Columns used as inputs: {' and '.join(inputs)}{ignored}.\n"
-
-
-def _value(uses: Mapping[str, list[str]]) -> str | None:
-    return next(iter(uses.get("value", ())), None)
 
 
 def _described_rows(own: "OwnTable") -> dict[str, Any]:
@@ -123,8 +120,13 @@ def _lines(found: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     if found.get("classes"):
         label = f"{uses['label'][0]}, " if uses else ""
         lines.append(("label", f"{label}{len(found['classes'])} classes: {_counted(found['classes'])}"))
-    if found.get("values"):
-        lines.append(("label", "{}, values from {:g} to {:g}".format(uses["value"][0], *found["values"])))
+    lines += [
+        ("label", f"{name}: yes in {count:,} rows, no in {found['rows'] - count:,}")
+        for name, count in found.get("labels", {}).items()
+    ]
+    lines += [
+        ("label", f"{name}, values from {low:g} to {high:g}") for name, (low, high) in found.get("values", {}).items()
+    ]
     if found.get("clients"):
         lines.append(("clients", f"{uses['clients'][0]}, {len(found['clients'])}: {_counted(found['clients'])}"))
     if "subject" in uses:

@@ -79,8 +79,7 @@ def _on_file(session: "Session", path: Path, state: "State", plugged: "PluggedMo
     from fedup.cli._labelled import evaluate_file, print_measured
 
     result = evaluate_file(session, path, state, plugged)
-    names = list(state.about["class_names"])
-    options.show(result, as_json, lambda result: print_measured(wide_console(), result, names))
+    options.show(result, as_json, lambda result: print_measured(wide_console(), result, state.about))
 
 
 def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any]:
