@@ -171,7 +171,7 @@ def test_rows_of_a_choice_keep_their_client_their_person_and_their_labels(patien
 
 def test_values_are_read_as_numbers_and_refused_as_classes(patients):
     options = FileOptions(label="age", targets="values", clients_column="ward", column=("sex=category", "label=number"))
-    with pytest.raises(DataError, match=r"value 'age' is empty in 20 rows, first line 5"):
+    with pytest.raises(DataError, match=r"label 'age' is empty in 20 rows, first line 5"):
         load_dataset(str(patients), options)
     rows = [row for row in csv.DictReader(patients.open()) if row["age"]]
     write_csv({name: [row[name] for row in rows] for name in rows[0]}, patients)
