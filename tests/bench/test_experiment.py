@@ -299,7 +299,7 @@ def precise(precision: str | None, model: str = "lenet5") -> str:
     return ONE.replace("rounds = 2", f'rounds = 2\nmodel = "{model}"{said}')
 
 
-LATER = {"precision", "weight_decay", "schedule", "warmup_rounds", "augment"}
+LATER = {"file", "precision", "weight_decay", "schedule", "warmup_rounds", "augment"}
 
 
 def test_another_precision_than_single_is_told_and_the_one_that_suits_a_model_is_taken(read):

@@ -8,7 +8,11 @@ from fedup.bench.result_tables import write_result_tables, write_tables
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SOME = ["main", "sample", "privacy_sample"]
+<<<<<<< HEAD
 OTHERS = ("speed", "scale", "flower", "attacks", "attacks_flower", "withdrawals")
+=======
+OTHERS = ("speed", "scale", "flower", "attacks", "withdrawals", "exact")
+>>>>>>> w-exact
 ALL = sorted(path.name for path in (BENCHMARKS / "tables").iterdir())
 
 

@@ -8,7 +8,11 @@ from fedup.models.features import FeatureReader
 from fedup.registry import find, names
 from fedup.tasks.models import build_model
 
-SHAPES = {"image": [(1, 28, 28), (3, 32, 32), (1, 32, 48)], "text": [(16,), (64,), (600,)]}  # first is the default
+SHAPES = {  # the first is the default
+    "image": [(1, 28, 28), (3, 32, 32), (1, 32, 48)],
+    "text": [(16,), (64,), (600,)],
+    "table": [(8,), (30,), (3,)],
+}
 MODELS = names("fedup.tasks.models")
 
 
@@ -25,7 +29,7 @@ def build(name: str, num_classes: int = 10) -> nn.Module:
 def inputs(name: str, n: int = 3, shape: tuple[int, ...] | None = None) -> torch.Tensor:
     source = torch.Generator().manual_seed(0)
     shape = shape or shapes(name)[0]
-    if len(shape) == 1:
+    if find("fedup.tasks.models", name).TAKES == "text":
         return torch.randint(1, 30000, (n, *shape), generator=source)
     return torch.randn(n, *shape, generator=source)
 

@@ -7,6 +7,7 @@ from tests.flower._grid import World, digits
 
 import fedup
 from fedup import Forget, HeadModel, learn_head, with_blank_head
+from fedup.errors import ContactError
 from fedup.flower import Policy
 from fedup.request import union
 from fedup.tasks.backbones import load_backbone
@@ -49,7 +50,7 @@ def test_sums_of_few_rows_need_the_nodes_consent(world):
     label = int(y[own].bincount(minlength=10).argmax())
     before = int(model.totals.counts[label])
     sample = Forget.samples({1: own[y[own] == label][:1].tolist()})
-    assert model.store.unreported > 0  # classes of which a node has fewer than five rows
+    assert sum(model.store.unreported.values()) > 0  # classes of which a node has fewer than five rows
     fedup.unlearn(model, model.store, sample, clients=contact)
     assert before - int(model.totals.counts[label]) == int((y[own] == label).sum()) > 1  # never one row alone
     assert model.claim.kind == "suppressed"
@@ -68,3 +69,12 @@ def test_a_node_that_joins_later_is_as_if_it_had_been_there_from_the_start(world
     assert model.totals == learn_head(model.backbone, without, num_classes=10).totals
     fedup.unlearn(model, model.store, Forget.clients([3]), clients=contact)
     assert model.relearn(contact) == model.totals
+
+
+def test_labels_beyond_the_declared_set_are_refused_by_the_node_that_has_them(world):
+    def five():
+        return with_blank_head(load_backbone("random_conv", (1, 14, 14), features=24), 5)
+
+    contact = world.contact(world.grid(model=five), five(), num_classes=5)
+    with pytest.raises(ContactError, match="labels beyond the 5 declared classes"):
+        learn_head(five()[0], contact, num_classes=5)

@@ -17,7 +17,7 @@ from fedup.tasks.recipe import Recipe
 def world(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDUP_CACHE", str(tmp_path_factory.mktemp("cache")))
-        recipe = Recipe.suited_to("digits", rounds=6, clients=6, rows=800, partition=flower.PARTITION)
+        recipe = Recipe.suited_to("digits", rounds=8, clients=6, rows=900, partition=flower.PARTITION)
         yield World.of(recipe, lambda *_: None)
 
 

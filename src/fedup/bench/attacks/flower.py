@@ -5,6 +5,7 @@ model is measured: retained accuracy, what the worst class loses against the sam
 whether the server named the node. The nodes' own code answers, over a grid in this process.
 """
 
+import ctypes
 import gc
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -200,8 +201,11 @@ def measure(world: World, attack: Hostile, statistics: str, honest: list[float] 
 
 
 def _start_of_peak() -> int:
-    """Memory now; from here on the system's peak is counted anew."""
+    """Memory now; from here on the system's peak is counted anew. What was freed is given back first: else it would be
+    taken again without a trace."""
     gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return memory_bytes("VmRSS")

@@ -106,7 +106,7 @@ class Node:
             data=lambda context: (rows.x, rows.y),
             model=lambda: blank,
             ids=lambda context: rows.ids.tolist(),
-            policy=Policy(only_private=private),
+            policy=Policy(only_private=private, few_rows=not private),  # rules alone are to stop it
         )
         config: dict[str, Any] = {OPEN_KEY: True}
         self._account: Path | None = None
