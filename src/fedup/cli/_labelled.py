@@ -41,6 +41,19 @@ def evaluate_file(session: Session, path: Path, state: State, plugged: PluggedMo
     }
 
 
+def evaluate_head_on_file(session: Session, path: Path) -> dict[str, Any]:
+    """The same of a head on a public backbone, which takes the place of model and filter."""
+    state, model = session.answering()
+    x, y = (own.to(session.device) for own in _rows(path, state, tuple(state.about["class_names"])))
+    return {
+        "file": str(path),
+        "rows": len(y),
+        "head": state.filter.id if state.filter else None,
+        "in_force": [request.id for request in state.active],
+        "served": _measure(model, x, y),
+    }
+
+
 def _measure(model: Any, x: Tensor, y: Tensor) -> dict[str, Any]:
     outputs = predict(model, x)
     return {
@@ -81,14 +94,15 @@ def _images(path: Path, inputs: Images, names: tuple[str, ...]) -> tuple[Tensor,
 
 def print_measured(console: Console, result: dict[str, Any], about: Mapping[str, Any]) -> None:
     """One table, with a column for each class, label or value unless there are many; F1 or RMSE below it."""
-    in_force = f"Filter {result['filter']} for {', '.join(result['in_force'])}"
-    console.print(in_force if result["filter"] else "No request is in force: the original model.")
+    part = f"Head {result['head']}" if "head" in result else f"Filter {result['filter']}"
+    in_force = f"{part} for {', '.join(result['in_force'])}."
+    console.print(in_force if result["in_force"] else "No request is in force: the original model.")
     targets, names = targets_of(about), list(about["class_names"])
-    states = {name: result[state] for state, name in STATES.items() if state in result}
+    states = {name: result[state] for state, name in {**STATES, "served": "served"}.items() if state in result}
     shown = names if 1 < len(names) <= 12 else []
     rows = {name: [own["accuracy"], *own["per_class"][: len(shown)]] for name, own in states.items()}
     title = f"{result['rows']:,} rows of {result['file']}"
     console.print(accuracy_table(title, [SCORE[targets], *shown], rows))
     for measure, called in {"f1": "F1", "rmse": "RMSE"}.items():
-        if measure in result["original"] and len(names) <= 12:
+        if len(names) <= 12 and all(measure in own for own in states.values()):
             console.print(accuracy_table(called, names, {name: own[measure] for name, own in states.items()}))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedup.cli._settings import Settings
+from fedup.errors import SettingError
 from fedup.tasks.file_options import FileOptions
 
 if TYPE_CHECKING:
@@ -22,6 +24,23 @@ _SHOWN = 8  # names of classes, clients or columns
 def options_from(given: Settings) -> FileOptions | None:
     """The options of a file; None where none was given."""
     return FileOptions(**{**given, "column": tuple(given.get("column", ()))}) if given else None
+
+
+def public_scaling(name: str, file: FileOptions | None) -> FileOptions | None:
+    """The options with a scaling that no row of the data has a say in: exact mode needs one."""
+    from fedup.tasks.datasets import OwnImages, own_source
+
+    own = own_source(name, file.with_constants() if file else None)
+    if own is None:
+        return file
+    if isinstance(own, OwnImages):
+        return replace(own.options, standardise="none")
+    if own.options.standardise == "clients":
+        raise SettingError(
+            "With --backbone forgetting is exact only if no row had a say in the scaling of numbers: pass "
+            "--standardise FILE with public constants, or --standardise none."
+        )
+    return file
 
 
 def describe_table(own: "OwnTable") -> dict[str, Any]:

@@ -49,6 +49,12 @@ def evaluate(
 
         if retrain:
             raise RequestError("The head is the retrained one: `fedup verify --relearn` has clients add up anew.")
+        if data is not None:
+            from fedup.cli._labelled import evaluate_head_on_file, print_measured
+
+            result, about = evaluate_head_on_file(session, data), session.run.read().about
+            options.show(result, as_json, lambda result: print_measured(wide_console(), result, about))
+            return
         options.show(evaluate_exactly(session), as_json, print_evaluated)
         return
     state, plugged = session.served()
