@@ -101,8 +101,8 @@ def print_measured(console: Console, result: dict[str, Any], about: Mapping[str,
     states = {name: result[state] for state, name in {**STATES, "served": "served"}.items() if state in result}
     shown = names if 1 < len(names) <= 12 else []
     rows = {name: [own["accuracy"], *own["per_class"][: len(shown)]] for name, own in states.items()}
-    title = f"{result['rows']:,} rows of {result['file']}"
-    console.print(accuracy_table(title, [SCORE[targets], *shown], rows))
+    console.print(f"{result['rows']:,} rows of {result['file']}:", markup=False, soft_wrap=True)
+    console.print(accuracy_table(SCORE[targets], ["all", *shown], rows))
     for measure, called in {"f1": "F1", "rmse": "RMSE"}.items():
         if len(names) <= 12 and all(measure in own for own in states.values()):
             console.print(accuracy_table(called, names, {name: own[measure] for name, own in states.items()}))

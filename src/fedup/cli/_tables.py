@@ -149,9 +149,9 @@ def _lines(found: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     if found.get("clients"):
         lines.append(("clients", f"{uses['clients'][0]}, {len(found['clients'])}: {_counted(found['clients'])}"))
     if "subject" in uses:
-        persons = f": {found['persons']:,} persons" if found.get("persons") is not None else ""
+        persons = f": {n:,} persons in the training rows" if (n := found.get("persons")) is not None else ""
         unknown = f", {n:,} rows of nobody" if (n := found.get("rows_without_person")) else ""
-        lines.append(("person", f"{uses['subject'][0]}{persons} in the training rows{unknown}"))
+        lines.append(("person", f"{uses['subject'][0]}{persons}{unknown}"))
     lines += [("row id", name) for name in uses.get("id", ())]
     if "number" in uses:
         lines.append(("number", f"{len(uses['number'])}: {_listed(uses['number'])}"))

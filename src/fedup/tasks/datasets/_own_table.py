@@ -1,5 +1,6 @@
 """A data set of the user's own in one file: a table as CSV, Parquet or npz, without code."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +18,13 @@ from fedup.tasks.datasets._dataset import Dataset, Defaults
 from fedup.tasks.datasets._standardise import mean_and_deviation
 from fedup.tasks.datasets._suited import suited_to_size
 from fedup.tasks.datasets._table_rows import ROLE_OF, read_rows
-from fedup.tasks.datasets._table_source import NpzSource, TableSource, table_source
+from fedup.tasks.datasets._table_source import NpzSource, TableSource, as_numbers, table_source
 from fedup.tasks.datasets._tables import TableColumn, Tables
 from fedup.tasks.file_options import FileOptions
 
 _TEST_EVERY = 5  # without test rows of their own, every fifth row is a test row
 _MOST_CLASSES = 1000
+_MOST_NUMBERS = 20  # different numbers, some of them once, that may still be classes
 _MOST_BYTES = 16 << 30  # of the rows in memory
 
 
@@ -152,10 +154,11 @@ class OwnTable:
         classes, rows, label = self.counts("label"), self.rows, self.labels[0]
         if constant := [name for name in self.labels if self._is_constant(name)]:
             return [f"label {name!r} has one value in all rows: there is nothing to learn" for name in constant]
-        if len(classes) > min(_MOST_CLASSES, max(rows // 2, 2)):
+        alone = [name for name, count in classes.items() if count == 1]
+        most = min(_MOST_CLASSES, max(rows // 2, 2)) if not alone or not _all_numbers(classes) else _MOST_NUMBERS
+        if len(classes) > most:
             many = f"label {label!r} has {len(classes):,} different values in {rows:,} rows"
             return [f"{many}: these are no classes; numbers to predict: --targets values"]
-        alone = [name for name, count in classes.items() if count == 1]
         if not alone:
             return []
         named = ", ".join(repr(name) for name in alone[:5]) + (", …" if len(alone) > 5 else "")
@@ -248,6 +251,10 @@ class OwnTable:
         if self.options.test_file:
             return table_source(Path(self.options.test_file))
         return NpzSource(self.path, "test_") if isinstance(self.source, NpzSource) and self.source.has_test else None
+
+
+def _all_numbers(texts: Iterable[str]) -> bool:
+    return not as_numbers(list(texts))[1]
 
 
 def _is_input(column: Column) -> bool:
