@@ -206,9 +206,12 @@ def _print_data_sets(found: list[dict[str, Any]]) -> None:
         counts = [] if own in missing else [f"{own[name]:,}" for name in ("rows", "test_rows", "classes")]
         shape = [] if own in missing else ["×".join(map(str, own["shape"]))]
         table.add_row(own["name"], "yes" if own["here"] else f"[yellow]{own['state']}", *counts, *shape)
-    console.print(table)
+    if len(found) > 1 or not missing:
+        console.print(table)
     for own in missing:
-        console.print(f"{own['name']}: {own['why']}", markup=False, soft_wrap=True)
+        why = own["why"].removeprefix(f"{own['name']}: ")
+        said = why if why.startswith(own["name"]) else f"{own['name']}: {why}"
+        console.print(said, markup=False, soft_wrap=True)
 
 
 def _print_clients(found: list[dict[str, Any]], targets: "Targets") -> None:

@@ -17,6 +17,7 @@ Use = Literal["label", "truth", "value", "clients", "subject", "id", "number", "
 MOST_CATEGORIES = 50  # of a column of texts, unless it is chosen as a category
 _MOST_CHOSEN = 1000
 _DECIMAL_COMMA = re.compile(r"-?[0-9]+,[0-9]+")
+_THOUSANDS = re.compile(r"-?[0-9]{1,3}([.,' ][0-9]{3})+([.,][0-9]+)?")
 _WHOLE = re.compile(r"-?[0-9]+\.0+")
 MOST_VALUES = 20_000  # classes or clients
 _TRUTH = {"1": True, "0": False, "true": True, "false": False, "yes": True, "no": False}
@@ -155,8 +156,12 @@ def decide(seen: ColumnScan, source: TableSource) -> Column:
 def _category(seen: ColumnScan) -> Column:
     name, found = seen.name, len(seen.values) - ("" in seen.values)
     values = in_order(value for value in seen.values if value)
-    if seen.chosen is None and all(map(_DECIMAL_COMMA.fullmatch, values[:20])):
-        return Column(name, "number", problem=f"column {name!r} has decimal commas, as in {values[0]!r}: write points")
+    marks = {"decimal commas": _DECIMAL_COMMA, "marks of thousands": _THOUSANDS} if seen.chosen is None else {}
+    for mark, pattern in marks.items():
+        marked = [value for value in values[:20] if pattern.fullmatch(value)]
+        if 2 * len(marked) > len(values[:20]):
+            problem = f"column {name!r} has {mark}, as in {marked[0]!r}: write all its numbers as 1234.5"
+            return Column(name, "number", problem=problem)
     if seen.chosen is None and found > MOST_CATEGORIES:
         reason = f"{_many(found)} different texts; --column {name}=category uses it"
         return Column(name, "ignore", reason=reason)
