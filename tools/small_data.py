@@ -23,7 +23,7 @@ from fedup.tasks.datasets import Dataset
 from fedup.tasks.evaluation import accuracy
 from fedup.tasks.recipe import Recipe
 
-SEEDS = (0, 1, 2)
+SEEDS = (3, 4, 5)  # the settings were chosen with 0, 1 and 2
 LARGE = {"rounds": 20, "batch_size": 64, "clients": 10, "lr": 0.05}
 HEAD = "| data | training rows | largest class | logistic | large | by size | settings by size |"
 MARKS = re.compile(r"(<!-- small data: [^>]*-->\n).*?(<!-- /small data -->)", re.DOTALL)

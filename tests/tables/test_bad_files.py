@@ -31,7 +31,17 @@ BAD = {
     "one class": (text(HEAD, *ROWS[1::2]), (), "has one value in all rows"),
     "no classes": (text("x,label", *(f"{r * r},{r + 0.5}" for r in range(50))), (), "50 different values in 50 rows"),
     "mixed types": (text(HEAD, *ROWS, "old,f,no"), (), "mixes numbers (40) and texts (1; first 'old', line 42)"),
-    "decimal commas": (text("x;label", *(f"{r},5;{r % 2}" for r in range(60))), (), "has decimal commas, as in '0,5'"),
+    "decimal commas": (
+        text("x,label", *(f'"{r},5",{r % 2}' for r in range(60))),
+        (),
+        "has decimal commas, as in '0,5'",
+    ),
+    "commas and points": (
+        text("x;label", "1.5;0", *(f"{r},5;{r % 2}" for r in range(60))),
+        (),
+        "mixes numbers (1) and texts (60; first '0,5'",
+    ),
+    "thousands": (text("x;label", *(f"{r}.234,5;{r % 2}" for r in range(60))), (), "has marks of thousands"),
     "missing values": (text(HEAD, *ROWS, ",f,no", "1,NA,no"), (), "values are missing: age (1), sex (1)"),
     "missing labels": (text(HEAD, *ROWS, "1,f,"), (), "label 'label' is empty in 1 rows, first line 42"),
     "nothing": (b"", (), "is empty"),

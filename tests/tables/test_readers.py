@@ -64,7 +64,14 @@ def test_csv_parquet_and_npz_give_the_rows_that_were_written(tmp_path_factory, t
     assume(len(counts) > 1 and min(counts.values()) > 1)
     folder = tmp_path_factory.mktemp("table")
     pq.write_table(pa.table(table), folder / "t.parquet")
-    files = write_csv(table, folder / "t.csv", delimiter), folder / "t.parquet", write_npz(table, folder / "t.npz")
+    german = {
+        name: [str(own).replace(".", ",") if isinstance(own, float) else own for own in table[name]] for name in NAMES
+    }
+    files = (
+        write_csv(table if delimiter == "," else german, folder / "t.csv", delimiter),
+        folder / "t.parquet",
+        write_npz(table, folder / "t.npz"),
+    )
     classes, sorts = sorted(counts), sorted(set(table["sort"]))
     y = np.array([classes.index(label) for label in table["label"]])
     is_test = draw_test_rows(y, None)
@@ -171,7 +178,7 @@ def test_rows_of_a_choice_keep_their_client_their_person_and_their_labels(patien
 
 def test_values_are_read_as_numbers_and_refused_as_classes(patients):
     options = FileOptions(label="age", targets="values", clients_column="ward", column=("sex=category", "label=number"))
-    with pytest.raises(DataError, match=r"value 'age' is empty in 20 rows, first line 5"):
+    with pytest.raises(DataError, match=r"label 'age' is empty in 20 rows, first line 5"):
         load_dataset(str(patients), options)
     rows = [row for row in csv.DictReader(patients.open()) if row["age"]]
     write_csv({name: [row[name] for row in rows] for name in rows[0]}, patients)

@@ -24,7 +24,7 @@ from fedup.run.exact import (
     relearned,
     salt_of,
 )
-from fedup.run.in_words import count
+from fedup.run.in_words import count, forget_in_words
 from fedup.run.state import Request, State
 from fedup.run.verify import Check
 from fedup.statistics.feature_cache import FeatureCache
@@ -45,6 +45,7 @@ def learn_into(
 ) -> dict[str, Any]:
     """Make a run folder and learn its head."""
     dataset = recipe.load()
+    key = session.key_for(dataset)
     shape = tuple(dataset.x.shape[1:])
     described = recipe.about(dataset)
     public = _to_device(load_backbone(backbone, shape, features=features, inputs=described["input"]), session)
@@ -53,11 +54,13 @@ def learn_into(
         name: Path(source) for name, source in (("data", recipe.data), ("backbone", backbone)) if source.endswith(".py")
     }
     about = {**described, **named, **{name: source.name for name, source in own.items()}}
+    about |= {} if key is None else {"subject_key": key.fingerprint}
     session.run.start(about, code=own, wait_s=wait_s)
+    session.keep_key(key)
     with session.writing("train", wait_s) as writer:
         if writer.state.trained is not None:
             return {"already": True, **_learned(writer.state.trained.body)}
-        federation = recipe.federation(dataset).to(session.device)
+        federation = recipe.federation(dataset, key).to(session.device)
         started = time.perf_counter()
         model = learn_head(public, federation, num_classes=dataset.num_classes, cache=cache_of(session))
         rows = federation.rows("heldout")
@@ -125,7 +128,12 @@ def unlearn_exactly(
     """Answer new requests with one head."""
     outcome = _desk(session, state, writer).unlearn(new, keep_sealed=keep_sealed)
     requests = [
-        {"id": name, "reference": own.reference, "what": str(own.forget), "rows": own.rows.get("count")}
+        {
+            "id": name,
+            "reference": own.reference,
+            "what": forget_in_words(own.forget, state.about),
+            "rows": own.rows.get("count"),
+        }
         for name, own in zip(outcome.requests, new, strict=True)
     ]
     return {**_described(outcome), "requests": requests, "withheld": [], "declined": None}
@@ -148,7 +156,8 @@ def print_answered(result: dict[str, Any], run: Path, *, done: str) -> None:
         if isinstance(request, dict):
             rows = f" ({count(request['rows'], 'training row')})" if request["rows"] is not None else ""
             name = f"{request['id']}, {escape(request['reference'])}," if request["reference"] else request["id"]
-            console.print(f"[bold]{name}[/] {done}: {request['what']}{rows}.")
+            rows = "" if " person" in request["what"] else rows  # which says so itself
+            console.print(f"[bold]{name}[/] {done}: {escape(request['what'])}{rows}.")
         else:
             console.print(f"[bold]{request}[/] {done}.")
     if result["in_force"]:

@@ -25,12 +25,14 @@ class Names:
     classes: Sequence[str] = ()
     key: SubjectKey | None = None
     key_path: str = "subjects.key"
+    has_persons: bool = True  # whether the data say whose their rows are
     row_ids: Callable[[], Sequence[str] | None] = lambda: None  # they are in the data, which may be large or not here
 
     @classmethod
     def of(cls, about: Mapping[str, Any], key: SubjectKey | None = None, key_path: str = "subjects.key") -> "Names":
         """Those that a run folder has on record."""
-        return cls(about.get("client_names", ()), about.get("class_names", ()), key, key_path)
+        names = about.get("client_names", ()), about.get("class_names", ())
+        return cls(*names, key, key_path, has_persons="subject_key" in about)
 
     def rows(self, text: str) -> list[int]:
         """The numbers of rows, given as numbers and ranges or, where rows have ids, as ids with commas between."""
@@ -53,7 +55,10 @@ class Names:
             else:
                 near = difflib.get_close_matches(part, list(places), n=1)
                 hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise RequestError(f"No training row has the id {part!r}.{hint} Nothing was changed.")
+                raise RequestError(
+                    f"No row of the clients has the id {part!r}: it is unknown, or kept apart as a test row.{hint} "
+                    "Nothing was changed."
+                )
         return rows
 
     def client(self, text: str) -> int:
@@ -66,6 +71,11 @@ class Names:
 
     def persons(self, ids: Sequence[str]) -> Forget:
         """A request for persons; from here on only their tags are known."""
+        if not self.has_persons:
+            raise RequestError(
+                "The data of this folder do not say whose their rows are: train with --subject-column COLUMN, or name "
+                "rows by --samples."
+            )
         if self.key is None:
             raise RequestError(
                 f"Persons are named with the key that their tags were made with, and there is none at {self.key_path}. "

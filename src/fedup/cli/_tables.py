@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedup.cli._settings import Settings
+from fedup.errors import SettingError
 from fedup.tasks.file_options import FileOptions
 
 if TYPE_CHECKING:
@@ -24,6 +26,23 @@ def options_from(given: Settings) -> FileOptions | None:
     return FileOptions(**{**given, "column": tuple(given.get("column", ()))}) if given else None
 
 
+def public_scaling(name: str, file: FileOptions | None) -> FileOptions | None:
+    """The options with a scaling that no row of the data has a say in: exact mode needs one."""
+    from fedup.tasks.datasets import OwnImages, own_source
+
+    own = own_source(name, file.with_constants() if file else None)
+    if own is None:
+        return file
+    if isinstance(own, OwnImages):
+        return replace(own.options, standardise="none")
+    if own.options.standardise == "clients":
+        raise SettingError(
+            "With --backbone forgetting is exact only if no row had a say in the scaling of numbers: pass "
+            "--standardise FILE with public constants, or --standardise none."
+        )
+    return file
+
+
 def describe_table(own: "OwnTable") -> dict[str, Any]:
     """What each column is used as, and what is wrong; reads the whole file."""
     columns = own.columns
@@ -34,7 +53,8 @@ def describe_table(own: "OwnTable") -> dict[str, Any]:
         "rows": own.rows,
         "uses": uses,
         "classes": own.counts("label"),
-        "values": [(seen := own.scans[1][name]).lowest, seen.highest] if (name := _value(uses)) else None,
+        "labels": own.yes_counts(),
+        "values": {name: list(bounds) for name, bounds in own.value_ranges().items()},
         "clients": own.counts("clients"),
         "categories": {name: list(columns[name].values) for name in uses.get("category", ())},
         "missing": {column.name: column.missing for column in columns.values() if column.missing},
@@ -59,10 +79,6 @@ def columns_in_words(name: str, file: FileOptions | None) -> str:
     inputs = [f"{len(uses[use])} {words}" for use, words in _INPUTS.items() if use in uses]
     ignored = f"; ignored: {_listed(uses['ignore'])} (`fedup data check` says why)" if "ignore" in uses else ""
     return f"Columns used as inputs: {' and '.join(inputs)}{ignored}.\n"
-
-
-def _value(uses: Mapping[str, list[str]]) -> str | None:
-    return next(iter(uses.get("value", ())), None)
 
 
 def _described_rows(own: "OwnTable") -> dict[str, Any]:
@@ -123,14 +139,19 @@ def _lines(found: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     if found.get("classes"):
         label = f"{uses['label'][0]}, " if uses else ""
         lines.append(("label", f"{label}{len(found['classes'])} classes: {_counted(found['classes'])}"))
-    if found.get("values"):
-        lines.append(("label", "{}, values from {:g} to {:g}".format(uses["value"][0], *found["values"])))
+    lines += [
+        ("label", f"{name}: yes in {count:,} rows, no in {found['rows'] - count:,}")
+        for name, count in found.get("labels", {}).items()
+    ]
+    lines += [
+        ("label", f"{name}, values from {low:g} to {high:g}") for name, (low, high) in found.get("values", {}).items()
+    ]
     if found.get("clients"):
         lines.append(("clients", f"{uses['clients'][0]}, {len(found['clients'])}: {_counted(found['clients'])}"))
     if "subject" in uses:
-        persons = f": {found['persons']:,} persons" if found.get("persons") is not None else ""
+        persons = f": {n:,} persons in the training rows" if (n := found.get("persons")) is not None else ""
         unknown = f", {n:,} rows of nobody" if (n := found.get("rows_without_person")) else ""
-        lines.append(("person", f"{uses['subject'][0]}{persons} in the training rows{unknown}"))
+        lines.append(("person", f"{uses['subject'][0]}{persons}{unknown}"))
     lines += [("row id", name) for name in uses.get("id", ())]
     if "number" in uses:
         lines.append(("number", f"{len(uses['number'])}: {_listed(uses['number'])}"))

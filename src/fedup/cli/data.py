@@ -14,11 +14,13 @@ from fedup.cli._progress import progress_bars, wide_console
 from fedup.cli._settings import Settings, with_settings
 from fedup.errors import FedUPError, MissingDataError, SettingError
 from fedup.registry import names as registered
+from fedup.target_words import OUTPUT
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedup.federation import Federation
+    from fedup.target_words import Targets
     from fedup.tasks.file_options import FileOptions
 
 app = typer.Typer(invoke_without_command=True)
@@ -51,7 +53,8 @@ def data(
 
     federation = (session := Session(run)).federation
     if client is None:
-        options.show(_clients(federation, session.dataset.client_names), as_json, _print_clients)
+        found = _clients(federation, session.dataset.client_names)
+        options.show(found, as_json, lambda found: _print_clients(found, federation.targets))
         return
     number = _client_number(client, session.dataset.client_names)
     rows, names = federation.client(number).train, session.dataset.class_names
@@ -203,15 +206,19 @@ def _print_data_sets(found: list[dict[str, Any]]) -> None:
         counts = [] if own in missing else [f"{own[name]:,}" for name in ("rows", "test_rows", "classes")]
         shape = [] if own in missing else ["×".join(map(str, own["shape"]))]
         table.add_row(own["name"], "yes" if own["here"] else f"[yellow]{own['state']}", *counts, *shape)
-    console.print(table)
+    if len(found) > 1 or not missing:
+        console.print(table)
     for own in missing:
-        console.print(f"{own['name']}: {own['why']}", markup=False, soft_wrap=True)
+        why = own["why"].removeprefix(f"{own['name']}: ")
+        said = why if why.startswith(own["name"]) else f"{own['name']}: {why}"
+        console.print(said, markup=False, soft_wrap=True)
 
 
-def _print_clients(found: list[dict[str, Any]]) -> None:
-    table = Table("client", "train", "validation", "held out", "training rows by class")
+def _print_clients(found: list[dict[str, Any]], targets: "Targets") -> None:
+    counted = [] if targets == "values" else [f"training rows by {OUTPUT[targets]}"]
+    table = Table("client", "train", "validation", "held out", *counted)
     for own in found:
-        by_class = " ".join(f"{count:>4}" for count in own["train_by_class"])
+        by_class = [" ".join(f"{count:>4}" for count in own["train_by_class"])] if counted else []
         named = f"{own['client']} {own['name']}" if "name" in own else str(own["client"])
-        table.add_row(escape(named), *(f"{own[part]:,}" for part in ("train", "validation", "heldout")), by_class)
+        table.add_row(escape(named), *(f"{own[part]:,}" for part in ("train", "validation", "heldout")), *by_class)
     wide_console().print(table)

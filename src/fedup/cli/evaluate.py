@@ -49,6 +49,12 @@ def evaluate(
 
         if retrain:
             raise RequestError("The head is the retrained one: `fedup verify --relearn` has clients add up anew.")
+        if data is not None:
+            from fedup.cli._labelled import evaluate_head_on_file, print_measured
+
+            result, about = evaluate_head_on_file(session, data), session.run.read().about
+            options.show(result, as_json, lambda result: print_measured(wide_console(), result, about))
+            return
         options.show(evaluate_exactly(session), as_json, print_evaluated)
         return
     state, plugged = session.served()
@@ -79,8 +85,7 @@ def _on_file(session: "Session", path: Path, state: "State", plugged: "PluggedMo
     from fedup.cli._labelled import evaluate_file, print_measured
 
     result = evaluate_file(session, path, state, plugged)
-    names = list(state.about["class_names"])
-    options.show(result, as_json, lambda result: print_measured(wide_console(), result, names))
+    options.show(result, as_json, lambda result: print_measured(wide_console(), result, state.about))
 
 
 def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any]:

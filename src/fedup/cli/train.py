@@ -73,14 +73,17 @@ def train(
     if backbone is not None:
         from fedup.cli._exact import learn_into, print_learned
         from fedup.cli._session import Session
+        from fedup.cli._tables import public_scaling
 
         others = [*settings.keys() - {"clients", "partition", "rows", "seed"}]
         others += [name for name, value in (("model", model), ("weights", weights)) if value is not None]
         if others:
             named = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(others))
             raise typer.BadParameter(f"--backbone learns a head in one round, in closed form: leave out {named}.")
-        session = Session(run, device=device)
-        result = learn_into(session, Recipe.suited_to(data, **{**settings, "rounds": 1}), backbone, features, wait)
+        session = Session(run, device=device, subject_key=subject_key)
+        publicly_scaled = public_scaling(data, options_from(file))
+        recipe = Recipe.suited_to(data, file=publicly_scaled, **{**settings, "rounds": 1})
+        result = learn_into(session, recipe, backbone, features, wait)
         options.show(result, as_json, lambda result: print_learned(result, run))
         return
     chosen_engine = known_engine(engine, torch.device(checked_device(device)))

@@ -79,9 +79,10 @@ def check_return(state: State, store: Centroids, restored: Sequence[Request]) ->
 
 def _few(state: State, store: Centroids, cells: Sequence[CellName], do: str) -> str:
     """That too few rows would leave cells, or come back to them."""
+    of_class = "class {} at " if store.targets == "classes" else ""  # other targets have one cell for each client
     clients, classes = (state.about.get(name, ()) for name in ("client_names", "class_names"))
     places = [
-        f"class {class_in_words(label, classes)} at client {client_in_words(client, clients)}"
+        f"{of_class.format(class_in_words(label, classes))}client {client_in_words(client, clients)}"
         for client, label in cells[:_MOST_CELLS]
     ]
     more = f" and {count(len(cells) - _MOST_CELLS, 'more cell')}" if len(cells) > _MOST_CELLS else ""

@@ -10,7 +10,7 @@ from fedup.errors import DataError, MissingDataError, SettingError, check_choice
 
 ColumnKind = Literal["number", "category", "ignore"]
 Missing = Literal["refuse", "impute"]
-Targets = Literal["classes", "values"]
+Targets = Literal["classes", "labels", "values"]
 _USUAL = ("refuse", "clients", "classes")
 _PLAIN = ("clients", "none", "public")
 
@@ -19,9 +19,13 @@ _PLAIN = ("clients", "none", "public")
 class FileOptions:
     """What the columns of a file are; the same options and the same file give the same rows."""
 
-    label: str | None = field(default=None, metadata={"help": "Own file: the column of labels.", "default": "label"})
+    label: str | None = field(
+        default=None,
+        metadata={"help": "Own file: the column of labels; several with commas between.", "default": "label"},
+    )
     targets: Targets = field(
-        default="classes", metadata={"help": "Own file: labels are classes, or values (numbers to predict)."}
+        default="classes",
+        metadata={"help": "Own file: the labels are classes, labels (columns of yes or no), or values (numbers)."},
     )
     clients_column: str | None = field(default=None, metadata={"help": "Own file: the column that names the client."})
     subject_column: str | None = field(default=None, metadata={"help": "Own file: the column that names the person."})

@@ -53,7 +53,7 @@ def load_backbone(
         backbone = folder_backbone(Path(name), shape)
     else:
         module = _find(name)
-        takes, kind = getattr(module, "TAKES", None), _KINDS.get(len(shape))
+        takes, kind = getattr(module, "TAKES", None), (inputs or {}).get("kind") or _KINDS.get(len(shape))
         if takes is not None and kind is not None and takes != kind:
             raise SettingError(f"{name} takes {takes}s, and the data set has {kind}s: choose another backbone.")
         built, preprocessing = module.build(shape), getattr(module, "PREPROCESSING", "none")

@@ -12,13 +12,15 @@ from fedup.errors import DataError
 from fedup.tasks.datasets._table_source import TableSource, Values, as_numbers, as_texts
 from fedup.tasks.file_options import FileOptions
 
-Use = Literal["label", "value", "clients", "subject", "id", "number", "category", "ignore"]
+Use = Literal["label", "truth", "value", "clients", "subject", "id", "number", "category", "ignore"]
 
 MOST_CATEGORIES = 50  # of a column of texts, unless it is chosen as a category
 _MOST_CHOSEN = 1000
 _DECIMAL_COMMA = re.compile(r"-?[0-9]+,[0-9]+")
+_THOUSANDS = re.compile(r"-?[0-9]{1,3}([.,' ][0-9]{3})+([.,][0-9]+)?")
 _WHOLE = re.compile(r"-?[0-9]+\.0+")
 MOST_VALUES = 20_000  # classes or clients
+_TRUTH = {"1": True, "0": False, "true": True, "false": False, "yes": True, "no": False}
 
 
 @dataclass
@@ -45,7 +47,7 @@ class ColumnScan:
         if self.chosen in ("ignore", "subject", "id"):  # looked at in the second pass, if at all
             self.rows += len(values)
             return
-        if self.chosen in ("label", "clients", "category") or self._as_text:
+        if self.chosen in ("label", "truth", "clients", "category") or self._as_text:
             self._add_texts(as_texts(values))
         else:
             self._add_numbers(values)
@@ -98,14 +100,14 @@ class Column:
 
 
 def scan(source: TableSource, options: FileOptions, roles: dict[str, str]) -> tuple[int, dict[str, ColumnScan]]:
-    """The number of rows, and what each column holds; `roles` maps columns to label, clients, subject or id."""
+    """The number of rows, and what each column holds; `roles` maps columns that are no input to their use."""
     known, kinds = source.columns, options.kinds
     for name, role in {**roles, **dict.fromkeys(kinds, "column")}.items():
         if name not in known:
             shown = ", ".join(known[:20]) + (", …" if len(known) > 20 else "")
             raise DataError(f"{source.path} has no column {name!r} ({role}); it has {shown}.")
     for name in set(roles) & set(kinds):
-        raise DataError(f"The column {name!r} is the {roles[name]}'s: choose no kind for it.")
+        raise DataError(f"The column {name!r} is no input: choose no kind for it.")
     scans = {name: ColumnScan(name, roles.get(name) or kinds.get(name)) for name in known}
     rows = 0
     for block in source.blocks(known):
@@ -122,6 +124,12 @@ def decide(seen: ColumnScan, source: TableSource) -> Column:
     name, kind = seen.name, seen.chosen
     if kind in ("label", "clients", "subject", "id"):
         return Column(name, kind, missing=seen.missing)  # type: ignore[arg-type]
+    if kind == "truth":
+        odd_texts = [text for text in seen.values if text and truth_of(text) is None]
+        problem = (
+            f"label {name!r} is yes or no (1 or 0, true or false); found {odd_texts[0][:40]!r}" if odd_texts else ""
+        )
+        return Column(name, "truth", missing=seen.missing, problem=problem)
     if kind == "value":
         odd = f"label {name!r} holds texts ({seen.texts:,}), and values are numbers" if seen.texts else ""
         return Column(name, "value", missing=seen.missing, problem=odd)
@@ -148,8 +156,12 @@ def decide(seen: ColumnScan, source: TableSource) -> Column:
 def _category(seen: ColumnScan) -> Column:
     name, found = seen.name, len(seen.values) - ("" in seen.values)
     values = in_order(value for value in seen.values if value)
-    if seen.chosen is None and all(map(_DECIMAL_COMMA.fullmatch, values[:20])):
-        return Column(name, "number", problem=f"column {name!r} has decimal commas, as in {values[0]!r}: write points")
+    marks = {"decimal commas": _DECIMAL_COMMA, "marks of thousands": _THOUSANDS} if seen.chosen is None else {}
+    for mark, pattern in marks.items():
+        marked = [value for value in values[:20] if pattern.fullmatch(value)]
+        if 2 * len(marked) > len(values[:20]):
+            problem = f"column {name!r} has {mark}, as in {marked[0]!r}: write all its numbers as 1234.5"
+            return Column(name, "number", problem=problem)
     if seen.chosen is None and found > MOST_CATEGORIES:
         reason = f"{_many(found)} different texts; --column {name}=category uses it"
         return Column(name, "ignore", reason=reason)
@@ -177,6 +189,15 @@ def in_order(values: Iterable[str]) -> tuple[str, ...]:
 def plain(text: str) -> str:
     """The text; a whole number without its decimals, since files write 1 and 1.0 for the same."""
     return text.partition(".")[0] if _WHOLE.fullmatch(text) else text
+
+
+def truth_of(text: str) -> bool | None:
+    """What a column of a label says of a row; None if that is neither yes nor no.
+
+    >>> truth_of("Yes"), truth_of("0.0"), truth_of("maybe")
+    (True, False, None)
+    """
+    return _TRUTH.get(plain(text).lower())
 
 
 def codes_of(texts: Sequence[str], values: Sequence[str]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -20,6 +20,9 @@ ENDINGS = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", "
 _LARGE = 64  # pixels a side from which a deeper model is the default
 _SMALLEST = 16  # which LeNet-5 takes
 _MOST_BYTES = 4 << 30  # of pixels; as the model takes them they are four times as large
+
+_SCALINGS = ("clients", "none")  # pixels have no file of constants
+_MEAN, _STD = 0.5, 0.25  # of pixels from 0 to 1, where no image may have a say
 
 
 def class_folders(path: Path) -> list[Path]:
@@ -43,7 +46,7 @@ class OwnImages:
     options: FileOptions
 
     def __post_init__(self) -> None:
-        if self.options.for_tables:
+        if replace(self.options, standardise="clients").for_tables or self.options.standardise not in _SCALINGS:
             raise SettingError(f"{self.path} is a folder of images: the folders are its labels, and it has no columns.")
 
     @cached_property
@@ -102,8 +105,12 @@ class OwnImages:
 
     @cached_property
     def INPUT(self) -> Images:  # noqa: N802 (the contract's name)
-        """Images of one size, with the mean and deviation of all."""
-        return measured_images(torch.from_numpy(self.pixels["train"]))
+        """Images of one size, with the mean and deviation of all, or with public constants."""
+        pixels = self.pixels["train"]
+        if self.options.standardise == "none":
+            channels, height, width = pixels.shape[1:]
+            return Images(channels, height, width, mean=(_MEAN,) * channels, std=(_STD,) * channels)
+        return measured_images(torch.from_numpy(pixels))
 
     @cached_property
     def pixels(self) -> dict[str, np.ndarray]:

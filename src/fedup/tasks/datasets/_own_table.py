@@ -1,5 +1,6 @@
 """A data set of the user's own in one file: a table as CSV, Parquet or npz, without code."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,28 +13,19 @@ from fedup.errors import DataError, SettingError
 from fedup.federation import Federation
 from fedup.rng import generator
 from fedup.run.store import hash_of
-from fedup.tasks.datasets._columns import MOST_VALUES, Column, ColumnScan, codes_of, decide, in_order, plain, scan
+from fedup.tasks.datasets._columns import MOST_VALUES, Column, ColumnScan, decide, in_order, plain, scan, truth_of
 from fedup.tasks.datasets._dataset import Dataset, Defaults
 from fedup.tasks.datasets._standardise import mean_and_deviation
 from fedup.tasks.datasets._suited import suited_to_size
-from fedup.tasks.datasets._table_source import Block, NpzSource, TableSource, as_numbers, as_texts, table_source
+from fedup.tasks.datasets._table_rows import ROLE_OF, read_rows
+from fedup.tasks.datasets._table_source import NpzSource, TableSource, as_numbers, table_source
 from fedup.tasks.datasets._tables import TableColumn, Tables
 from fedup.tasks.file_options import FileOptions
 
 _TEST_EVERY = 5  # without test rows of their own, every fifth row is a test row
 _MOST_CLASSES = 1000
+_MOST_NUMBERS = 20  # different numbers, some of them once, that may still be classes
 _MOST_BYTES = 16 << 30  # of the rows in memory
-
-
-@dataclass(frozen=True)
-class TableRows:
-    """Encoded rows with their labels, and who they are of."""
-
-    x: np.ndarray  # (N, width), float64, not scaled
-    y: np.ndarray
-    clients: np.ndarray | None
-    subjects: tuple[str, ...] | None
-    ids: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
@@ -54,32 +46,41 @@ class OwnTable:
         options, known = self.options, self.source.columns
         usual = {"y": "label", "clients": "clients", "subjects": "subject", "ids": "id"}
         of_file = {name: usual[name] for name in known if name in usual} if isinstance(self.source, NpzSource) else {}
-        label = options.label or ("y" if "y" in of_file else "label")
-        if label not in known:
-            shown = ", ".join(known[:20]) + (", …" if len(known) > 20 else "")
-            asked = f"there is none called {label!r}" if options.label else "name it, as in --label COLUMN"
-            raise SettingError(f"{self.path}: which column holds the labels? It has {shown}; {asked}.")
+        labels = self.labels
         chosen = {
             options.clients_column: "clients",
             options.subject_column: "subject",
             options.id_column: "id",
         }
-        given = [label, *(name for name in chosen if name)]
+        given = [*labels, *(name for name in chosen if name)]
         twice = next((name for name in given if given.count(name) > 1), None)
         if twice:
             raise SettingError(f"The column {twice!r} is named for two uses: name another one.")
-        role = "value" if options.targets == "values" else "label"
-        return {**of_file, **{name: role for name, role in chosen.items() if name}, label: role}
+        of_labels = dict.fromkeys(labels, ROLE_OF[options.targets])
+        return {**of_file, **{name: role for name, role in chosen.items() if name}, **of_labels}
 
-    @property
-    def label(self) -> str:
-        """The column of labels."""
-        return next(name for name, role in self.roles.items() if role in ("label", "value"))
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The columns to predict: one of classes; one or several of labels or values."""
+        options, known = self.options, self.source.columns
+        given = options.label or ("y" if isinstance(self.source, NpzSource) and "y" in known else "label")
+        names = (given,) if given in known else tuple(name.strip() for name in given.split(","))
+        lacking = [name for name in names if name not in known]
+        if lacking:
+            shown = ", ".join(known[:20]) + (", …" if len(known) > 20 else "")
+            asked = f"there is none called {lacking[0]!r}" if options.label else "name it, as in --label COLUMN"
+            raise SettingError(f"{self.path}: which column holds the labels? It has {shown}; {asked}.")
+        if len(names) > 1 and options.targets == "classes":
+            raise SettingError(
+                f"{len(names)} columns to predict, {', '.join(names)}: pass --targets labels if they say yes or no, "
+                "--targets values if they hold numbers. Classes are in one column."
+            )
+        return names
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of the classes; of values, the column."""
-        return tuple(self.counts("label")) or (self.label,)
+        """The names of the classes; of labels and values, the columns."""
+        return tuple(self.counts("label")) or self.labels
 
     @cached_property
     def scans(self) -> tuple[int, dict[str, ColumnScan]]:
@@ -135,9 +136,10 @@ class OwnTable:
             more = ", …" if len(empty) > 8 else ""
             problems.append(f"values are missing: {counts}{more}; fill them in, or pass --missing impute")
         for name, role in self.roles.items():
-            if role in ("label", "value", "clients") and scans[name].missing:
+            if role in (*ROLE_OF.values(), "clients") and scans[name].missing:
                 where = self.source.where(scans[name].first_missing or 0)
-                problems.append(f"{role} {name!r} is empty in {scans[name].missing:,} rows, first {where}")
+                word = "clients" if role == "clients" else "label"
+                problems.append(f"{word} {name!r} is empty in {scans[name].missing:,} rows, first {where}")
         if len(self.counts("clients")) > MOST_VALUES:
             problems.append(f"more than {MOST_VALUES:,} different clients: is this the right column?")
         if not any(map(_is_input, columns.values())):
@@ -149,19 +151,38 @@ class OwnTable:
         return problems + self._class_problems()
 
     def _class_problems(self) -> list[str]:
-        classes, rows, label = self.counts("label"), self.rows, self.label
-        seen = self.scans[1][label]
-        if len(classes) == 1 or (self.roles[label] == "value" and seen.lowest == seen.highest):
-            return [f"label {label!r} has one value in all rows: there is nothing to learn"]
-        if len(classes) > min(_MOST_CLASSES, max(rows // 2, 2)):
+        classes, rows, label = self.counts("label"), self.rows, self.labels[0]
+        if constant := [name for name in self.labels if self._is_constant(name)]:
+            return [f"label {name!r} has one value in all rows: there is nothing to learn" for name in constant]
+        alone = [name for name, count in classes.items() if count == 1]
+        most = min(_MOST_CLASSES, max(rows // 2, 2)) if not alone or not _all_numbers(classes) else _MOST_NUMBERS
+        if len(classes) > most:
             many = f"label {label!r} has {len(classes):,} different values in {rows:,} rows"
             return [f"{many}: these are no classes; numbers to predict: --targets values"]
-        alone = [name for name, count in classes.items() if count == 1]
         if not alone:
             return []
         named = ", ".join(repr(name) for name in alone[:5]) + (", …" if len(alone) > 5 else "")
         only = "class " + named + " has" if len(alone) == 1 else "classes " + named + " have"
         return [f"{only} one row only: remove it, or bring more rows"]
+
+    def _is_constant(self, label: str) -> bool:
+        seen, role = self.scans[1][label], self.roles[label]
+        if role == "value":
+            return seen.lowest == seen.highest
+        texts = [text for text in seen.values if text]
+        return len(set(map(truth_of if role == "truth" else plain, texts))) == 1
+
+    def yes_counts(self) -> dict[str, int]:
+        """By label: how many rows have it; none where there are classes or values."""
+        scans = {name: self.scans[1][name] for name, role in self.roles.items() if role == "truth"}
+        return {
+            name: sum(count for text, count in seen.values.items() if truth_of(text)) for name, seen in scans.items()
+        }
+
+    def value_ranges(self) -> dict[str, tuple[float, float]]:
+        """By value to predict: the lowest and the highest; none where there are classes or labels."""
+        scans = {name: self.scans[1][name] for name, role in self.roles.items() if role == "value"}
+        return {name: (seen.lowest, seen.highest) for name, seen in scans.items()}
 
     def check(self) -> None:
         """Raise unless the file can be used."""
@@ -186,7 +207,7 @@ class OwnTable:
             if _is_input(column)
         )
         id_column = next((name for name, role in self.roles.items() if role == "id"), None)
-        inputs = Tables(columns, self.label, id_column, self.options.missing, self.options.standardise)
+        inputs = Tables(columns, ",".join(self.labels), id_column, self.options.missing, self.options.standardise)
         return inputs.with_constants({name: (mean, std) for name, mean, std in self.options.constants})
 
     @property
@@ -206,7 +227,8 @@ class OwnTable:
         rows = read_rows(self.source, self.INPUT, self.roles, classes, clients)
         test = self._test_source()
         if test is not None:
-            test_rows = read_rows(test, self.INPUT, {self.label: self.roles[self.label]}, classes, ())
+            of_labels = {name: self.roles[name] for name in self.labels}
+            test_rows = read_rows(test, self.INPUT, of_labels, classes, ())
             kept, x, test_x, test_y = np.arange(len(rows.y)), rows.x, test_rows.x, test_rows.y
         else:
             is_test = draw_test_rows(rows.y, rows.clients)
@@ -231,85 +253,12 @@ class OwnTable:
         return NpzSource(self.path, "test_") if isinstance(self.source, NpzSource) and self.source.has_test else None
 
 
+def _all_numbers(texts: Iterable[str]) -> bool:
+    return not as_numbers(list(texts))[1]
+
+
 def _is_input(column: Column) -> bool:
     return column.use in ("number", "category")
-
-
-def read_rows(
-    source: TableSource, inputs: Tables, roles: dict[str, str], classes: tuple[str, ...], clients: tuple[str, ...]
-) -> TableRows:
-    """All rows of a file, encoded; a label or a client that is not known is refused."""
-    names = [*inputs.names, *roles]
-    lacking = [name for name in names if name not in source.columns]
-    if lacking:
-        raise DataError(f"{source.path} has no column {', '.join(map(repr, lacking[:5]))}; training had.")
-    blocks: dict[str, list[np.ndarray]] = {"x": [], "label": [], "value": [], "clients": []}
-    texts: dict[str, list[str]] = {"subject": [], "id": []}
-    known, row = {"label": classes, "clients": clients}, 0
-    for block in source.blocks(names):
-        blocks["x"].append(inputs.encode(block, source, row))
-        for name, role in roles.items():
-            if role == "value":
-                blocks[role].append(_values(source, block, name, row))
-                continue
-            values = as_texts(block[name])
-            if role in texts:
-                texts[role] += values
-                continue
-            codes = codes_of(values, known[role])
-            if (codes < 0).any():
-                odd = int((codes < 0).argmax())
-                raise DataError(
-                    f"{source.path}, {source.where(row + odd)}: the {role} {values[odd]!r} was not there in training "
-                    f"({', '.join(known[role][:8])}{', …' if len(known[role]) > 8 else ''})."
-                )
-            blocks[role].append(codes)
-        row += len(blocks["x"][-1])
-    if row == 0:
-        raise DataError(f"{source.path} has no rows.")
-    roles_there = set(roles.values())
-    if "id" in roles_there:
-        _check_ids(texts["id"], source)
-    x = _joined(blocks.pop("x"))
-    return TableRows(
-        x,
-        np.concatenate(blocks["value" if "value" in roles_there else "label"]),
-        np.concatenate(blocks["clients"]) if "clients" in roles_there else None,
-        tuple(texts["subject"]) if "subject" in roles_there else None,
-        tuple(texts["id"]) if "id" in roles_there else None,
-    )
-
-
-def _values(source: TableSource, block: Block, name: str, first_row: int) -> np.ndarray:
-    """Numbers to predict. (N, 1)"""
-    numbers, odd = as_numbers(block[name])
-    wrong = [*odd, *np.flatnonzero(np.isnan(numbers)).tolist()]
-    if wrong:
-        where = source.where(first_row + wrong[0])
-        raise DataError(f"{source.path}, {where}: {name!r} holds numbers; found {block[name][wrong[0]]!r}.")
-    return numbers.astype(np.float32)[:, None]
-
-
-def _joined(blocks: list[np.ndarray]) -> np.ndarray:
-    """One array, in memory for one array and a block: each block is let go once it is copied."""
-    joined, start = np.empty((sum(map(len, blocks)), blocks[0].shape[1])), 0
-    blocks.reverse()
-    while blocks:
-        block = blocks.pop()
-        joined[start : start + len(block)] = block
-        start += len(block)
-    return joined
-
-
-def _check_ids(ids: list[str], source: TableSource) -> None:
-    if len(set(ids)) == len(ids) and "" not in ids:
-        return
-    seen: set[str] = set()
-    for row, own in enumerate(ids):
-        if own in seen or not own:
-            what = f"the id {own!r} is there twice" if own else "the id is empty"
-            raise DataError(f"{source.path}, {source.where(row)}: {what}; ids name one row each.")
-        seen.add(own)
 
 
 def draw_test_rows(y: np.ndarray, clients: np.ndarray | None) -> np.ndarray:

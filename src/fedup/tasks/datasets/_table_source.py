@@ -1,6 +1,7 @@
 """Rows of CSV, Parquet and npz files, a block at a time: memory depends on the block, not on the file."""
 
 import csv
+import re
 import zipfile
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -18,6 +19,7 @@ Block = dict[str, Values]
 MISSING = frozenset(("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?"))
 _BLOCK = 8192  # rows
 _LONGEST = 1 << 20  # bytes of a line
+_DECIMAL_COMMA = re.compile(r"\s*[+-]?[0-9]+,[0-9]+(?:[eE][+-]?[0-9]+)?\s*")
 _BEGINNINGS = {
     b"PK": "it begins as a zip or Excel file: save the sheet as CSV",
     b"PAR1": "it is a Parquet file: name it .parquet",
@@ -25,6 +27,10 @@ _BEGINNINGS = {
     b"\xff\xfe": "it is UTF-16: save it as UTF-8",
     b"\xfe\xff": "it is UTF-16: save it as UTF-8",
 }
+
+
+class CommaTexts(list[str]):
+    """Texts that stood between semicolons or tabs: numbers among them may have decimal commas."""
 
 
 class TableSource(Protocol):
@@ -59,10 +65,14 @@ def table_source(path: Path) -> TableSource:
 
 
 class CsvSource:
-    """A CSV file in UTF-8 whose first line names the columns; commas, semicolons or tabs between values."""
+    """A CSV file in UTF-8 whose first line names the columns; commas, semicolons or tabs between values.
+
+    Between semicolons or tabs numbers may have decimal commas, as spreadsheets write them where that is usual.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._delimiter = ","  # until the first line is read
 
     @cached_property
     def columns(self) -> list[str]:
@@ -99,7 +109,8 @@ class CsvSource:
                     )
                 before += len(rows)
                 columns = list(zip(*rows, strict=True))
-                yield {name: list(columns[place]) for place, name in wanted}
+                kind = list if self._delimiter == "," else CommaTexts
+                yield {name: kind(columns[place]) for place, name in wanted}
 
     def where(self, row: int) -> str:
         """The line where the row ends; read again, since a value may go over several lines."""
@@ -122,8 +133,8 @@ class CsvSource:
         file.seek(3 if start.startswith(b"\xef\xbb\xbf") else 0)
         lines = self._lines(file)
         head = next(lines, "")
-        delimiter = max(",;\t", key=head.count)
-        reader = csv.reader(_joined(head, lines), delimiter=delimiter, skipinitialspace=True, strict=True)
+        self._delimiter = max(",;\t", key=head.count)
+        reader = csv.reader(_joined(head, lines), delimiter=self._delimiter, skipinitialspace=True, strict=True)
         try:
             for row in reader:
                 yield row, reader.line_num
@@ -284,10 +295,17 @@ def as_numbers(values: Values) -> tuple[np.ndarray, list[int]]:
         if np.isfinite(numbers).all() and "_" not in "".join(values):  # Python reads 1_000 as a number
             return numbers, []
     except ValueError:
-        pass
+        values = _with_points(values) if isinstance(values, CommaTexts) else values
     parsed = [np.nan if (text := value.strip()) in MISSING else _number(text) for value in values]
     texts = [place for place, value in enumerate(parsed) if value is None]
     return np.array([np.nan if value is None else value for value in parsed]), texts
+
+
+def _with_points(values: list[str]) -> list[str]:
+    """Decimal points in place of commas; not where values have both, since one of them marks thousands then."""
+    if any("." in value and _number(value) is not None for value in values):
+        return values
+    return [value.replace(",", ".") if _DECIMAL_COMMA.fullmatch(value) else value for value in values]
 
 
 def _number(text: str) -> float | None:
