@@ -1,6 +1,7 @@
 """The verbs in exact mode: a head on a public backbone, learned in one round and solved again for every request."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from rich.markup import escape
 
 from fedup.cli._progress import wide_console
 from fedup.cli._session import Session
-from fedup.cli._text import accuracy_table, contact_in_words, of, seconds
+from fedup.cli._text import accuracy_table, contact_in_words, of, print_declined, seconds
 from fedup.errors import SettingError
 from fedup.models.backbone import Backbone
 from fedup.request import Forget, union
@@ -18,6 +19,7 @@ from fedup.run.exact import (
     HeadDesk,
     HeadJudge,
     HeadOutcome,
+    claim_here,
     extracted_again,
     keep_head,
     load_head_of,
@@ -29,6 +31,7 @@ from fedup.run.state import Request, State
 from fedup.run.verify import Check
 from fedup.statistics.feature_cache import FeatureCache
 from fedup.tasks.backbones import load_backbone
+from fedup.tasks.datasets._own import own_data
 from fedup.tasks.evaluation import accuracy
 from fedup.unlearning.exact import HeadModel
 from fedup.unlearning.learn_head import learn_head
@@ -45,19 +48,21 @@ def learn_into(
 ) -> dict[str, Any]:
     """Make a run folder and learn its head."""
     dataset = recipe.load()
-    shape = tuple(dataset.x.shape[1:])
-    described = recipe.about(dataset)
-    public = _to_device(load_backbone(backbone, shape, features=features, inputs=described["input"]), session)
+    key = session.key_for(dataset)
+    described = recipe.about(dataset) | ({} if key is None else {"subject_key": key.fingerprint})
+    described |= {"measured": True} if own_data(recipe.data, recipe.file) is not None else {}
+    public = _load(session, backbone, features, described)
     named = {"backbone": _name(backbone), "features": features, "model": _name(backbone), "rounds": 1, "cut": "head"}
     own = {
         name: Path(source) for name, source in (("data", recipe.data), ("backbone", backbone)) if source.endswith(".py")
     }
     about = {**described, **named, **{name: source.name for name, source in own.items()}}
     session.run.start(about, code=own, wait_s=wait_s)
+    session.keep_key(key)
     with session.writing("train", wait_s) as writer:
         if writer.state.trained is not None:
             return {"already": True, **_learned(writer.state.trained.body)}
-        federation = recipe.federation(dataset).to(session.device)
+        federation = recipe.federation(dataset, key).to(session.device)
         started = time.perf_counter()
         model = learn_head(public, federation, num_classes=dataset.num_classes, cache=cache_of(session))
         rows = federation.rows("heldout")
@@ -107,9 +112,7 @@ def backbone_of(session: Session, state: State) -> Backbone:
     about = state.about
     own = about.get("code", {}).get("backbone")
     name = str(session.run.code(own)) if own else about["backbone"]
-    shape, features = tuple(about["input_shape"]), about.get("features")
-    found = load_backbone(name, shape, features=features, inputs=about["input"])
-    return _to_device(found, session)
+    return _load(session, name, about.get("features"), about)
 
 
 def cache_of(session: Session) -> FeatureCache:
@@ -120,20 +123,20 @@ def cache_of(session: Session) -> FeatureCache:
 
 
 def unlearn_exactly(
-    session: Session, new: list["NewRequest"], *, keep_sealed: bool, state: State, writer: Any
+    session: Session, new: list["NewRequest"], *, keep_sealed: bool, force: bool, state: State, writer: Any
 ) -> dict[str, Any]:
-    """Answer new requests with one head."""
-    outcome = _desk(session, state, writer).unlearn(new, keep_sealed=keep_sealed)
+    """Answer new requests with one head, or decline them."""
+    outcome = _desk(session, state, writer).unlearn(new, keep_sealed=keep_sealed, force=force)
     requests = [
         {"id": name, "reference": own.reference, "what": str(own.forget), "rows": own.rows.get("count")}
         for name, own in zip(outcome.requests, new, strict=True)
     ]
-    return {**_described(outcome), "requests": requests, "withheld": [], "declined": None}
+    return {**_described(outcome), "requests": requests, "withheld": []}
 
 
 def restore_exactly(session: Session, requests: list[Request], state: State, writer: Any) -> dict[str, Any]:
     """Take requests back."""
-    return {**_described(_desk(session, state, writer).restore(requests)), "declined": None}
+    return _described(_desk(session, state, writer).restore(requests))
 
 
 def purge_exactly(session: Session, state: State, writer: Any) -> tuple[list[tuple[int, int]], dict[str, Any]]:
@@ -144,6 +147,9 @@ def purge_exactly(session: Session, state: State, writer: Any) -> tuple[list[tup
 def print_answered(result: dict[str, Any], run: Path, *, done: str) -> None:
     """An answer in exact mode, for people."""
     console, claim = wide_console(), result["claim"]
+    if result["declined"]:
+        print_declined(console, {**result, "figures": None, "charged": False}, done="put in force", fitted="a head")
+        return
     for request in result["requests"]:
         if isinstance(request, dict):
             rows = f" ({count(request['rows'], 'training row')})" if request["rows"] is not None else ""
@@ -213,7 +219,7 @@ def evaluate_exactly(session: Session) -> dict[str, Any]:
     return {
         "head": state.filter.id if state.filter else None,
         "in_force": [request.id for request in state.active],
-        "claim": model.claim.to_json(),
+        "claim": claim_here(model, session.federation_if_here).to_json(),
         "accuracy": {
             **_judge(session)(model, model.requests),
             **{name: value for name, value in test.items() if value == value},
@@ -265,6 +271,7 @@ def _described(outcome: HeadOutcome) -> dict[str, Any]:
         "time_s": report.time_s,
         "notes": report.notes,
         "claim": outcome.claim,
+        "declined": outcome.declined,
         "in_force": list(outcome.in_force),
     }
 
@@ -274,8 +281,13 @@ def _learned(body: Any) -> dict[str, Any]:
     return {name: body[name] for name in names}
 
 
-def _to_device(backbone: Backbone, session: Session) -> Backbone:
-    return backbone.to(session.device)
+def _load(session: Session, name: str, features: int | None, about: Mapping[str, Any]) -> Backbone:
+    """A backbone for the inputs of a folder. What scales these may have been measured on the clients' own rows, as are
+    the classes of a file without code: then no configuration was fixed without them."""
+    found = load_backbone(name, tuple(about["input_shape"]), features=features, inputs=about["input"])
+    if about.get("measured"):
+        found.preprocessing = None
+    return found.to(session.device)
 
 
 def _name(backbone: str) -> str:

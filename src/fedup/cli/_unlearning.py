@@ -135,7 +135,8 @@ def answer_requests(
 
             contact = InProcess(here, nn.Linear(1, 1)) if (here := session.federation_if_here) else None
             new = [_describe(session, state, replace(own, forget=resolved(own.forget, contact))) for own in new]
-            answered = unlearn_exactly(session, new, keep_sealed=keep_sealed, state=state, writer=writer)
+            chosen = {"keep_sealed": keep_sealed, "force": limits.force}
+            answered = unlearn_exactly(session, new, **chosen, state=state, writer=writer)
             return {**answered, "already": known}
         plugged, store = session.plugged(state), session.store(state, writer)
         desk = RequestDesk(writer, plugged, store, session.federation_if_here, session.judge(), session.facts)

@@ -79,8 +79,9 @@ def train(
         if others:
             named = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(others))
             raise typer.BadParameter(f"--backbone learns a head in one round, in closed form: leave out {named}.")
-        session = Session(run, device=device)
-        result = learn_into(session, Recipe.suited_to(data, **{**settings, "rounds": 1}), backbone, features, wait)
+        session = Session(run, device=device, subject_key=subject_key)
+        recipe = Recipe.suited_to(data, file=options_from(file), **{**settings, "rounds": 1})
+        result = learn_into(session, recipe, backbone, features, wait)
         options.show(result, as_json, lambda result: print_learned(result, run))
         return
     chosen_engine = known_engine(engine, torch.device(checked_device(device)))

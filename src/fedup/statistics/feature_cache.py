@@ -61,6 +61,10 @@ class FeatureCache:
         """Rows that were computed."""
         return int((self.status != _NOT_YET).sum())
 
+    def rows_of(self, rows: Tensor) -> int:
+        """How many of these rows were computed."""
+        return int((self.status[rows.cpu()] != _NOT_YET).sum()) if len(self.status) else 0
+
     def save(self) -> None:
         """Write the cache to its file, if it has one and something changed."""
         if self.path is not None and self.values is not None and self._unsaved_since is not None:

@@ -115,6 +115,14 @@ def claim_from(
     return Claim(kind, conditions)
 
 
+def with_features(claim: Claim, rows: int) -> Claim:
+    """The claim of a folder in which clients keep features, too: those of so many forgotten rows are still there."""
+    found = f"of {rows:,} rows: purge them" if rows else "of none"
+    condition = Condition("cached features of the rows are deleted", not rows, found)
+    kind: ClaimKind = "exact model, data retained" if rows and claim.kind == "exact" else claim.kind
+    return Claim(kind, [*claim.conditions, condition])
+
+
 def alterations(blank: nn.Module, base: str, head: RidgeHead, learned: Scores | None) -> list[str]:
     """How a served model differs from the one with that backbone and those scores; `learned` is None where its totals
     are not those of its statistics."""
