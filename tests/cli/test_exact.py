@@ -32,8 +32,11 @@ def test_a_folder_forgets_exactly_and_says_so(run):
     }
     assert checks["relearned totals"]["ok"] and "agree" in checks["features computed anew"]["found"]
     rows = FeatureCache.open(run / "clients" / "features.safetensors").rows
+    killed = run / "clients" / ".features.safetensors.1.partial"  # left in the middle of writing
+    killed.write_bytes((run / "clients" / "features.safetensors").read_bytes())
     assert ok("purge", "--yes", "--run", run, "--json").json["claim"]["kind"] == "exact"
     assert FeatureCache.open(run / "clients" / "features.safetensors").rows < rows
+    assert not killed.exists()
     page = ok("evidence", "T1", "--run", run, "--json").json
     assert page["claim"]["kind"] == "exact" and page["claim"]["totals"] == first["claim"]["totals"]
     assert all(condition["holds"] for condition in page["claim"]["conditions"])
@@ -70,6 +73,29 @@ def test_a_claim_of_a_folder_covers_features_classes_and_files_of_ones_own(run, 
     ok("unlearn", "--client", "0", "--force", "--run", file)
     claim = ok("purge", "--yes", "--run", file, "--json").json["claim"]
     assert claim["kind"] == "suppressed" and "not fixed: preprocessing" in str(claim["conditions"])
+
+
+OF_PERSONS = """
+from dataclasses import replace
+from fedup.tasks.datasets import digits
+INPUT = digits.INPUT
+def load():
+    data = digits.load()
+    return replace(data, subjects=[f"P-{row // 40}" for row in range(len(data.y))])
+"""
+
+
+def test_a_person_is_forgotten_exactly_and_by_tag_only(tmp_path):
+    (tmp_path / "data.py").write_text(OF_PERSONS, encoding="utf-8")
+    run, key = ("--run", tmp_path / "run"), tmp_path / "run" / "subjects.key"
+    options = ("--clients", "3", "--features", "9", "--backbone", "random_conv")
+    ok("train", "--data", tmp_path / "data.py", *options, *run)
+    assert key.stat().st_mode & 0o777 == 0o600
+    answered = ok("unlearn", "--subject", "P-7", *run, "--json").json
+    assert answered["requests"][0]["rows"] > 5 and answered["claim"]["kind"] == "exact model, data retained"
+    assert ok("purge", "--yes", *run, "--json").json["claim"]["kind"] == "exact"
+    ok("verify", "--relearn", *run)
+    assert not any(b"P-7" in file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file())
 
 
 def raise_missing():

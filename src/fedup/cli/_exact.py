@@ -13,6 +13,7 @@ from fedup.cli._session import Session
 from fedup.cli._text import accuracy_table, contact_in_words, of, print_declined, seconds
 from fedup.errors import SettingError
 from fedup.models.backbone import Backbone
+from fedup.registry import names as registered
 from fedup.request import Forget, union
 from fedup.run.exact import (
     FEATURES,
@@ -31,7 +32,6 @@ from fedup.run.state import Request, State
 from fedup.run.verify import Check
 from fedup.statistics.feature_cache import FeatureCache
 from fedup.tasks.backbones import load_backbone
-from fedup.tasks.datasets._own import own_data
 from fedup.tasks.evaluation import accuracy
 from fedup.unlearning.exact import HeadModel
 from fedup.unlearning.learn_head import learn_head
@@ -50,7 +50,8 @@ def learn_into(
     dataset = recipe.load()
     key = session.key_for(dataset)
     described = recipe.about(dataset) | ({} if key is None else {"subject_key": key.fingerprint})
-    described |= {"measured": True} if own_data(recipe.data, recipe.file) is not None else {}
+    has_code = recipe.data.endswith(".py") or recipe.data in registered("fedup.tasks.datasets")
+    described |= {} if has_code else {"measured": True}
     public = _load(session, backbone, features, described)
     named = {"backbone": _name(backbone), "features": features, "model": _name(backbone), "rounds": 1, "cut": "head"}
     own = {
@@ -154,7 +155,7 @@ def print_answered(result: dict[str, Any], run: Path, *, done: str) -> None:
         if isinstance(request, dict):
             rows = f" ({count(request['rows'], 'training row')})" if request["rows"] is not None else ""
             name = f"{request['id']}, {escape(request['reference'])}," if request["reference"] else request["id"]
-            console.print(f"[bold]{name}[/] {done}: {request['what']}{rows}.")
+            console.print(f"[bold]{name}[/] {done}: {escape(request['what'])}{rows}.")
         else:
             console.print(f"[bold]{request}[/] {done}.")
     if result["in_force"]:
@@ -192,6 +193,7 @@ def relearn_checks(session: Session, *, relearn: bool, fresh: bool) -> list[Chec
     if not state.is_exact:
         raise SettingError("--relearn and --fresh are for a head on a public backbone (`fedup train --backbone …`).")
     model, salt, checks = load_model(session, state), salt_of(state), []
+    model.cache.path = None  # a reader holds no lock: it might write back what is being purged
     if relearn:
         served, again = relearned(model, session.federation, salt)
         same = served == again

@@ -80,7 +80,10 @@ class FeatureCache:
             self.save()
 
     def drop(self, rows: Tensor) -> None:
-        """Delete the features of rows that are forgotten for good."""
+        """Delete the features of rows that are forgotten for good, in files of killed processes, too."""
+        if self.path is not None:
+            for partial in self.path.parent.glob(f".{self.path.name}.*.partial"):
+                partial.unlink(missing_ok=True)
         if self.values is not None and len(rows):
             self.values[rows.cpu()], self.status[rows.cpu()] = 0, _NOT_YET
             self.changed()
