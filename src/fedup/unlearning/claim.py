@@ -20,7 +20,7 @@ _SENTENCES: Mapping[str, str] = {
     "exact": "Given a configuration fixed without client data, the served totals and head equal those learned without "
     "the rows, and the server keeps no statistics of them.",
     "exact model, data retained": "Given a configuration fixed without client data, the served totals and head equal "
-    "those learned without the rows; sealed statistics or cached features of them are still kept: purging deletes them.",
+    "those learned without the rows; sealed statistics or cached features of them are kept: purging deletes them.",
     "suppressed": "The rows are left out of the served head, but it is not shown that the model equals the one learned "
     "without them.",
 }
