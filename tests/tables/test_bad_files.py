@@ -39,7 +39,7 @@ BAD = {
     "commas and points": (
         text("x;label", "1.5;0", *(f"{r},5;{r % 2}" for r in range(60))),
         (),
-        "mixes numbers (1) and texts (60; first '0,5'",
+        "has decimal commas, as in '0,5'",
     ),
     "thousands": (text("x;label", *(f"{r}.234,5;{r % 2}" for r in range(60))), (), "has marks of thousands"),
     "missing values": (text(HEAD, *ROWS, ",f,no", "1,NA,no"), (), "values are missing: age (1), sex (1)"),

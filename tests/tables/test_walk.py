@@ -142,3 +142,30 @@ def test_check_says_in_a_few_lines_what_is_used_as_what(folder):
     assert re.search(r"\d+ with clients, \d+ kept apart as test set", out)
     wrong = fedup("data", "check", folder / "patients.csv", "--label", "hospital", "--column", "mean_area=category")
     assert wrong.code == 0 and "category" in wrong.out  # 549 categories are not wrong, only unwise
+
+
+def test_in_exact_mode_no_row_has_a_say_in_the_scaling_and_a_patient_need_not_wait(folder, tmp_path):
+    (tmp_path / "wide.py").write_text(
+        "import torch\nfrom torch import nn\nfrom fedup.models.backbone import Origin\n"
+        'TAKES, STEP, ORIGIN = "table", 2.0**-10, Origin("random weights", "Apache-2.0", "a test")\n'
+        "def build(shape):\n    torch.manual_seed(0)\n    return nn.Sequential(nn.Linear(shape[0], 40), nn.Tanh())\n"
+    )
+    exact, run = ("--backbone", tmp_path / "wide.py", "--run", tmp_path / "run"), ("--run", tmp_path / "run")
+    refused("train", "--data", "patients.csv", *COLUMNS, *exact, told="no row had a say in the scaling", cwd=folder)
+    ok("train", "--data", "patients.csv", *COLUMNS, "--standardise", "none", *exact, cwd=folder)
+    done = ok("unlearn", "--subject", "P-113", "--reference", "LETTER", *run, "--json", cwd=folder).json
+    assert done["claim"]["kind"].startswith("exact") and done["requests"][0]["rows"] == 3
+    assert ok("verify", "--relearn", *run, "--json", cwd=folder).json["ok"]
+    assert "mercy" in ok("unlearn", "--client", "mercy", *run, cwd=folder).out
+    assert ok("evaluate", "--data", "patients.csv", *run, "--json", cwd=folder).json["served"]["accuracy"] > 0.5
+    for own in ("a", "b"):
+        for row in range(15):
+            path = tmp_path / "images" / own / f"{row}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (9, 9), 10 * row + (own == "b")).save(path)
+    images = "--data", tmp_path / "images", "--clients", "2", "--partition", "iid", "--image-size", "28"
+    ok("train", *images, "--backbone", "random_conv", "--run", tmp_path / "heads")
+    assert Run(tmp_path / "heads").read().about["input"] == {
+        **{"kind": "image", "shape": [1, 28, 28]},
+        **{"mean": [0.5], "std": [0.25]},
+    }

@@ -48,7 +48,7 @@ class Session:
     def recipe(self) -> Recipe:
         """How the federation was made; the user's own files are the copies in the folder."""
         about = self.run.read().about
-        code = {name: own for name, own in about.get("code", {}).items() if name != "backbone"}
+        code = {"model" if name == "backbone" else name: own for name, own in about.get("code", {}).items()}
         copies: dict[str, Any] = {name: str(self.run.code(own)) for name, own in code.items()}
         return replace(Recipe.from_about(about), **copies)
 

@@ -1,5 +1,5 @@
-"""Public backbones, one file each: what it `TAKES` ("image" or "text"), its `ORIGIN`, its public grid (`STEP`), its
-`PREPROCESSING` in words, and a function `build(shape)` that gives the module. Weights are found offline.
+"""Public backbones, one file each: what it `TAKES` ("image", "text" or "table"), its `ORIGIN`, its public grid
+(`STEP`), its `PREPROCESSING` in words, and a function `build(shape)` that gives the module. Weights are found offline.
 
 It may say which mean and deviation of pixels from 0 to 1 it was trained with (`PIXELS`); inputs are scaled to these. A
 file of your own, and a folder of a Hugging Face model, work as well."""
@@ -47,13 +47,14 @@ def load_backbone(
     >>> load_backbone("random_conv", (1, 28, 28)).width
     576
     """
+    kind = (inputs or {}).get("kind") or _KINDS.get(len(shape))
     if Path(name).is_dir():
         from fedup.tasks.backbones._hugging_face import folder_backbone
 
         backbone = folder_backbone(Path(name), shape)
     else:
         module = _find(name)
-        takes, kind = getattr(module, "TAKES", None), (inputs or {}).get("kind") or _KINDS.get(len(shape))
+        takes = getattr(module, "TAKES", None)
         if takes is not None and kind is not None and takes != kind:
             raise SettingError(f"{name} takes {takes}s, and the data set has {kind}s: choose another backbone.")
         built, preprocessing = module.build(shape), getattr(module, "PREPROCESSING", "none")
@@ -62,12 +63,12 @@ def load_backbone(
             preprocessing += f"; pixels with mean {pixels[0]:g} and deviation {pixels[1]:g}"
         backbone = Backbone(
             built,
-            blank_row(shape),
+            blank_row(shape, kind),
             origin=module.ORIGIN,
             step=getattr(module, "STEP", None),
             preprocessing=preprocessing,
         )
-    return backbone if features is None else projected(backbone, features, blank_row(shape))
+    return backbone if features is None else projected(backbone, features, blank_row(shape, kind))
 
 
 def backbone_names() -> list[str]:
@@ -75,9 +76,9 @@ def backbone_names() -> list[str]:
     return names(__name__)
 
 
-def blank_row(shape: tuple[int, ...]) -> Tensor:
-    """One blank row: images are floats, texts ids of word pieces."""
-    return torch.zeros(1, *shape, dtype=torch.long if _KINDS.get(len(shape)) == "text" else torch.float32)
+def blank_row(shape: tuple[int, ...], kind: str | None = None) -> Tensor:
+    """One blank row: images and tables are floats, texts ids of word pieces."""
+    return torch.zeros(1, *shape, dtype=torch.long if (kind or _KINDS.get(len(shape))) == "text" else torch.float32)
 
 
 def _find(name: str) -> ModuleType:
