@@ -24,8 +24,8 @@ _OPTIONS = (
 def visible(text: str) -> str:
     r"""The text with control characters written out; line breaks and tabs stay.
 
-    >>> visible("ward \x1b[31m7")
-    'ward \\\\x1b[31m7'
+    >>> print(visible("ward \x1b[31m7"))
+    ward \x1b[31m7
     """
     return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
 
