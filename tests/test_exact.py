@@ -11,7 +11,16 @@ from torch import nn
 
 import fedup
 from fedup import Backbone, Federation, Forget, HeadModel, Origin, learn_head
-from fedup.errors import ArtifactError, ContactError, CutError, DataError, FingerprintError, RequestError, SettingError
+from fedup.errors import (
+    ArtifactError,
+    ContactError,
+    CutError,
+    DataError,
+    FingerprintError,
+    HarmError,
+    RequestError,
+    SettingError,
+)
 from fedup.federation import Client
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
 from fedup.statistics.store_file import load_centroids, save_centroids
@@ -89,7 +98,7 @@ class Walk:
                 request = request or Forget.clients([client])
                 survivors = self._survivors(request)
                 if request not in model.requests and len(survivors) > 3:
-                    model.unlearn(request, clients=clients, keep_sealed=rng.random() < 0.5)
+                    model.unlearn(request, clients=clients, keep_sealed=rng.random() < 0.5, force=True)
             case "restore" if model.requests:
                 model.restore(rng.choice(sorted(model.requests, key=str)), clients=clients)
             case "purge" if model.requests:
@@ -199,7 +208,9 @@ def test_a_claim_is_no_stronger_than_its_conditions():
     undeclared.purge()
     assert undeclared.claim.kind == "suppressed"
     ruled = learn_head(backbone(), clients, num_classes=CLASSES, least_rows=5)
-    ruled.unlearn(Forget.samples({1: [21]}), clients=clients)  # the rule takes the other rows of its class as well
+    ruled.unlearn(
+        Forget.samples({1: [21]}), clients=clients, force=True
+    )  # the rule takes the other rows of its class as well
     assert ruled.claim.kind == "suppressed"
     trained = fedup.federate(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, CLASSES)), clients, rounds=1).model
     with pytest.raises(SettingError, match="trained here"):
@@ -270,7 +281,7 @@ def test_fewer_features_by_a_public_projection_forget_as_exactly():
     clients = Federation.split(x, y, [torch.arange(i, 300, 3) for i in range(3)], num_classes=CLASSES)
     small = fedup.models.backbone.projected(backbone(width=32), 6, x[:1])
     model = learn_head(small, clients, num_classes=CLASSES)
-    model.unlearn(Forget.clients([2]))
+    model.unlearn(Forget.clients([2]), force=True)
     without = learn_head(small, replace(clients, clients=clients.clients[:2]), num_classes=CLASSES)
     assert small.width == 6 and model.totals == without.totals
 
@@ -295,3 +306,20 @@ def test_a_cohort_keeps_totals_alone_and_takes_only_the_message_that_was_learned
     assert again.totals == model.totals
     again.restore(leavers, clients=clients)
     assert again.totals == learn_head(backbone(), clients, num_classes=CLASSES).totals
+
+
+def test_a_class_that_nobody_named_is_lost_by_force_alone_and_a_refusal_changes_nothing():
+    x, _ = tiny()
+    y = torch.arange(len(x)) % CLASSES
+    y[:20], y[20:] = CLASSES - 1, y[20:] % (CLASSES - 1)  # the first client alone has the last class
+    clients = federation(x, y, {0: list(range(20)), 1: list(range(20, 60))})
+    model = learn_head(backbone(), clients, num_classes=CLASSES)
+    before = model.totals_hash(), model.head.weight.clone(), model.requests
+    with pytest.raises(HarmError) as refused:
+        fedup.unlearn(model, model.store, Forget.clients([0]))
+    assert refused.value.classes == [CLASSES - 1]
+    assert (
+        before[0] == model.totals_hash() and torch.equal(before[1], model.head.weight) and model.requests == before[2]
+    )
+    report = fedup.unlearn(model, model.store, Forget.clients([0]), force=True)
+    assert any(f"class {CLASSES - 1}" in note for note in report.notes)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedup.clients.protocol import Contact
-from fedup.errors import ArtifactError, RequestError
+from fedup.errors import ArtifactError, HarmError, RequestError
 from fedup.federation import Federation
 from fedup.filters.ridge_head import solve_head
 from fedup.models.backbone import Backbone
@@ -109,12 +109,11 @@ class HeadDesk:
         would take the last row of a class that nobody asked to forget."""
         requests = described_requests(self.writer.state, new)
         named = frozenset(each.forget for each in new)
-        before, totals = self._measured(self.model.requests | named), self.model.totals
-        report = self.model.unlearn(named, clients=self.clients, keep_sealed=keep_sealed)
-        lost = (totals.counts > 0) & (self.model.totals.counts == 0)
-        harmed = sorted(set(lost.nonzero().flatten().tolist()) - union(self.model.requests).class_ids)
-        if harmed and not force:
-            return self._declined(requests, report, harmed)
+        before = self._measured(self.model.requests | named)
+        try:
+            report = self.model.unlearn(named, clients=self.clients, keep_sealed=keep_sealed, force=force)
+        except HarmError as error:
+            return self._declined(requests, error.report or Report(self.model.requests), error.classes)
         for described_request in requests:
             described_request |= {"verdict": None, "withheld": False, "notes": list(report.notes)}
         return self._settle("unlearned", requests, report, before)

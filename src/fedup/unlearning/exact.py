@@ -12,7 +12,7 @@ from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion
 from fedup.clients.moments import MomentChangeQuestion, MomentsQuestion
 from fedup.clients.protocol import Contact
-from fedup.errors import ContactError, DataError, FingerprintError, RequestError
+from fedup.errors import ContactError, DataError, FingerprintError, HarmError, RequestError
 from fedup.federation import Federation
 from fedup.filters.ridge_head import HeadRule, RidgeHead, solve_head
 from fedup.models.backbone import HEAD, Backbone, with_blank_head
@@ -126,11 +126,13 @@ class HeadModel(nn.Module):
         *,
         clients: Federation | Contact | None = None,
         keep_sealed: bool = False,
+        force: bool = False,
     ) -> Report:
         """Take rows out: the head is the one that would have been learned without them.
 
         Clients and classes need the store alone, unless sums of a single class were not sent; samples ask their
-        clients. An error changes nothing.
+        clients. A request that would take the last rows of a class that nobody asked to forget is refused
+        (`HarmError`), unless `force` is given. An error changes nothing.
         """
         new = _several(request)
         with REQUEST_LOCK:
@@ -138,7 +140,7 @@ class HeadModel(nn.Module):
                 check_known(each, clients=self.store.known_clients, num_classes=self.store.num_classes)
                 if each in self.requests:
                     raise RequestError(f"The request to {each} is active already; nothing was changed.")
-            return self._serve(self.requests | new, clients, keep_sealed=keep_sealed)
+            return self._serve(self.requests | new, clients, keep_sealed=keep_sealed, force=force)
 
     def restore(self, request: Forget | Collection[Forget], *, clients: Federation | Contact | None = None) -> Report:
         """Take requests back: their rows are added again. What was purged, and samples, are asked from clients."""
@@ -147,7 +149,7 @@ class HeadModel(nn.Module):
             if unknown := withdrawn - self.requests:
                 listed = ", ".join(map(str, unknown))
                 raise RequestError(f"The request to {listed} is not active, so it cannot be taken back.")
-            return self._serve(self.requests - withdrawn, clients, keep_sealed=False)
+            return self._serve(self.requests - withdrawn, clients, keep_sealed=False, force=True)
 
     def purge(self, *, clients: Federation | None = None) -> list[CellName]:
         """Delete what the server keeps of forgotten rows, and with a federation also their cached features."""
@@ -162,7 +164,9 @@ class HeadModel(nn.Module):
                 self.cache.drop(clients.forgotten(forget_set))
             return sealed
 
-    def _serve(self, requests: frozenset[Forget], clients: Federation | Contact | None, *, keep_sealed: bool) -> Report:
+    def _serve(
+        self, requests: frozenset[Forget], clients: Federation | Contact | None, *, keep_sealed: bool, force: bool
+    ) -> Report:
         report, store, forget_set = Report(requests), self.store, union(requests)
         contact = self.contact(clients)
         before = contact.traffic if contact else Traffic()
@@ -174,19 +178,29 @@ class HeadModel(nn.Module):
                     refresh.bring_up_to_date(used, forget_set)
                 with report.stage("fit"):
                     totals = store.retained(forget_set)
+                    self._check_classes_left(totals, forget_set, report, force=force)
                     scores = solve_head(totals, store.config, self.rule)
                 with report.stage("swap"):
                     self.head.put(scores)
         finally:
             report.traffic = (contact.traffic if contact else Traffic()) - before
         self.cache.save()  # before anybody stores the sums that were made from it
-        lost = (self.totals.counts > 0) & (totals.counts == 0)
-        if others := sorted(set(lost.nonzero().flatten().tolist()) - forget_set.class_ids):
-            report.note(f"No row is left of class {', '.join(map(str, others))}, which nobody asked to forget.")
         self.totals, self.requests, report.centroids_used = totals, requests, store.rows_besides(forget_set)
         for client, sent in report.traffic.by_client.items():
             store.bytes_up[client] = store.bytes_up.get(client, 0) + sent
         return report
+
+    def _check_classes_left(self, totals: IntegerMoments, forget_set: Forget, report: Report, *, force: bool) -> None:
+        lost = (self.totals.counts > 0) & (totals.counts == 0)
+        others = sorted(set(lost.nonzero().flatten().tolist()) - forget_set.class_ids)
+        if not others:
+            return
+        said = f"No row would be left of class {', '.join(map(str, others))}, which nobody asked to forget."
+        if not force:
+            error = HarmError(f"{said} Nothing was changed. Answer the request all the same with force=True.", others)
+            error.report = report
+            raise error
+        report.note(said.replace("would be", "is"))
 
     # --- what comes later
 
@@ -259,7 +273,7 @@ class HeadModel(nn.Module):
         """Serve a store that has grown; the one so far stays where that fails."""
         before, self.store = self.store, grown
         try:
-            served = self._serve(self.requests, clients, keep_sealed=False)
+            served = self._serve(self.requests, clients, keep_sealed=False, force=True)
         except BaseException:
             self.store = before
             raise

@@ -58,7 +58,7 @@ def unlearn(
     """
     if isinstance(plugged, HeadModel):
         _check_own_store(plugged, centroids)
-        return plugged.unlearn(request, clients=clients, keep_sealed=terms.keep_sealed)
+        return plugged.unlearn(request, clients=clients, keep_sealed=terms.keep_sealed, force=force)
     new = _several(request)
     _check_arguments(plugged, centroids, new)
     if centroids is None:
