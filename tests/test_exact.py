@@ -204,6 +204,31 @@ def test_a_claim_is_no_stronger_than_its_conditions():
     trained = fedup.federate(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, CLASSES)), clients, rounds=1).model
     with pytest.raises(SettingError, match="trained here"):
         Backbone(trained[0], x[:1], origin=PUBLIC)
+    late = Backbone(trained[0], x[:1])
+    late.origin = PUBLIC  # as somebody would who was refused
+    assert learn_head(late, clients, num_classes=CLASSES).claim.kind == "suppressed"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("keep", ["clients", "cohort"])
+def test_a_claim_ends_where_the_served_model_is_changed(keep):
+    x, y = tiny()
+    clients = federation(x, y, {0: list(range(20)), 1: list(range(20, 60))})
+    changes = {
+        "weights of the backbone": lambda model: model.backbone.module[0].weight[0, 0].add_(1),
+        "training mode": lambda model: model.backbone.module.train(),
+        "the head": lambda model: model.head.weight[0, 0].add_(0.01 * model.head.weight.abs().max()),
+        "head is not the one": lambda model: setattr(model, "rule", replace(model.rule, ridge=1.0)),
+        "are not those of the statistics": lambda model: model.totals.sums[0, 0].add_(1),
+    }
+    for found, change in list(changes.items())[: 5 if keep == "clients" else 4]:
+        model = learn_head(backbone(), clients, num_classes=CLASSES, keep=keep)
+        model.unlearn(Forget.clients([0]), clients=clients)
+        if keep == "clients":
+            model.purge()
+        assert model.claim.kind == "exact"
+        change(model)
+        assert model.claim.kind == "suppressed" and found in str(model.claim.conditions)
 
 
 def test_what_cannot_be_used_is_refused_and_changes_nothing(tmp_path):

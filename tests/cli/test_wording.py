@@ -67,3 +67,29 @@ def test_without_a_terminal_there_is_a_line_for_each_round(tmp_path):
         f"Training lenet5 on digits: round {done} of 3, T s" for done in (1, 2, 3)
     ]
     assert "\r" not in ran.err
+
+
+def test_names_in_data_neither_steer_a_terminal_nor_break_a_line_in_markup(tmp_path):
+    classes = ("[/x]benign", "[bold]ill", "\x1b]0;owned\x07:skull:")
+    clients = ("\x9b31m[/y]north", "[red]south", "\u202eeast")
+    rows = [
+        f"[/r]{row},{clients[row // 3 % 3]},{row % 7 + 9 * (row % 3 == 0)},{row % 5 + 9 * (row % 3 == 1)},"
+        f"{classes[row % 3]}"
+        for row in range(240)
+    ]
+    table, run = tmp_path / "[t].csv", ("--run", tmp_path / "run")
+    table.write_text("\n".join(["id,place,[/a],b,label", *rows]) + "\n", encoding="utf-8")
+    said = [
+        ok("train", "--data", table, "--clients-column", "place", "--id-column", "id", "--rounds", 3, *run),
+        ok("collect", *run),
+        *(ok("unlearn", "--class", label, "--force", *run) for label in (0, 0)),
+        ok("unlearn", "--client", 2, "--force", *run),
+        ok("unlearn", "--client", 0, "--dry-run", "--force", *run),
+        ok("restore", "R1", "--force", *run),
+        *(ok(verb, *run) for verb in ("status", "evaluate", "verify")),
+        ok("predict", table, *run),
+        fedup("unlearn", "--class", "\x1b]0;owned", *run),
+    ]
+    shown = "".join(ran.out + ran.err for ran in said)
+    assert not re.search("[\x07\x1b\x9b\u202e]", shown)
+    assert all(name in shown for name in ("[/x]benign", "[bold]ill", ":skull:", "[/y]north", "\\x1b]0;owned"))

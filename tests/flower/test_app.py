@@ -92,7 +92,11 @@ def test_the_app_learns_forgets_and_remembers_over_flower_as_in_one_process(way,
 def test_an_interrupted_run_leaves_no_process_behind(way, how, tmp_path):
     run = AppRun(way, tmp_path / "out")
     until = time.monotonic() + 120
-    while "[ROUND 1" not in run.said() and run.process.poll() is None and time.monotonic() < until:
+
+    def at_work():  # Ray starts its workers while the round begins
+        return "[ROUND 1" in run.said() and len(run.running()) >= 6
+
+    while not at_work() and run.process.poll() is None and time.monotonic() < until:
         time.sleep(0.2)
     assert len(run.running()) >= 6, run.said()  # the link, its nodes or Ray's, and what runs apps for them
     run.process.send_signal(how)

@@ -3,6 +3,7 @@ the same to the bit."""
 
 import copy
 import json
+import tempfile
 import tracemalloc
 from functools import cache
 from typing import ClassVar
@@ -30,8 +31,10 @@ WAYS = {
 }
 OTHERS = [node - FIRST for node in NODES if node != ODD]
 HUGE = [10**400, -(10**400), 2**63, 2**53, 1e308, float("nan"), float("inf"), -1, 0, 1]
-NESTED = json.loads("[" * 900 + "]" * 900)
-JUNK = st.sampled_from([*HUGE, None, True, "", "x" * 5000, [], {}, [[]], [None], {"": 0}, [10**30] * 9, NESTED])
+NESTED = json.loads("[" * 900 + "]" * 900)  # a little deeper, and it cannot be read
+JUNK = st.sampled_from(
+    [*HUGE, None, True, "", "x" * 5000, [], {}, [[]], [None], {"": 0}, "\ud800", {"\ud800": 0}, [10**30] * 9, NESTED]
+)
 ARRAYS = {
     "gone": None,
     "empty": lambda array: array[:0],
@@ -45,6 +48,8 @@ ARRAYS = {
     "complex": lambda array: array.astype(np.complex64),
     "text": lambda array: np.full(array.shape, "x"),
     "objects": lambda array: np.full(array.shape, None),
+    "half": lambda array: array.astype(np.float16),
+    "bool": lambda array: np.ones(array.shape, bool),
     "scaled": lambda array: (array.astype(np.float64) * -1e3).astype(array.dtype),
 }
 
@@ -91,7 +96,11 @@ def nobody_waits():
 @st.composite
 def spoilt(draw):
     """A change of one part of a message: a detail at any depth, the text around them, or an array."""
-    kind, junk, where = draw(st.sampled_from(["detail", "text", "array"])), draw(JUNK), draw(st.integers(0, 10**6))
+    kind, junk, where = (
+        draw(st.sampled_from(["detail", "text", "more", "array"])),
+        draw(JUNK),
+        draw(st.integers(0, 10**6)),
+    )
     make = draw(st.sampled_from(sorted(ARRAYS)))
 
     def change(reply: Message) -> Message:
@@ -107,7 +116,9 @@ def spoilt(draw):
                 kept[name] = Array(numbers) if plain else Array("object", numbers.shape, "numpy.ndarray", b"\x93NUMPY")
             reply.content.array_records["arrays"] = ArrayRecord(kept)
             return reply
-        if kind == "text":
+        if kind == "more":
+            text["details"][str(junk)[:9]] = junk
+        elif kind == "text":
             text[sorted(text)[where % len(text)]] = junk
         else:
             inside, key = text, "details"
@@ -128,10 +139,11 @@ def spoilt(draw):
 @settings(
     max_examples=30, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
 )
-@given(change=spoilt())
-def test_whatever_one_node_sends_the_others_part_of_the_store_is_the_same_to_the_bit(way, change):
+@given(change=spoilt(), on_disk=st.booleans())
+def test_whatever_one_node_sends_the_others_part_of_the_store_is_the_same_to_the_bit(way, tmp_path, change, on_disk):
     world, whole = digits(), honest(way)
-    contact = world.contact(grid_of(world, change), least_fraction=0.5, retries=0)
+    folder = tempfile.mkdtemp(dir=tmp_path) if on_disk else None
+    contact = world.contact(grid_of(world, change), least_fraction=0.5, retries=0, folder=folder)
     assert contact.clients == [0, 1, 2, 3]  # from here on numbers are known
     store = fedup.collect(world.model, contact, **WAYS[way])
     assert set(contact.left_out) == ({ODD} if list(store.clients) == OTHERS else set())

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from fedup.cli._wording import as_command_line
+from fedup.cli._wording import as_command_line, visible
 from fedup.errors import FedUPError, FedUPWarning
 from fedup.registry import OWN_MODULE, line_in
 
@@ -104,4 +104,4 @@ def _say(label: str, style: str, text: str) -> None:
 
     # Text, not markup: what is in brackets in a name stays. Not wrapped where lines are read by programs.
     console = Console(stderr=True)
-    console.print(Text.assemble((label, style), as_command_line(text)), soft_wrap=not console.is_terminal)
+    console.print(Text.assemble((label, style), visible(as_command_line(text))), soft_wrap=not console.is_terminal)

@@ -1,6 +1,7 @@
 """The verbs in exact mode: a head on a public backbone, learned in one round and solved again for every request."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,15 +10,17 @@ from rich.markup import escape
 
 from fedup.cli._progress import wide_console
 from fedup.cli._session import Session
-from fedup.cli._text import accuracy_table, contact_in_words, of, seconds
+from fedup.cli._text import accuracy_table, contact_in_words, of, print_declined, seconds
 from fedup.errors import SettingError
 from fedup.models.backbone import Backbone
+from fedup.registry import names as registered
 from fedup.request import Forget, union
 from fedup.run.exact import (
     FEATURES,
     HeadDesk,
     HeadJudge,
     HeadOutcome,
+    claim_here,
     extracted_again,
     keep_head,
     load_head_of,
@@ -46,9 +49,10 @@ def learn_into(
     """Make a run folder and learn its head."""
     dataset = recipe.load()
     key = session.key_for(dataset)
-    shape = tuple(dataset.x.shape[1:])
-    described = recipe.about(dataset)
-    public = _to_device(load_backbone(backbone, shape, features=features, inputs=described["input"]), session)
+    described = recipe.about(dataset) | ({} if key is None else {"subject_key": key.fingerprint})
+    has_code = recipe.data.endswith(".py") or recipe.data in registered("fedup.tasks.datasets")
+    described |= {} if has_code else {"measured": True}
+    public = _load(session, backbone, features, described)
     named = {"backbone": _name(backbone), "features": features, "model": _name(backbone), "rounds": 1, "cut": "head"}
     own = {
         name: Path(source) for name, source in (("data", recipe.data), ("backbone", backbone)) if source.endswith(".py")
@@ -110,9 +114,7 @@ def backbone_of(session: Session, state: State) -> Backbone:
     about = state.about
     own = about.get("code", {}).get("backbone")
     name = str(session.run.code(own)) if own else about["backbone"]
-    shape, features = tuple(about["input_shape"]), about.get("features")
-    found = load_backbone(name, shape, features=features, inputs=about["input"])
-    return _to_device(found, session)
+    return _load(session, name, about.get("features"), about)
 
 
 def cache_of(session: Session) -> FeatureCache:
@@ -123,10 +125,10 @@ def cache_of(session: Session) -> FeatureCache:
 
 
 def unlearn_exactly(
-    session: Session, new: list["NewRequest"], *, keep_sealed: bool, state: State, writer: Any
+    session: Session, new: list["NewRequest"], *, keep_sealed: bool, force: bool, state: State, writer: Any
 ) -> dict[str, Any]:
-    """Answer new requests with one head."""
-    outcome = _desk(session, state, writer).unlearn(new, keep_sealed=keep_sealed)
+    """Answer new requests with one head, or decline them."""
+    outcome = _desk(session, state, writer).unlearn(new, keep_sealed=keep_sealed, force=force)
     requests = [
         {
             "id": name,
@@ -136,12 +138,12 @@ def unlearn_exactly(
         }
         for name, own in zip(outcome.requests, new, strict=True)
     ]
-    return {**_described(outcome), "requests": requests, "withheld": [], "declined": None}
+    return {**_described(outcome), "requests": requests, "withheld": []}
 
 
 def restore_exactly(session: Session, requests: list[Request], state: State, writer: Any) -> dict[str, Any]:
     """Take requests back."""
-    return {**_described(_desk(session, state, writer).restore(requests)), "declined": None}
+    return _described(_desk(session, state, writer).restore(requests))
 
 
 def purge_exactly(session: Session, state: State, writer: Any) -> tuple[list[tuple[int, int]], dict[str, Any]]:
@@ -152,6 +154,9 @@ def purge_exactly(session: Session, state: State, writer: Any) -> tuple[list[tup
 def print_answered(result: dict[str, Any], run: Path, *, done: str) -> None:
     """An answer in exact mode, for people."""
     console, claim = wide_console(), result["claim"]
+    if result["declined"]:
+        print_declined(console, {**result, "figures": None, "charged": False}, done="put in force", fitted="a head")
+        return
     for request in result["requests"]:
         if isinstance(request, dict):
             rows = f" ({count(request['rows'], 'training row')})" if request["rows"] is not None else ""
@@ -195,6 +200,7 @@ def relearn_checks(session: Session, *, relearn: bool, fresh: bool) -> list[Chec
     if not state.is_exact:
         raise SettingError("--relearn and --fresh are for a head on a public backbone (`fedup train --backbone …`).")
     model, salt, checks = load_model(session, state), salt_of(state), []
+    model.cache.path = None  # a reader holds no lock: it might write back what is being purged
     if relearn:
         served, again = relearned(model, session.federation, salt)
         same = served == again
@@ -222,7 +228,7 @@ def evaluate_exactly(session: Session) -> dict[str, Any]:
     return {
         "head": state.filter.id if state.filter else None,
         "in_force": [request.id for request in state.active],
-        "claim": model.claim.to_json(),
+        "claim": claim_here(model, session.federation_if_here).to_json(),
         "accuracy": {
             **_judge(session)(model, model.requests),
             **{name: value for name, value in test.items() if value == value},
@@ -274,6 +280,7 @@ def _described(outcome: HeadOutcome) -> dict[str, Any]:
         "time_s": report.time_s,
         "notes": report.notes,
         "claim": outcome.claim,
+        "declined": outcome.declined,
         "in_force": list(outcome.in_force),
     }
 
@@ -283,8 +290,13 @@ def _learned(body: Any) -> dict[str, Any]:
     return {name: body[name] for name in names}
 
 
-def _to_device(backbone: Backbone, session: Session) -> Backbone:
-    return backbone.to(session.device)
+def _load(session: Session, name: str, features: int | None, about: Mapping[str, Any]) -> Backbone:
+    """A backbone for the inputs of a folder. What scales these may have been measured on the clients' own rows, as are
+    the classes of a file without code: then no configuration was fixed without them."""
+    found = load_backbone(name, tuple(about["input_shape"]), features=features, inputs=about["input"])
+    if about.get("measured"):
+        found.preprocessing = None
+    return found.to(session.device)
 
 
 def _name(backbone: str) -> str:

@@ -4,10 +4,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from fedup.cli._wording import visible
 
 if TYPE_CHECKING:
     from fedup.bench.runner import CellEvent
@@ -19,10 +22,17 @@ _SHOWN = {"r_a": "R-A", "f_a": "F-A", "asr": "ASR", "time": "seconds"}
 _MOMENT_S, _FEW_STEPS = 0.5, 20
 
 
+class _PlainConsole(Console):
+    """A console on which names show as they are: no control character in them steers the terminal."""
+
+    def render_str(self, text: str, **look: Any) -> Text:
+        return super().render_str(visible(text), **look)
+
+
 def wide_console(*, stderr: bool = False) -> Console:
     """A console whose tables keep their columns when the output goes to a file or a pipe."""
-    console = Console(stderr=stderr, highlight=False)
-    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=100)
+    console = _PlainConsole(stderr=stderr, highlight=False, emoji=False)
+    return console if console.is_terminal else _PlainConsole(stderr=stderr, highlight=False, emoji=False, width=100)
 
 
 @contextmanager

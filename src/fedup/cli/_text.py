@@ -46,6 +46,7 @@ def table(*columns: str, right: Collection[str] = (), **look: Any) -> Table:
 
 def accuracy_table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | None]]) -> Table:
     """Accuracies by name of a row and column; a dash where nothing was measured."""
+    columns = [escape(column) for column in columns]
     shown = table(title, *columns, right=columns, box=None, pad_edge=False)
     for name, values in rows.items():
         shown.add_row(name, *("–" if value is None else f"{value:.3f}" for value in values))
@@ -106,6 +107,6 @@ def print_orphaned_classes(console: Console, result: dict[str, Any]) -> None:
     if result["classes_left_without_holder"]:
         console.print(
             "[yellow]Note:[/] no retained client holds class "
-            f"{ids(result['classes_left_without_holder'], names=result.get('class_names', ()))}, which "
+            f"{escape(ids(result['classes_left_without_holder'], names=result.get('class_names', ())))}, which "
             "nobody asked to forget: the filter will not let it pass, and no validation row shows it."
         )

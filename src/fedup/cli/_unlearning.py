@@ -135,7 +135,8 @@ def answer_requests(
 
             contact = InProcess(here, nn.Linear(1, 1)) if (here := session.federation_if_here) else None
             new = [_describe(session, state, replace(own, forget=resolved(own.forget, contact))) for own in new]
-            answered = unlearn_exactly(session, new, keep_sealed=keep_sealed, state=state, writer=writer)
+            chosen = {"keep_sealed": keep_sealed, "force": limits.force}
+            answered = unlearn_exactly(session, new, **chosen, state=state, writer=writer)
             return {**answered, "already": known}
         plugged, store = session.plugged(state), session.store(state, writer)
         desk = RequestDesk(writer, plugged, store, session.federation_if_here, session.judge(), session.facts)
@@ -189,7 +190,7 @@ def print_answer(result: dict[str, Any], run: Path) -> None:
     console = wide_console()
     for known in result["already"]:
         which = f"{known['id']} is in force already, settings unchanged" if known["id"] else "named twice"
-        console.print(f"To {known['what']}: {which}; nothing to do.")
+        console.print(f"To {known['what']}: {which}; nothing to do.", markup=False)
     if "claim" in result:
         from fedup.cli._exact import print_answered
 
@@ -241,7 +242,8 @@ def _print_costs(result: dict[str, Any], console: Console) -> None:
         console.print(
             f"The {worst['of']} that loses most on retained rows is {which}: {worst['measure']} "
             f"{worst['before']:.3f} before, "
-            f"{worst['after']:.3f} with the filter."
+            f"{worst['after']:.3f} with the filter.",
+            markup=False,
         )
     if result["figures"]:
         console.print(_text.figures_table(result["figures"]))
@@ -250,7 +252,7 @@ def _print_costs(result: dict[str, Any], console: Console) -> None:
 def _print_filter(result: dict[str, Any], console: Console, run: Path) -> None:
     """The filter: what it is made of, what it took, and what to do next."""
     for note in result["notes"]:
-        console.print(f"[yellow]Note:[/] {note}")
+        console.print(f"[yellow]Note:[/] {escape(note)}")
     if result["erasure"]:
         console.print(f"Eraser {eraser_in_words(result['erasure'])}.")
     counting, first = result["clients_counting"], result["requests"][0]["id"]
@@ -312,13 +314,14 @@ def _print_plan(result: dict[str, Any]) -> None:
     before = "" if replaced == "none" else f" (what they held before: {replaced})"
     contacted = ids(result["clients_contacted"], names=result["client_names"])
     for note in result["notes"]:
-        console.print(f"[yellow]Note:[/] {note}")
+        console.print(f"[yellow]Note:[/] {escape(note)}")
     console.print(
         f"{fitted} would be made from about {result['centroids_kept']:,} {result['statistics']}; "
         f"{count(result['cells_sealed'], 'cell')} left out and sealed.\n"
         f"Clients contacted: {contacted or 'none'}; cells sent again: {again}{before}.\n"
         f"Privacy cost: {result['privacy_cost']}.\n"
-        f"Expected time: {_short(result['expected_time_s'])}, besides loading and measuring."
+        f"Expected time: {_short(result['expected_time_s'])}, besides loading and measuring.",
+        markup=False,
     )
     _text.print_orphaned_classes(console, result)
     if not result["would_be_measured"]:

@@ -2,6 +2,8 @@
 
 import re
 
+# Control characters steer a terminal, and marks of direction reorder a line: names in data may hold them.
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _FOR_PYTHON_CALLERS = (
     (r"pass clients=\w+; on the command line, (have the data set here)", r"\1"),
     (r"([Pp])ass clients=\w+ \(on the command line, have the data set here\)", r"\1ut the data set on this machine"),
@@ -17,6 +19,15 @@ _OPTIONS = (
     "allow_delta|batch_size|class_policy|clients_per_round|eraser_cut|keep_sealed|max_class_loss|max_loss|"
     "paper_accounting"
 )
+
+
+def visible(text: str) -> str:
+    r"""The text with control characters written out; line breaks and tabs stay.
+
+    >>> print(visible("ward \x1b[31m7"))
+    ward \x1b[31m7
+    """
+    return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def as_command_line(text: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedup.cli import _options as options
+from fedup.cli._wording import visible
 from fedup.errors import ArtifactError
 from fedup.registry import names as registered
 from fedup.run.state import State
@@ -63,7 +64,7 @@ def predict(
         for (own, _), outputs in zip(batch, logits_for(model, x), strict=True):
             said, words = answer_in_words(outputs, targets_of(state.about), names)
             answer = {"input": own, **said, "filter": state.filter.id if state.filter else None}
-            typer.echo(json.dumps(answer, ensure_ascii=False) if as_json else f"{own}\t{words}")
+            typer.echo(json.dumps(answer, ensure_ascii=False) if as_json else visible(f"{own}\t{words}"))
     if not as_json:
         ids = ", ".join(request.id for request in state.active)
         part = "by head" if state.is_exact else "under filter"

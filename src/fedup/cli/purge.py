@@ -45,6 +45,8 @@ def purge(
     if cells:
         whose = f"{count(len(cells), 'cell')} of {count(len({client for client, _ in cells}), 'client')}"
         text = f"Destroyed the sealed statistics of {whose}; they are in no file of {run}."
+    elif claim is not None:
+        text = "No statistics are sealed; cached features of forgotten rows are in no file of the folder."
     if claim is not None:
         text += f"\nClaim: {claim['kind']}. {claim['sentence']}"
     result = {"cells": [list(cell) for cell in cells], **({"claim": claim} if claim else {})}

@@ -97,4 +97,6 @@ def _print(result: dict[str, Any], run: Path) -> None:
         console.print(f"[bold]{names}[/] taken back; in force: {', '.join(result['remaining'])}.")
         if result["figures"]:
             console.print(figures_table(result["figures"]))
-        console.print(f"Filter {result['filter']}; {contact_in_words(result)}; {seconds(result['time_s'])}.")
+        console.print(
+            f"Filter {result['filter']}; {contact_in_words(result)}; {seconds(result['time_s'])}.", markup=False
+        )

@@ -10,6 +10,7 @@ from fedup.cli._complete import data_sets, models
 from fedup.cli._progress import progress_bars
 from fedup.cli._settings import Settings, with_settings
 from fedup.cli._text import of
+from fedup.cli._wording import visible
 from fedup.run.in_words import count
 from fedup.target_words import SCORE
 
@@ -101,7 +102,7 @@ def train(
             f"{rounds if recipe.rounds else 'weights as they were brought'}; held-out {result['score']} "
             f"{result['accuracy']['heldout']:.3f}.\n{notes}Model {result['fingerprint'][:12]} is in {run}."
         )
-    options.show(result, as_json, lambda _: typer.echo(f"{said} Next: fedup collect{of(run)}"))
+    options.show(result, as_json, lambda _: typer.echo(visible(f"{said} Next: fedup collect{of(run)}")))
 
 
 def _train(

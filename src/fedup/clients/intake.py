@@ -151,10 +151,11 @@ def _of_centroids(summary: Summary, question: CentroidsQuestion, facts: ModelFac
     if facts.features(question.cut).nonnegative and vectors.numel():
         require(float(vectors.min()) >= least, "features are below 0 where none can be")
     filled = [i for i, size in enumerate(sizes) if size]
-    parts, counts = vectors.double().split(sizes), summary.counts.double().split(sizes)
-    rows = [float(counts[i].sum()) for i in filled]
-    means = [counts[i] @ parts[i] / n for i, n in zip(filled, rows, strict=True)]
-    length = float(vectors.double().norm(dim=1).max()) if vectors.numel() else 0.0
+    parts, counts, length, means = vectors.split(sizes), summary.counts.split(sizes), 0.0, []
+    for i in filled:  # one class at a time: the message may be large
+        part, points = parts[i].double(), counts[i].double()
+        means.append(points @ part / points.sum())
+        length = max(length, float(part.norm(dim=1).max()))
     stacked = torch.stack(means).float() if means else vectors[:0]
     claimed = torch.tensor([float(summary.rows[summary.labels[i]]) for i in filled], dtype=torch.float64)
     return Profile(tuple(summary.labels[i] for i in filled), claimed, stacked, length, torch.zeros(len(filled)))

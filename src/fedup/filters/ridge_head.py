@@ -10,6 +10,7 @@ from fedup.errors import DataError, SettingError
 from fedup.filters.closed_form import Scores, without_classes
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
 
+_CLOSE = 1e-4  # of the largest weight: other libraries and threads round otherwise
 _LEAST_SHARE = 0.2  # of the sharpness, where there are hardly more rows than features
 
 
@@ -48,6 +49,16 @@ class RidgeHead(nn.Module):
         flat = features.flatten(1).to(self.weight.dtype)
         return linear(
             flat * (self.bound / flat.norm(dim=1, keepdim=True).clamp(min=self.bound)), self.weight, self.bias
+        )
+
+    def fits(self, scores: Scores) -> bool:
+        """Whether these scores are the head's own, up to rounding."""
+        size = float(scores.weight.abs().max())
+        limits = _CLOSE * size, _CLOSE * (size + float(scores.bias.abs().max()))
+        pairs = zip((self.weight, self.bias), (scores.weight, scores.bias), limits, strict=True)
+        return all(
+            own.shape == other.shape and torch.allclose(own.double(), other.to(own.device).double(), rtol=0, atol=limit)
+            for own, other, limit in pairs
         )
 
     def put(self, scores: Scores) -> None:

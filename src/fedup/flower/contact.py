@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from fedup.clients.agreement import Profile
 from fedup.clients.checks import client_number
-from fedup.clients.intake import profile_of
+from fedup.clients.intake import Intake, profile_of
 from fedup.clients.labels import WhoQuestion
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.protocol import check_budgets
@@ -79,7 +80,7 @@ class GridContact:
         if self.vectors_folder is not None:
             with explained(f"make the folder {folder}"):
                 self.vectors_folder.mkdir(parents=True, exist_ok=True)
-        self.declared_rows: Mapping[int, int] = {}
+        self.declared_rows: Mapping[int, int] = self._delivery.intake.declared_rows
         self._collected = False  # whether all answers to a collection were taken; they may still be on disk
         self._profiles: dict[int, Profile] = {}  # by node, of its answer to the question under way
         self._compared: dict[int, Profile] = {}  # the same of the last collection, to compare later answers with
@@ -176,13 +177,17 @@ class GridContact:
         return self._collection(taken)
 
     @property
+    def _intake(self) -> Intake:
+        return replace(self._delivery.intake, declared_rows=self.declared_rows)
+
+    @property
     def _leaves_out(self) -> bool:
         return self._delivery.intake.policy == "leave_out"
 
     def _judge(self, question: Question[Any], taken: Mapping[int, _Taken]) -> dict[int, str]:
         """The nodes whose answers disagree with all others, and how."""
         profiles = {node: self._profiles[node] for node in taken if node in self._profiles}
-        flagged = self._delivery.intake.judge(profiles, question, self._facts)
+        flagged = self._intake.judge(profiles, question, self._facts)
         for node, why in sorted(flagged.items()):
             _LOG.warning("node %d disagrees with all others: %s", node, why)
         return flagged
@@ -194,7 +199,7 @@ class GridContact:
             own = self._profiles[node]
             others = dict(self._compared if own.labels else self._profiles)
             others.pop(node, None)
-            judged = self._delivery.intake.judge_later(node, own, others, questions[node], self._facts)
+            judged = self._intake.judge_later(node, own, others, questions[node], self._facts)
             reasons |= {node: judged} if judged else {}
         self.flagged |= reasons
         return reasons if self._leaves_out else {}
@@ -267,7 +272,8 @@ class GridContact:
         except DataError:  # by the same name the same release would come again
             self._cache.give_up(node, ask)
             raise
-        kept = self._cache.put(node, ask, answer)
+        with only_this_answer():  # details that cannot be written are as good as unreadable
+            kept = self._cache.put(node, ask, answer)
         return client, partial(self._again, node, ask) if kept else lambda: value
 
     def _read(

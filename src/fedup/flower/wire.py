@@ -22,6 +22,7 @@ QUERY = "fedup"  # messages have the type query.fedup
 Status = Literal["ok", "refused", "failed", "needs weights", "lost"]  # "lost" is never sent
 ROW = "row"  # a detail: shape and type of a row, so that a node can try the model on a blank one first
 _MOST_OF_A_ROW = 100_000_000  # numbers
+_DEEPEST = 32  # lists in lists of a message
 _TYPES = {"float16", "float32", "float64", "int32", "int64", "uint8", "bool"}
 
 
@@ -132,7 +133,19 @@ def _text_of(content: RecordDict) -> dict[str, Any]:
     version = text.get("format") if isinstance(text, dict) else None
     if not isinstance(text, dict) or version != FORMAT:
         raise DataError(f"the message is of format {version!r}; this fedup speaks {FORMAT}")
+    _check_depth(text)
     return text
+
+
+def _check_depth(text: dict[str, Any]) -> None:
+    """Raise if lists lie in lists deeper than any message needs: what was read must not fail where it is stored."""
+    level: list[Any] = [text]
+    for _ in range(_DEEPEST):
+        inner = (part.values() if isinstance(part, dict) else part for part in level)
+        level = [child for parts in inner for child in parts if isinstance(child, dict | list)]
+        if not level:
+            return
+    raise DataError(f"its parts lie in each other more than {_DEEPEST} deep")
 
 
 def row_of(example: Tensor) -> dict[str, Any]:

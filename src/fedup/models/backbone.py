@@ -39,7 +39,7 @@ class Backbone(nn.Module):
     `example` is a blank row of inputs: its shape and type matter, never its content. `step` is the public grid:
     features are rounded to multiples of it, and rows longer than 32,767 steps are shortened. It is a power of two;
     without one it is chosen from the features of noise, so that no client's row decides it. `preprocessing` says in
-    words how inputs are made.
+    words how inputs are made; None says that clients' rows decide it, so that nothing is exact.
 
     >>> Backbone(nn.Linear(4, 8), torch.zeros(1, 4)).width
     8
@@ -52,7 +52,7 @@ class Backbone(nn.Module):
         *,
         origin: Origin | None = None,
         step: float | None = None,
-        preprocessing: str = "none",
+        preprocessing: str | None = "none",
     ) -> None:
         super().__init__()
         if origin is not None and was_trained(module):
@@ -120,12 +120,13 @@ class Projected(nn.Module):
 
 def projected(backbone: Backbone, to: int, example: Tensor, seed: int = 0) -> Backbone:
     """The same backbone with fewer features: stores and messages shrink with the square of their number."""
+    before, fewer = backbone.preprocessing, f"random projection to {to} features, seed {seed}"
     return Backbone(
         Projected(backbone, backbone.width, to, seed),
         example,
         origin=backbone.origin,
         step=backbone.step,
-        preprocessing=f"{backbone.preprocessing}; random projection to {to} features, seed {seed}",
+        preprocessing=None if before is None else f"{before}; {fewer}",
     )
 
 

@@ -44,5 +44,5 @@ def of_head(state: State, request: Request, serving: Event) -> dict[str, Any]:
         "class_recall": {},
         "retrained": None,
         "erasure": None,
-        "claimed": [claim["sentence"], _CONFIGURATION, _CHECKED],
+        "claimed": [claim["sentence"], *([] if claim["kind"] == "suppressed" else [_CONFIGURATION]), _CHECKED],
     }

@@ -13,9 +13,10 @@ from fedup.errors import ArtifactError, RequestError
 from fedup.federation import Federation
 from fedup.filters.ridge_head import solve_head
 from fedup.models.backbone import Backbone
-from fedup.request import Forget
+from fedup.request import Forget, union
 from fedup.run.answer import NewRequest, contact_facts, described_requests
 from fedup.run.folder import Run, Writer
+from fedup.run.in_words import ids as ids_in_words
 from fedup.run.record import keep_centroids
 from fedup.run.serving import load_store
 from fedup.run.state import FileRecord, Request, State
@@ -23,7 +24,7 @@ from fedup.statistics.feature_cache import FeatureCache
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import CellName
 from fedup.statistics.store_file import save_centroids
-from fedup.unlearning.claim import totals_hash
+from fedup.unlearning.claim import Claim, totals_hash, with_features
 from fedup.unlearning.exact import HeadModel, described
 from fedup.unlearning.exact_file import read_head, write_head
 from fedup.unlearning.report import Report
@@ -79,8 +80,9 @@ class HeadOutcome:
     requests: Sequence[str]
     head: FileRecord
     report: Report
-    claim: dict[str, Any]
+    claim: dict[str, Any] | None
     in_force: Sequence[str]
+    declined: str | None = None  # why nothing was changed
 
 
 class _Before(NamedTuple):
@@ -102,12 +104,17 @@ class HeadDesk:
     judge: HeadJudge | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-    def unlearn(self, new: Sequence[NewRequest], *, keep_sealed: bool = False) -> HeadOutcome:
-        """Solve the head without what these requests name, and store it."""
+    def unlearn(self, new: Sequence[NewRequest], *, keep_sealed: bool = False, force: bool = False) -> HeadOutcome:
+        """Solve the head without what these requests name, and store it; without `force` a request is declined that
+        would take the last row of a class that nobody asked to forget."""
         requests = described_requests(self.writer.state, new)
         named = frozenset(each.forget for each in new)
-        before = self._measured(self.model.requests | named)
+        before, totals = self._measured(self.model.requests | named), self.model.totals
         report = self.model.unlearn(named, clients=self.clients, keep_sealed=keep_sealed)
+        lost = (totals.counts > 0) & (self.model.totals.counts == 0)
+        harmed = sorted(set(lost.nonzero().flatten().tolist()) - union(self.model.requests).class_ids)
+        if harmed and not force:
+            return self._declined(requests, report, harmed)
         for described_request in requests:
             described_request |= {"verdict": None, "withheld": False, "notes": list(report.notes)}
         return self._settle("unlearned", requests, report, before)
@@ -121,12 +128,27 @@ class HeadDesk:
     def purge(self) -> tuple[list[CellName], dict[str, Any]]:
         """Destroy what the folder keeps of forgotten rows, cached features included; and what is claimed now."""
         federation = self.clients if isinstance(self.clients, Federation) else None
+        if federation is None and self.model.cache.rows:
+            raise RequestError(
+                "The data set is not here, so nobody can tell which cached features are of forgotten rows. Bring "
+                f"it back, or delete clients/{FEATURES}: features are computed anew then. Nothing was changed."
+            )
         cells = self.model.purge(clients=federation)
         totals, claim = self.model.totals_hash(salt_of(self.writer.state)), self._claim(None, None)
         claim["totals"] = {"before": totals, "after": totals}
         body = {"cells": [list(cell) for cell in cells], "centroids": self._store().to_json(), "claim": claim}
         self.writer.commit("purged", body)
         return cells, claim
+
+    def _declined(self, requests: list[dict[str, Any]], report: Report, harmed: list[int]) -> HeadOutcome:
+        state = self.writer.state
+        classes = ids_in_words(harmed, names=state.about.get("class_names", ()))
+        why = f"No row would be left of class {classes}, which nobody asked to forget. Nothing was changed."
+        event = {"requests": [], "declined": requests, "step": "unlearned", "why": why, "time_s": dict(report.time_s)}
+        self.writer.commit("declined", {**self.facts, "classes": harmed, **contact_facts(report), **event})
+        assert state.filter is not None  # else there was no model to ask
+        ids = [request["id"] for request in requests]
+        return HeadOutcome(ids, state.filter, report, None, [request.id for request in state.active], why)
 
     def _measured(self, judged: frozenset[Forget]) -> _Before:
         figures = self.judge(self.model, judged) if self.judge else None
@@ -168,10 +190,19 @@ class HeadDesk:
 
     def _claim(self, before: Figures | None, after: Figures | None) -> dict[str, Any]:
         measured = {"before": before, "after": after} if before and after else None
-        return {**self.model.claim.to_json(), "accuracy": measured}
+        return {**claim_here(self.model, self.clients).to_json(), "accuracy": measured}
 
     def _store(self) -> FileRecord:
         return self.writer.put("centroids", lambda path: save_centroids(self.model.store, path))
+
+
+def claim_here(model: HeadModel, clients: Federation | Contact | None) -> Claim:
+    """What may be claimed of a folder: of the model, and of the features that clients of this process keep."""
+    if clients is None:  # nobody can tell whose features they are
+        return with_features(model.claim, model.cache.rows)
+    if not isinstance(clients, Federation):  # each node keeps its own
+        return model.claim
+    return with_features(model.claim, model.cache.rows_of(clients.forgotten(union(model.requests))))
 
 
 # --- checks
@@ -212,7 +243,9 @@ def check_head(run: Run, state: State, blank: nn.Module) -> str:
     model, noted = load_head_of(run, state, backbone), last_totals(state)
     if model.totals_hash(salt_of(state)) != noted:
         raise ArtifactError("The totals are not those whose hash is on record. Take a good copy of the folder.")
-    return f"solved from its totals {noted}; claim: {model.claim.kind}"
+    claims = [event.body["claim"]["kind"] for event in state.events if "claim" in event.body]
+    kind = claims[-1] if claims and model.claim.kind != "suppressed" else model.claim.kind
+    return f"solved from its totals {noted}; claim: {kind}"
 
 
 def last_totals(state: State) -> str:

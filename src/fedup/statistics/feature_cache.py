@@ -61,6 +61,10 @@ class FeatureCache:
         """Rows that were computed."""
         return int((self.status != _NOT_YET).sum())
 
+    def rows_of(self, rows: Tensor) -> int:
+        """How many of these rows were computed."""
+        return int((self.status[rows.cpu()] != _NOT_YET).sum()) if len(self.status) else 0
+
     def save(self) -> None:
         """Write the cache to its file, if it has one and something changed."""
         if self.path is not None and self.values is not None and self._unsaved_since is not None:
@@ -76,7 +80,10 @@ class FeatureCache:
             self.save()
 
     def drop(self, rows: Tensor) -> None:
-        """Delete the features of rows that are forgotten for good."""
+        """Delete the features of rows that are forgotten for good, in files of killed processes, too."""
+        if self.path is not None:
+            for partial in self.path.parent.glob(f".{self.path.name}.*.partial"):
+                partial.unlink(missing_ok=True)
         if self.values is not None and len(rows):
             self.values[rows.cpu()], self.status[rows.cpu()] = 0, _NOT_YET
             self.changed()

@@ -112,7 +112,7 @@ class MomentStore(Centroids):
         return int((self.counts > 0).sum()) - sum(self.rows_in(cell) > 0 for cell in self.cells_named(forget_set))
 
     def may_hold(self, request: Forget) -> bool:
-        few = [label in request.class_ids or bool(request.client_ids & clients) for label, clients in self.few.items()]
+        few = [label in request.class_ids or bool(request.client_ids & own) for label, own in self.few.items()]
         if self.config.targets == "labels":  # a cell holds all rows of a client
             sums = self.target_sums(self.total)
             few += [sums[label] > 0 for label in request.class_ids if label < len(sums)]

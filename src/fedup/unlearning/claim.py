@@ -4,8 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from torch import nn
+
 from fedup.artifacts import digest_of
-from fedup.models.backbone import Backbone
+from fedup.filters.closed_form import Scores
+from fedup.filters.ridge_head import RidgeHead
+from fedup.models.backbone import Backbone, was_trained
+from fedup.models.views import fingerprint
 from fedup.request import Forget, union
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
 from fedup.statistics.moment_store import MomentStore
@@ -15,7 +20,7 @@ _SENTENCES: Mapping[str, str] = {
     "exact": "Given a configuration fixed without client data, the served totals and head equal those learned without "
     "the rows, and the server keeps no statistics of them.",
     "exact model, data retained": "Given a configuration fixed without client data, the served totals and head equal "
-    "those learned without the rows; the server still keeps sealed statistics of them, so that they can be restored.",
+    "those learned without the rows; sealed statistics or cached features of them are kept: purging deletes them.",
     "suppressed": "The rows are left out of the served head, but it is not shown that the model equals the one learned "
     "without them.",
 }
@@ -57,22 +62,38 @@ class Claim:
 
 
 def claim_of(
-    backbone: Backbone, store: MomentStore, requests: frozenset[Forget], configuration: Mapping[str, Any]
+    backbone: Backbone,
+    store: MomentStore,
+    requests: frozenset[Forget],
+    configuration: Mapping[str, Any],
+    altered: Sequence[str],
 ) -> Claim:
     """What holds of the head that these requests leave."""
     further, sealed = _rows_left_out_besides(store), _sealed(store, requests)
-    return claim_from(backbone, configuration, rows=store.total.rows, further=further, sealed=sealed)
+    return claim_from(backbone, configuration, altered, rows=store.total.rows, further=further, sealed=sealed)
 
 
-def claim_from(backbone: Backbone, configuration: Mapping[str, Any], *, rows: int, further: int, sealed: int) -> Claim:
+def claim_from(
+    backbone: Backbone,
+    configuration: Mapping[str, Any],
+    altered: Sequence[str],
+    *,
+    rows: int,
+    further: int,
+    sealed: int,
+) -> Claim:
     """What holds of a head from integer totals of so many rows, where `further` rows were left out that nobody named,
-    and so many cells of forgotten rows are kept."""
+    and so many cells of forgotten rows are kept. `altered` says what is served otherwise than it was learned."""
     origin, missing = backbone.origin, sorted(name for name, value in configuration.items() if value is None)
     conditions = [
         Condition(
             "the backbone is public",
-            origin is not None,
-            f"{origin.source}, {origin.licence}; declared by {origin.declared_by}" if origin else "nobody declared so",
+            origin is not None and not was_trained(backbone),
+            "it was trained here, on clients' data"
+            if was_trained(backbone)
+            else f"{origin.source}, {origin.licence}; declared by {origin.declared_by}"
+            if origin
+            else "nobody declared so",
         ),
         Condition(
             "the configuration was fixed without client data",
@@ -85,12 +106,33 @@ def claim_from(backbone: Backbone, configuration: Mapping[str, Any], *, rows: in
             not further,
             f"{further:,} rows more, by the rule of least rows" if further else "no other row",
         ),
+        Condition("the served model is the one learned", not altered, "; ".join(altered) or "backbone and head"),
     ]
     learned = all(condition.holds for condition in conditions)
     retained = f"{sealed} cells are sealed: purge them" if sealed else "nothing of the rows"
     conditions.append(Condition("the server keeps nothing of the rows", not sealed, retained))
     kind: ClaimKind = "suppressed" if not learned else "exact model, data retained" if sealed else "exact"
     return Claim(kind, conditions)
+
+
+def with_features(claim: Claim, rows: int) -> Claim:
+    """The claim of a folder in which clients keep features, too: those of so many forgotten rows are still there."""
+    found = f"of {rows:,} rows: purge them" if rows else "of none"
+    condition = Condition("cached features of the rows are deleted", not rows, found)
+    kind: ClaimKind = "exact model, data retained" if rows and claim.kind == "exact" else claim.kind
+    return Claim(kind, [*claim.conditions, condition])
+
+
+def alterations(blank: nn.Module, base: str, head: RidgeHead, learned: Scores | None) -> list[str]:
+    """How a served model differs from the one with that backbone and those scores; `learned` is None where its totals
+    are not those of its statistics."""
+    changed = [
+        (any(module.training for module in blank[0].modules()), "a part of the backbone is in training mode"),  # type: ignore[index]
+        (fingerprint(blank) != base, "weights of the backbone were changed"),
+        (learned is None, "the totals are not those of the statistics"),
+        (learned is not None and not head.fits(learned), "the head is not the one that its totals give"),
+    ]
+    return [text for holds, text in changed if holds]
 
 
 def totals_hash(totals: IntegerMoments, config: MomentConfig, salt: str) -> str:

@@ -19,7 +19,7 @@ from fedup.models.views import fingerprint
 from fedup.request import Forget, check_known
 from fedup.statistics.feature_cache import FeatureCache
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
-from fedup.unlearning.claim import Claim, claim_from, message_hash, totals_hash
+from fedup.unlearning.claim import Claim, alterations, claim_from, message_hash, totals_hash
 from fedup.unlearning.exact import check_shortened, configuration_of, in_process_with
 from fedup.unlearning.report import Report
 
@@ -87,7 +87,8 @@ class CohortModel(nn.Module):
         """What may be claimed of the model as it is now."""
         cohort = self.cohort
         fixed = configuration_of(self.backbone, cohort.base, cohort.config, self.rule, len(cohort.total.counts))
-        return claim_from(self.backbone, fixed, rows=cohort.total.rows, further=0, sealed=0)
+        altered = alterations(self.blank, cohort.base, self.head, solve_head(cohort.total, cohort.config, self.rule))
+        return claim_from(self.backbone, fixed, altered, rows=cohort.total.rows, further=0, sealed=0)
 
     def totals_hash(self, salt: str = "") -> str:
         """The salted sha256 of the totals."""

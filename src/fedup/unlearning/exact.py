@@ -27,7 +27,7 @@ from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import CellName
 from fedup.statistics.traffic import Traffic
 from fedup.unlearning.bottleneck_fit import CellsInUse
-from fedup.unlearning.claim import Claim, claim_of, totals_hash
+from fedup.unlearning.claim import Claim, alterations, claim_of, totals_hash
 from fedup.unlearning.moment_refresh import MomentRefresh
 from fedup.unlearning.report import Report
 
@@ -109,7 +109,10 @@ class HeadModel(nn.Module):
     @property
     def claim(self) -> Claim:
         """What may be claimed of the model as it is now."""
-        return claim_of(self.backbone, self.store, self.requests, self.configuration)
+        totals, store = self.store.retained(union(self.requests)), self.store
+        learned = solve_head(totals, store.config, self.rule) if totals == self.totals else None
+        altered = alterations(self.blank, store.base, self.head, learned)
+        return claim_of(self.backbone, store, self.requests, self.configuration, altered)
 
     def totals_hash(self, salt: str = "") -> str:
         """The salted sha256 of the totals that the head was made from."""

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import torch
-
 from fedup.artifacts import load_tensors, save_tensors
 from fedup.errors import ArtifactError
 from fedup.files import explained
+from fedup.filters.closed_form import Scores
 from fedup.filters.ridge_head import HeadRule
 from fedup.models.backbone import Backbone
 from fedup.request import Forget
@@ -17,7 +16,6 @@ from fedup.unlearning.exact import HeadModel, described
 
 HEAD_FILE, STATISTICS_FILE = "head.safetensors", "statistics.safetensors"
 _KIND = "exact head"
-_CLOSE = 1e-4  # of the largest weight: other libraries and threads round otherwise
 
 
 def save_head(model: HeadModel, folder: str | Path) -> None:
@@ -59,13 +57,7 @@ def read_head(backbone: Backbone, store: MomentStore, path: Path, *, cache: Feat
     model = HeadModel(backbone, store, rule=rule, requests=requests, cache=cache)
     if model.totals_hash() != totals:
         raise ArtifactError(f"The head in {path} was learned from other totals than the statistics have.")
-    solved, limit = model.head, _CLOSE * float(model.head.weight.abs().max() + model.head.bias.abs().max())
-    device = solved.weight.device
-    same = weight.shape == solved.weight.shape and bias.shape == solved.bias.shape
-    if not (same and torch.allclose(solved.weight, weight.to(device), rtol=0, atol=limit)) or not torch.allclose(
-        solved.bias, bias.to(device), rtol=0, atol=limit
-    ):
+    if not model.head.fits(Scores(weight, bias)):
         raise ArtifactError(f"The head in {path} is not the one that its totals give. Take a good copy of it.")
-    solved.weight.copy_(weight)  # the very bits that were served
-    solved.bias.copy_(bias)
+    model.head.put(Scores(weight, bias))  # the very bits that were served
     return model

@@ -33,7 +33,8 @@ class HostileGrid(Grid):
         self._hostile = {FIRST + client: falsify for client, falsify in (hostile or {}).items()}
         self._replies = {FIRST + client: _node(federation, client, blank) for client in federation.ids}
         self._contexts = {
-            node: Context(0, node, {"partition-id": node - FIRST}, RecordDict(), {}) for node in self._replies
+            node: Context(0, node, {"partition-id": node - FIRST, "fedup-open": True}, RecordDict(), {})
+            for node in self._replies
         }
         self._queued: dict[str, Message] = {}
         self._known: dict[tuple[int, str, bool], RecordDict] = {}  # replies: nodes work once for each question

@@ -11,7 +11,8 @@ NOTES = (
     "R-A: accuracy on rows that nobody trained on, after another client was forgotten (or samples of the hostile node "
     "itself, where it lies about an eraser). Worst class: points that a class loses against the honest run.",
     "Memory: most that the server's process took beyond what it had before; what Flower holds of a reply of 1 GB is "
-    "not counted. The server: what it did about the node.",
+    "not counted. Without checks it was measured before freed memory was given back, with what nodes took: only large "
+    "figures say something there. The server: what it did about the node.",
     "Absent: the node does not answer; what that costs is no harm by its answer. Control: the node really holds such "
     "rows, and no check is made. Adaptive: within norm and share of honest nodes.",
     "False alarms: nodes at Dirichlet 0.1, by the policy `report`. A liar calls each class by the next one's name, in "
