@@ -79,6 +79,12 @@ def train(
         if others:
             named = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(others))
             raise typer.BadParameter(f"--backbone learns a head in one round, in closed form: leave out {named}.")
+        if file:
+            named = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(file))
+            raise typer.BadParameter(
+                f"--backbone does not take {named}: columns of a table and sizes of images are for training. "
+                "Bring your data as a .py file (docs/add_a_dataset.md)."
+            )
         session = Session(run, device=device)
         result = learn_into(session, Recipe.suited_to(data, **{**settings, "rounds": 1}), backbone, features, wait)
         options.show(result, as_json, lambda result: print_learned(result, run))
