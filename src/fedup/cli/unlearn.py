@@ -65,6 +65,7 @@ def unlearn(
 
     Examples:
     [bold]fedup unlearn --class 7[/]
+    [bold]fedup unlearn --client mercy --reference T-11[/]
     [bold]fedup unlearn --samples 3:17,42 --reference T-12 --dry-run[/]
     [bold]fedup unlearn --subject P-113 --reference T-13[/]
     [bold]fedup unlearn --csv requests.csv[/]

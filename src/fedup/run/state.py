@@ -165,8 +165,11 @@ class State:
                 f"{len(matches)} requests have the reference {request_id!r}: {listed}. Name the one that is meant by "
                 f"its id, as in {matches[0].id}. Nothing was changed."
             )
-        known = ", ".join(request.id for request in self.requests) or "none yet"
-        raise RequestError(f"There is no request {request_id!r} in this folder; there are: {known}.")
+        known = ", ".join(f"{r.id} ({r.reference})" if r.reference else r.id for r in self.requests) or "none yet"
+        raise RequestError(
+            f"There is no request {request_id!r} in this folder; there are: {known}. One that was refused has no id: "
+            "`fedup status --json` lists it as declined."
+        )
 
     def request_for(self, forget: Forget) -> Request:
         """The last request for exactly these persons; one that was not taken back comes first."""
