@@ -37,6 +37,7 @@ def nothing_changes(runs):
 
 
 USAGE = {
+    "train --run new --data x.csv --label y --backbone random_conv": "--backbone does not take --label",
     "unlearn --run collected": "--client, --class or --samples, or by a --csv file",
     "unlearn --run collected --class 3 --csv x.csv": "or by a --csv file",
     "unlearn --run collected --samples 1:-4": "CLIENT:IDS",
@@ -69,7 +70,7 @@ FAILURES = {
     "unlearn --run collected --class 3 --device cuda:99": "--device cpu",
     "unlearn --run trained --class 3 --dry-run": "fedup collect --run trained",
     "unlearn --run collected --csv trained": "cannot be read",
-    "restore R9 --run answered": "there are: R1, R2, R3",
+    "restore R9 --run answered": "there are: R1 (T-1), R2, R3",
     "purge --yes --run trained": "fedup collect --run trained",
     "status": "no run folder at run",
     "evidence R1 --run answered --out file": "Could not write",

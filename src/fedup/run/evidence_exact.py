@@ -13,6 +13,7 @@ _CONFIGURATION = (
 _CHECKED = (
     "Whoever holds the clients' features can check it: `fedup verify --relearn` adds up anew and compares hashes."
 )
+_TAKEN_BACK = "The request was taken back: this was claimed while it was in force, and not of the model served now."
 
 
 def last_claim(state: State) -> Mapping[str, Any]:
@@ -44,5 +45,5 @@ def of_head(state: State, request: Request, serving: Event) -> dict[str, Any]:
         "class_recall": {},
         "retrained": None,
         "erasure": None,
-        "claimed": [claim["sentence"], _CONFIGURATION, _CHECKED],
+        "claimed": [*([] if request.is_active else [_TAKEN_BACK]), claim["sentence"], _CONFIGURATION, _CHECKED],
     }
