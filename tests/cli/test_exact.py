@@ -48,6 +48,7 @@ def test_a_folder_forgets_exactly_and_says_so(run):
     learned = state.trained.body["totals"]
     restored = ok("restore", "--all", "--run", run, "--json").json
     assert restored["claim"]["totals"]["after"] == learned and restored["clients_contacted"] == [1, 3]
+    assert ok("evidence", "T1", "--run", run, "--json").json["claimed"][0].startswith("The request was taken back")
     assert ok("verify", "--relearn", "--run", run, "--json").json["ok"]
     assert "served" in ok("evaluate", "--run", run).out
 

@@ -69,7 +69,7 @@ FAILURES = {
     "unlearn --run collected --class 3 --device cuda:99": "--device cpu",
     "unlearn --run trained --class 3 --dry-run": "fedup collect --run trained",
     "unlearn --run collected --csv trained": "cannot be read",
-    "restore R9 --run answered": "there are: R1, R2, R3",
+    "restore R9 --run answered": "there are: R1 (T-1), R2, R3",
     "purge --yes --run trained": "fedup collect --run trained",
     "status": "no run folder at run",
     "evidence R1 --run answered --out file": "Could not write",

@@ -102,7 +102,7 @@ def test_a_request_is_found_by_its_id_or_else_by_a_reference_that_is_its_own_in_
     with pytest.raises(RequestError, match=f"^2 requests have the reference {re.escape(listed)}"):
         state.request("T-1")
     for unknown in ("R5", "R", "1", "R1 ", "None", "", " "):
-        with pytest.raises(RequestError, match=r"There is no request .* there are: R1, R2, R3, R4\."):
+        with pytest.raises(RequestError, match=r"There is no request .* there are: R1 \(T-1\), R2 .*, R4 \(t-1\)\."):
             state.request(unknown)
         with pytest.raises(RequestError, match="none yet"):
             State().request(unknown)

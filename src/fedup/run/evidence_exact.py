@@ -13,6 +13,7 @@ _CONFIGURATION = (
 _CHECKED = (
     "Whoever holds the clients' features can check it: `fedup verify --relearn` adds up anew and compares hashes."
 )
+_TAKEN_BACK = "The request was taken back: this was claimed while it was in force, and not of the model served now."
 
 
 def last_claim(state: State) -> Mapping[str, Any]:
@@ -44,5 +45,9 @@ def of_head(state: State, request: Request, serving: Event) -> dict[str, Any]:
         "class_recall": {},
         "retrained": None,
         "erasure": None,
+<<<<<<< HEAD
         "claimed": [claim["sentence"], *([] if claim["kind"] == "suppressed" else [_CONFIGURATION]), _CHECKED],
+=======
+        "claimed": [*([] if request.is_active else [_TAKEN_BACK]), claim["sentence"], _CONFIGURATION, _CHECKED],
+>>>>>>> w-newcomer
     }
