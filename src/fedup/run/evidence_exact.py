@@ -45,9 +45,10 @@ def of_head(state: State, request: Request, serving: Event) -> dict[str, Any]:
         "class_recall": {},
         "retrained": None,
         "erasure": None,
-<<<<<<< HEAD
-        "claimed": [claim["sentence"], *([] if claim["kind"] == "suppressed" else [_CONFIGURATION]), _CHECKED],
-=======
-        "claimed": [*([] if request.is_active else [_TAKEN_BACK]), claim["sentence"], _CONFIGURATION, _CHECKED],
->>>>>>> w-newcomer
+        "claimed": [
+            *([] if request.is_active else [_TAKEN_BACK]),
+            claim["sentence"],
+            *([] if claim["kind"] == "suppressed" else [_CONFIGURATION]),
+            _CHECKED,
+        ],
     }
