@@ -137,7 +137,7 @@ def test_requests_are_taken_back_by_id_or_reference_and_the_others_stay(answered
     before = contents(answered)
     ran = fedup("restore", "R1", "R9", "--run", answered)  # known and unknown
     assert ran.code == 1
-    assert "R1, R2, R3" in ran.err
+    assert "R1 (T-1), R2, R3" in ran.err
     assert contents(answered) == before
     done = ok("restore", "R2", "--run", answered, *ANY_LOSS, "--json").json
     assert (done["requests"], done["remaining"], done["already"]) == (["R2"], ["R1", "R3"], [])
