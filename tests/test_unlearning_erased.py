@@ -183,7 +183,7 @@ def test_twenty_rows_of_a_client_are_enough_and_nineteen_are_not():
         assert _kinds(plugged) == expected, many
     assert report.notes == [
         "No eraser was made to forget 19 samples of client 1: no client has 20 or more of the forgotten samples, which "
-        "an eraser needs. The bottleneck alone answers; the verdict says what that did."
+        "an eraser needs. The filter at the cut alone answers; the verdict says what that did."
     ]
     assert report.erasure is None
     joined, watched = MARKED.requests["third"] | MARKED.requests["few"], Watched(MARKED)

@@ -316,7 +316,8 @@ class EraserBuilder:
         more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
         which = f" to {' and to '.join(named[:_MOST_NAMED])}{more}" if about else ""
         self._report.note(
-            f"No eraser was made{which}: {why}. The bottleneck alone answers; the verdict says what that did.", about
+            f"No eraser was made{which}: {why}. The filter at the cut alone answers; the verdict says what that did.",
+            about,
         )
 
 
