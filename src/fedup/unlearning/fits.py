@@ -116,8 +116,12 @@ class ClosedFormFit:
 
     def fitted(self, report: Report, without: Served, forget_set: Forget, widening: int) -> Served:
         plugged, store, retained = self.plan.plugged, self.store, self._statistics(forget_set)
-        for label in kept_classes(store, forget_set, retained):
-            report.note(f"Clients have too few rows of class {label} to report: it is kept as it was.")
+        if kept := kept_classes(store, forget_set, retained):
+            listed, end = (
+                ", ".join(map(str, kept)),
+                "it is kept as it was" if len(kept) == 1 else "they are kept as they were",
+            )
+            report.note(f"Clients have too few rows of class {listed} to report: {end}.")
         fitted = fit_closed_form(plugged, store, forget_set, discriminant=widening > 1, retained=retained)
         return replace(without, filter=fitted)
 
