@@ -308,18 +308,17 @@ def test_a_cohort_keeps_totals_alone_and_takes_only_the_message_that_was_learned
     assert again.totals == learn_head(backbone(), clients, num_classes=CLASSES).totals
 
 
-def test_a_class_that_nobody_named_is_lost_by_force_alone_and_a_refusal_changes_nothing():
+@pytest.mark.parametrize("keep", ["clients", "cohort"])
+def test_a_class_that_nobody_named_is_lost_by_force_alone_and_a_refusal_changes_nothing(keep):
     x, _ = tiny()
     y = torch.arange(len(x)) % CLASSES
     y[:20], y[20:] = CLASSES - 1, y[20:] % (CLASSES - 1)  # the first client alone has the last class
     clients = federation(x, y, {0: list(range(20)), 1: list(range(20, 60))})
-    model = learn_head(backbone(), clients, num_classes=CLASSES)
-    before = model.totals_hash(), model.head.weight.clone(), model.requests
+    model = learn_head(backbone(), clients, num_classes=CLASSES, keep=keep)
+    before = model.totals_hash(), model.head.weight.clone()
     with pytest.raises(HarmError) as refused:
-        fedup.unlearn(model, model.store, Forget.clients([0]))
+        model.unlearn(Forget.clients([0]), clients=clients)
     assert refused.value.classes == [CLASSES - 1]
-    assert (
-        before[0] == model.totals_hash() and torch.equal(before[1], model.head.weight) and model.requests == before[2]
-    )
-    report = fedup.unlearn(model, model.store, Forget.clients([0]), force=True)
+    assert before[0] == model.totals_hash() and torch.equal(before[1], model.head.weight)
+    report = model.unlearn(Forget.clients([0]), clients=clients, force=True)
     assert any(f"class {CLASSES - 1}" in note for note in report.notes)

@@ -20,7 +20,7 @@ from fedup.request import Forget, check_known
 from fedup.statistics.feature_cache import FeatureCache
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
 from fedup.unlearning.claim import Claim, alterations, claim_from, message_hash, totals_hash
-from fedup.unlearning.exact import check_shortened, configuration_of, in_process_with
+from fedup.unlearning.exact import check_classes_left, check_shortened, configuration_of, in_process_with
 from fedup.unlearning.report import Report
 
 _KIND = "cohort"
@@ -94,13 +94,14 @@ class CohortModel(nn.Module):
         """The salted sha256 of the totals."""
         return totals_hash(self.totals, self.cohort.config, salt)
 
-    def unlearn(self, request: Forget, *, clients: Federation | Contact) -> Report:
-        """Let clients leave: each sends its sums again, and they are subtracted."""
-        return self._move(self._named(request, staying=True), clients, sign=-1)
+    def unlearn(self, request: Forget, *, clients: Federation | Contact, force: bool = False) -> Report:
+        """Let clients leave: each sends its sums again, and they are subtracted. Refused (`HarmError`) if they take the
+        last rows of a class with them, unless `force` is given."""
+        return self._move(self._named(request, staying=True), clients, sign=-1, force=force)
 
     def restore(self, request: Forget, *, clients: Federation | Contact) -> Report:
         """Let clients come back: the same message is added again."""
-        return self._move(self._named(request, staying=False), clients, sign=1)
+        return self._move(self._named(request, staying=False), clients, sign=1, force=True)
 
     def _named(self, request: Forget, *, staying: bool) -> frozenset[int]:
         cohort = self.cohort
@@ -118,7 +119,7 @@ class CohortModel(nn.Module):
             raise RequestError("No client would be left. Take the model out of service instead.")
         return request.client_ids
 
-    def _move(self, ids: Collection[int], clients: Federation | Contact, *, sign: int) -> Report:
+    def _move(self, ids: Collection[int], clients: Federation | Contact, *, sign: int, force: bool) -> Report:
         cohort, report, contact = self.cohort, Report(frozenset()), self._contact(clients)
         before, total = contact.traffic, cohort.total
         with report.stage("contact"), torch.inference_mode(False):
@@ -128,6 +129,7 @@ class CohortModel(nn.Module):
                 report.note_contact(client)
         with report.stage("fit"):
             total.check(cohort.config)
+            check_classes_left(cohort.total, total, Forget(), report, force=force)
             scores = solve_head(total, cohort.config, self.rule)
         with report.stage("swap"):
             self.head.put(scores)

@@ -178,7 +178,7 @@ class HeadModel(nn.Module):
                     refresh.bring_up_to_date(used, forget_set)
                 with report.stage("fit"):
                     totals = store.retained(forget_set)
-                    self._check_classes_left(totals, forget_set, report, force=force)
+                    check_classes_left(self.totals, totals, forget_set, report, force=force)
                     scores = solve_head(totals, store.config, self.rule)
                 with report.stage("swap"):
                     self.head.put(scores)
@@ -189,18 +189,6 @@ class HeadModel(nn.Module):
         for client, sent in report.traffic.by_client.items():
             store.bytes_up[client] = store.bytes_up.get(client, 0) + sent
         return report
-
-    def _check_classes_left(self, totals: IntegerMoments, forget_set: Forget, report: Report, *, force: bool) -> None:
-        lost = (self.totals.counts > 0) & (totals.counts == 0)
-        others = sorted(set(lost.nonzero().flatten().tolist()) - forget_set.class_ids)
-        if not others:
-            return
-        said = f"No row would be left of class {', '.join(map(str, others))}, which nobody asked to forget."
-        if not force:
-            error = HarmError(f"{said} Nothing was changed. Answer the request all the same with force=True.", others)
-            error.report = report
-            raise error
-        report.note(said.replace("would be", "is"))
 
     # --- what comes later
 
@@ -312,6 +300,22 @@ def in_process_with(federation: Federation, blank: nn.Module, config: MomentConf
     """Clients in this process that read their features from a cache."""
     reader = partial(CachedReader, cache=cache, config=config, base=fingerprint(blank))
     return InProcess(federation, blank, one_reader=True, make_reader=reader)
+
+
+def check_classes_left(
+    before: IntegerMoments, after: IntegerMoments, forget_set: Forget, report: Report, *, force: bool
+) -> None:
+    """Raise HarmError if a class that nobody asked to forget would lose its last rows; with `force` only note it."""
+    lost = (before.counts > 0) & (after.counts == 0)
+    others = sorted(set(lost.nonzero().flatten().tolist()) - forget_set.class_ids)
+    if not others:
+        return
+    said = f"No row would be left of class {', '.join(map(str, others))}, which nobody asked to forget."
+    if not force:
+        error = HarmError(f"{said} Nothing was changed. Answer the request all the same with force=True.", others)
+        error.report = report
+        raise error
+    report.note(said.replace("would be", "is"))
 
 
 def _totals(contact: Contact, config: MomentConfig, forget_set: Forget) -> IntegerMoments:
