@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -131,6 +132,40 @@ def succeed(*args: str | Path) -> Ended:
     ended = run(*args)
     assert ended.code == 0, (args, ended)
     return ended
+
+
+def signalled_at(folder: Path, point: int, number: int) -> Callable[[], None]:
+    """Something to do in a child: get a signal at the `point`-th time that Python touches a changed folder."""
+    seen, last, busy = 0, None, False
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal seen, last, busy
+        if busy or not any(_names(folder, arg) for arg in args):
+            return
+        busy = True  # looking is an event too
+        now = _glance(folder)
+        busy = False
+        if now != last:
+            last, seen = now, seen + 1
+            if seen == point:
+                os.kill(os.getpid(), number)
+
+    return lambda: sys.addaudithook(hook)
+
+
+def _names(folder: Path, argument: Any) -> bool:
+    """Whether an argument of an audit event is a path, an address or an open file in the folder."""
+    if isinstance(argument, int) and argument > 2:
+        try:
+            argument = Path(f"/proc/self/fd/{argument}").readlink()
+        except OSError:
+            return False
+    return isinstance(argument, str | bytes | Path) and str(folder) in os.fsdecode(argument)
+
+
+def _glance(folder: Path) -> list[tuple[str, int, int]]:
+    paths = [folder, *folder.rglob("*")] if folder.exists() else []
+    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
 class _Said:

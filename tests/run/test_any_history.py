@@ -3,7 +3,6 @@
 import shutil
 import signal
 import tempfile
-import time
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
@@ -14,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.cli._in_process import QUICK, contents, copy_of, fedup, filter_file, ok, sample_ids, sha256
-from tests.run._forked import Child
+from tests.run._forked import run, signalled_at
 
 from fedup import load_centroids
 from fedup.cli._session import Session
@@ -140,14 +139,13 @@ class History(RuleBasedStateMachine):
         self.charges_lost = self.private
 
     @precondition(lambda self: len(self.in_force) < 6)
-    @rule(data=st.data(), after_s=st.floats(0, 0.5))
-    def kill(self, data: st.DataObject, after_s: float) -> None:
+    @rule(data=st.data(), touch=st.integers(1, 24))
+    def kill(self, data: st.DataObject, touch: int) -> None:
         (options,) = self.free(data, 1)
         known = Run(self.run).read().active
-        with Child("unlearn", *options, *QUICK, "--run", self.run) as child:
-            time.sleep(after_s)
-            child.kill()
-            assert child.wait().code in (-signal.SIGKILL, 0)
+        dies = signalled_at(self.run, touch, signal.SIGKILL)  # by what it did: a clock would kill elsewhere each time
+        ended = run("unlearn", *options, *QUICK, "--run", self.run, prepare=dies)
+        assert ended.code in (-signal.SIGKILL, 0), ended
         new = [request.id for request in Run(self.run).read().active if request not in known]
         self.in_force |= dict.fromkeys(new, options)
         assert len(new) <= 1

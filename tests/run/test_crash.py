@@ -1,16 +1,12 @@
 """A command killed at any moment leaves the folder before or after its step, and the same command completes it."""
 
-import os
 import shutil
 import signal
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ._forked import STEPS, Ended, Folders, Step, besides_progress, content, copy, look, run
+from ._forked import STEPS, Ended, Folders, Step, besides_progress, content, copy, look, run, signalled_at
 from ._traced import TracedChild, can_trace
 
 _INTERRUPTED = 130
@@ -23,7 +19,7 @@ _EACH = 4  # of the system calls that change the folder so many are one kill
 def test_a_command_killed_where_it_touches_the_folder_is_before_or_after_its_step(
     name: str, each: int, folders: Folders, tmp_path: Path
 ):
-    # Random moments (tests/run/test_any_history.py) rarely hit the microseconds between two changes of the folder.
+    # Random moments rarely hit the microseconds between two changes of the folder.
     # Python tells an audit hook before it opens, renames, removes, locks or connects to anything: the k-th such event
     # that finds the folder other than the one before it did is the k-th moment that could matter, and there the child
     # kills itself.
@@ -48,7 +44,7 @@ def _signal_at_each_touch(step: Step, home: Path, number: int, expected_code: in
     while True:
         point = each * len(all_ended) + 1
         folder = copy(step.start, home / f"run-{point}")
-        ended = run(*step.args, "--run", folder, prepare=_signalled_at(folder, point, number))
+        ended = run(*step.args, "--run", folder, prepare=signalled_at(folder, point, number))
         if ended.code == 0:
             break
         assert ended.code == expected_code, ended
@@ -59,40 +55,6 @@ def _signal_at_each_touch(step: Step, home: Path, number: int, expected_code: in
     assert len(all_ended) > 3  # it was hit somewhere, or this test tests nothing
     step.check_rerun(folder)
     return all_ended
-
-
-def _signalled_at(folder: Path, point: int, number: int) -> Callable[[], None]:
-    """Something to do in a child: get a signal at the `point`-th time that Python touches a changed folder."""
-    seen, last, busy = 0, None, False
-
-    def hook(event: str, args: tuple[Any, ...]) -> None:
-        nonlocal seen, last, busy
-        if busy or not any(_names(folder, arg) for arg in args):
-            return
-        busy = True  # looking is an event too
-        now = _glance(folder)
-        busy = False
-        if now != last:
-            last, seen = now, seen + 1
-            if seen == point:
-                os.kill(os.getpid(), number)
-
-    return lambda: sys.addaudithook(hook)
-
-
-def _names(folder: Path, argument: Any) -> bool:
-    """Whether an argument of an audit event is a path, an address or an open file in the folder."""
-    if isinstance(argument, int) and argument > 2:
-        try:
-            argument = Path(f"/proc/self/fd/{argument}").readlink()
-        except OSError:
-            return False
-    return isinstance(argument, str | bytes | Path) and str(folder) in os.fsdecode(argument)
-
-
-def _glance(folder: Path) -> list[tuple[str, int, int]]:
-    paths = [folder, *folder.rglob("*")] if folder.exists() else []
-    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
 @pytest.mark.slow
