@@ -10,6 +10,9 @@ from fedup.privacy.ledger import Budget, Charge
 from fedup.request import Forget, union
 from fedup.run.journal import GENESIS, Event
 
+NEW_BASE = ("continued", "retrained")  # kinds of events that put another base in place
+_STORED = ("centroids", "filter")  # what belongs to a base
+
 
 @dataclass(frozen=True)
 class FileRecord:
@@ -31,8 +34,8 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Request:
-    """A request that came in: in force, waiting for others, open (no filter answers it, its rows are left out), or
-    taken back."""
+    """A request that came in: in force, waiting for others, open (no filter answers it, its rows are left out), taken
+    back, or finished (the model was trained without it)."""
 
     id: str
     forget: Forget
@@ -42,22 +45,36 @@ class Request:
     withheld: bool = False
     waiting: bool = False
     waited_since: str | None = None  # when it first had to wait
+    followed_in: Event | None = None  # answered again for a later base
+    finished_in: Event | None = None  # the base was trained anew without it
+
+    @property
+    def is_standing(self) -> bool:
+        """Whether it is neither taken back nor finished."""
+        return self.restored_in is None and self.finished_in is None
 
     @property
     def is_active(self) -> bool:
-        return self.restored_in is None and not self.withheld and not self.waiting
+        return self.is_standing and not self.withheld and not self.waiting
 
     @property
     def is_open(self) -> bool:
-        return self.restored_in is None and self.withheld
+        return self.is_standing and self.withheld
 
     @property
     def is_waiting(self) -> bool:
-        return self.restored_in is None and self.waiting
+        return self.is_standing and self.waiting
+
+    @property
+    def answered_in(self) -> Event:
+        """The last event that answered it by name."""
+        return self.followed_in or self.asked_in
 
     @property
     def status(self) -> str:
         """In words."""
+        if self.finished_in is not None:
+            return "finished"
         if self.is_waiting:
             return "waits, no filter"
         return "in force" if self.is_active else "open, no filter" if self.is_open else "taken back"
@@ -65,7 +82,7 @@ class Request:
     @property
     def entry(self) -> Mapping[str, Any]:
         """What the event that answered it noted of it alone."""
-        entry: Mapping[str, Any] = next(own for own in self.asked_in.body["requests"] if own["id"] == self.id)
+        entry: Mapping[str, Any] = next(own for own in self.answered_in.body["requests"] if own["id"] == self.id)
         return entry
 
     def to_json(self) -> dict[str, Any]:
@@ -80,6 +97,7 @@ class Request:
             "waited": self.waited_since is not None,
             "status": self.status,
             "restored_at": self.restored_in.at if self.restored_in else None,
+            "finished_at": self.finished_in.at if self.finished_in else None,
         }
 
 
@@ -107,6 +125,21 @@ class State:
         return str(self.trained.body["fingerprint"]) if self.trained else ""
 
     @property
+    def generation(self) -> int:
+        """Which base is served: 1 as first trained, one more with each that took its place."""
+        return self.generation_at(len(self.events))
+
+    def generation_at(self, seq: int) -> int:
+        """Which base was served after the event of that number."""
+        return 1 + sum(event.kind in NEW_BASE for event in self.events[:seq])
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of training behind the base, those after the recipe's included."""
+        more = (int(event.body["more_rounds"]) for event in self.events if event.kind == "continued")
+        return int(self.about.get("rounds", 0)) + sum(more)
+
+    @property
     def is_exact(self) -> bool:
         """Whether a head on a public backbone is served, and `filter` is its file."""
         return "backbone" in self.about
@@ -125,6 +158,11 @@ class State:
     def waiting(self) -> tuple[Request, ...]:
         """Requests with too few rows to be answered alone; nothing is suppressed for them yet."""
         return tuple(request for request in self.requests if request.is_waiting)
+
+    @property
+    def finished(self) -> tuple[Request, ...]:
+        """Requests that the model was trained without: their rows are never used again."""
+        return tuple(request for request in self.requests if request.finished_in is not None)
 
     @property
     def left_out(self) -> Forget:
@@ -178,7 +216,7 @@ class State:
             others = [own.id for own in self.requests if own.forget.subject_tags & forget.subject_tags]
             hint = f" {', '.join(others)} names others, too: name it by its id." if others else ""
             raise RequestError(f"There is no request to {forget} alone in this folder.{hint} Nothing was changed.")
-        return max(matches, key=lambda request: (request.restored_in is None, int(request.id[1:])))
+        return max(matches, key=lambda request: (request.is_standing, int(request.id[1:])))
 
     def next_id(self, after: int = 0) -> str:
         """The id of the request to come."""
@@ -216,6 +254,8 @@ def _after(state: State, event: Event) -> State:
             centroids = FileRecord(**body["centroids"]) if body["centroids"] is not None else state.centroids
             served = None if body["filter"] is None else FileRecord(**body["filter"])
             return replace(state, requests=requests, centroids=centroids, filter=served)
+        case "continued" | "retrained":  # a new base (run.new_base)
+            return _with_new_base(state, event)
         case "waiting":
             return replace(state, requests=_with_new(state, event, waiting=True))
         case "withdrawn":  # requests that waited
@@ -251,3 +291,20 @@ def _with_new(state: State, event: Event, *, waiting: bool = False) -> tuple[Req
 def _with_restored(state: State, event: Event) -> tuple[Request, ...]:
     ids = set(event.body["requests"])
     return tuple(replace(request, restored_in=event) if request.id in ids else request for request in state.requests)
+
+
+def _with_new_base(state: State, event: Event) -> State:
+    """Another model in place of the one before, whose statistics and filter go with it."""
+    body, known = event.body, {request.id: request for request in state.requests}
+    trained, model = replace(event, body=body["trained"]), FileRecord(**body["trained"]["model"])
+    if event.kind == "retrained":
+        known |= {name: replace(known[name], finished_in=event) for name in body["requests"]}
+    else:  # requests were answered anew
+        for entry in body["requests"]:
+            known[entry["id"]] = replace(known[entry["id"]], followed_in=event, withheld=entry["withheld"])
+    collected = replace(event, body=body["collected"]) if body["collected"] is not None else None
+    centroids, served = (FileRecord(**body[name]) if body[name] is not None else None for name in _STORED)
+    requests = tuple(known.values())
+    return replace(
+        state, trained=trained, model=model, collected=collected, centroids=centroids, filter=served, requests=requests
+    )
