@@ -73,7 +73,8 @@ def retrain_into(session: Session, how: Retraining) -> dict[str, Any]:
     with waiting(on_wait=lambda holder: say(f"Waiting for {holder} …")):
         state = session.run.read()
         if not _standing(state):
-            drop_training(session.run.path)
+            with session.writing("retrain", how.wait_s):  # removes what a kill after the swap left of the old base
+                drop_training(session.run.path)
             return {"requests": [], "declined": None}
         federation = retained(session, state)
         start = start_anew(session, state, how.weights)
