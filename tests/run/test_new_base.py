@@ -210,3 +210,11 @@ def test_folders_without_anything_to_train_are_refused(tmp_path):
     assert fedup("train", "--more-rounds", 1, "--lr", 0.1, "--run", unfinished).code == 2
     assert ok("train", "--more-rounds", 1, "--run", unfinished, "--json").json["collected"] is False
     assert _state(unfinished).generation == 2 and _state(unfinished).centroids is None
+
+
+def test_rounds_in_two_parts_give_the_bits_of_one_training(tmp_path):
+    parts, whole = tmp_path / "parts", tmp_path / "whole"
+    for run, rounds in ((parts, 2), (whole, 4)):
+        ok("train", "--rows", 300, "--clients", 3, "--clients-per-round", 2, "--rounds", rounds, "--run", run)
+    ok("train", "--more-rounds", 2, "--run", parts)
+    assert _state(parts).base == _state(whole).base
