@@ -24,7 +24,7 @@ from fedup.files import explained
 from fedup.flower.accounts import Accounts
 from fedup.flower.answer_cache import AnswerCache
 from fedup.flower.identity import Identities
-from fedup.flower.messaging import Delivery, Messenger
+from fedup.flower.messaging import Arrival, Delivery, Messenger
 from fedup.flower.wire import ROW, Answer, Ask, only_this_answer, row_of
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget, check_known
@@ -74,7 +74,7 @@ class GridContact:
         self._delivery = delivery or Delivery()
         self._accounts = Accounts(grid, Ledger() if ledger is None else ledger)
         self.identities = Identities(grid)
-        self._messenger = Messenger(grid, model, self._delivery, self._accounts.meter, self._arrived)
+        self._messenger = Messenger(grid, model, self._delivery, self._accounts.meter, self._arrived_together)
         self._cache = AnswerCache(folder, self._messenger.base)
         self.vectors_folder = None if folder is None else Path(folder)
         if self.vectors_folder is not None:
@@ -257,6 +257,12 @@ class GridContact:
 
     # --- answers
 
+    def _arrived_together(self, arrivals: Sequence[Arrival]) -> None:
+        """Count and charge answers before any of them is looked at: with a run folder in one event."""
+        with self.ledger.together():
+            for arrival in arrivals:
+                self._arrived(arrival.node, arrival.ask, arrival.answer)
+
     def _arrived(self, node: int, ask: Ask, answer: Answer, *, counted: int | None = None) -> None:
         """Count and charge an answer before anything else: the node has done so, too."""
         assert ask.question is not None  # made here
@@ -302,14 +308,16 @@ class GridContact:
     def _from_disk(self, asks: Mapping[int, Ask], clients: Mapping[int, int]) -> dict[int, _Taken]:
         """Cached answers; the node is asked again if one does not fit any more."""
         taken: dict[int, _Taken] = {}
-        for node, ask in asks.items():
-            answer = self._cache.get(node, ask)
-            with suppress(DataError):
-                if answer is not None:
-                    client, _ = self._read(node, ask, answer, clients.get(node))
-                    self.identities.check(node, client)
-                    taken[node] = client, partial(self._again, node, ask)
-                    self._arrived(node, ask, answer, counted=0 if self._cache.has_come(node, ask) else answer.size)
+        with self.ledger.together():
+            for node, ask in asks.items():
+                answer = self._cache.get(node, ask)
+                with suppress(DataError):
+                    if answer is not None:
+                        client, _ = self._read(node, ask, answer, clients.get(node))
+                        self.identities.check(node, client)
+                        taken[node] = client, partial(self._again, node, ask)
+                        counted = 0 if self._cache.has_come(node, ask) else answer.size
+                        self._arrived(node, ask, answer, counted=counted)
         return taken
 
     # --- nodes
@@ -331,7 +339,8 @@ class GridContact:
 
     def _meet(self, clients: Mapping[int, int]) -> dict[int, str]:
         """Note which client each node is; returns why some are not believed, and leaves them out."""
-        reasons = self._accounts.meet(clients)
+        with self.ledger.together():
+            reasons = self._accounts.meet(clients)
         self._messenger.left_out |= reasons
         self.identities.bind({node: client for node, client in clients.items() if node not in reasons})
         return reasons

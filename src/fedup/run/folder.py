@@ -19,7 +19,7 @@ from fedup.errors import ArtifactError, MissingRunError, SettingError
 from fedup.files import explained, replacing
 from fedup.run.journal import Event, Journal, is_unfinished
 from fedup.run.lock import held, holder
-from fedup.run.state import FileRecord, State, state_of
+from fedup.run.state import FileRecord, State, after, changed_by, state_of
 from fedup.run.store import FileStore, hash_of
 
 _OURS = ("run.sqlite", "run.sqlite-journal", "files", "lock", "code")  # what a killed creation may leave
@@ -182,9 +182,9 @@ class Writer:
     def commit(self, kind: str, body: Mapping[str, Any]) -> Event:
         """Append an event, and then remove the files that it superseded."""
         trial = Event(len(self.state.events) + 1, "", kind, json.loads(json.dumps(body)), "")
-        self._check_there(state_of([*self.state.events, trial]))  # never write what cannot be read back
+        self._check_there(changed_by(self.state, trial))  # never write what cannot be read back
         event = self._journal.append(kind, body)
-        self.state = state_of([*self.state.events, event])
+        self.state = after(self.state, event)
         self.sweep()
         return event
 
