@@ -66,7 +66,7 @@ def test_a_server_that_starts_again_serves_the_same_filter_and_asks_nobody(setti
     assert [request.reference for request in second.state.active] == ["ticket 7"]
     second.unlearn(world.samples(c2=30), contact, limits=FORCED)  # and the operator's commands work on it
     assert [request["id"] for request in setting.status()["requests"]] == ["R1", "R2"]
-    assert "sound as far as it could be checked" in fedup("verify", "--run", setting.run).out
+    assert "The folder is sound." in fedup("verify", "--run", setting.run).out  # the model's code was found, too
     fedup("evidence", "R2", "--run", setting.run)
     assert (setting.run / "evidence" / "R2.html").exists()
     with pytest.raises(RequestError, match="another model"):  # one that was trained anew needs a folder of its own

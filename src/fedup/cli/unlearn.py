@@ -36,6 +36,7 @@ def unlearn(
     ] = None,
     pending: Annotated[bool, typer.Option("--pending", help="Answer the requests that wait, if they can be.")] = False,
     subject_key: options.SubjectKeyOption = None,
+    model: options.ModelPathOption = None,
     reference: Annotated[str | None, typer.Option(help="Your own name for the request: a ticket, a letter.")] = None,
     reason: Annotated[
         str, typer.Option(help="withdrawal (rows should look unseen) or poison (their labels should not count).")
@@ -62,6 +63,7 @@ def unlearn(
     Options together are one request; a CSV file may hold many. A request in force is not asked again.
     One filter serves all requests in force; it keeps its settings unless others are given.
     A request with too few rows waits for others (exit status 3).
+    In the folder of a server app, what needs clients is queued for the server (exit status 3).
 
     Examples:
     [bold]fedup unlearn --class 7[/]
@@ -82,7 +84,7 @@ def unlearn(
             "name what to forget by --client, --class or --samples, or by a --csv file; persons by --subject. "
             "--pending alone answers what waits."
         )
-    session = Session(run, device=device, subject_key=subject_key)
+    session = Session(run, device=device, subject_key=subject_key, model=model)
     names = session.names()
     wanted = [(forget, reference) for forget in from_options(*given, reason, names)]
     if csv is not None:
@@ -90,7 +92,14 @@ def unlearn(
     if preset is not None:
         settings = {**asdict(settings_of(cast(Any, preset)).config), **settings}
     try:
-        if dry_run:
+        if session.is_remote:
+            from fedup.cli._queue import answer_or_queue, print_queued
+            from fedup.run.queue import QueueOptions
+
+            chosen = QueueOptions(max_loss, max_class_loss, force, keep_sealed, settings)
+            result = answer_or_queue(session, wanted, chosen, dry_run=dry_run, wait_s=wait)
+            print_answer = print_queued
+        elif dry_run:
             result = plan_answer(session, wanted, settings, keep_sealed=keep_sealed, force=force)
         else:
             limits = Limits(max_loss, force, max_class_loss)
@@ -100,5 +109,5 @@ def unlearn(
     options.show(result, as_json, lambda result: print_answer(result, run))
     if result.get("declined") or result.get("withheld"):
         raise typer.Exit(1)
-    if result.get("waiting") and not dry_run:
+    if (result.get("waiting") or result.get("queued")) and not dry_run:
         raise typer.Exit(WAITING)

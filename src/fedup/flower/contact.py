@@ -117,6 +117,20 @@ class GridContact:
     def ledger(self, ledger: Ledger) -> None:
         self._accounts.ledger = ledger
 
+    @property
+    def base(self) -> str:
+        """Fingerprint of the model that nodes are asked about."""
+        return self._messenger.base
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Shape and type of one input row."""
+        return self._row
+
+    def meet_new_nodes(self) -> None:
+        """Ask nodes that connected since the last question which client they are."""
+        self._greet()
+
     def settled(self, *, only_collection: bool = False) -> None:
         """Say that the results of all answers so far are stored: the answers are deleted, and the same question is a
         new one. With `only_collection` releases for requests stay: these may not be answered yet."""

@@ -91,6 +91,8 @@ class Run:
         copies = {name: _read_code(source) for name, source in (code or {}).items()}
         about = {**about, "code": {name: record for name, (record, _) in copies.items()}} if copies else about
         self._check_free()
+        if not restart and self._is_made_for(about):  # to open a folder takes no lock
+            return
         with explained(f"make the folder {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
             self.files.folder.mkdir(exist_ok=True, mode=_PRIVATE)
@@ -109,6 +111,14 @@ class Run:
                         with replacing(self.code_path / record["name"]) as partial:
                             partial.write_bytes(content)
                     journal.append("created", {"about": about})
+
+    def _is_made_for(self, about: Mapping[str, Any]) -> bool:
+        """Whether the folder exists and holds what `about` describes."""
+        if is_unfinished(self.journal_path):
+            return False
+        with closing(Journal(self.journal_path)) as journal:
+            state = state_of(journal.events())
+        return bool(state.events) and not _differences(state, about)
 
     def _check_nothing_lost(self) -> None:
         """Refuse where a new journal would remove the files of a lost one as leftovers."""
