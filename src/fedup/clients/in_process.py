@@ -10,7 +10,7 @@ from torch import nn
 from fedup.clients import messages
 from fedup.clients.protocol import check_budgets, release_of
 from fedup.clients.question import ClientData, ExactQuestion, PrivateQuestion, Question, Readers
-from fedup.errors import ContactError
+from fedup.errors import ContactError, FedUPError, RequestError
 from fedup.federation import Federation
 from fedup.models.features import FeatureReader
 from fedup.privacy.ledger import Ledger
@@ -49,8 +49,8 @@ class InProcess:
         self.ledger = Ledger() if ledger is None else ledger
         self._readers = Readers(lambda cut: (make_reader or FeatureReader)(model, cut)) if one_reader else None
         self._meter = Meter()
-        self.silent: dict[int, str] = {}
         self._charged: dict[int, tuple[str, Any]] = {}  # releases to be made: their names and plans
+        self._failures: dict[int, FedUPError] = {}  # of clients that did not answer their last question
 
     @property
     def clients(self) -> Sequence[int]:
@@ -69,6 +69,17 @@ class InProcess:
         """The bytes that the same questions and answers would take over Flower."""
         return self._meter.traffic
 
+    @property
+    def absent(self) -> Collection[int]:
+        return {client for client, error in self._failures.items() if isinstance(error, ContactError)}
+
+    @property
+    def silent(self) -> Mapping[int, str]:
+        return {client: str(error) for client, error in self._failures.items()}
+
+    def failure(self, client: int) -> FedUPError:
+        return self._failures[client]
+
     def settled(self) -> None:
         """Nothing to do: no answers are cached here."""
 
@@ -77,7 +88,7 @@ class InProcess:
 
     def ask(self, questions: Mapping[int, Question[A]], *, optional: Collection[int] = ()) -> Iterator[tuple[int, A]]:
         self._check(questions)
-        self.silent = {client: why for client, why in self.silent.items() if client not in questions}
+        self._failures = {client: why for client, why in self._failures.items() if client not in questions}
         return iter(list(self._answers(questions, optional)))  # all answers, or none
 
     def ask_everyone(
@@ -102,10 +113,10 @@ class InProcess:
             for client, question in some:
                 try:
                     yield client, self._answer(client, question)
-                except ContactError as error:
+                except (ContactError, RequestError) as error:
                     if client not in optional:
                         raise
-                    self.silent[client] = str(error)
+                    self._failures[client] = error
 
     def _charge(self, questions: Sequence[tuple[int, Question[A]]]) -> None:
         """Charge the releases that clients are about to make: in one step, before any of them draws noise."""

@@ -84,6 +84,7 @@ class Messenger:
         self._have: set[int] = set()  # nodes that have the weights for sure
         self._late: dict[str, tuple[int, Ask]] = {}  # by message: questions for releases that are not answered yet
         self.left_out: dict[int, str] = {}
+        self.no_reply: set[int] = set()  # those of them that did not reply at all
 
     def wave(self, asks: Mapping[int, Ask], read: Callable[[int, Answer], T]) -> dict[int, T]:
         """Ask each node its question until all have answered or no retry is left; returns the answers that fit."""
@@ -108,6 +109,7 @@ class Messenger:
                     self.left_out[node] = str(error)
         silence = f"no answer within {self._delivery.timeout_s:g} s, asked {tries} times"
         self.left_out |= dict.fromkeys(waiting, silence)
+        self.no_reply = (self.no_reply - asks.keys()) | waiting.keys()
         for node in sorted(asks.keys() & self.left_out.keys()):
             _LOG.warning("node %d is left out: %s", node, self.left_out[node])
         return fitting
