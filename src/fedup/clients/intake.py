@@ -24,6 +24,7 @@ from fedup.statistics.integer_moments import MomentConfig
 
 IntakePolicy = Literal["leave_out", "report", "off"]
 _CERTAIN = 7.0  # deviations: noise is beyond in one of 10^11 numbers
+_AT_ONCE = 64  # vectors
 _MOST_HELD_BACK = 1000  # rows of a class that a node's own rules may hold back
 
 
@@ -152,10 +153,13 @@ def _of_centroids(summary: Summary, question: CentroidsQuestion, facts: ModelFac
         require(float(vectors.min()) >= least, "features are below 0 where none can be")
     filled = [i for i, size in enumerate(sizes) if size]
     parts, counts, length, means = vectors.split(sizes), summary.counts.split(sizes), 0.0, []
-    for i in filled:  # one class at a time: the message may be large
-        part, points = parts[i].double(), counts[i].double()
-        means.append(points @ part / points.sum())
-        length = max(length, float(part.norm(dim=1).max()))
+    for i in filled:
+        total = torch.zeros(vectors.shape[1], dtype=torch.float64)
+        for part, points in zip(parts[i].split(_AT_ONCE), counts[i].split(_AT_ONCE), strict=True):
+            block = part.double()  # some rows at a time: the message may be large
+            total += points.double() @ block
+            length = max(length, float(block.norm(dim=1).max()))
+        means.append(total / counts[i].sum())
     stacked = torch.stack(means).float() if means else vectors[:0]
     claimed = torch.tensor([float(summary.rows[summary.labels[i]]) for i in filled], dtype=torch.float64)
     return Profile(tuple(summary.labels[i] for i in filled), claimed, stacked, length, torch.zeros(len(filled)))

@@ -216,7 +216,7 @@ def tensor_of(array: Array, name: str) -> Tensor:
         raise DataError(f"{name} is no array ({type(error).__name__})") from error
     if not isinstance(values, np.ndarray) or dtype not in _TYPES or not values.dtype.isnative:
         raise DataError(f"{name} is of {dtype}, or of another byte order")
-    return torch.from_numpy(np.array(values))  # a copy: what came may be read-only
+    return torch.from_numpy(values if values.flags.writeable else values.copy())  # no second copy: it may be large
 
 
 def load_arrays(model: nn.Module, arrays: ArrayRecord) -> nn.Module:
