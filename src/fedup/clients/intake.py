@@ -38,6 +38,10 @@ class Intake:
     like another class than it says, to the other nodes and to the model. `declared_rows` has the rows of each Flower
     node, as it reported them in training (`num-examples`).
 
+    A node that is left out, or whose answer cannot be read, does not end a collection, even where all have to answer
+    (`Delivery.least_fraction`). That holds for a share of `most_left_out` of all nodes, rounded up: two that claim one
+    number are both left out. More of them count like nodes that did not answer: then something else is wrong.
+
     A node with honest rows and wrong labels disagrees, too. The server cannot tell it from a liar.
     """
 
@@ -45,6 +49,7 @@ class Intake:
     declared_rows: Mapping[int, int] = field(default_factory=dict)
     most_rows: float = 30.0
     most_length: float = MOST_LENGTH
+    most_left_out: float = 1 / 3
 
     def __post_init__(self) -> None:
         check_choice("policy", self.policy, IntakePolicy)
@@ -52,6 +57,12 @@ class Intake:
             raise SettingError(
                 f"most_rows and most_length must be 1 or more; found {self.most_rows} and {self.most_length}."
             )
+        if not 0 <= self.most_left_out < 1:
+            raise SettingError(f"most_left_out is a share of the nodes, in [0, 1); found {self.most_left_out}.")
+
+    def most_excused(self, nodes: int) -> int:
+        """How many of so many nodes may be left out by their answers without being missed."""
+        return math.ceil(self.most_left_out * nodes * (1 - 1e-9))
 
     def judge(self, profiles: Mapping[int, Profile], question: Question[Any], facts: ModelFacts) -> dict[int, str]:
         """By node, why its answer disagrees with the others."""

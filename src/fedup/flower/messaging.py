@@ -28,8 +28,9 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Delivery:
     """How messages travel. A node that does not answer within `timeout_s` is asked again up to `retries` times, after
-    longer and longer pauses. Usable answers from less than `least_fraction` of the nodes are an error. An answer of
-    more than `most_bytes` is refused. `intake` says what becomes of nodes whose answers disagree with all others.
+    longer and longer pauses. Answers from less than `least_fraction` of the nodes are an error; a node that did answer,
+    and whose answer is not used, does not count (`Intake.most_left_out`). An answer of more than `most_bytes` is
+    refused. `intake` says what becomes of nodes whose answers disagree with all others.
 
     Weights go to nodes that say they lack them. With `weights_at_once` they go with the first question to each node:
     right after training nobody has them, and this saves a round of messages. With `half` centroids come in half
@@ -71,6 +72,7 @@ class Messenger:
         self._have: set[int] = set()  # nodes that have the weights for sure
         self._late: dict[str, tuple[int, Ask]] = {}  # by message: questions for releases that are not answered yet
         self.left_out: dict[int, str] = {}
+        self.unusable: set[int] = set()  # of these, the nodes that did answer
 
     def wave(self, asks: Mapping[int, Ask], read: Callable[[int, Answer], T]) -> dict[int, T]:
         """Ask each node its question until all have answered or no retry is left; returns the answers that fit."""
@@ -79,6 +81,7 @@ class Messenger:
         fitting: dict[int, T] = {}
         waiting, tries = dict(asks), 0
         self.left_out = {node: why for node, why in self.left_out.items() if node not in asks}
+        self.unusable -= asks.keys()
         while waiting and tries <= self._delivery.retries:
             if tries:
                 time.sleep(min(2.0 ** (tries - 1), _LONGEST_PAUSE_S))
@@ -93,6 +96,7 @@ class Messenger:
                     fitting[node] = read(node, answer)
                 except DataError as error:  # a second try would give the same
                     self.left_out[node] = str(error)
+                    self.unusable |= {node} if answer.status in ("ok", "unreadable") else set()
         silence = f"no answer within {self._delivery.timeout_s:g} s, asked {tries} times"
         self.left_out |= dict.fromkeys(waiting, silence)
         for node in sorted(asks.keys() & self.left_out.keys()):
@@ -168,8 +172,8 @@ class Messenger:
             with only_this_answer():
                 answer = read_answer(reply.content, most_bytes=self._delivery.most_bytes)
         except DataError as error:
-            answer = Answer("failed", self.base, reason=str(error), size=size_of(reply.content))
+            answer = Answer("unreadable", self.base, reason=str(error), size=size_of(reply.content))
         self._arrived(node, ask, answer)
         if answer.base != self.base and answer.status == "ok":
-            return Answer("failed", self.base, reason="it answers for another model")
+            return Answer("unreadable", self.base, reason="it answers for another model")
         return answer

@@ -19,7 +19,7 @@ from fedup.clients.question import PrivateQuestion, Question
 from fedup.errors import DataError, FedUPError
 
 QUERY = "fedup"  # messages have the type query.fedup
-Status = Literal["ok", "refused", "failed", "needs weights", "lost"]  # "lost" is never sent
+Status = Literal["ok", "refused", "failed", "needs weights", "lost", "unreadable"]  # the last two are never sent
 ROW = "row"  # a detail: shape and type of a row, so that a node can try the model on a blank one first
 _MOST_OF_A_ROW = 100_000_000  # numbers
 _DEEPEST = 32  # lists in lists of a message
