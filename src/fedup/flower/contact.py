@@ -200,7 +200,7 @@ class GridContact:
         self._compared = {node: self._profiles[node] for node in taken if node in self._profiles}
         lost = {node for client, node in self._accounts.nodes.items() if client not in but} - questions.keys()
         self._messenger.left_out |= dict.fromkeys(lost, "it is not connected any more")
-        self._check_enough(len(taken), of=len(questions) + len(lost))
+        self._check_enough(len(taken), of=len(questions) + len(lost), asked=questions)
         return self._collection(taken)
 
     def _look_for(self, clients: Collection[int], optional: Collection[int]) -> None:
@@ -248,6 +248,7 @@ class GridContact:
     def _leave_out(self, taken: Mapping[int, _Taken], reasons: Mapping[int, str]) -> dict[int, _Taken]:
         """The answers without those of nodes that are left out for these reasons."""
         self._messenger.left_out |= reasons
+        self._messenger.unusable |= reasons.keys()
         return {node: answer for node, answer in taken.items() if node not in reasons}
 
     def _collection(self, taken: Mapping[int, _Taken]) -> Iterator[tuple[int, Any]]:
@@ -371,7 +372,8 @@ class GridContact:
         clients = self._messenger.wave(dict.fromkeys(strangers, ask), self._client_of)
         reasons = self._meet(clients)
         if everyone or not self._accounts.nodes:
-            self._check_enough(len(nodes) - len(strangers) + len(clients) - len(reasons), of=len(nodes))
+            here = len(nodes) - len(strangers) + len(clients) - len(reasons)
+            self._check_enough(here, of=len(nodes), asked=strangers)
 
     def _client_of(self, node: int, answer: Answer) -> int:
         """The client that a node says it is, if it may."""
@@ -384,12 +386,15 @@ class GridContact:
         with self.ledger.together():
             reasons = self._accounts.meet(clients)
         self._messenger.left_out |= reasons
+        self._messenger.unusable |= reasons.keys()
         self.identities.bind({node: client for node, client in clients.items() if node not in reasons})
         return reasons
 
-    def _check_enough(self, answered: int, *, of: int) -> None:
+    def _check_enough(self, answered: int, *, of: int, asked: Collection[int]) -> None:
+        """Raise if too few nodes answered; those that did, and are not believed, are no reason to end a collection."""
         least = self._delivery.least_fraction
-        if answered < max(1, least * of * (1 - 1e-9)):  # 0.28 of 25 are 7, not a little more
+        excused = min(len(self._messenger.unusable.intersection(asked)), self._delivery.intake.most_excused(of))
+        if answered < max(1, least * (of - excused) * (1 - 1e-9)):  # 0.28 of 25 are 7, not a little more
             reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(self.left_out.items()))
             raise ContactError(
                 f"{answered} of {of} nodes gave an answer of use, and least_fraction asks for {least:g}. "

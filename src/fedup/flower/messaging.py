@@ -30,8 +30,9 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Delivery:
     """How messages travel. A node that does not answer within `timeout_s` is asked again up to `retries` times, after
-    longer and longer pauses. Usable answers from less than `least_fraction` of the nodes are an error. An answer of
-    more than `most_bytes` is refused. `intake` says what becomes of nodes whose answers disagree with all others.
+    longer and longer pauses. Answers from less than `least_fraction` of the nodes are an error; a node that did answer,
+    and whose answer is not used, does not count (`Intake.most_left_out`). An answer of more than `most_bytes` is
+    refused. `intake` says what becomes of nodes whose answers disagree with all others.
 
     Weights go to nodes that say they lack them. With `weights_at_once` they go with the first question to each node:
     right after training nobody has them, and this saves a round of messages. With `half` centroids come in half
@@ -85,6 +86,7 @@ class Messenger:
         self._late: dict[str, tuple[int, Ask]] = {}  # by message: questions for releases that are not answered yet
         self.left_out: dict[int, str] = {}
         self.no_reply: set[int] = set()  # those of them that did not reply at all
+        self.unusable: set[int] = set()  # of these, the nodes that did answer
 
     def wave(self, asks: Mapping[int, Ask], read: Callable[[int, Answer], T]) -> dict[int, T]:
         """Ask each node its question until all have answered or no retry is left; returns the answers that fit."""
@@ -93,6 +95,7 @@ class Messenger:
         fitting: dict[int, T] = {}
         waiting, tries = dict(asks), 0
         self.left_out = {node: why for node, why in self.left_out.items() if node not in asks}
+        self.unusable -= asks.keys()
         while waiting and tries <= self._delivery.retries:
             if tries:
                 time.sleep(min(2.0 ** (tries - 1), _LONGEST_PAUSE_S))
@@ -107,6 +110,7 @@ class Messenger:
                     fitting[node] = read(node, answer)
                 except DataError as error:  # a second try would give the same
                     self.left_out[node] = str(error)
+                    self.unusable |= {node} if answer.status in ("ok", "unreadable") else set()
         silence = f"no answer within {self._delivery.timeout_s:g} s, asked {tries} times"
         self.left_out |= dict.fromkeys(waiting, silence)
         self.no_reply = (self.no_reply - asks.keys()) | waiting.keys()
@@ -142,7 +146,7 @@ class Messenger:
                         continue
                     answer = own.answer
                     if answer.status == "ok" and answer.base != self.base:
-                        answer = Answer("failed", self.base, reason="it answers for another model")
+                        answer = Answer("unreadable", self.base, reason="it answers for another model")
                     if answer.status == "ok" and own.ask.needs_model:
                         self._have.add(own.node)
                     yield own.node, answer
@@ -209,7 +213,7 @@ class Messenger:
             with only_this_answer():
                 return read_answer(reply.content, most_bytes=self._delivery.most_bytes)
         except DataError as error:
-            return Answer("failed", self.base, reason=str(error), size=size_of(reply.content))
+            return Answer("unreadable", self.base, reason=str(error), size=size_of(reply.content))
 
 
 def _bytes_in(reply: Message) -> int:
