@@ -25,8 +25,9 @@ from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import CellName
 from fedup.statistics.store_file import save_centroids
 from fedup.unlearning.claim import Claim, totals_hash, with_features
-from fedup.unlearning.exact import HeadModel, described
+from fedup.unlearning.exact import HeadModel
 from fedup.unlearning.exact_file import read_head, write_head
+from fedup.unlearning.exact_model import described
 from fedup.unlearning.report import Report
 
 Figures = Mapping[str, Any]

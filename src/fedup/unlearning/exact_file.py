@@ -12,7 +12,8 @@ from fedup.request import Forget
 from fedup.statistics.feature_cache import FeatureCache
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store_file import load_centroids, save_centroids
-from fedup.unlearning.exact import HeadModel, described
+from fedup.unlearning.exact import HeadModel
+from fedup.unlearning.exact_model import described
 
 HEAD_FILE, STATISTICS_FILE = "head.safetensors", "statistics.safetensors"
 _KIND = "exact head"
