@@ -1,6 +1,7 @@
 """`fedup unlearn`."""
 
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -62,6 +63,7 @@ def unlearn(
     Options together are one request; a CSV file may hold many. A request in force is not asked again.
     One filter serves all requests in force; it keeps its settings unless others are given.
     A request with too few rows waits for others (exit status 3).
+    In exact mode a head is solved without the rows, and limits count only where they are given.
 
     Examples:
     [bold]fedup unlearn --class 7[/]
@@ -90,15 +92,21 @@ def unlearn(
     if preset is not None:
         settings = {**asdict(settings_of(cast(Any, preset)).config), **settings}
     try:
+        limits = Limits(max_loss, force, max_class_loss)
+        if session.run.read().is_exact:  # the head is the one learned without the rows: a limit is the user's choice
+            chosen = (
+                value if options.was_given(name) else inf
+                for name, value in (("max_loss", max_loss), ("max_class_loss", max_class_loss))
+            )
+            limits = Limits(next(chosen), force, next(chosen))
         if dry_run:
-            result = plan_answer(session, wanted, settings, keep_sealed=keep_sealed, force=force)
+            result = plan_answer(session, wanted, settings, limits, keep_sealed=keep_sealed)
         else:
-            limits = Limits(max_loss, force, max_class_loss)
             result = answer_requests(session, wanted, settings, limits, keep_sealed=keep_sealed, wait_s=wait)
     except RequestError as error:
         raise type(error)(names.with_ids(str(error), subject or [])) from error
     options.show(result, as_json, lambda result: print_answer(result, run))
-    if result.get("declined") or result.get("withheld"):
+    if (result.get("declined") and not dry_run) or result.get("withheld"):
         raise typer.Exit(1)
     if result.get("waiting") and not dry_run:
         raise typer.Exit(WAITING)

@@ -19,8 +19,9 @@ from fedup.request import Forget, check_known, union
 from fedup.statistics.feature_cache import FeatureCache
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
 from fedup.statistics.store import CellName
+from fedup.statistics.traffic import Traffic
 from fedup.unlearning.claim import Claim, alterations, claim_from, message_hash
-from fedup.unlearning.exact_model import ExactModel, check_classes_left, check_shortened
+from fedup.unlearning.exact_model import ExactModel, check_classes_left, check_shortened, rows_of_all_parts
 from fedup.unlearning.report import Report
 
 _KIND = "cohort"
@@ -39,6 +40,7 @@ class Cohort:
     forgotten: set[int] = field(default_factory=set)
     shortened: int = 0
     unreported: int = 0
+    traffic: Traffic = field(default_factory=Traffic)  # of learning
 
     @property
     def stored_bytes(self) -> int:
@@ -111,7 +113,7 @@ class CohortModel(ExactModel):
         """Delete the cached features of clients that left. The server keeps nothing else of them, so no cell is
         named; to come back such a client has to compute its features anew, to the same integers."""
         if clients is not None and self.cohort.forgotten:
-            self.cache.drop(clients.forgotten(union(self.requests)))
+            self.cache.drop(rows_of_all_parts(clients, union(self.requests)))
         return []
 
     def _named(self, request: Forget, *, staying: bool) -> frozenset[int]:
@@ -217,6 +219,7 @@ def learn_cohort(
     cache: FeatureCache | None = None,
 ) -> CohortModel:
     """One round; each message is added to the totals and then dropped, but for its hash."""
+    before = contact.traffic
     total, hashes, shortened, unreported = IntegerMoments.zeros(num_classes, backbone.width), {}, 0, 0
     with torch.inference_mode(False):
         for client, answer in contact.ask_everyone(MomentsQuestion(HEAD, config)):
@@ -227,5 +230,5 @@ def learn_cohort(
         raise DataError("No client has rows: there is nothing to learn from.")
     check_shortened(shortened, total.rows, config)
     base = fingerprint(with_blank_head(backbone, num_classes))
-    cohort = Cohort(total, config, base, hashes, set(), shortened, unreported)
+    cohort = Cohort(total, config, base, hashes, set(), shortened, unreported, contact.traffic - before)
     return CohortModel(backbone, cohort, rule=rule, cache=cache)

@@ -21,7 +21,7 @@ from fedup.statistics.store import CellName
 from fedup.statistics.traffic import Traffic
 from fedup.unlearning.bottleneck_fit import CellsInUse
 from fedup.unlearning.claim import Claim, alterations, claim_of
-from fedup.unlearning.exact_model import ExactModel, check_classes_left, check_shortened
+from fedup.unlearning.exact_model import ExactModel, check_classes_left, check_shortened, rows_of_all_parts
 from fedup.unlearning.moment_refresh import MomentRefresh
 from fedup.unlearning.report import Report
 
@@ -112,7 +112,7 @@ class HeadModel(ExactModel):
             sealed = sorted({cell.name for cell in cells if cell.name not in store.purged} | set(store.sealed))
             store.purge(forget_set, cells)
             if clients is not None:
-                self.cache.drop(clients.forgotten(forget_set))
+                self.cache.drop(rows_of_all_parts(clients, forget_set))
             return sealed
 
     def _serve(

@@ -13,7 +13,7 @@ from fedup.clients.moments import MomentsQuestion
 from fedup.clients.protocol import Contact
 from fedup.clients.subjects import resolved
 from fedup.errors import ContactError, DataError, HarmError
-from fedup.federation import Federation
+from fedup.federation import Federation, Part
 from fedup.filters.ridge_head import HeadRule, RidgeHead
 from fedup.models.backbone import HEAD, Backbone, with_blank_head
 from fedup.models.views import fingerprint
@@ -107,6 +107,12 @@ def configuration_of(
         "ridge rule": [rule.ridge, rule.few_rows],
         "calibration rule": rule.sharpness,
     }
+
+
+def rows_of_all_parts(federation: Federation, forget_set: Forget) -> Tensor:
+    """All rows that are named, held-out and validation rows as well: clients keep features of these, too."""
+    parts: tuple[Part, ...] = ("train", "validation", "heldout")
+    return torch.cat([federation.forgotten(forget_set, part) for part in parts])
 
 
 def check_shortened(shortened: int, rows: int, config: MomentConfig) -> None:
