@@ -75,6 +75,13 @@ class Run:
             )
         return path
 
+    def keep_code(self, source: Path) -> dict[str, str]:
+        """Copy a Python file of the user into the folder; it counts once an event names its record."""
+        record, content = _read_code(source)
+        with replacing(self.code_path / record["name"]) as partial:
+            partial.write_bytes(content)
+        return record
+
     def start(
         self,
         about: Mapping[str, Any],
@@ -166,6 +173,8 @@ def _read_code(source: Path) -> tuple[dict[str, str], bytes]:
 
 def _differences(state: State, about: Mapping[str, Any]) -> list[str]:
     wanted = json.loads(json.dumps(about))
+    if any(event.kind == "added" for event in state.events):  # clients that joined have names since
+        wanted["client_names"] = state.about.get("client_names")
     return [
         f"{key} is {_shown(state.about.get(key))} there and {_shown(wanted.get(key))} here"
         for key in sorted({*state.about, *wanted})

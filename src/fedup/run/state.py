@@ -243,6 +243,11 @@ def _after(state: State, event: Event) -> State:
             centroids = FileRecord(**body["centroids"]) if body["centroids"] is not None else state.centroids
             served = None if body["filter"] is None else FileRecord(**body["filter"])
             return replace(state, requests=requests, centroids=centroids, filter=served)
+        case "added":  # rows or clients that came later (run.head_desk)
+            names = body["added"]["client_names"]
+            about = {**state.about, "client_names": list(names)} if names else state.about
+            statistics, served = FileRecord(**body["centroids"]), FileRecord(**body["filter"])
+            return replace(state, about=about, centroids=statistics, filter=served)
         case "waiting":
             return replace(state, requests=_with_new(state, event, waiting=True))
         case "withdrawn":  # requests that waited
