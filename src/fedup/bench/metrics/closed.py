@@ -11,8 +11,8 @@ _ACCURACY = (
 )
 _LOSS = "The same in mean loss on the forgotten rows."
 COLUMNS = (
-    Column("gap_closed", "gap closed", _ACCURACY, "closeness", "higher", "number", order=6),
-    Column("loss_gap_closed", "loss gap closed", _LOSS, "closeness", "higher", "number", order=7),
+    Column("closed", "gap closed", _ACCURACY, "closeness", "higher", "number", order=6),
+    Column("closed_loss", "loss gap closed", _LOSS, "closeness", "higher", "number", order=7),
 )
 
 
@@ -22,8 +22,8 @@ def measure(case: Case) -> dict[str, float | None]:
     losses = [forget_loss(of) for of in (case.now, case.original, case.retrained)]
     _, known, goal = accuracies
     if known is None or goal is None or abs(known - goal) < LEAST_GAP:
-        return {"gap_closed": None, "loss_gap_closed": None}
-    return {"gap_closed": _closed(*accuracies), "loss_gap_closed": _closed(*losses)}
+        return {"closed": None, "closed_loss": None}
+    return {"closed": _closed(*accuracies), "closed_loss": _closed(*losses)}
 
 
 def _accuracy(of: Outputs) -> float | None:
