@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from fedup.bench.attacks.intervals import auc
-from fedup.bench.case import Case
+from fedup.bench.case import Case, EvaluationData
 from fedup.bench.metrics import Column
 from fedup.bench.shadow_federations import confidence
 
 _AUC = (
-    "Withdrawn rows against unseen rows of the same class and difficulty, by confidence, calibrated by shadow "
-    "federations: 0.5 is chance. Two models that never saw the rows have their own figure, the floor: Retrain and a "
-    "second Retrain."
+    "Withdrawn rows against unseen rows of the same class and difficulty (held out by clients without a withdrawn row), "
+    "by confidence, calibrated by shadow federations: 0.5 is chance. Two models that never saw the rows have their own "
+    "figure, the floor: Retrain and a second Retrain."
 )
 _LOW, _HIGH = "Lower end of its 95 % interval (DeLong), mean over seeds.", "Upper end of it, mean over seeds."
 _TWO_SIDED = "The same attack where too low a confidence betrays a row as well as too high a one."
@@ -37,8 +37,7 @@ def measure(case: Case) -> dict[str, float | None]:
     data, shadows = case.data, case.data.shadow_federations
     if shadows is None:
         return nothing
-    own = data.to_forget("heldout")  # of a client or a class; samples have no held-out rows of their own
-    unseen = own if bool(own.any()) else ~own
+    unseen = untouched(data)
     labels = data.labels("forgotten"), data.labels("heldout")[unseen]
     hard = shadows.calibration(data.ids("forgotten")).outside, shadows.calibration(data.ids("heldout")[unseen]).outside
     logits = case.now.logits("forgotten"), case.now.logits("heldout")[unseen]
@@ -49,6 +48,19 @@ def measure(case: Case) -> dict[str, float | None]:
     figure, low, high = auc(members, others)
     two_sided, _, _ = auc(abs(members - 0.5), abs(others - 0.5))
     return {"attack_auc": figure, "attack_low": low, "attack_high": high, "attack_two_sided": two_sided}
+
+
+def untouched(data: EvaluationData) -> Tensor:
+    """Which held-out rows no answer can have used: those of clients without a forgotten row, which are not asked. Where
+    every client has one, all held-out rows. (N,)"""
+    federation = data.federation
+    forgotten = federation.forgotten(data.request)
+    rows = [
+        torch.full_like(client.heldout, not bool(torch.isin(client.train, forgotten).any()), dtype=torch.bool)
+        for client in federation.clients
+    ]
+    mask = torch.cat(rows)
+    return mask if bool(mask.any()) else ~mask
 
 
 Pair = tuple[Tensor, Tensor]  # of withdrawn rows, and of unseen rows

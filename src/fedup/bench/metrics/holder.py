@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fedup.bench.attacks.intervals import auc
-from fedup.bench.case import Case, Outputs, Rows
+from fedup.bench.case import Case, Rows
 from fedup.bench.metrics import Column
-from fedup.bench.metrics.attack import calibrated
+from fedup.bench.metrics.attack import calibrated, untouched
 from fedup.bench.shadow_federations import confidence
 from fedup.rng import generator
 
@@ -38,23 +38,21 @@ def measure(case: Case) -> dict[str, float | None]:
 
 
 def _attack(case: Case, others: Rows) -> tuple[float, float, float] | None:
-    chosen = tuple(_some(len(case.data.labels(rows)), rows) for rows in ("forgotten", others))
-    before, after = (_sure(of, others, chosen) for of in (case.original, case.now))
-    labels = case.data.labels("forgotten")[chosen[0]], case.data.labels(others)[chosen[1]]
-    lost = before[0] - after[0], before[1] - after[1]
-    ranked = calibrated(lost, labels, before)
+    data = case.data
+    usable = untouched(data) if others == "heldout" else torch.ones_like(data.ids(others), dtype=torch.bool)
+    chosen = {
+        "forgotten": _some(torch.arange(len(data.ids("forgotten"))), "forgotten"),
+        others: _some(usable.nonzero().flatten(), others),
+    }
+    labels = [data.labels(rows)[own] for rows, own in chosen.items()]
+    before, after = (
+        [confidence(of.logits(rows)[own], label) for (rows, own), label in zip(chosen.items(), labels, strict=True)]
+        for of in (case.original, case.now)
+    )
+    ranked = calibrated((before[0] - after[0], before[1] - after[1]), (labels[0], labels[1]), (before[0], before[1]))
     return auc(*(ranks.cpu().numpy() for ranks in ranked)) if ranked else None
 
 
-def _sure(of: Outputs, others: Rows, chosen: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """Confidence in the labels of withdrawn rows, and of the others."""
-    first, second = (
-        confidence(of.logits(rows)[own], of.data.labels(rows)[own])
-        for rows, own in zip(("forgotten", others), chosen, strict=True)
-    )
-    return first, second
-
-
-def _some(count: int, rows: Rows) -> Tensor:
-    """Numbers of rows, the same for every method."""
-    return torch.randperm(count, generator=generator(0, "holder", rows))[:_ROWS].sort().values
+def _some(places: Tensor, rows: Rows) -> Tensor:
+    """Some of these places, the same for every method."""
+    return places[torch.randperm(len(places), generator=generator(0, "holder", rows))[:_ROWS].to(places.device)]
