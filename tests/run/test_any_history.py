@@ -133,7 +133,8 @@ class History(RuleBasedStateMachine):
     @precondition(lambda self: len(self.in_force) < 6)
     @rule(data=st.data())
     def decline(self, data: st.DataObject) -> None:
-        files = contents(self.run / "files")
+        needed = {file.name for file in Run(self.run).read().files}  # what a killed process left is removed
+        files = {name: content for name, content in contents(self.run / "files").items() if name in needed}
         assert fedup("unlearn", "--run", self.run, *self.free(data, 1)[0], "--filter", "bottleneck", *POOR).code == 1
         assert contents(self.run / "files") == files
         self.charges_lost = self.private

@@ -47,7 +47,7 @@ class GridContact:
 
     With a `folder`, answers to a collection and releases for a request are kept there: a server that was killed asks
     only for what is missing. They are deleted when `settled` says that the result is stored, or by the next collection;
-    `RunServer` takes care of this.
+    `RunServer` takes care of this, and keeps answers in its run folder where the contact has no folder.
 
     `declared_rows` may hold, by node, the rows that it said it trained on (`fedup.flower.declared_rows`): moments of
     more rows are refused.
@@ -116,6 +116,11 @@ class GridContact:
     @ledger.setter
     def ledger(self, ledger: Ledger) -> None:
         self._accounts.ledger = ledger
+
+    def keep_answers(self, folder: Path) -> None:
+        """Keep answers in this folder from now on, unless the contact has one."""
+        if not self._cache.is_kept:
+            self._cache = AnswerCache(folder, self._messenger.base)
 
     def settled(self, *, only_collection: bool = False) -> None:
         """Say that the results of all answers so far are stored: the answers are deleted, and the same question is a
@@ -228,9 +233,12 @@ class GridContact:
             self._messenger.left_out.pop(node, None)
         missing = {node: ask for node, ask in asks.items() if node not in taken}
         self._check_budgets(missing, asked_before)
-        return taken | self._messenger.wave(
-            missing, lambda node, answer: self._take(node, asks[node], answer, clients.get(node))
-        )
+        try:
+            return taken | self._messenger.wave(
+                missing, lambda node, answer: self._take(node, asks[node], answer, clients.get(node))
+            )
+        finally:
+            self._cache.sync()
 
     def _ask(self, question: Question[Any]) -> Ask:
         details, arrays = question.to_message()
