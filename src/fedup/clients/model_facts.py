@@ -1,7 +1,7 @@
 """What a server knows before answers come: shapes of features, from its model and one blank row."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ class ModelFacts:
         self._model, self._example, self.num_classes = model, example[:1], num_classes
         self._first = torch.arange(1, device=example.device)
         self._features: dict[str, Features] = {}
+        self._tails: dict[str, Callable[[Tensor], Tensor]] = {}
         self._widths: dict[tuple[str, DP], int] = {}
         self._layouts: dict[tuple[tuple[str, Granularity], ...], dict[str, tuple[int, int]]] = {}
 
@@ -34,8 +35,9 @@ class ModelFacts:
     @torch.no_grad()
     def answers(self, cut: str, features: Tensor) -> Tensor:
         """The classes that the model answers to features at a cut. (N,)"""
-        tail = flat_tail(shared_view(self._model, frozen=True), cut, self.features(cut).shape)
-        return tail(features.to(self._example.device)).argmax(1).cpu()
+        if cut not in self._tails:
+            self._tails[cut] = flat_tail(shared_view(self._model, frozen=True), cut, self.features(cut).shape)
+        return self._tails[cut](features.to(self._example.device)).argmax(1).cpu()
 
     def projected(self, cut: str, dp: DP) -> int:
         """Numbers of a row's features at a cut once they are projected under a guarantee."""

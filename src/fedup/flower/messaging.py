@@ -138,11 +138,11 @@ class Messenger:
         nodes = self._push(asks, weights_to)
         until, pause = time.monotonic() + self._delivery.timeout_s, _FIRST_PAUSE_S
         while nodes:
-            for replies in self._look(list(nodes)):
-                answers = [self._read(reply, nodes, asks) for reply in replies]
-                self._arrived([own for own in answers if own is not None and own.is_counted])
-                for own in answers:
-                    if own is None or own.is_late:
+            for answers in self._look(nodes, asks):
+                self._arrived([own for own in answers if own.is_counted])
+                while answers:  # what was taken is freed
+                    own = answers.pop()
+                    if own.is_late:
                         continue
                     answer = own.answer
                     if answer.status == "ok" and answer.base != self.base:
@@ -156,27 +156,29 @@ class Messenger:
                 time.sleep(pause)
                 pause = min(1.5 * pause, _LAST_PAUSE_S)
 
-    def _look(self, numbers: Sequence[str]) -> Iterator[list[Message]]:
-        """The replies that are there, as many at once as are counted and charged together."""
-        replies, size = list[Message](), 0
+    def _look(self, nodes: dict[str, int], asks: Mapping[int, Ask]) -> Iterator[list[Arrival]]:
+        """The answers that are there, as many at once as are counted and charged together; the last one comes first.
+        Their messages are taken out of `nodes`."""
+        numbers, answers = list(nodes), list[Arrival]()
         for start in range(0, len(numbers), _PULLED_AT_ONCE):
-            pulled = list(self._grid.pull_messages(numbers[start : start + _PULLED_AT_ONCE]))
-            replies, size = replies + pulled, size + sum(map(_bytes_in, pulled))
-            if len(replies) >= _BOOKED_AT_ONCE or size >= _BOOKED_BYTES:
-                yield replies
-                replies, size = [], 0
-        if replies:
-            yield replies
+            for reply in self._grid.pull_messages(numbers[start : start + _PULLED_AT_ONCE]):
+                if (own := self._read(reply, nodes, asks)) is not None:
+                    answers.append(own)
+            if len(answers) >= _BOOKED_AT_ONCE or sum(own.answer.size for own in answers) >= _BOOKED_BYTES:
+                yield answers[::-1]
+                answers = []
+        if answers:
+            yield answers[::-1]
 
     def _read(self, reply: Message, nodes: dict[str, int], asks: Mapping[int, Ask]) -> "Arrival | None":
-        """The answer in a reply, whose message is taken out of `nodes`; None for one that nobody knows."""
+        """The answer in a reply; None for one to a message that nobody knows."""
         number = reply.metadata.reply_to_message_id
         node, late = nodes.pop(number, None), self._late.pop(number, None)
         if node is not None:
             return Arrival(node, asks[node], self._answer_in(reply), is_counted=not reply.has_error())
         if late is not None:
             return Arrival(*late, self._answer_in(reply), is_counted=not reply.has_error(), is_late=True)
-        self._meter.came(None, _bytes_in(reply))
+        self._meter.came(None, 0 if reply.has_error() else size_of(reply.content))
         return None
 
     def _push(self, asks: Mapping[int, Ask], weights_to: Collection[int]) -> dict[str, int]:
@@ -214,7 +216,3 @@ class Messenger:
                 return read_answer(reply.content, most_bytes=self._delivery.most_bytes)
         except DataError as error:
             return Answer("unreadable", self.base, reason=str(error), size=size_of(reply.content))
-
-
-def _bytes_in(reply: Message) -> int:
-    return 0 if reply.has_error() else size_of(reply.content)
