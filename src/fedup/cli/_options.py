@@ -51,6 +51,14 @@ DEFAULT_RUN = Path("run")
 DEFAULT_WAIT_S = 10.0
 
 
+def was_given(name: str) -> bool:
+    """Whether the user chose a value for this option of the command that runs."""
+    from click import get_current_context
+    from click.core import ParameterSource
+
+    return get_current_context().get_parameter_source(name) not in (None, ParameterSource.DEFAULT)
+
+
 def show(result: Any, as_json: bool, show_people: Callable[[Any], None]) -> None:
     """Print a result as JSON, for programs, or in the way given, for people."""
     typer.echo(json.dumps(result, indent=2, ensure_ascii=False)) if as_json else show_people(result)

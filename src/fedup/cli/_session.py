@@ -33,6 +33,8 @@ from fedup.training.fedavg import Observer
 
 if TYPE_CHECKING:
     from fedup.run.answer import Judge
+    from fedup.tasks.additions import Addition
+    from fedup.tasks.labelled import LabelledRows
 
 
 class Session:
@@ -72,7 +74,7 @@ class Session:
         names = Names.of(about, self.subject_key, str(self.key_path))
         if self.is_remote:
             return replace(names, has_persons=True)  # nodes know whose their rows are
-        return replace(names, row_ids=lambda: self.dataset.row_ids) if about.get("file") else names
+        return replace(names, row_ids=lambda: self.row_ids) if about.get("file") else names
 
     def key_for(self, dataset: Dataset) -> SubjectKey | None:
         """For training: the key at hand, or a new one where the data say whose rows they are; `keep_key` stores it."""
@@ -107,7 +109,42 @@ class Session:
                 f"The data set {self.recipe.data!r} at hand is not the one that {self.run.path} was trained on: "
                 "its rows or labels differ. Bring back the data set it was trained on."
             )
-        return federation.to(self.device)
+        return self._with_additions(federation).to(self.device)
+
+    @cached_property
+    def added(self) -> "list[tuple[Addition, LabelledRows]]":
+        """What came to the folder after it was learned, read again."""
+        from fedup.tasks.additions import additions
+
+        state = self.run.read()
+        copies = {own.sha256: str(self.run.code(own.code)) for own in additions(state) if own.code}
+        return [(own, own.read(state.about, copies.get(own.sha256))) for own in additions(state)]
+
+    def _with_additions(self, federation: Federation) -> Federation:
+        from fedup.tasks.additions import holders_of, with_rows
+
+        for own, rows in self.added:
+            holders = holders_of(rows, own.client, own.client_names)
+            federation = with_rows(federation, rows, holders, own.client_names)
+            if federation.digest() != own.data:
+                raise ArtifactError(f"The rows of {own.source} are not those that were added to {self.run.path}.")
+        subjects = self.dataset.subjects
+        if not self.added or subjects is None:
+            return federation
+        more = [name for _, rows in self.added for name in rows.subjects or [""] * len(rows.y)]
+        return federation.with_subjects([*subjects, *more], key=self.subject_key)
+
+    @property
+    def row_ids(self) -> list[str] | None:
+        """The ids of all rows, those that were added included; None where rows have numbers only."""
+        ids = self.dataset.row_ids
+        if ids is None:
+            return None
+        first, names = len(ids), list(ids)
+        for _, rows in self.added:
+            names += rows.ids or [str(first + place) for place in range(len(rows.y))]
+            first += len(rows.y)
+        return names
 
     @cached_property
     def federation_if_here(self) -> Federation | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from torch import nn
 
 from fedup.cli import _text
 from fedup.cli._progress import wide_console
@@ -17,7 +16,6 @@ from fedup.cli._session import Session
 from fedup.cli._settings import Settings
 from fedup.cli._text import describe, of
 from fedup.cli._wording import as_command_line
-from fedup.clients.in_process import InProcess
 from fedup.errors import RequestError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.request import Forget
@@ -70,11 +68,16 @@ def _describe(session: Session, state: State, request: NewRequest) -> NewRequest
 
 
 def plan_answer(
-    session: Session, wanted: Wanted, settings: Settings, *, keep_sealed: bool, force: bool
+    session: Session, wanted: Wanted, settings: Settings, limits: Limits, *, keep_sealed: bool
 ) -> dict[str, Any]:
     """Who would be asked, what would be replaced, what it costs in time and privacy; changes nothing."""
-    if session.run.read().is_exact:
-        raise RequestError("A head on a public backbone is solved in milliseconds and can be taken back: no dry run.")
+    force = limits.force
+    if (exact := session.run.read()).is_exact:
+        from fedup.cli._exact_plan import plan_exactly
+
+        known, new = _new(session, exact, wanted)
+        plain = {"dry_run": True, "already": known, "exact": True, "requests": [], **_names(exact)}
+        return plain | (plan_exactly(session, new, partial(_describe, session, exact), limits) if new else {})
     state, plugged = session.served()
     known, new = _new(session, state, wanted)
     result: dict[str, Any] = {"dry_run": True, "already": known, "requests": [], "waiting": [], **_names(state)}
@@ -133,11 +136,9 @@ def answer_requests(
         if state.is_exact:
             from fedup.cli._exact import unlearn_exactly
 
-            contact = InProcess(here, nn.Linear(1, 1)) if (here := session.federation_if_here) else None
-            new = [_describe(session, state, replace(own, forget=resolved(own.forget, contact))) for own in new]
-            chosen = {"keep_sealed": keep_sealed, "force": limits.force}
-            answered = unlearn_exactly(session, new, **chosen, state=state, writer=writer)
-            return {**answered, "already": known}
+            describe_own = partial(_describe, session, state)
+            answered = unlearn_exactly(session, new, describe_own, limits, keep_sealed=keep_sealed, writer=writer)
+            return {**answered, "already": known, **_names(state)}
         plugged, store = session.plugged(state), session.store(state, writer)
         desk = RequestDesk(writer, plugged, store, session.federation_if_here, session.judge(), session.facts)
         desk = replace(desk, describe=partial(_describe, session, state))
@@ -201,6 +202,10 @@ def print_answer(result: dict[str, Any], run: Path) -> None:
         from fedup.cli._exact import print_answered
 
         print_answered(result, run, done="is in force")
+    elif "exact" in result:
+        from fedup.cli._exact_plan import print_planned
+
+        print_planned(result, console) if result["requests"] else console.print("Nothing was changed.")
     elif "dry_run" in result:
         _print_plan(result)
     elif result["requests"]:

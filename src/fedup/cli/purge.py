@@ -33,14 +33,16 @@ def purge(
         return
     session, claim = Session(run), None
     with session.writing("purge", wait) as writer:
-        store = session.store(writer.state, writer)
-        cells = sealed_cells(store, writer.state.forgets)
-        if writer.state.is_exact and writer.state.active:  # cached features of samples go, too
+        cells: list[tuple[int, int]] = []
+        if writer.state.is_exact and writer.state.active:  # cached features go, too
             from fedup.cli._exact import purge_exactly
 
-            claim = purge_exactly(session, writer.state, writer)[1]
-        elif cells:
-            RequestDesk(writer, session.plugged(writer.state), store).purge()
+            cells, claim = purge_exactly(session, writer.state, writer)
+        elif not writer.state.is_exact:
+            store = session.store(writer.state, writer)
+            cells = sealed_cells(store, writer.state.forgets)
+            if cells:
+                RequestDesk(writer, session.plugged(writer.state), store).purge()
     text = "Nothing is sealed; nothing was changed."
     if cells:
         whose = f"{count(len(cells), 'cell')} of {count(len({client for client, _ in cells}), 'client')}"

@@ -1,6 +1,7 @@
 """`fedup unlearn`."""
 
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -64,6 +65,7 @@ def unlearn(
     One filter serves all requests in force; it keeps its settings unless others are given.
     A request with too few rows waits for others (exit status 3).
     In the folder of a server app, what needs clients is queued for the server (exit status 3).
+    In exact mode a head is solved without the rows, and limits count only where they are given.
 
     Examples:
     [bold]fedup unlearn --class 7[/]
@@ -92,22 +94,28 @@ def unlearn(
     if preset is not None:
         settings = {**asdict(settings_of(cast(Any, preset)).config), **settings}
     try:
+        limits = Limits(max_loss, force, max_class_loss)
+        if session.run.read().is_exact:  # the head is the one learned without the rows: a limit is the user's choice
+            chosen = (
+                value if options.was_given(name) else inf
+                for name, value in (("max_loss", max_loss), ("max_class_loss", max_class_loss))
+            )
+            limits = Limits(next(chosen), force, next(chosen))
         if session.is_remote:
             from fedup.cli._queue import answer_or_queue, print_queued
             from fedup.run.queue import QueueOptions
 
-            chosen = QueueOptions(max_loss, max_class_loss, force, keep_sealed, settings)
-            result = answer_or_queue(session, wanted, chosen, dry_run=dry_run, wait_s=wait)
+            queued = QueueOptions(max_loss, max_class_loss, force, keep_sealed, settings)
+            result = answer_or_queue(session, wanted, queued, dry_run=dry_run, wait_s=wait)
             print_answer = print_queued
         elif dry_run:
-            result = plan_answer(session, wanted, settings, keep_sealed=keep_sealed, force=force)
+            result = plan_answer(session, wanted, settings, limits, keep_sealed=keep_sealed)
         else:
-            limits = Limits(max_loss, force, max_class_loss)
             result = answer_requests(session, wanted, settings, limits, keep_sealed=keep_sealed, wait_s=wait)
     except RequestError as error:
         raise type(error)(names.with_ids(str(error), subject or [])) from error
     options.show(result, as_json, lambda result: print_answer(result, run))
-    if result.get("declined") or result.get("withheld"):
+    if (result.get("declined") and not dry_run) or result.get("withheld"):
         raise typer.Exit(1)
     if (result.get("waiting") or result.get("queued")) and not dry_run:
         raise typer.Exit(WAITING)

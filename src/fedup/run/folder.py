@@ -19,7 +19,7 @@ from fedup.errors import ArtifactError, MissingRunError, SettingError
 from fedup.files import explained, replacing
 from fedup.run.journal import Event, Journal, is_unfinished
 from fedup.run.lock import held, holder
-from fedup.run.state import FileRecord, State, state_of
+from fedup.run.state import FileRecord, State, after, changed_by, state_of
 from fedup.run.store import FileStore, hash_of
 
 _OURS = ("run.sqlite", "run.sqlite-journal", "files", "lock", "code")  # what a killed creation may leave
@@ -74,6 +74,13 @@ class Run:
                 "was stored. Take a good copy of it."
             )
         return path
+
+    def keep_code(self, source: Path) -> dict[str, str]:
+        """Copy a Python file of the user into the folder; it counts once an event names its record."""
+        record, content = _read_code(source)
+        with replacing(self.code_path / record["name"]) as partial:
+            partial.write_bytes(content)
+        return record
 
     def start(
         self,
@@ -166,6 +173,8 @@ def _read_code(source: Path) -> tuple[dict[str, str], bytes]:
 
 def _differences(state: State, about: Mapping[str, Any]) -> list[str]:
     wanted = json.loads(json.dumps(about))
+    if any(event.kind == "added" for event in state.events):  # clients that joined have names since
+        wanted["client_names"] = state.about.get("client_names")
     return [
         f"{key} is {_shown(state.about.get(key))} there and {_shown(wanted.get(key))} here"
         for key in sorted({*state.about, *wanted})
@@ -192,9 +201,9 @@ class Writer:
     def commit(self, kind: str, body: Mapping[str, Any]) -> Event:
         """Append an event, and then remove the files that it superseded."""
         trial = Event(len(self.state.events) + 1, "", kind, json.loads(json.dumps(body)), "")
-        self._check_there(state_of([*self.state.events, trial]))  # never write what cannot be read back
+        self._check_there(changed_by(self.state, trial))  # never write what cannot be read back
         event = self._journal.append(kind, body)
-        self.state = state_of([*self.state.events, event])
+        self.state = after(self.state, event)
         self.sweep()
         return event
 

@@ -6,8 +6,10 @@ from typing import Any
 
 from fedup.errors import ArtifactError, RequestError
 from fedup.privacy.guarantee import DP
-from fedup.privacy.ledger import Budget, Charge
+from fedup.privacy.ledger import Budget
 from fedup.request import Forget, union
+from fedup.run.charges import charges_in
+from fedup.run.history import History
 from fedup.run.journal import GENESIS, Event
 
 
@@ -104,7 +106,7 @@ class State:
     centroids: FileRecord | None = None
     filter: FileRecord | None = None
     requests: tuple[Request, ...] = ()
-    events: tuple[Event, ...] = ()
+    events: History = field(default_factory=History)
 
     @property
     def head(self) -> str:
@@ -202,16 +204,26 @@ class State:
 
 def state_of(events: Iterable[Event]) -> State:
     """The state that these events lead to."""
-    state, events = State(), tuple(events)
+    state = State()
     for event in events:
-        try:
-            state = _after(state, event)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ArtifactError(
-                f"Event {event.seq} ({event.kind}) cannot be understood: {error!r}. Another version of fedup wrote it; "
-                "use that one, or train and collect into a new folder."
-            ) from error
-    return replace(state, events=events)
+        state = after(state, event)
+    return state
+
+
+def after(state: State, event: Event) -> State:
+    """The state after one event more: what is before it is not folded again."""
+    return replace(changed_by(state, event), events=state.events.plus(event))
+
+
+def changed_by(state: State, event: Event) -> State:
+    """What an event makes of a state, without a note of the event itself."""
+    try:
+        return _after(state, event)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise ArtifactError(
+            f"Event {event.seq} ({event.kind}) cannot be understood: {error!r}. Another version of fedup wrote it; "
+            "use that one, or train and collect into a new folder."
+        ) from error
 
 
 def _after(state: State, event: Event) -> State:
@@ -231,6 +243,11 @@ def _after(state: State, event: Event) -> State:
             centroids = FileRecord(**body["centroids"]) if body["centroids"] is not None else state.centroids
             served = None if body["filter"] is None else FileRecord(**body["filter"])
             return replace(state, requests=requests, centroids=centroids, filter=served)
+        case "added":  # rows or clients that came later (run.head_desk)
+            names = body["added"]["client_names"]
+            about = {**state.about, "client_names": list(names)} if names else state.about
+            statistics, served = FileRecord(**body["centroids"]), FileRecord(**body["filter"])
+            return replace(state, about=about, centroids=statistics, filter=served)
         case "waiting":
             return replace(state, requests=_with_new(state, event, waiting=True))
         case "withdrawn":  # requests that waited
@@ -242,9 +259,9 @@ def _after(state: State, event: Event) -> State:
         case "declined":  # a filter not put in force; queued requests are refused with it
             ids = [own["id"] for own in body["declined"] if isinstance(own, dict)]
             return replace(state, requests=_with_reason(state, "refused", ids, body.get("why", "")))
-        case "charged" | "corrected":  # a release under DP, or what a client's own account has beyond it (run.ledger)
-            if Charge(**body).correction != (event.kind == "corrected"):
-                raise ValueError("a charge under the name of a correction, or the other way round")
+        case "charged" | "corrected" | "booked":  # releases under DP, or what clients' own accounts have beyond them
+            for _ in charges_in(event):
+                pass
         case "budgeted":  # what clients may spend
             Budget(**body["budget"])
             _ = [int(client) for client in body["clients"]]

@@ -6,8 +6,8 @@ import torch
 
 from fedup.clients.in_process import InProcess
 from fedup.clients.protocol import Contact
-from fedup.clients.subjects import resolve
-from fedup.errors import ContactError, HarmError, PlugError, RequestError
+from fedup.clients.subjects import resolved as resolved
+from fedup.errors import HarmError, PlugError, RequestError
 from fedup.federation import Federation
 from fedup.filters.bottleneck import Filter, FilterConfig
 from fedup.filters.presets import PresetName, preset
@@ -179,7 +179,7 @@ def classes_left_without_holder(centroids: Centroids, requests: Collection[Forge
 def sealed_cells(centroids: Centroids, requests: Collection[Forget]) -> list[CellName]:
     """Cells at the server that only a restore uses: left out by requests, or originals kept aside."""
     forget_set = union(requests)
-    left_out = {cell.name for cell in centroids.cells_named(forget_set)}
+    left_out = {cell.name for cell in (*centroids.cells_named(forget_set), *centroids.cells_pending)}
     return sorted((left_out - centroids.purged) | set(centroids.sealed))
 
 
@@ -188,18 +188,6 @@ def contact_of(clients: Federation | Contact | None, plugged: PluggedModel, cent
     if isinstance(clients, Federation):
         return InProcess(clients, plugged.base, one_reader=True, ledger=centroids.ledger)
     return clients
-
-
-def resolved(request: Forget, contact: Contact | None) -> Forget:
-    """The request with the rows of its persons, which clients are asked for."""
-    if request.is_resolved:
-        return request
-    if contact is None:
-        raise ContactError(
-            f"To {request} needs the clients, which alone know whose their rows are, and there is no way to reach "
-            "them: pass clients=federation; on the command line, have the data set here."
-        )
-    return resolve(request, contact)
 
 
 def _several(request: Forget | Collection[Forget]) -> frozenset[Forget]:
