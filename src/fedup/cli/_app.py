@@ -18,7 +18,7 @@ _VERBS = {  # by panel of the first page: one file each, with a function of its 
     "Learn": ("train", "add", "collect", "budget"),
     "Requests": ("unlearn", "restore", "purge", "status", "evidence", "verify"),
     "Serve": ("evaluate", "predict", "export"),
-    "More": ("list", "demo", "node-rules"),
+    "More": ("list", "demo", "node-rules", "release"),
 }
 for panel, verbs in _VERBS.items():
     for verb in verbs:
