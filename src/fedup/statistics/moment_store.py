@@ -152,23 +152,27 @@ class MomentStore(Centroids):
 
     def retained(self, forget_set: Forget) -> IntegerMoments:
         """The moments of everything but these clients and classes: the total less what is forgotten."""
-        left = self.total
-        for client in forget_set.client_ids:
-            if client in self.parts:
-                left = left - self.moments_of(client)
-        counts, sums, second = left.counts.clone(), left.sums.clone(), left.second.clone()
+        left = IntegerMoments(self.total.counts.clone(), self.total.sums.clone(), self.total.second.clone())
+        counts, sums, second = left.counts, left.sums, left.second
+        for client in (client for client in forget_set.client_ids if client in self.parts):
+            part, labels, slot = self.parts[client], self._table.labels(client), self._table.slot(client)
+            counts[labels] -= self.counts[slot]
+            sums[labels] -= part.sums
+            second -= 0 if part.second is None else part.second
         out_classes = sorted(label for label in forget_set.class_ids if label < self.num_classes)
         counts[out_classes], sums[out_classes] = 0, 0
         for label in out_classes:
             second -= self.of_classes.get(label, 0)
+        singled_out = False
         for sign, cell in self._single_cells(forget_set):
+            singled_out = True
             if cell.name not in self.of_cells:
                 raise ContactError(
                     f"The second moments of cell {cell.name} are not here yet: its client must be asked."
                 )
             second += sign * self.of_cells[cell.name]
         retained = IntegerMoments(counts, sums, second)
-        self._check(retained, "What is retained")
+        self._check(retained, "What is retained", products=bool(forget_set.class_ids or singled_out))
         return retained
 
     def classes_with_few(self, forget_set: Forget) -> list[int]:
@@ -176,9 +180,9 @@ class MomentStore(Centroids):
         kept = sorted(self.few.keys() - forget_set.class_ids)
         return [label for label in kept if self.few[label] - forget_set.client_ids]
 
-    def _check(self, moments: IntegerMoments, what: str) -> None:
+    def _check(self, moments: IntegerMoments, what: str, *, products: bool = True) -> None:
         try:
-            moments.check(self.config)
+            moments.check(self.config, products=products)
         except DataError as error:
             raise DataError(
                 f"{what} is not what any rows have: {error}. A client sent wrong statistics, or the store is damaged."
