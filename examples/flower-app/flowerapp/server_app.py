@@ -22,7 +22,8 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train, collect, answer and restore; figures are printed, and written to result.json."""
-    config, nodes = context.run_config, int(context.run_config["nodes"])
+    config = context.run_config
+    nodes = int(config["nodes"]) or len(list(grid.get_node_ids()))
     torch.manual_seed(0)
     started, model = time.perf_counter(), task.make_model()
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes)
@@ -45,7 +46,7 @@ def main(grid: Grid, context: Context) -> None:
     collection |= {"clients": list(store.clients), "rules": contact.node_rules, "sha256": task.digest(store)}
     print(f"collected: {json.dumps(collection)}")
 
-    digits, requests = task.load(config), []
+    digits, requests = task.load(config, nodes), []
     original = predict(model, digits.test_x)
     for request in digits.requests:
         before, sent = task.evaluate(model, digits, request), traffic(contact)

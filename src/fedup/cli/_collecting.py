@@ -116,7 +116,7 @@ def _as_options(settings: Settings) -> str:
 
 def _collect(session: Session, writer: Writer, config: Config | None) -> dict[str, Any]:
     state = writer.state
-    waiting = [request.id for request in state.requests if request.restored_in is None]
+    waiting = [request.id for request in (*state.active, *state.open, *state.waiting, *state.queued)]
     if waiting:
         raise RequestError(
             f"Requests are in force or open ({', '.join(waiting)}): asking all clients anew would bring back what they "

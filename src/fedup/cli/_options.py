@@ -41,6 +41,10 @@ MaxClassLossOption = Annotated[
 SubjectKeyOption = Annotated[
     Path | None, typer.Option(help="File with the key of persons; by default subjects.key in the run folder.")
 ]
+ModelPathOption = Annotated[
+    str | None,
+    typer.Option("--model", help="Folder of a server app: the function that makes its model, package.module:function."),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Put the filter in force whatever it costs.")]
 
 DEFAULT_RUN = Path("run")

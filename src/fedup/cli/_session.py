@@ -17,6 +17,7 @@ from fedup.errors import ArtifactError, MissingDataError, NoArchitectureError, S
 from fedup.federation import Federation
 from fedup.models.backbone import with_blank_head
 from fedup.rng import generator
+from fedup.run.architecture import architecture_of, build_architecture
 from fedup.run.folder import Run, Writer
 from fedup.run.ledger import RunLedger, ledger_of
 from fedup.run.serving import load_plugged, load_store, read_served, read_with
@@ -39,8 +40,11 @@ if TYPE_CHECKING:
 class Session:
     """One command's work on a folder."""
 
-    def __init__(self, path: Path, *, device: str = "cpu", subject_key: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, *, device: str = "cpu", subject_key: Path | None = None, model: str | None = None
+    ) -> None:
         self.run = Run(path)
+        self.model = model  # import path of the function that makes it, for the folder of a server app
         self.key_path = subject_key or self.run.path / "subjects.key"
         self._key_is_given = subject_key is not None
         self.device = checked_device(device)
@@ -60,7 +64,7 @@ class Session:
         if not self._key_is_given and not self.key_path.exists():
             return None
         key, known = SubjectKey.load(self.key_path), self.run.read().about.get("subject_key")
-        if key.fingerprint != known:
+        if key.fingerprint != known and not self.is_remote:  # nodes alone know the key of their persons
             raise ArtifactError(f"{self.key_path} is not the key that the persons of {self.run.path} are tagged with.")
         return key
 
@@ -68,6 +72,8 @@ class Session:
         """The names of clients, classes and rows, and the key of persons."""
         about = self.run.read().about
         names = Names.of(about, self.subject_key, str(self.key_path))
+        if self.is_remote:
+            return replace(names, has_persons=True)  # nodes know whose their rows are
         return replace(names, row_ids=lambda: self.row_ids) if about.get("file") else names
 
     def key_for(self, dataset: Dataset) -> SubjectKey | None:
@@ -143,6 +149,8 @@ class Session:
     @cached_property
     def federation_if_here(self) -> Federation | None:
         """The federation, or None (and a note) where its data set is not on this machine."""
+        if self.is_remote:
+            return None
         try:
             return self.federation
         except MissingDataError as error:
@@ -153,18 +161,35 @@ class Session:
         """The model's architecture, without its trained weights; needs no data."""
         about = state.about
         if about.get("made_by"):
-            raise NoArchitectureError(
-                f"{self.run.path} was made by a program of yours ({about['made_by']}), which alone can build its "
-                f"{about['model']}."
-            )
+            return self._built_elsewhere(state).to(self.device)
         if state.is_exact:
             from fedup.cli._exact import backbone_of
 
             return with_blank_head(backbone_of(self, state), len(about["class_names"])).to(self.device)
         return self.recipe.blank_model(about["input_shape"], len(about["class_names"])).to(self.device)
 
+    @cached_property
+    def is_remote(self) -> bool:
+        """Whether a server app made the folder, whose clients commands cannot reach."""
+        return bool(self.run.read().about.get("made_by"))
+
+    def _built_elsewhere(self, state: State) -> nn.Module:
+        """The architecture of a server app's model, by the import path that was given or is on record."""
+        noted = architecture_of(state)
+        if self.model is None and noted is None:
+            raise NoArchitectureError(
+                f"{self.run.path} was made by a program of yours ({state.about['made_by']}), which alone can build its "
+                f"{state.about['model']}: name the function with --model package.module:function."
+            )
+        return build_architecture(self.model or noted["import"], noted["root"] if noted else None)  # type: ignore[index]
+
     def probe(self, state: State) -> torch.Tensor:
         """Random inputs of the model's shape, always the same: for checks that need no data."""
+        if state.about.get("made_by"):
+            row = state.collected.body.get("example") if state.collected else None
+            if row is None or not row["type"].startswith("float"):
+                raise NoArchitectureError(f"{self.run.path} does not say what its inputs look like.")
+            return torch.randn(16, *row["shape"], generator=generator(0, "probe")).to(self.device)
         shape, source = state.about["input_shape"], generator(0, "probe")
         if state.about["input"]["kind"] == "text":
             return torch.randint(1, 20_000, (16, *shape), generator=source).to(self.device)

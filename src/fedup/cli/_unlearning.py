@@ -1,7 +1,7 @@
 """What `fedup unlearn` does: tell new requests from known ones, answer or plan them, and show the result."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from fedup.cli._wording import as_command_line
 from fedup.errors import RequestError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.request import Forget
-from fedup.run.answer import Limits, NewRequest, RequestDesk
+from fedup.run.answer import Limits, NewRequest, Outcome, RequestDesk
 from fedup.run.in_words import class_in_words, count, eraser_in_words, forget_in_words, ids
 from fedup.run.pool import Pool, sort_out
 from fedup.run.state import State
@@ -145,10 +145,16 @@ def answer_requests(
         config = _config(plugged, settings)
         outcome = desk.unlearn(new, config=config, keep_sealed=keep_sealed, limits=limits, pending=pending)
         entries = outcome.entries or [request.entry for request in writer.state.waiting]
+    return describe_answer(outcome, entries, state, store) | {"already": known}
+
+
+def describe_answer(
+    outcome: Outcome, entries: Sequence[Mapping[str, Any]], state: State, store: Centroids
+) -> dict[str, Any]:
+    """The outcome for programs, with its requests as the journal holds them; `state` is that before the answer."""
     report, worst = outcome.report, outcome.report.worst_class
     return describe(outcome) | {
         "requests": [_entry(entry, state.about) for entry in entries],
-        "already": known,
         "waiting": list(outcome.waiting),
         "withheld": list(outcome.withheld),
         "forced": report.forced,

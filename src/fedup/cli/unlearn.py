@@ -37,6 +37,7 @@ def unlearn(
     ] = None,
     pending: Annotated[bool, typer.Option("--pending", help="Answer the requests that wait, if they can be.")] = False,
     subject_key: options.SubjectKeyOption = None,
+    model: options.ModelPathOption = None,
     reference: Annotated[str | None, typer.Option(help="Your own name for the request: a ticket, a letter.")] = None,
     reason: Annotated[
         str, typer.Option(help="withdrawal (rows should look unseen) or poison (their labels should not count).")
@@ -63,6 +64,7 @@ def unlearn(
     Options together are one request; a CSV file may hold many. A request in force is not asked again.
     One filter serves all requests in force; it keeps its settings unless others are given.
     A request with too few rows waits for others (exit status 3).
+    In the folder of a server app, what needs clients is queued for the server (exit status 3).
     In exact mode a head is solved without the rows, and limits count only where they are given.
 
     Examples:
@@ -84,7 +86,7 @@ def unlearn(
             "name what to forget by --client, --class or --samples, or by a --csv file; persons by --subject. "
             "--pending alone answers what waits."
         )
-    session = Session(run, device=device, subject_key=subject_key)
+    session = Session(run, device=device, subject_key=subject_key, model=model)
     names = session.names()
     wanted = [(forget, reference) for forget in from_options(*given, reason, names)]
     if csv is not None:
@@ -99,7 +101,14 @@ def unlearn(
                 for name, value in (("max_loss", max_loss), ("max_class_loss", max_class_loss))
             )
             limits = Limits(next(chosen), force, next(chosen))
-        if dry_run:
+        if session.is_remote:
+            from fedup.cli._queue import answer_or_queue, print_queued
+            from fedup.run.queue import QueueOptions
+
+            queued = QueueOptions(max_loss, max_class_loss, force, keep_sealed, settings)
+            result = answer_or_queue(session, wanted, queued, dry_run=dry_run, wait_s=wait)
+            print_answer = print_queued
+        elif dry_run:
             result = plan_answer(session, wanted, settings, limits, keep_sealed=keep_sealed)
         else:
             result = answer_requests(session, wanted, settings, limits, keep_sealed=keep_sealed, wait_s=wait)
@@ -108,5 +117,5 @@ def unlearn(
     options.show(result, as_json, lambda result: print_answer(result, run))
     if (result.get("declined") and not dry_run) or result.get("withheld"):
         raise typer.Exit(1)
-    if result.get("waiting") and not dry_run:
+    if (result.get("waiting") or result.get("queued")) and not dry_run:
         raise typer.Exit(WAITING)

@@ -24,6 +24,7 @@ from fedup.statistics.integer_moments import MomentConfig
 
 IntakePolicy = Literal["leave_out", "report", "off"]
 _CERTAIN = 7.0  # deviations: noise is beyond in one of 10^11 numbers
+_AT_ONCE = 64  # vectors
 _MOST_HELD_BACK = 1000  # rows of a class that a node's own rules may hold back
 
 
@@ -37,6 +38,10 @@ class Intake:
     like another class than it says, to the other nodes and to the model. `declared_rows` has the rows of each Flower
     node, as it reported them in training (`num-examples`).
 
+    A node that is left out, or whose answer cannot be read, does not end a collection, even where all have to answer
+    (`Delivery.least_fraction`). That holds for a share of `most_left_out` of all nodes, rounded up: two that claim one
+    number are both left out. More of them count like nodes that did not answer: then something else is wrong.
+
     A node with honest rows and wrong labels disagrees, too. The server cannot tell it from a liar.
     """
 
@@ -44,6 +49,7 @@ class Intake:
     declared_rows: Mapping[int, int] = field(default_factory=dict)
     most_rows: float = 30.0
     most_length: float = MOST_LENGTH
+    most_left_out: float = 1 / 3
 
     def __post_init__(self) -> None:
         check_choice("policy", self.policy, IntakePolicy)
@@ -51,6 +57,12 @@ class Intake:
             raise SettingError(
                 f"most_rows and most_length must be 1 or more; found {self.most_rows} and {self.most_length}."
             )
+        if not 0 <= self.most_left_out < 1:
+            raise SettingError(f"most_left_out is a share of the nodes, in [0, 1); found {self.most_left_out}.")
+
+    def most_excused(self, nodes: int) -> int:
+        """How many of so many nodes may be left out by their answers without being missed."""
+        return math.ceil(self.most_left_out * nodes * (1 - 1e-9))
 
     def judge(self, profiles: Mapping[int, Profile], question: Question[Any], facts: ModelFacts) -> dict[int, str]:
         """By node, why its answer disagrees with the others."""
@@ -152,10 +164,13 @@ def _of_centroids(summary: Summary, question: CentroidsQuestion, facts: ModelFac
         require(float(vectors.min()) >= least, "features are below 0 where none can be")
     filled = [i for i, size in enumerate(sizes) if size]
     parts, counts, length, means = vectors.split(sizes), summary.counts.split(sizes), 0.0, []
-    for i in filled:  # one class at a time: the message may be large
-        part, points = parts[i].double(), counts[i].double()
-        means.append(points @ part / points.sum())
-        length = max(length, float(part.norm(dim=1).max()))
+    for i in filled:
+        total = torch.zeros(vectors.shape[1], dtype=torch.float64)
+        for part, points in zip(parts[i].split(_AT_ONCE), counts[i].split(_AT_ONCE), strict=True):
+            block = part.double()  # some rows at a time: the message may be large
+            total += points.double() @ block
+            length = max(length, float(block.norm(dim=1).max()))
+        means.append(total / counts[i].sum())
     stacked = torch.stack(means).float() if means else vectors[:0]
     claimed = torch.tensor([float(summary.rows[summary.labels[i]]) for i in filled], dtype=torch.float64)
     return Profile(tuple(summary.labels[i] for i in filled), claimed, stacked, length, torch.zeros(len(filled)))

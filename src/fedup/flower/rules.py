@@ -4,6 +4,7 @@ import hashlib
 import logging
 import math
 import os
+import stat
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -150,12 +151,17 @@ def in_simulation() -> bool:
 def load_rules(path: Path) -> Rules:
     """The rules in a TOML file; raises SettingError unless every line of it is understood."""
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            mode, content = os.fstat(file.fileno()).st_mode, file.read()
         plain = tomllib.loads(content.decode())
     except (OSError, ValueError) as error:
         raise SettingError(
             f"The rules {path} cannot be read: {error}. Write a file with `fedup node-rules`."
         ) from error
+    if mode & stat.S_IWOTH:
+        raise SettingError(
+            f"Everybody can write to the rules {path}: anybody could open this node. Run chmod o-w {path}."
+        )
     if plain.pop("format", None) != FORMAT:
         raise SettingError(f"{path} is not of format {FORMAT}. Write a new file with `fedup node-rules`.")
     if plain.get("open") is True:

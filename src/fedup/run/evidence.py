@@ -32,6 +32,10 @@ _WAITING = (
     "later rounds of training. It has too few rows to be answered alone, and is answered with others as soon as they "
     "are enough."
 )
+_QUEUED = (
+    "The request is queued: no filter answers it, and the model knows the rows as it did before. They are left out of "
+    "later rounds of training. The server that reaches the clients answers it."
+)
 _UNCHANGED = (
     "The original model was never changed: its weights have the fingerprint given below, and with the filter taken out "
     "it answers bit for bit as before."
@@ -90,7 +94,7 @@ def build_evidence(run: Run, state: State, name: str) -> dict[str, Any]:
         "class_names": list(state.about.get("class_names", ())),
         "base": {"fingerprint": body["base"], "file": state.model.to_json() if state.model else None},
         "first_filter": None
-        if request.withheld or request.waiting
+        if request.withheld or "filter" not in body  # it waits, or is queued
         else {**body["filter"], "config": body["config"], "fitted_at": event.at},
         **_of_filter(state, request, serving),
         "time_s": {stage: body["time_s"][stage] for stage in STAGES if stage in body["time_s"]},
@@ -118,7 +122,9 @@ def _named(request: Request, rows: Mapping[str, Any], about: Mapping[str, Any]) 
 def _of_filter(state: State, request: Request, serving: Event | None) -> dict[str, Any]:
     """The filter that the request is, or was last, in force under: its settings, figures and what is claimed of it."""
     if serving is None:
-        claimed = [*([_OPEN] if request.is_open else [_WAITING] if request.is_waiting else []), _UNCHANGED]
+        states = {_OPEN: request.is_open, _WAITING: request.is_waiting, _QUEUED: request.is_queued}
+        claimed = [*(text for text, holds in states.items() if holds), _UNCHANGED]
+        claimed += [f"The request was refused: {request.refusal}"] if request.refusal is not None else []
         names = ("claim", "filter", "accuracy", "restored_bit_identical", "retrained", "erasure")
         return {**dict.fromkeys(names), "class_recall": {}, "claimed": claimed}
     if state.is_exact:

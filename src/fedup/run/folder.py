@@ -19,7 +19,7 @@ from fedup.errors import ArtifactError, MissingRunError, SettingError
 from fedup.files import explained, replacing
 from fedup.run.journal import Event, Journal, is_unfinished
 from fedup.run.lock import held, holder
-from fedup.run.state import FileRecord, State, state_of
+from fedup.run.state import FileRecord, State, after, changed_by, state_of
 from fedup.run.store import FileStore, hash_of
 
 _OURS = ("run.sqlite", "run.sqlite-journal", "files", "lock", "code")  # what a killed creation may leave
@@ -98,6 +98,8 @@ class Run:
         copies = {name: _read_code(source) for name, source in (code or {}).items()}
         about = {**about, "code": {name: record for name, (record, _) in copies.items()}} if copies else about
         self._check_free()
+        if not restart and self._is_made_for(about):  # to open a folder takes no lock
+            return
         with explained(f"make the folder {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
             self.files.folder.mkdir(exist_ok=True, mode=_PRIVATE)
@@ -116,6 +118,14 @@ class Run:
                         with replacing(self.code_path / record["name"]) as partial:
                             partial.write_bytes(content)
                     journal.append("created", {"about": about})
+
+    def _is_made_for(self, about: Mapping[str, Any]) -> bool:
+        """Whether the folder exists and holds what `about` describes."""
+        if is_unfinished(self.journal_path):
+            return False
+        with closing(Journal(self.journal_path)) as journal:
+            state = state_of(journal.events())
+        return bool(state.events) and not _differences(state, about)
 
     def _check_nothing_lost(self) -> None:
         """Refuse where a new journal would remove the files of a lost one as leftovers."""
@@ -191,9 +201,9 @@ class Writer:
     def commit(self, kind: str, body: Mapping[str, Any]) -> Event:
         """Append an event, and then remove the files that it superseded."""
         trial = Event(len(self.state.events) + 1, "", kind, json.loads(json.dumps(body)), "")
-        self._check_there(state_of([*self.state.events, trial]))  # never write what cannot be read back
+        self._check_there(changed_by(self.state, trial))  # never write what cannot be read back
         event = self._journal.append(kind, body)
-        self.state = state_of([*self.state.events, event])
+        self.state = after(self.state, event)
         self.sweep()
         return event
 

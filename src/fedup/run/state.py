@@ -6,8 +6,10 @@ from typing import Any
 
 from fedup.errors import ArtifactError, RequestError
 from fedup.privacy.guarantee import DP
-from fedup.privacy.ledger import Budget, Charge
+from fedup.privacy.ledger import Budget
 from fedup.request import Forget, union
+from fedup.run.charges import charges_in
+from fedup.run.history import History
 from fedup.run.journal import GENESIS, Event
 
 
@@ -31,8 +33,8 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Request:
-    """A request that came in: in force, waiting for others, open (no filter answers it, its rows are left out), or
-    taken back."""
+    """A request that came in: in force, waiting for others, open (no filter answers it, its rows are left out), queued
+    for the server that reaches the clients, refused by it, or taken back."""
 
     id: str
     forget: Forget
@@ -42,10 +44,14 @@ class Request:
     withheld: bool = False
     waiting: bool = False
     waited_since: str | None = None  # when it first had to wait
+    queued: bool = False
+    postponed: str | None = None  # why the server could not answer it yet (run.queue)
+    refusal: str | None = None  # why the server does not answer it
 
     @property
     def is_active(self) -> bool:
-        return self.restored_in is None and not self.withheld and not self.waiting
+        idle = self.withheld or self.waiting or self.queued or self.refusal is not None
+        return self.restored_in is None and not idle
 
     @property
     def is_open(self) -> bool:
@@ -56,8 +62,14 @@ class Request:
         return self.restored_in is None and self.waiting
 
     @property
+    def is_queued(self) -> bool:
+        return self.restored_in is None and self.queued
+
+    @property
     def status(self) -> str:
         """In words."""
+        if self.refusal is not None or self.is_queued:
+            return "refused" if self.refusal is not None else "queued, no filter"
         if self.is_waiting:
             return "waits, no filter"
         return "in force" if self.is_active else "open, no filter" if self.is_open else "taken back"
@@ -75,7 +87,7 @@ class Request:
             "reference": self.reference,
             "kind": self.forget.kind,
             "reason": self.forget.reason,
-            "forget": self.forget.to_json(),
+            "forget": self.forget.queued_json(),
             "asked_at": self.waited_since or self.asked_in.at,
             "waited": self.waited_since is not None,
             "status": self.status,
@@ -94,7 +106,7 @@ class State:
     centroids: FileRecord | None = None
     filter: FileRecord | None = None
     requests: tuple[Request, ...] = ()
-    events: tuple[Event, ...] = ()
+    events: History = field(default_factory=History)
 
     @property
     def head(self) -> str:
@@ -127,9 +139,14 @@ class State:
         return tuple(request for request in self.requests if request.is_waiting)
 
     @property
+    def queued(self) -> tuple[Request, ...]:
+        """Requests that wait for a server that reaches the clients, in the order in which they came."""
+        return tuple(request for request in self.requests if request.is_queued)
+
+    @property
     def left_out(self) -> Forget:
-        """What is no longer trained on: all requests in force, open and waiting."""
-        return union(request.forget for request in (*self.active, *self.open, *self.waiting))
+        """What is no longer trained on: all requests in force, open, waiting and queued."""
+        return union(request.forget for request in (*self.active, *self.open, *self.waiting, *self.queued))
 
     @property
     def forgets(self) -> frozenset[Forget]:
@@ -187,16 +204,26 @@ class State:
 
 def state_of(events: Iterable[Event]) -> State:
     """The state that these events lead to."""
-    state, events = State(), tuple(events)
+    state = State()
     for event in events:
-        try:
-            state = _after(state, event)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ArtifactError(
-                f"Event {event.seq} ({event.kind}) cannot be understood: {error!r}. Another version of fedup wrote it; "
-                "use that one, or train and collect into a new folder."
-            ) from error
-    return replace(state, events=events)
+        state = after(state, event)
+    return state
+
+
+def after(state: State, event: Event) -> State:
+    """The state after one event more: what is before it is not folded again."""
+    return replace(changed_by(state, event), events=state.events.plus(event))
+
+
+def changed_by(state: State, event: Event) -> State:
+    """What an event makes of a state, without a note of the event itself."""
+    try:
+        return _after(state, event)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise ArtifactError(
+            f"Event {event.seq} ({event.kind}) cannot be understood: {error!r}. Another version of fedup wrote it; "
+            "use that one, or train and collect into a new folder."
+        ) from error
 
 
 def _after(state: State, event: Event) -> State:
@@ -225,9 +252,16 @@ def _after(state: State, event: Event) -> State:
             return replace(state, requests=_with_new(state, event, waiting=True))
         case "withdrawn":  # requests that waited
             return replace(state, requests=_with_restored(state, event))
-        case "charged" | "corrected":  # a release under DP, or what a client's own account has beyond it (run.ledger)
-            if Charge(**body).correction != (event.kind == "corrected"):
-                raise ValueError("a charge under the name of a correction, or the other way round")
+        case "queued":
+            return replace(state, requests=_with_new(state, event, queued=True))
+        case "postponed" | "refused":
+            return replace(state, requests=_with_reason(state, event.kind, body["requests"], body["why"]))
+        case "declined":  # a filter not put in force; queued requests are refused with it
+            ids = [own["id"] for own in body["declined"] if isinstance(own, dict)]
+            return replace(state, requests=_with_reason(state, "refused", ids, body.get("why", "")))
+        case "charged" | "corrected" | "booked":  # releases under DP, or what clients' own accounts have beyond them
+            for _ in charges_in(event):
+                pass
         case "budgeted":  # what clients may spend
             Budget(**body["budget"])
             _ = [int(client) for client in body["clients"]]
@@ -235,20 +269,21 @@ def _after(state: State, event: Event) -> State:
             _ = [(int(own["client"]), str(own["identity"])) for own in body["bindings"]]
         case "released":
             _ = [int(client) for client in body["clients"]]
-        case "declined" | "evaluated" | "evidenced":  # a filter not put in force, Retrain's figures, pages
+        case "evaluated" | "evidenced":  # Retrain's figures, pages
             pass
         case unknown:
             raise KeyError(unknown)
     return state
 
 
-def _with_new(state: State, event: Event, *, waiting: bool = False) -> tuple[Request, ...]:
-    """All requests in the order of their ids: new ones, and open or waiting ones that were asked again."""
+def _with_new(state: State, event: Event, *, waiting: bool = False, queued: bool = False) -> tuple[Request, ...]:
+    """All requests in the order of their ids: new ones, and open, waiting or queued ones that were asked again."""
     requests = {request.id: request for request in state.requests}
     for asked in event.body["requests"]:
         forget, name = Forget.from_json(asked["forget"]), asked["id"]
-        since = requests[name].waited_since if name in requests else event.at if waiting else None
-        about: dict[str, Any] = {"withheld": asked["withheld"], "waiting": waiting, "waited_since": since}
+        since = requests[name].waited_since if name in requests else event.at if waiting or queued else None
+        about: dict[str, Any] = {"withheld": asked["withheld"], "waiting": waiting, "queued": queued}
+        about["waited_since"] = since
         requests[name] = Request(name, forget, asked["reference"], event, **about)
     return tuple(sorted(requests.values(), key=lambda request: int(request.id[1:])))
 
@@ -256,3 +291,13 @@ def _with_new(state: State, event: Event, *, waiting: bool = False) -> tuple[Req
 def _with_restored(state: State, event: Event) -> tuple[Request, ...]:
     ids = set(event.body["requests"])
     return tuple(replace(request, restored_in=event) if request.id in ids else request for request in state.requests)
+
+
+def _with_reason(state: State, kind: str, ids: Iterable[str], why: str) -> tuple[Request, ...]:
+    """All requests; of those that are queued under these ids, why they are postponed or refused."""
+    named = set(ids)
+    change: dict[str, Any] = {"postponed": why} if kind == "postponed" else {"refusal": why, "queued": False}
+    return tuple(
+        replace(request, **change) if request.id in named and request.is_queued else request
+        for request in state.requests
+    )

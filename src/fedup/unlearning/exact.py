@@ -121,7 +121,8 @@ class HeadModel(ExactModel):
         report, store, forget_set = Report(requests), self.store, union(requests)
         contact = self.contact(clients)
         before = contact.traffic if contact else Traffic()
-        refresh = MomentRefresh(store, contact, report, keep_sealed=keep_sealed)
+        new = union(requests - self.requests)
+        refresh = MomentRefresh(store, contact, report, keep_sealed=keep_sealed, new=new)
         used = CellsInUse(store, Forget(forget_set.client_ids, forget_set.class_ids))
         try:
             with torch.inference_mode(False), refresh.undone_on_error():

@@ -9,6 +9,7 @@ import torch
 from fedup.errors import FedUPError
 from fedup.request import Forget, union
 from fedup.serving.plugged import Served
+from fedup.statistics.kept_eraser import EraserParts
 from fedup.statistics.store import Centroids
 from fedup.targets import MEASURE, OUTPUT
 from fedup.unlearning.bottleneck_fit import cells_in_use
@@ -50,6 +51,7 @@ class Execution:
         self._plan, self._report = plan, report
         self._fit = fit_of(plan)
         self._measurement = Measurement(plan, report, self._fit)
+        self._eraser_parts: EraserParts = {}  # to be kept with the answer
         self._classes_lost = False  # a loss that force has allowed
         self._known_lost: dict[int, int] | None = None  # classes lost before, where a refresh would hide that
 
@@ -59,7 +61,8 @@ class Execution:
         active, before = plan.requests - new, plan.plugged.served
         store, several = plan.centroids, len(new) > 1 and self._measurement.applies(new)
         original = store.to(store.device) if several else None
-        refresh = refresh_of(plan.centroids, plan.contact, report, keep_sealed=plan.terms.keep_sealed)
+        keep_sealed = plan.terms.keep_sealed
+        refresh = refresh_of(plan.centroids, plan.contact, report, keep_sealed=keep_sealed, new=union(new))
         device = store.device.type
         # A fit needs gradients; autocast's cached casts would hide its steps.
         with refresh.undone_on_error(), torch.inference_mode(False), torch.autocast(device, enabled=False):
@@ -81,13 +84,16 @@ class Execution:
             self._settle(active | new, candidate if new or not report.withheld else before)
 
     def _settle(self, requests: frozenset[Forget], candidate: Served | None) -> None:
-        report, store = self._report, self._plan.centroids
+        report, store, before = self._report, self._plan.centroids, self._plan.plugged.served
         with report.stage("swap"):
-            if candidate is not None and candidate is not self._plan.plugged.served:
+            if candidate is not None and candidate is not before:
                 self._plan.plugged.serve(candidate)
         report.requests = requests
         report.erasure = candidate.erasure.about if candidate is not None and candidate.erasure is not None else None
         store.open = {request for request in store.open if request not in requests} | report.withheld
+        store.pending = {**dict.fromkeys(report.pending, frozenset()), **store.pending}
+        if candidate is not None and candidate is not before:
+            store.eraser_parts = self._eraser_parts
         if report.withheld:
             report.note(FARTHER, report.withheld)
 
@@ -108,15 +114,16 @@ class Execution:
                 self._check_classes_left(left_out, checked_against)
                 refresh.bring_up_to_date(used, left_out)
                 self._check_classes_left(left_out, checked_against)  # purged cells are known now
+        model, bound = plan.plugged, union(plan.new).sample_ids.keys()
         eraser = EraserBuilder(
-            plan.plugged.base, plan.plugged.cut, plan.eraser_config, plan.contact, report, dp=store.dp
+            model.base, model.cut, plan.eraser_config, plan.contact, report, store=store, bound=bound
         )
         candidates = self._candidates(requests, forget_set, eraser, left_out)
         chosen = min(candidates, key=lambda candidate: candidate.loss)
         if plan.force and chosen.loss > plan.terms.max_class_loss:
             chosen = candidates[0]
         report.class_recall, report.centroids_used = chosen.recalls, chosen.centroids_used
-        self._measurement.counted = chosen.counted
+        self._measurement.counted, self._eraser_parts = chosen.counted, eraser.parts
         limits: Any = {"max_class_loss": plan.terms.max_class_loss, "targets": store.targets}
         plan.allow(lambda: check_recall(chosen.recalls, forget_set, **limits), report)
         self._note_choice(candidates[0].served, chosen.served, forget_set)

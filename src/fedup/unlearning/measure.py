@@ -147,7 +147,8 @@ class Measurement:
             counts[cell.label] += store.rows_in(cell) + len(store.excluded.get(cell.name, ()))
         for client, ids in request.sample_ids.items():
             if client not in request.client_ids:
-                counts.update(store.sample_labels.get(client, {})[i] for i in ids)
+                known = store.sample_labels.get(client, {})
+                counts.update(known[i] for i in ids if i in known)
         return {label: count / counts.total() for label, count in sorted(counts.items()) if count}
 
     def _refuse_unchecked(self) -> None:

@@ -95,7 +95,7 @@ class RequestPlan:
     def cells_asked(self) -> list[CellName]:
         """Cells that clients must cluster again, as far as the server knows."""
         outlook = refresh_of(self.centroids, None, Report(frozenset()), keep_sealed=False)
-        touched = outlook.touched(self.cells_used, self.left_out, ask=False)
+        touched = outlook.touched(replace(self.cells_used, answered=True), self.left_out, ask=False)
         return [cell.name for _, cells, _ in touched for cell in cells]
 
     @cached_property
@@ -126,7 +126,7 @@ class RequestPlan:
     def _eraser(self) -> tuple[list[int], list[str]]:
         report, served = Report(self.requests), self.plugged.served
         builder = EraserBuilder(
-            self.plugged.base, self.plugged.cut, self.eraser_config, self.contact, report, dp=self.centroids.dp
+            self.plugged.base, self.plugged.cut, self.eraser_config, self.contact, report, store=self.centroids
         )
         clients = builder.clients_to_ask(self.requests, self.left_out, served.question if served else None)
         return clients, report.notes

@@ -33,6 +33,8 @@ class Report:
     forced: list[str] = field(default_factory=list)  # refusals that force overrode
     withheld: frozenset[Forget] = frozenset()  # requests that stay open without a filter
 
+    pending: dict[int, str] = field(default_factory=dict)  # by client that has not answered: what waits for it
+
     @property
     def worst_class(self) -> "tuple[int, Recall] | None":
         """The class that loses most recall; None if recall was not measured."""
@@ -66,6 +68,11 @@ class Report:
             own = self.notes_about.setdefault(request.digest, [])
             if text not in own:
                 own.append(text)
+
+    def wait_for(self, client: int, part: str) -> None:
+        """Record that a part of the answer waits for a client."""
+        before = self.pending.get(client)
+        self.pending[client] = part if before is None or part in before else f"{before}; {part}"
 
     def note_contact(self, client: int) -> None:
         """Record that a client is asked something."""

@@ -179,7 +179,7 @@ def classes_left_without_holder(centroids: Centroids, requests: Collection[Forge
 def sealed_cells(centroids: Centroids, requests: Collection[Forget]) -> list[CellName]:
     """Cells at the server that only a restore uses: left out by requests, or originals kept aside."""
     forget_set = union(requests)
-    left_out = {cell.name for cell in centroids.cells_named(forget_set)}
+    left_out = {cell.name for cell in (*centroids.cells_named(forget_set), *centroids.cells_pending)}
     return sorted((left_out - centroids.purged) | set(centroids.sealed))
 
 
