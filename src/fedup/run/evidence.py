@@ -9,7 +9,7 @@ from typing import Any
 import fedup
 from fedup.files import write_text
 from fedup.page import render
-from fedup.run.evidence_exact import last_claim, of_head
+from fedup.run.evidence_exact import added_later, last_claim, of_head
 from fedup.run.evidence_page import page_content
 from fedup.run.folder import Run
 from fedup.run.in_words import client_in_words
@@ -103,6 +103,7 @@ def build_evidence(run: Run, state: State, name: str) -> dict[str, Any]:
             "protection_of_the_cache": state.protection,
             "guarantee_of_the_cache": asdict(state.guarantee) if state.guarantee else None,
         },
+        "added": added_later(state),
         "machine": body.get("machine"),
         "trained_on": state.trained.body.get("machine") if state.trained else None,
         "notes": asked["notes"],

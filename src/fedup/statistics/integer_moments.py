@@ -199,8 +199,12 @@ class IntegerMoments:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def check(self, config: MomentConfig) -> None:
-        """Raise where these are not the moments of any rows within the bound."""
+    def check(self, config: MomentConfig, *, products: bool = True) -> None:
+        """Raise where these are not the moments of any rows within the bound.
+
+        Without `products`, second moments are looked at for their size only: that is enough for a sum of moments each
+        of which was checked, and a factorisation is most of the work of a request.
+        """
         if bool((self.counts < 0).any()):
             raise DataError("a class has fewer than 0 rows")
         if self.rows > config.most_rows:
@@ -208,16 +212,23 @@ class IntegerMoments:
         counts, sums = self.counts.double(), self.sums.double()
         if bool((sums.norm(dim=1) > counts * config.limit * (1 + 1e-9)).any()):
             raise DataError("the sum of a class is longer than its rows can be")
-        dense = self.dense_second()
-        trace = float(dense.diagonal().sum())
+        places = torch.arange(self.width)
+        trace = float(self.second[places * (places + 3) // 2].double().sum())  # of the diagonal
         if trace > self.rows * config.limit**2 * (1 + 1e-9):
             raise DataError("second moments are larger than rows within the bound have")
+        if not products:
+            return
         held = counts > 0
         means = sums[held] / counts[held].sqrt()[:, None]
-        scatter = dense - means.T @ means  # within classes: positive semidefinite for real rows
+        scatter = self.lower_second().sub_(means.T @ means)  # within classes: positive semidefinite for real rows
         scatter.diagonal().add_(1e-9 * trace + 1e-3)
         if int(torch.linalg.cholesky_ex(scatter).info):
             raise DataError("second moments are not those of any rows with these sums")
+
+    def lower_second(self) -> Tensor:
+        """The lower triangle of the second moments, zeros above it. (D, D) in double precision"""
+        empty = torch.zeros(self.width, self.width, dtype=torch.float64)
+        return empty.masked_scatter_(_lower(self.width), self.second.double())
 
     def dense_second(self) -> Tensor:
         """The second moments as a full matrix. (D, D) in double precision"""
@@ -249,7 +260,7 @@ def second_moment(rows: Tensor, config: MomentConfig) -> Tensor:
 
 def packed(matrix: Tensor) -> Tensor:
     """The lower triangle of a symmetric matrix, row by row."""
-    return matrix.masked_select(_lower(len(matrix), matrix.device))
+    return matrix.masked_select(_lower(len(matrix)).to(matrix.device))
 
 
 def unpacked(triangle: Tensor, width: int) -> Tensor:
@@ -273,9 +284,10 @@ def _places(width: int) -> Tensor:
     return high * (high + 1) // 2 + low
 
 
-def _lower(width: int, device: torch.device | None = None) -> Tensor:
+@lru_cache(maxsize=2)
+def _lower(width: int) -> Tensor:
     """A mask of the lower triangle."""
-    return torch.ones(width, width, dtype=torch.bool, device=device).tril_()
+    return torch.ones(width, width, dtype=torch.bool).tril_()
 
 
 def retained_mask(groups: Tensor, left_out: Tensor, config: MomentConfig) -> Tensor:
