@@ -21,6 +21,7 @@ _LONGEST_PAUSE_S = 30.0  # between tries
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0  # between looks for answers
 _PULLED_AT_ONCE = 16  # answers
 _MAY_COME_BACK = (3, 4, 5)  # Flower's codes for a message, reply or node that is not available; it exports none
+_LONGEST_REASON = 600  # characters
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -51,6 +52,15 @@ class Delivery:
                 "timeout_s must be above 0, retries 0 or more, least_fraction in (0, 1]; found "
                 f"{self.timeout_s}, {self.retries}, {self.least_fraction}."
             )
+
+
+def shown(text: str) -> str:
+    """A text of a stranger for logs and terminals: one line, not long, without control characters.
+
+    >>> shown("no\\n\\x1b[31mnode 3 is fine" + "!" * 1000)[:24]
+    'no  [31mnode 3 is fine!!'
+    """
+    return "".join(letter if letter.isprintable() else " " for letter in text[:_LONGEST_REASON])
 
 
 class Messenger:
@@ -95,7 +105,7 @@ class Messenger:
                         raise DataError(f"{answer.status}: {answer.reason}")
                     fitting[node] = read(node, answer)
                 except DataError as error:  # a second try would give the same
-                    self.left_out[node] = str(error)
+                    self.left_out[node] = shown(str(error))
                     self.unusable |= {node} if answer.status in ("ok", "unreadable") else set()
         silence = f"no answer within {self._delivery.timeout_s:g} s, asked {tries} times"
         self.left_out |= dict.fromkeys(waiting, silence)
