@@ -23,6 +23,7 @@ _PULLED_AT_ONCE = 16  # answers
 _PUSHED_AT_ONCE = 1024  # questions
 _BOOKED_AT_ONCE, _BOOKED_BYTES = 512, 2**24  # answers that are counted and charged together, or fewer large ones
 _MAY_COME_BACK = (3, 4, 5)  # Flower's codes for a message, reply or node that is not available; it exports none
+_LONGEST_REASON = 600  # characters
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -63,6 +64,15 @@ class Arrival(NamedTuple):
     answer: Answer
     is_counted: bool = True  # else Flower's own word that nothing comes
     is_late: bool = False
+
+
+def shown(text: str) -> str:
+    """A text of a stranger for logs and terminals: one line, not long, without control characters.
+
+    >>> shown("no\\n\\x1b[31mnode 3 is fine" + "!" * 1000)[:24]
+    'no  [31mnode 3 is fine!!'
+    """
+    return "".join(letter if letter.isprintable() else " " for letter in text[:_LONGEST_REASON])
 
 
 class Messenger:
@@ -109,7 +119,7 @@ class Messenger:
                         raise DataError(f"{answer.status}: {answer.reason}")
                     fitting[node] = read(node, answer)
                 except DataError as error:  # a second try would give the same
-                    self.left_out[node] = str(error)
+                    self.left_out[node] = shown(str(error))
                     self.unusable |= {node} if answer.status in ("ok", "unreadable") else set()
         silence = f"no answer within {self._delivery.timeout_s:g} s, asked {tries} times"
         self.left_out |= dict.fromkeys(waiting, silence)

@@ -45,7 +45,9 @@ answer_after_s = 0.0
 
 # Releases under differential privacy: ε and δ of one, and of all together as long as the account exists. Without this
 # part they are refused. Exact answers are outside this guarantee.
+# unit = "subject" allows only releases that protect all rows of a person together, where the app says whose rows are.
 [privacy]
+unit = "record"
 most_epsilon = 2.0
 most_delta = 1e-5
 total_epsilon = 8.0
