@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
+from fedup.filters.delta import ChangedWeight, changed_weights
 from fedup.models.cut import flat_tail
 from fedup.models.features import FeatureReader, Features
 from fedup.models.layout import Granularity, to_positions
@@ -59,3 +60,19 @@ class ModelFacts:
             shapes = {cut: to_positions(batch[cut], over).shape for cut, over in wanted}
             self._layouts[wanted] = {cut: (shape[1], shape[2]) for cut, shape in shapes.items()}
         return self._layouts[wanted]
+
+    def changed_weights(self, cut: str) -> tuple[ChangedWeight, ...]:
+        """The weights that a delta changes."""
+        return changed_weights(self._model, cut)
+
+    @torch.no_grad()
+    def relative_change(self, cut: str, changes: Mapping[str, Tensor]) -> float:
+        """The length of a change of weights, in lengths of the weights themselves."""
+        pairs = [
+            (weight.whole(changes[weight.name].cpu()), self._model.get_parameter(weight.name).cpu())
+            for weight in self.changed_weights(cut)
+        ]
+        lengths = [
+            math.sqrt(sum(float(part.double().square().sum()) for part in parts)) for parts in zip(*pairs, strict=True)
+        ]
+        return lengths[0] / max(lengths[1], 1e-12)
