@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from fedup.filters.delta import ChangedWeight, changed_weights
 from fedup.models.cut import flat_tail
 from fedup.models.features import FeatureReader, Features
 from fedup.models.layout import Granularity, to_positions
@@ -57,3 +58,7 @@ class ModelFacts:
             shapes = {cut: to_positions(batch[cut], over).shape for cut, over in wanted}
             self._layouts[wanted] = {cut: (shape[1], shape[2]) for cut, shape in shapes.items()}
         return self._layouts[wanted]
+
+    def changed_weights(self, cut: str) -> tuple[ChangedWeight, ...]:
+        """The weights that a delta changes."""
+        return changed_weights(self._model, cut)
