@@ -1,4 +1,4 @@
-"""A delta: a small change of weights, fitted by the clients that hold the withdrawn rows, served over the frozen base."""
+"""A delta: a small change of weights, fitted by the clients that hold the withdrawn rows."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -64,8 +64,8 @@ def _did(report: Report, plugged: PluggedModel) -> str:
     size = plugged.served.size_bytes if plugged.served else 0
     asked = len(report.clients_contacted)
     return (
-        f"{asked} client{'' if asked == 1 else 's'} fitted a change of weights of {size:,} bytes, after which forgotten "
-        "rows look unseen; the weights under it are frozen and still hold what they learned"
+        f"{asked} client{'' if asked == 1 else 's'} fitted a change of weights of {size:,} bytes, which is served over "
+        "the base; the weights under it are frozen and still hold what they learned"
     )
 
 
