@@ -28,8 +28,8 @@ class Method:
     force: bool = False
 
     def supports(self, request: Forget) -> bool:
-        """Withdrawn rows and clients: a class needs no delta."""
-        return request.reason == "withdrawal" and not request.class_ids
+        """Withdrawn rows and clients; a class beside them gets a filter as well."""
+        return request.reason == "withdrawal" and bool(request.client_ids or request.sample_ids)
 
     def unlearn(self, task: Task) -> Unlearned:
         """The original model with changed weights in a view."""
