@@ -97,7 +97,7 @@ class Delta:
     changes they are.
     """
 
-    by_client: Mapping[int, Changes]
+    by_client: Mapping[int, Changes]  # empty where the rows looked unseen already
     questions: Mapping[int, str]  # by client, the digest of the question that its change answers
     requests: frozenset[str]  # digests of the requests that it answers
     scale: float = 1.0  # what is served of the sum
@@ -117,9 +117,20 @@ class Delta:
         return {name: self.scale * change for name, change in total.items()}
 
     @property
+    def is_merged(self) -> bool:
+        """Whether it holds nothing but the sum."""
+        return set(self.by_client) == {MERGED}
+
+    @property
     def merged(self) -> "Delta":
         """The same delta with the sum alone."""
         return replace(self, by_client={MERGED: replace(self, scale=1.0).total})
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Plain data for reports."""
+        clients = sorted(self.questions)
+        return {"requests": sorted(self.requests), "clients": clients, "scale": self.scale, "bytes": self.size_bytes}
 
     @torch.no_grad()
     def apply_to(self, view: nn.Module, cut: str) -> None:
@@ -127,33 +138,34 @@ class Delta:
         if not self.fits(view, cut):
             raise PlugError("The delta changes other weights than this model has: it was made for another model.")
         total = self.total
-        for weight in changed_weights(view, cut):
+        for weight in changed_weights(view, cut) if total else ():
             owner, _, attribute = weight.name.rpartition(".")
             module, base = view.get_submodule(owner), view.get_parameter(weight.name)
             change = weight.whole(total[weight.name].to(base.device)).to(base.dtype)
             setattr(module, attribute, nn.Parameter(base.detach() + change, requires_grad=False))
 
     def fits(self, model: nn.Module, cut: str) -> bool:
-        """Whether it changes exactly the weights that a delta of this model does."""
+        """Whether it changes exactly the weights that a delta of this model does, or of some clients none."""
         wanted = {weight.name: weight.sent_shape for weight in changed_weights(model, cut)}
         shapes = ({name: tuple(own.shape) for name, own in changes.items()} for changes in self.by_client.values())
-        return bool(self.by_client) and all(own == wanted for own in shapes)
+        return all(own in (wanted, {}) for own in shapes)
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and plain data, to store or send."""
         tensors = {f"{client}.{name}": own for client, of in self.by_client.items() for name, own in of.items()}
         questions = {str(client): digest for client, digest in sorted(self.questions.items())}
-        return tensors, {"questions": questions, "requests": sorted(self.requests), "scale": self.scale}
+        described = {"questions": questions, "requests": sorted(self.requests), "scale": self.scale}
+        return tensors, {**described, "clients": sorted(self.by_client)}
 
     @classmethod
     def from_parts(cls, tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> "Delta":
         """The inverse of `parts`; raises ValueError if something is missing."""
-        by_client: dict[int, dict[str, Tensor]] = {}
+        by_client: dict[int, dict[str, Tensor]] = {int(client): {} for client in described["clients"]}
         for name, own in tensors.items():
             client, _, weight = name.partition(".")
             if own.dtype != torch.float32:
                 raise ValueError("a change of its delta is not in single precision")
-            by_client.setdefault(int(client), {})[weight] = own
+            by_client[int(client)][weight] = own
         questions = {int(client): str(digest) for client, digest in described["questions"].items()}
         if not by_client or not by_client.keys() <= {MERGED, *questions}:
             raise ValueError("its delta does not say whose changes it holds")

@@ -20,10 +20,11 @@ from fedup.models.views import shared_view
 from fedup.rng import generator, sample
 
 LEAST_FORGOTTEN = 5  # rows: the change of fewer would show them
-LEAST_UNSEEN = 3  # of each class that is forgotten from
+LEAST_UNSEEN = 3  # of a class: rows of others are compared with unseen rows of all classes together,
+MOST_ALONE = 0.2  # if these are at most that share of the forgotten rows
 _MOST_ROWS = 2000  # of each kind: more would hardly change the fit
-_LEAST_RISE = 0.05  # of the loss: a smaller one gives no scale
-Outcome = Literal["fitted", "too few rows", "no unseen rows", "not reached"]
+_LEAST_RISE = 0.05  # of the mean loss: rows that close to unseen ones need no delta
+Outcome = Literal["fitted", "too few rows", "no unseen rows", "look unseen", "not reached"]
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,16 @@ def fit_delta(
     """The change of weights before the cut for a client's forgotten rows."""
     if len(rows.forgotten) < LEAST_FORGOTTEN:
         return ClientDelta("too few rows", {})
-    labels, counts = y[rows.unseen].unique(return_counts=True)
-    enough = set(labels[counts >= LEAST_UNSEEN].tolist())
-    if not set(y[rows.forgotten].unique().tolist()) <= enough:
+    if len(rows.unseen) < LEAST_UNSEEN or float(_alone(y, rows).float().mean()) > MOST_ALONE:
         return ClientDelta("no unseen rows", {})
     with torch.inference_mode(False), torch.enable_grad():
         return _Fit(model, cut, x, y, _some(rows), rule).run()
+
+
+def _alone(y: Tensor, rows: DeltaRows) -> Tensor:
+    """Which forgotten rows are of classes with too few unseen rows. (N,)"""
+    labels, counts = y[rows.unseen].unique(return_counts=True)
+    return ~torch.isin(y[rows.forgotten], labels[counts >= LEAST_UNSEEN])
 
 
 def _some(rows: DeltaRows) -> DeltaRows:
@@ -104,7 +109,8 @@ def unseen_losses(losses: Tensor, labels: Tensor, unseen: Tensor, unseen_labels:
     targets = torch.empty_like(losses)
     for label in labels.unique().tolist():
         own = (labels == label).nonzero().flatten()
-        known = unseen[unseen_labels == label].sort().values
+        known = unseen[unseen_labels == label]
+        known = (known if len(known) >= LEAST_UNSEEN else unseen).sort().values
         places = (torch.arange(len(own), device=losses.device) + 0.5) / len(own) * len(known) - 0.5
         below = places.floor().long().clamp(0, len(known) - 1)
         above, share = (below + 1).clamp(max=len(known) - 1), (places - below).clamp(0, 1)
@@ -154,12 +160,13 @@ class _Fit:
         answer: Callable[[Tensor], Tensor] = lambda batch: logits_of(original(batch)).float()  # noqa: E731
         self._leaves = not len(rows.retained)
         mixed = rows.unseen[torch.randperm(len(rows.unseen), generator=generator(0, "delta guard")).to(x.device)]
-        half = mixed.tensor_split(2)
+        half = (mixed, mixed) if self._leaves else mixed.tensor_split(2)
         self._anchors, self._guards = torch.cat([rows.retained, half[0]]), half[1]
         self._kept = log_softmax(self._answers(answer, self._anchors), 1)
         self._guarded = log_softmax(self._answers(answer, self._guards), 1)
         losses, unseen = (self._losses(self._answers(answer, part), part) for part in (self._forgotten, rows.unseen))
         self._before, self._targets = losses, unseen_losses(losses, y[self._forgotten], unseen, y[rows.unseen])
+        self._rise = float(self._targets.mean() - losses.mean())
         self._expected = self._share_right(answer, rows.unseen)
 
     @torch.no_grad()
@@ -171,6 +178,8 @@ class _Fit:
 
     def run(self) -> ClientDelta:
         """Steps until the forgotten rows look unseen, within the trust region."""
+        if self._rise <= _LEAST_RISE:
+            return self._result("look unseen")
         rule, changed, draws = self._rule, self._changed, generator(0, "delta batches")
         lr, halved, good = rule.lr, 0, changed.copy()
         optimizer = torch.optim.Adam(changed.sent, lr=lr)
@@ -189,7 +198,7 @@ class _Fit:
                 break
             optimizer = torch.optim.Adam(changed.sent, lr=lr)
         changed.put(good)
-        return self._result()
+        return self._result("fitted" if self._way() >= rule.least_way else "not reached")
 
     def _step(self, optimizer: torch.optim.Optimizer, draws: torch.Generator) -> None:
         size, device = self._rule.batch_size, self._x.device
@@ -210,14 +219,15 @@ class _Fit:
         before, after = (answers.argmax(1) == wanted for answers in (self._guarded, now))
         lost, changed = int(before.sum()) - int(after.sum()), int((before != after).sum())
         allowed = math.inf if self._leaves else self._rule.max_loss * len(wanted) + 2 * math.sqrt(changed)
-        rise = max(float(self._targets.mean() - self._before.mean()), _LEAST_RISE)
-        return divergence <= self._rule.max_divergence * rise and lost <= allowed
+        return divergence <= self._rule.max_divergence * self._rise and lost <= allowed
 
     def _share_right(self, model: Callable[[Tensor], Tensor], rows: Tensor) -> float:
         """The share of right answers, with classes as frequent as among the forgotten rows."""
         right, labels = self._answers(model, rows).argmax(1) == self._y[rows], self._y[rows]
-        shares = [right[labels == label].float().mean() for label in self._y[self._forgotten].tolist()]
-        return float(torch.stack(shares).mean())
+        shares = {label: right[labels == label].float().mean() for label in labels.unique().tolist()}
+        return float(
+            torch.stack([shares.get(own, right.float().mean()) for own in self._y[self._forgotten].tolist()]).mean()
+        )
 
     def _look_unseen(self) -> bool:
         share = self._share_right(self._changed, self._forgotten)
@@ -228,12 +238,10 @@ class _Fit:
 
     def _way(self) -> float:
         """How far the mean loss of the forgotten rows has come from its own to that of unseen rows."""
-        start, end = float(self._before.mean()), float(self._targets.mean())
-        return 1.0 if end <= start else (float(self._now().mean()) - start) / (end - start)
+        return float(self._now().mean() - self._before.mean()) / self._rise
 
-    def _result(self) -> ClientDelta:
+    def _result(self, outcome: Outcome) -> ClientDelta:
         means = float(self._before.mean()), float(self._now().mean()), float(self._targets.mean())
-        if self._way() < self._rule.least_way:
-            return ClientDelta("not reached", {}, *means)
         names = [weight.name for weight in self._changed.changed]
-        return ClientDelta("fitted", dict(zip(names, self._changed.copy(), strict=True)), *means)
+        changes = dict(zip(names, self._changed.copy(), strict=True)) if outcome == "fitted" else {}
+        return ClientDelta(outcome, changes, *means)

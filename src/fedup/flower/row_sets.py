@@ -100,8 +100,7 @@ def _(question: TallyQuestion, data: ClientData) -> Iterator[Tensor]:
 @row_sets.register
 def _(question: DeltaQuestion, data: ClientData) -> Iterator[Tensor]:
     rows = question.rows(data)
-    yield rows.forgotten
-    yield rows.retained  # whose answers stay; those never trained on are in no set
+    yield from (rows.forgotten, rows.retained, rows.unseen)
 
 
 def _by_class(mask: Tensor, data: ClientData) -> list[Tensor]:

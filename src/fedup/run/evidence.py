@@ -45,6 +45,11 @@ _ERASED = (
     "and contains the difference between their mean and that of retained rows: its file is marked "
     "derived_from_forgotten. It holds means of at least 20 rows, no single one."
 )
+_CHANGED = (
+    "The filter has a delta, a small change of weights, which clients fitted to the rows named above so that their "
+    "losses are those of rows never trained on: its file is marked derived_from_forgotten. Whoever has both the model "
+    "and the filter could learn something of these rows from it."
+)
 _REMAPPED = "The filter was fitted with centroids of the forgotten class under other labels (class policy `remap`)."
 NOT_CLAIMED = (
     "That the weights have forgotten: the frozen model still holds what it learned, and whoever has the weights can "
@@ -126,7 +131,9 @@ def _of_filter(state: State, request: Request, serving: Event | None) -> dict[st
     body, figures, erasure = serving.body, serving.body["figures"], serving.body["erasure"]
     is_erased = erasure is not None and request.forget.digest in erasure["requests"]
     is_remapped = "class" in request.forget.kind and body["config"]["class_policy"] != "drop"
-    source = [_REMAPPED] if is_remapped else [] if is_erased else [_UNUSED]
+    is_changed = request.forget.digest in (body.get("delta") or {}).get("requests", ())
+    source = [_REMAPPED] if is_remapped else [] if is_erased or is_changed else [_UNUSED]
+    source = [*([_ERASED] if is_erased else []), *([_CHANGED] if is_changed else []), *source]
     return {
         "filter": {
             **body["filter"],
@@ -141,7 +148,7 @@ def _of_filter(state: State, request: Request, serving: Event | None) -> dict[st
         "retrained": _retrained(state, serving),
         "erasure": erasure if is_erased else None,
         "claim": {"kind": "suppressed", "sentence": _SUPPRESSED, "conditions": [], "totals": None, "accuracy": None},
-        "claimed": [_SUPPRESSED, *([_ERASED] if is_erased else []), *source, _UNCHANGED],
+        "claimed": [_SUPPRESSED, *source, _UNCHANGED],
     }
 
 

@@ -210,7 +210,8 @@ def _after(state: State, event: Event) -> State:
             return replace(state, trained=event, model=model, filter=served)
         case "collected" | "purged":
             collected = event if event.kind == "collected" else state.collected
-            return replace(state, collected=collected, centroids=FileRecord(**body["centroids"]))
+            served = FileRecord(**body["filter"]) if body.get("filter") else state.filter
+            return replace(state, collected=collected, centroids=FileRecord(**body["centroids"]), filter=served)
         case "unlearned" | "restored":
             requests = _with_new(state, event) if event.kind == "unlearned" else _with_restored(state, event)
             centroids = FileRecord(**body["centroids"]) if body["centroids"] is not None else state.centroids

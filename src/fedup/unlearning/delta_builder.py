@@ -10,7 +10,7 @@ from fedup.clients.protocol import Contact
 from fedup.errors import ContactError, RequestError, SettingError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.filters.delta import MERGED, Changes, Delta, changed_weights
-from fedup.filters.delta_fit import LEAST_FORGOTTEN, LEAST_UNSEEN, ClientDelta, Outcome
+from fedup.filters.delta_fit import LEAST_FORGOTTEN, LEAST_UNSEEN, MOST_ALONE, ClientDelta, Outcome
 from fedup.request import Forget, union
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.eraser_statistics import RowGroups
@@ -20,8 +20,8 @@ from fedup.unlearning.verdict import Verdict
 
 _WHY: Mapping[Outcome, str] = {
     "too few rows": f"it has fewer than {LEAST_FORGOTTEN} of these rows, and a change of weights would show them",
-    "no unseen rows": f"it has fewer than {LEAST_UNSEEN} rows never trained on of a class, so that nothing says what "
-    "losses rows of it should get",
+    "no unseen rows": f"for more than {MOST_ALONE:.0%} of these rows it has fewer than {LEAST_UNSEEN} rows of their "
+    "class that it never trained on, so that nothing says what losses they should get",
     "not reached": "no change of weights that keeps its other answers made these rows look unseen",
 }
 _POOR = "unchanged", "farther than before"
@@ -48,6 +48,15 @@ def check_delta(plugged: PluggedModel, store: Centroids, config: FilterConfig) -
     changed_weights(plugged.base, plugged.cut)  # raises if there is nothing to change
 
 
+def is_tried(contact: Contact | None, store: Centroids, config: FilterConfig, new: Collection[Forget]) -> bool:
+    """Whether by default a delta answers new withdrawals: where clients can be reached and count answers, so that it
+    is known what it does."""
+    if config.filter != "auto" or contact is None or store.targets != "classes":
+        return False
+    counting = contact.measures_by_default or all(request.sample_ids for request in new)
+    return counting and store.dp is None and not store.ledger.budgets
+
+
 @dataclass(eq=False)
 class DeltaBuilder:
     """Makes the delta for a set of requests; what clients answered is kept, and asked for once."""
@@ -57,7 +66,7 @@ class DeltaBuilder:
     contact: Contact | None
     report: Report
     chosen: bool  # filter="delta": an answer without one is an error
-    tried: bool = False  # by default: another filter answers where there is none
+    tried: frozenset[Forget] = frozenset()  # requests that get one by default, or another filter where there is none
     declined: set[str] = field(default_factory=set)  # digests of requests that it does not answer
     _answers: dict[tuple[int, str], Changes] = field(default_factory=dict)
 
@@ -66,10 +75,10 @@ class DeltaBuilder:
         return replace(self, store=store, report=report, declined=set(self.declined))
 
     def requests_of(self, requests: Collection[Forget]) -> frozenset[Forget]:
-        """Those of the requests that a delta answers: what it answered before, and where it may be, new ones."""
+        """Those of the requests that a delta answers: what it answered before, and new ones."""
         before = self._served.requests if self._served else frozenset()
         own = [request for request in requests if can_answer(request) and request.digest not in self.declined]
-        return frozenset(request for request in own if self.chosen or self.tried or request.digest in before)
+        return frozenset(own if self.chosen else [r for r in own if r in self.tried or r.digest in before])
 
     def delta_for(self, requests: frozenset[Forget], left_out: Forget) -> Delta | None:
         """The sum of the changes of all clients that hold rows of these requests; None if it answers none of them.
@@ -84,6 +93,8 @@ class DeltaBuilder:
             if not self._ask(missing, digests, own):
                 continue
             by_client |= {client: self._answers[client, digests[client]] for client in missing}
+            if self._need_none(own, by_client):
+                continue
             return Delta(by_client, digests, frozenset(request.digest for request in own))
         return None
 
@@ -159,15 +170,25 @@ class DeltaBuilder:
             for client in missing:
                 if client not in answers:
                     why[client] = self.contact.silent.get(client, "it did not answer")
-                elif answers[client].outcome != "fitted":
+                elif answers[client].outcome in _WHY:
                     why[client] = _WHY[answers[client].outcome]
-                else:
+                else:  # of rows that look unseen without changes
                     self._answers[client, digests[client]] = answers[client].changes
                 if client in answers:
                     self.report.note_contact(client)
         for client, reason in why.items():
             self._decline([r for r in own if client in r.client_ids or client in r.sample_ids], client, reason)
         return not why
+
+    def _need_none(self, own: frozenset[Forget], by_client: Mapping[int, Changes]) -> bool:
+        """Decline requests whose rows look unseen at all of their clients, unless a delta was chosen."""
+        changed = {client for client, changes in by_client.items() if changes}
+        alike = [r for r in own & self.tried if not changed & {*r.client_ids, *r.sample_ids}]
+        alike = [] if self.chosen else alike
+        self.declined |= {request.digest for request in alike}
+        if alike:
+            self.report.note("The rows look unseen without a delta: their losses are those of unseen rows.", alike)
+        return bool(alike)
 
     def _decline(self, requests: Collection[Forget], client: int, reason: str) -> None:
         """No delta for these requests: an error if one was chosen."""

@@ -98,6 +98,7 @@ class Execution:
                 self._plan.plugged.serve(candidate)
         report.requests = requests
         report.erasure = candidate.erasure.about if candidate is not None and candidate.erasure is not None else None
+        report.delta = candidate.delta.about if candidate is not None and candidate.delta is not None else None
         store.open = {request for request in store.open if request not in requests} | report.withheld
         if report.withheld:
             report.note(UNCHANGED if self._delta.chosen else FARTHER, report.withheld)
