@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -43,6 +44,7 @@ def _print(result: dict[str, Any], state: State) -> None:
             f"[yellow]Waiting[/] {', '.join(result['waiting'])}: too few rows to be answered alone, so that nothing is "
             "suppressed for them yet. `fedup unlearn --pending` answers them as soon as they are enough."
         )
+    _print_queue(console, result)
     if suppressed := [entry["id"] for entry in result["requests"] if entry["weights"] == SUPPRESSED]:
         console.print(f"{', '.join(suppressed)}: {SUPPRESSED}. `fedup retrain` trains a model without it.")
     if result["finished"]:
@@ -58,6 +60,23 @@ def _print(result: dict[str, Any], state: State) -> None:
             f"[yellow]Leftovers[/] {', '.join(result['leftovers'])}: of a killed process; the next command that writes "
             "removes them."
         )
+
+
+def _print_queue(console: Console, found: dict[str, Any]) -> None:
+    """What waits for the server app, what it answers now, and what it refused."""
+    if found["queued"]:
+        names = ", ".join(own["id"] for own in found["queued"])
+        console.print(
+            f"[yellow]Queued[/] {names}: the server app answers them, one by one. Nothing is suppressed for them yet, "
+            "and their rows are left out of later rounds of training."
+        )
+    if served := found["in_service"]:
+        console.print(f"[green]In service[/] {served['request']}: {escape(served['by'])}.")
+    for own in found["queued"]:
+        if own["postponed"]:
+            console.print(f"[yellow]Postponed[/] {own['id']}: {escape(own['postponed'])}")
+    for own in found["refused"]:
+        console.print(f"[red]Refused[/] {own['id']}: {escape(own['why'])}")
 
 
 def _facts(found: dict[str, Any]) -> dict[str, str]:

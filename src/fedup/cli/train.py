@@ -41,6 +41,9 @@ def train(
         ),
     ] = None,
     features: Annotated[int | None, typer.Option(help="Project the backbone to so many features.", min=1)] = None,
+    keep: Annotated[
+        str, typer.Option(help="With --backbone: sums of all clients, or cohort (totals alone; leavers send theirs).")
+    ] = "clients",
     weights: Annotated[
         Path | None,
         typer.Option(help="First weights (safetensors, or tinybert's folder); with --rounds 0, the trained ones."),
@@ -92,7 +95,7 @@ def train(
         options.show(result, as_json, lambda result: print_trained_on(result, run))
         raise typer.Exit(1 if result["declined"] else 0)
     if backbone is not None:
-        from fedup.cli._exact import learn_into, print_learned
+        from fedup.cli._exact import known_keep, learn_into, print_learned
         from fedup.cli._tables import public_scaling
 
         others = [*settings.keys() - {"clients", "partition", "rows", "seed"}]
@@ -103,9 +106,11 @@ def train(
         session = Session(run, device=device, subject_key=subject_key)
         publicly_scaled = public_scaling(data, options_from(file))
         recipe = Recipe.suited_to(data, file=publicly_scaled, **{**settings, "rounds": 1})
-        result = learn_into(session, recipe, backbone, features, wait)
+        result = learn_into(session, recipe, backbone, features, known_keep(keep), wait)
         options.show(result, as_json, lambda result: print_learned(result, run))
         return
+    if keep != "clients":
+        raise typer.BadParameter("--keep is for a head on a public backbone: name one with --backbone.")
     chosen_engine = known_engine(engine, torch.device(checked_device(device)))
     first = str(weights) if weights else None
     recipe = Recipe.suited_to(data, model=model, weights=first, file=options_from(file), **settings)

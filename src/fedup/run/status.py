@@ -13,6 +13,7 @@ from fedup.run.evidence_exact import last_claim
 from fedup.run.folder import Run
 from fedup.run.journal import Event
 from fedup.run.ledger import describe_ledger, ledger_of
+from fedup.run.queue import describe_queue
 from fedup.run.state import Request, State
 from fedup.run.training_files import checkpoints, training_holder
 
@@ -36,6 +37,7 @@ def overview(run: Run, state: State) -> dict[str, Any]:
         "in_force": [request.id for request in state.active],
         "open": [request.id for request in state.open],
         "waiting": [request.id for request in state.waiting],
+        **describe_queue(run, state),
         "finished": [request.id for request in state.finished],
         "requests": [_request(state, request) for request in state.requests],
         "declined": [_event(event, "step", "why") for event in state.events if event.kind == "declined"],
