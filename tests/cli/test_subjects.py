@@ -132,7 +132,7 @@ def test_persons_in_force_and_waiting_are_left_out_of_later_rounds_and_finished_
     status = ok("status", "--run", run, "--json").json
     assert [own["weights"].partition(";")[0] for own in status["requests"]] == ["not suppressed", "suppressed"]
     anew = ok("retrain", "--run", run, "--force", "--json").json
-    assert anew["requests"] == ["R2", "R1"] and anew["rows"] == len(rows)
+    assert anew["requests"] == ["R1", "R2"] and anew["rows"] == len(rows)
     ok("collect", "--run", run)
     again = ok("unlearn", "--run", run, "--subject", "Small-21")
     assert "R1 is finished, the model was trained without it" in again.out
