@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from tests.cli._in_process import fedup, ok, refused
-from tests.flower._contact import losing, untouched
+from tests.flower._contact import refused as not_on_sundays
+from tests.flower._contact import spoiling, untouched
 from tests.flower._grid import FIRST, LocalGrid, World
 from tests.run._forked import Child, check_sound, copy, run, signalled_at, succeed
 
@@ -97,13 +98,13 @@ def test_what_needs_no_client_is_answered_at_the_terminal_and_the_rest_by_the_se
     assert Run(setting.path).read().filter is None
 
 
-def test_a_request_is_postponed_while_its_node_is_away_and_nobody_else_waits_for_it(setting):
+def test_a_request_is_postponed_while_its_node_refuses_and_nobody_else_waits_for_it(setting):
     setting.unlearn(*setting.samples(2), code=QUEUED)
     setting.unlearn(*setting.samples(1), code=QUEUED)
-    setting.grid.spoil = losing(FIRST + 2)
+    setting.grid.spoil = spoiling(not_on_sundays, FIRST + 2, "labels")
     assert setting.serve() == [("R1", "postponed"), ("R2", "answered")]
     (queued,) = setting.status()["queued"]
-    assert queued["id"] == "R1" and "Client 2" in queued["postponed"]
+    assert queued["id"] == "R1" and "not on Sundays" in queued["postponed"]
     events = len(Run(setting.path).read().events)
     assert setting.serve() == [("R1", "postponed")]
     assert len(Run(setting.path).read().events) == events  # the same reason is not written again

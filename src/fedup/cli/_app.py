@@ -16,9 +16,9 @@ app = typer.Typer(
 )
 _VERBS = {  # by panel of the first page: one file each, with a function of its name
     "Learn": ("train", "add", "collect", "budget"),
-    "Requests": ("unlearn", "restore", "purge", "status", "evidence", "verify"),
+    "Requests": ("unlearn", "restore", "purge", "retrain", "status", "evidence", "verify"),
     "Serve": ("evaluate", "predict", "export"),
-    "More": ("list", "demo", "node-rules"),
+    "More": ("list", "demo", "node-rules", "release"),
 }
 for panel, verbs in _VERBS.items():
     for verb in verbs:

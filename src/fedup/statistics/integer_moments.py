@@ -15,6 +15,9 @@ ByClass = Literal["auto", "always", "never"]
 _EXACT = 2.0**52  # sums of integers below this are exact in double precision
 _LARGEST_TOTAL = 2**62  # of an entry of a total: 64 bits hold it, and the sum of two
 MOST_STEPS = 2**20  # steps of the grid within the bound, so that blocks of 4,096 rows are exact
+_NARROW = (
+    512  # features, up to which an index of the whole matrix is kept: clients' moments are unpacked by the thousand
+)
 VALUE_STEPS = 2**16  # steps of the grid of values within their bound
 
 
@@ -262,8 +265,23 @@ def packed(matrix: Tensor) -> Tensor:
 
 def unpacked(triangle: Tensor, width: int) -> Tensor:
     """The symmetric matrix of a lower triangle, in double precision. (D, D)"""
+    if width <= _NARROW:
+        return triangle.double()[_places(width)]
     matrix = torch.zeros(width, width, dtype=torch.float64).masked_scatter_(_lower(width), triangle.double())
     return matrix + matrix.tril(-1).T
+
+
+def diagonal_of(triangle: Tensor, width: int) -> Tensor:
+    """The diagonal of a symmetric matrix, from its lower triangle. (D,)"""
+    return triangle[torch.arange(1, width + 1).cumsum(0) - 1]
+
+
+@lru_cache(maxsize=2)
+def _places(width: int) -> Tensor:
+    """Where each entry of a symmetric matrix lies in its lower triangle. (D, D)"""
+    rows, columns = torch.arange(width)[:, None], torch.arange(width)[None]
+    low, high = torch.minimum(rows, columns), torch.maximum(rows, columns)
+    return high * (high + 1) // 2 + low
 
 
 @lru_cache(maxsize=2)
