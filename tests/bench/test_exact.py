@@ -109,7 +109,7 @@ def test_a_folder_of_an_image_model_gets_pixels_as_its_own_processor_makes_them(
     settings = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.25, 0.3], "resample": 2 if kind == "vit" else 3}
     processor = ViTImageProcessor(size={"height": 32, "width": 32}, **settings)
     model.eval().save_pretrained(tmp_path)
-    with pytest.raises(MissingDataError, match="preprocessor_config.json is missing"):
+    with pytest.raises(MissingDataError, match=r"preprocessor_config\.json is missing"):
         load_backbone(str(tmp_path), (3, 24, 24))
     if kind == "vit":
         processor.save_pretrained(tmp_path)
