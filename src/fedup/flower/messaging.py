@@ -1,6 +1,7 @@
 """Sends questions over a Flower Grid and receives answers, with time limits, retries and counts of bytes."""
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ _LONGEST_PAUSE_S = 30.0  # between tries
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0  # between looks for answers
 _PULLED_AT_ONCE = 16  # answers
 _MAY_COME_BACK = (3, 4, 5)  # Flower's codes for a message, reply or node that is not available; it exports none
+_TTL_S = 12 * 3600.0
 _LONGEST_REASON = 600  # characters
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -61,6 +63,15 @@ def shown(text: str) -> str:
     'no  [31mnode 3 is fine!!'
     """
     return "".join(letter if letter.isprintable() else " " for letter in text[:_LONGEST_REASON])
+
+
+def _secret_ttl() -> float:
+    """Flower's usual time limit of a message, with random digits.
+
+    Flower's number of a message is a hash of all that is in it, and the SuperLink takes a reply for whoever knows the
+    number. A node that got the same question could compute the numbers of the others' messages.
+    """
+    return _TTL_S + 60.0 * secrets.randbelow(2**40) / 2**40
 
 
 class Messenger:
@@ -162,7 +173,7 @@ class Messenger:
             key = id(ask), node in heavy
             if key not in contents:
                 contents[key] = write_ask(ask, weights if node in heavy else None)
-            messages.append(Message(contents[key], node, f"query.{QUERY}", group_id=ask.kind))
+            messages.append(Message(contents[key], node, f"query.{QUERY}", group_id=ask.kind, ttl=_secret_ttl()))
         sizes = {key: size_of(content) for key, content in contents.items()}
         pushed = zip(self._grid.push_messages(messages), asks, strict=False)
         nodes = {number: node for number, node in pushed if number}  # an unsent message has no number
