@@ -15,6 +15,7 @@ from fedup.federation import named_rows
 from fedup.filters.delta_fit import ClientDelta, DeltaRows, Outcome, fit_delta
 from fedup.statistics.eraser_statistics import RowGroups
 
+_LONGEST = 1.0  # change, in lengths of the changed weights: no small change is longer
 _MEANS = "loss_before", "loss_after", "loss_unseen"
 
 
@@ -56,6 +57,8 @@ class DeltaQuestion(ExactQuestion[ClientDelta]):
         require(set(arrays) == (set(wanted) if outcome == "fitted" else set()), "it changes other weights than asked")
         changes = {name: checks.floats(arrays, name, shape) for name, shape in wanted.items() if name in arrays}
         require(all(change.dtype == torch.float32 for change in changes.values()), "a change is not in float32")
+        fits = not changes or facts.relative_change(self.cut, changes) <= _LONGEST
+        require(fits, "its change is longer than the weights themselves")
         return ClientDelta(outcome, changes, *means)
 
 

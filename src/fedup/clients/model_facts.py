@@ -62,3 +62,15 @@ class ModelFacts:
     def changed_weights(self, cut: str) -> tuple[ChangedWeight, ...]:
         """The weights that a delta changes."""
         return changed_weights(self._model, cut)
+
+    @torch.no_grad()
+    def relative_change(self, cut: str, changes: Mapping[str, Tensor]) -> float:
+        """The length of a change of weights, in lengths of the weights themselves."""
+        pairs = [
+            (weight.whole(changes[weight.name].cpu()), self._model.get_parameter(weight.name).cpu())
+            for weight in self.changed_weights(cut)
+        ]
+        lengths = [
+            math.sqrt(sum(float(part.double().square().sum()) for part in parts)) for parts in zip(*pairs, strict=True)
+        ]
+        return lengths[0] / max(lengths[1], 1e-12)

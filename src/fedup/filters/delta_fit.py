@@ -6,7 +6,7 @@ on says how far it may go, and it stops as soon as the forgotten rows look unsee
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -22,7 +22,7 @@ from fedup.rng import generator, sample
 LEAST_FORGOTTEN = 5  # rows: the change of fewer would show them
 LEAST_UNSEEN = 3  # of a class: rows of others are compared with unseen rows of all classes together,
 MOST_ALONE = 0.2  # if these are at most that share of the forgotten rows
-_MOST_ROWS = 2000  # of each kind: more would hardly change the fit
+_MOST_ROWS = 2000  # of a kind that are looked at again and again: more would hardly change the fit
 _LEAST_RISE = 0.05  # of the mean loss: rows that close to unseen ones need no delta
 Outcome = Literal["fitted", "too few rows", "no unseen rows", "look unseen", "not reached"]
 
@@ -77,30 +77,31 @@ class ClientDelta:
 
 
 def fit_delta(
-    model: nn.Module, cut: str, x: Tensor, y: Tensor, rows: DeltaRows, *, rule: DeltaRule = DEFAULT_RULE
+    model: nn.Module,
+    cut: str,
+    x: Tensor,
+    y: Tensor,
+    rows: DeltaRows,
+    *,
+    rule: DeltaRule = DEFAULT_RULE,
+    targets: Tensor | None = None,
 ) -> ClientDelta:
-    """The change of weights before the cut for a client's forgotten rows."""
+    """The change of weights before the cut for a client's forgotten rows; `targets` are losses to give them instead of
+    those of unseen rows."""
     if len(rows.forgotten) < LEAST_FORGOTTEN:
         return ClientDelta("too few rows", {})
     if len(rows.unseen) < LEAST_UNSEEN or float(_alone(y, rows).float().mean()) > MOST_ALONE:
         return ClientDelta("no unseen rows", {})
+    retained, unseen = (sample(own, _MOST_ROWS, "delta") for own in (rows.retained, rows.unseen))
+    rows = replace(rows, retained=retained, unseen=unseen)
     with torch.inference_mode(False), torch.enable_grad():
-        return _Fit(model, cut, x, y, _some(rows), rule).run()
+        return _Fit(model, cut, x, y, rows, rule, targets).run()
 
 
 def _alone(y: Tensor, rows: DeltaRows) -> Tensor:
     """Which forgotten rows are of classes with too few unseen rows. (N,)"""
     labels, counts = y[rows.unseen].unique(return_counts=True)
     return ~torch.isin(y[rows.forgotten], labels[counts >= LEAST_UNSEEN])
-
-
-def _some(rows: DeltaRows) -> DeltaRows:
-    """Few enough rows of each kind."""
-    forgotten, retained, unseen = (
-        sample(own, _MOST_ROWS, "delta", name)
-        for name, own in (("forgotten", rows.forgotten), ("retained", rows.retained), ("unseen", rows.unseen))
-    )
-    return DeltaRows(forgotten, retained, unseen)
 
 
 def unseen_losses(losses: Tensor, labels: Tensor, unseen: Tensor, unseen_labels: Tensor) -> Tensor:
@@ -118,12 +119,20 @@ def unseen_losses(losses: Tensor, labels: Tensor, unseen: Tensor, unseen_labels:
     return targets
 
 
+def _share_right(right: Tensor, labels: Tensor, wanted: Tensor) -> float:
+    """The share of right answers, with classes as frequent as among the wanted labels."""
+    shares = {label: float(right[labels == label].float().mean()) for label in labels.unique().tolist()}
+    usual = float(right.float().mean())
+    return sum(shares.get(label, usual) for label in wanted.tolist()) / len(wanted)
+
+
 class _ChangedView:
     """A view of a model with weights base + change, where the change takes gradients."""
 
     def __init__(self, model: nn.Module, changed: tuple[ChangedWeight, ...]) -> None:
         self.view, self.changed = shared_view(model, frozen=True), changed
-        self._directions = [weight.directions if weight.rank else None for weight in changed]
+        device = next(model.parameters()).device
+        self._directions = [weight.directions.to(device) if weight.rank else None for weight in changed]
         self._base, self._owners = [], []
         for weight in changed:
             owner, _, name = weight.name.rpartition(".")
@@ -132,8 +141,7 @@ class _ChangedView:
             assert own is not None  # changed_weights names those that are there
             self._base.append(own.detach())
             self._owners.append((module, name))
-        first = self._base[0]
-        self.sent = [torch.zeros(w.sent_shape, device=first.device, requires_grad=True) for w in changed]
+        self.sent = [torch.zeros(weight.sent_shape, device=device, requires_grad=True) for weight in changed]
 
     def __call__(self, x: Tensor) -> Tensor:
         parts = zip(self.changed, self._owners, self._base, self.sent, self._directions, strict=True)
@@ -153,7 +161,16 @@ class _ChangedView:
 
 
 class _Fit:
-    def __init__(self, model: nn.Module, cut: str, x: Tensor, y: Tensor, rows: DeltaRows, rule: DeltaRule) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        cut: str,
+        x: Tensor,
+        y: Tensor,
+        rows: DeltaRows,
+        rule: DeltaRule,
+        targets: Tensor | None,
+    ) -> None:
         self._x, self._y, self._rule, self._forgotten = x, y, rule, rows.forgotten
         self._changed = _ChangedView(model, changed_weights(model, cut))
         original = shared_view(model, frozen=True)
@@ -164,10 +181,13 @@ class _Fit:
         self._anchors, self._guards = torch.cat([rows.retained, half[0]]), half[1]
         self._kept = log_softmax(self._answers(answer, self._anchors), 1)
         self._guarded = log_softmax(self._answers(answer, self._guards), 1)
-        losses, unseen = (self._losses(self._answers(answer, part), part) for part in (self._forgotten, rows.unseen))
-        self._before, self._targets = losses, unseen_losses(losses, y[self._forgotten], unseen, y[rows.unseen])
-        self._rise = float(self._targets.mean() - losses.mean())
-        self._expected = self._share_right(answer, rows.unseen)
+        unseen, labels = self._answers(answer, rows.unseen), y[self._forgotten]
+        losses = self._losses(self._answers(answer, self._forgotten), self._forgotten)
+        if targets is None:
+            targets = unseen_losses(losses, labels, self._losses(unseen, rows.unseen), y[rows.unseen])
+        self._before, self._targets, self._rise = losses, targets, float(targets.mean() - losses.mean())
+        self._watched = sample(torch.arange(len(labels), device=x.device), _MOST_ROWS, "delta watched")
+        self._expected = _share_right(unseen.argmax(1) == y[rows.unseen], y[rows.unseen], labels)
 
     @torch.no_grad()
     def _answers(self, model: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
@@ -198,7 +218,7 @@ class _Fit:
                 break
             optimizer = torch.optim.Adam(changed.sent, lr=lr)
         changed.put(good)
-        return self._result("fitted" if self._way() >= rule.least_way else "not reached")
+        return self._result("fitted" if self._look()[0] >= rule.least_way else "not reached")
 
     def _step(self, optimizer: torch.optim.Optimizer, draws: torch.Generator) -> None:
         size, device = self._rule.batch_size, self._x.device
@@ -221,27 +241,21 @@ class _Fit:
         allowed = math.inf if self._leaves else self._rule.max_loss * len(wanted) + 2 * math.sqrt(changed)
         return divergence <= self._rule.max_divergence * self._rise and lost <= allowed
 
-    def _share_right(self, model: Callable[[Tensor], Tensor], rows: Tensor) -> float:
-        """The share of right answers, with classes as frequent as among the forgotten rows."""
-        right, labels = self._answers(model, rows).argmax(1) == self._y[rows], self._y[rows]
-        shares = {label: right[labels == label].float().mean() for label in labels.unique().tolist()}
-        return float(
-            torch.stack([shares.get(own, right.float().mean()) for own in self._y[self._forgotten].tolist()]).mean()
-        )
-
     def _look_unseen(self) -> bool:
-        share = self._share_right(self._changed, self._forgotten)
-        return self._way() >= self._rule.reached and share <= self._expected + self._rule.close
+        way, right = self._look()
+        return way >= self._rule.reached and right <= self._expected + self._rule.close
 
-    def _now(self) -> Tensor:
-        return self._losses(self._answers(self._changed, self._forgotten), self._forgotten)
-
-    def _way(self) -> float:
-        """How far the mean loss of the forgotten rows has come from its own to that of unseen rows."""
-        return float(self._now().mean() - self._before.mean()) / self._rise
+    def _look(self) -> tuple[float, float]:
+        """How far the mean loss of the forgotten rows has come from its own to that of unseen rows, and the share of
+        them that is answered rightly."""
+        rows = self._forgotten[self._watched]
+        logits = self._answers(self._changed, rows)
+        rise = float((self._losses(logits, rows) - self._before[self._watched]).mean())
+        return rise / self._rise, float((logits.argmax(1) == self._y[rows]).float().mean())
 
     def _result(self, outcome: Outcome) -> ClientDelta:
-        means = float(self._before.mean()), float(self._now().mean()), float(self._targets.mean())
+        before = float(self._before.mean())
+        means = before, before + self._look()[0] * self._rise, before + self._rise
         names = [weight.name for weight in self._changed.changed]
         changes = dict(zip(names, self._changed.copy(), strict=True)) if outcome == "fitted" else {}
         return ClientDelta(outcome, changes, *means)
