@@ -264,7 +264,7 @@ class RequestDesk:
             if served and swapped:
                 stored = self.writer.put("filter", lambda path: save_filter(self.plugged, path))
             reopened = withheld or any(request.id in ids for request in state.open)
-            touched = report.cells_replaced or report.clients_contacted or reopened
+            touched = report.cells_replaced or report.clients_contacted or reopened or report.pending
             changed = self._store_centroids(self.centroids) if self.centroids is not None and touched else None
         active = [request.id for request in state.active if request.id not in ids]
         if step == "unlearned":
@@ -319,6 +319,7 @@ def contact_facts(report: Report) -> dict[str, Any]:
         "bytes_down": report.bytes_down,
         "messages": report.traffic.messages,
         "releases": describe_releases(report.releases),
+        "pending": {str(client): part for client, part in sorted(report.pending.items())},
     }
 
 
