@@ -9,6 +9,7 @@ from fedup import Federation, Forget
 from fedup.bench.case import Case, EvaluationData, Outputs
 from fedup.bench.cost import Cost
 from fedup.bench.metrics import metric
+from fedup.bench.metrics.delta_gradient import alignment
 from fedup.bench.scenarios import Situation
 from fedup.bench.task import Unlearned
 from fedup.federation import Client
@@ -74,3 +75,17 @@ def test_the_holder_of_both_models_finds_rows_by_the_change_and_nothing_where_al
     told = metric("holder").measure(case({**alike, "forgotten": alike["forgotten"] - 1}, before, before))
     assert told["holder_auc"] > 0.9 and told["holder_retained"] > 0.9
     assert metric("holder").measure(case(before, before, before))["holder_auc"] == 0.5  # nothing changed
+
+
+def test_a_delta_made_of_gradients_points_at_its_own_rows():
+    draw = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, CLASSES)).eval()
+    x, y = torch.randn(60, 8, generator=draw), torch.arange(60) % CLASSES
+    nn.functional.cross_entropy(model(x[:5]), y[:5]).backward()
+    change = {"0.weight": model[0].weight.grad.clone(), "0.bias": model[0].bias.grad.clone()}
+    before = [weight.detach().clone() for weight in model.parameters()]
+    cosines = alignment(model, change, x, y)
+    assert cosines[:5].mean() > cosines[5:].mean() + 0.2 and bool((cosines.abs() <= 1 + 1e-9).all())
+    assert torch.allclose(alignment(model, {name: -own for name, own in change.items()}, x, y), -cosines)
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))

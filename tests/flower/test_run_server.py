@@ -6,7 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.cli._in_process import ok as fedup
-from tests.flower._grid import FIRST, Killed, LocalGrid, World, assert_ledgers_agree, digits, spent_by_nodes, told
+from tests.flower._grid import (
+    FIRST,
+    Killed,
+    LocalGrid,
+    World,
+    assert_ledgers_agree,
+    digits,
+    kept_answers,
+    spent_by_nodes,
+    told,
+)
 from torch import nn
 
 from fedup import DP, Budget, FilterConfig, Forget
@@ -21,14 +31,14 @@ POOR = FilterConfig(filter="bottleneck", rank=8, steps=5)
 
 
 class Setting:
-    """Nodes, the folder of a run, and one for answers that wait."""
+    """Nodes, and the folder of a run, in which answers wait."""
 
     def __init__(self, world: World, folder, **settings) -> None:
-        self.world, self.run, self._answers = world, folder / "run", folder / "answers"
+        self.world, self.run = world, folder / "run"
         self.grid: LocalGrid = world.grid(**settings)
 
     def contact(self, **settings) -> GridContact:
-        return self.world.contact(self.grid, folder=self._answers, **settings)
+        return self.world.contact(self.grid, **settings)
 
     def server(self, model: nn.Module | None = None) -> RunServer:
         server = RunServer(self.run, self.world.blank, class_names=[f"digit {label}" for label in range(10)])
@@ -37,7 +47,7 @@ class Setting:
 
     @property
     def answers(self) -> list:
-        return sorted(self._answers.rglob("*.safetensors"))
+        return kept_answers(self.run)
 
     def status(self) -> dict:
         return json.loads(fedup("status", "--run", self.run, "--json").out)
@@ -46,7 +56,7 @@ class Setting:
         """Each release once, at the node, at the server and in the journal; and no answer waits any more."""
         assert_ledgers_agree(self.grid, contact)
         assert sorted(charge.client for charge in ledger_of(server.state).charges) == clients
-        assert self.answers == []
+        assert self.answers == [] and not [*(self.run / "answers").rglob("*")]
         assert "every release charged" in fedup("verify", "--run", self.run).out
 
 

@@ -16,7 +16,7 @@ app = typer.Typer(
 )
 _VERBS = {  # by panel of the first page: one file each, with a function of its name
     "Learn": ("train", "add", "collect", "budget"),
-    "Requests": ("unlearn", "restore", "purge", "status", "evidence", "verify"),
+    "Requests": ("unlearn", "restore", "purge", "retrain", "status", "evidence", "verify"),
     "Serve": ("evaluate", "predict", "export"),
     "More": ("list", "demo", "node-rules", "release"),
 }

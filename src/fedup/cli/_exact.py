@@ -13,7 +13,7 @@ from rich.markup import escape
 from fedup.cli._progress import wide_console
 from fedup.cli._session import Session
 from fedup.cli._text import accuracy_table, contact_in_words, of, print_declined, seconds
-from fedup.errors import SettingError, check_choice
+from fedup.errors import NoArchitectureError, SettingError, check_choice
 from fedup.models.backbone import Backbone
 from fedup.registry import names as registered
 from fedup.request import Forget
@@ -126,6 +126,11 @@ def load_model(session: Session, state: State) -> HeadModel | CohortModel:
 def backbone_of(session: Session, state: State) -> Backbone:
     """The backbone; refused if it is another one than the head was learned on."""
     about = state.about
+    if about.get("made_by"):
+        raise NoArchitectureError(
+            f"{session.run.path} was made by a program of yours ({about['made_by']}), which alone can build its "
+            f"{about['backbone']}."
+        )
     own = about.get("code", {}).get("backbone")
     name = str(session.run.code(own)) if own else about["backbone"]
     return _load(session, name, about.get("features"), about)

@@ -16,6 +16,7 @@ from fedup.cli._progress import wide_console
 from fedup.errors import ArtifactError, MissingDataError, NoArchitectureError, SettingError
 from fedup.federation import Federation
 from fedup.models.backbone import with_blank_head
+from fedup.request import union
 from fedup.rng import generator
 from fedup.run.architecture import architecture_of, build_architecture
 from fedup.run.folder import Run, Writer
@@ -101,15 +102,18 @@ class Session:
 
     @cached_property
     def federation(self) -> Federation:
-        """The clients and their rows; refused if the model was trained on others."""
-        federation = self.recipe.federation(self.dataset, self.subject_key)
-        trained = self.run.read().trained
-        if trained is not None and trained.body["data"] != federation.digest():
+        """The clients and their rows, without those of finished requests; refused if the model was trained on
+        others."""
+        federation, state = self.recipe.federation(self.dataset, self.subject_key), self.run.read()
+        if state.trained is not None and state.trained.body["data"] != federation.digest():
             raise ArtifactError(
                 f"The data set {self.recipe.data!r} at hand is not the one that {self.run.path} was trained on: "
                 "its rows or labels differ. Bring back the data set it was trained on."
             )
-        return self._with_additions(federation).to(self.device)
+        federation = self._with_additions(federation)
+        if state.finished:
+            federation = federation.without(union(request.forget for request in state.finished))
+        return federation.to(self.device)
 
     @cached_property
     def added(self) -> "list[tuple[Addition, LabelledRows]]":

@@ -40,14 +40,17 @@ def _config(plugged: PluggedModel, settings: Settings) -> FilterConfig:
 
 
 def _new(session: Session, state: State, wanted: Wanted) -> tuple[list[dict[str, Any]], list[NewRequest]]:
-    """Requests that are in force already, and those to answer, each checked; of persons not even the rows are known."""
-    in_force = {request.forget.as_named: request for request in state.active}
+    """Requests that are in force already or finished, and those to answer, each checked; of persons not even the rows
+    are known."""
+    in_force = {request.forget.as_named: request for request in (*state.finished, *state.active)}
     known: list[dict[str, Any]] = []
     new: dict[Forget, NewRequest] = {}
     for forget, reference in wanted:
         if forget in in_force or forget in new:
             own, what = in_force.get(forget), forget_in_words(forget, state.about)
-            known.append({"id": own and own.id, "reference": own.reference if own else reference, "what": what})
+            finished = own is not None and own.finished_in is not None
+            reference = own.reference if own else reference
+            known.append({"id": own and own.id, "reference": reference, "what": what, "finished": finished})
             continue
         request = NewRequest(forget, reference)
         new[forget] = _describe(session, state, request) if forget.is_resolved else request
@@ -197,6 +200,7 @@ def print_answer(result: dict[str, Any], run: Path) -> None:
     console = wide_console()
     for known in result["already"]:
         which = f"{known['id']} is in force already, settings unchanged" if known["id"] else "named twice"
+        which = f"{known['id']} is finished, the model was trained without it" if known.get("finished") else which
         console.print(f"To {known['what']}: {which}; nothing to do.", markup=False)
     if "claim" in result:
         from fedup.cli._exact import print_answered

@@ -10,6 +10,7 @@ from fedup.cli import _options as options
 from fedup.cli._complete import requests as known_requests
 from fedup.cli._progress import wide_console
 from fedup.cli._text import contact_in_words, describe, figures_table, print_declined, seconds
+from fedup.run.bases import check_not_finished
 
 
 def restore(
@@ -51,6 +52,7 @@ def restore(
         named = {request.id: request for request in (*map(state.request, requests or []), *of_persons)}  # each once
         unanswered = (*state.waiting, *state.queued)
         chosen = [*state.active, *state.open, *unanswered] if everything else list(named.values())
+        check_not_finished(chosen)
         to_restore = [request for request in chosen if request.restored_in is None and request.refusal is None]
         result: dict[str, Any] = {
             "requests": [request.id for request in to_restore],

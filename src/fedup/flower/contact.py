@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
-from fedup.clients.agreement import Profile
 from fedup.clients.checks import client_number
 from fedup.clients.intake import Intake, profile_of
 from fedup.clients.labels import WhoQuestion
 from fedup.clients.model_facts import ModelFacts
+from fedup.clients.profiles import Profiles
 from fedup.clients.protocol import check_budgets
 from fedup.clients.question import PrivateQuestion, Question
 from fedup.errors import ContactError, DataError, FedUPError, RequestError, SettingError
@@ -47,7 +47,7 @@ class GridContact:
 
     With a `folder`, answers to a collection and releases for a request are kept there: a server that was killed asks
     only for what is missing. They are deleted when `settled` says that the result is stored, or by the next collection;
-    `RunServer` takes care of this.
+    `RunServer` takes care of this, and keeps answers in its run folder where the contact has no folder.
 
     `declared_rows` may hold, by node, the rows that it said it trained on (`fedup.flower.declared_rows`): moments of
     more rows are refused.
@@ -82,8 +82,8 @@ class GridContact:
                 self.vectors_folder.mkdir(parents=True, exist_ok=True)
         self.declared_rows: Mapping[int, int] = self._delivery.intake.declared_rows
         self._collected = False  # whether all answers to a collection were taken; they may still be on disk
-        self._profiles: dict[int, Profile] = {}  # by node, of its answer to the question under way
-        self._compared: dict[int, Profile] = {}  # the same of the last collection, to compare later answers with
+        self._profiles = Profiles()  # by node, of its answer to the question under way
+        self._compared = Profiles()  # the same of the last collection, to compare later answers with
         self._unmet: dict[int, str] = {}  # clients that were asked last and that no node goes by, and that in words
         self.flagged: dict[int, str] = {}  # nodes whose answers disagree with all others, and how
 
@@ -148,6 +148,11 @@ class GridContact:
         """Ask nodes that connected since the last question which client they are."""
         self._greet()
 
+    def keep_answers(self, folder: Path) -> None:
+        """Keep answers in this folder from now on, unless the contact has one."""
+        if not self._cache.is_kept:
+            self._cache = AnswerCache(folder, self._messenger.base)
+
     def settled(self, *, only_collection: bool = False) -> None:
         """Say that the results of all answers so far are stored: the answers are deleted, and the same question is a
         new one. With `only_collection` releases for requests stay: these may not be answered yet."""
@@ -177,7 +182,7 @@ class GridContact:
         self._look_for(questions, optional)
         nodes = {client: self._accounts.nodes[client] for client in questions if client not in self._unmet}
         by_node = {node: questions[client] for client, node in nodes.items()}
-        self._profiles = {}
+        self._profiles = Profiles()
         taken = self._ask_nodes(by_node, {node: client for client, node in nodes.items()})
         taken = self._leave_out(taken, self._judge_later(by_node, taken))
         for client, node in nodes.items():
@@ -197,12 +202,12 @@ class GridContact:
             questions = {self._accounts.nodes[client]: asked for client, asked in own.items()}
         else:
             questions = dict.fromkeys(self._accounts.connected(), question)
-        self._profiles, self.flagged = {}, {}
+        self._profiles, self.flagged = Profiles(), {}
         taken = self._ask_nodes(questions, {})
         taken = self._leave_out(taken, self._meet({node: client for node, (client, _) in taken.items()}))
         self.flagged = self._judge(question, taken)
         taken = self._leave_out(taken, self.flagged if self._leaves_out else {})
-        self._compared = {node: self._profiles[node] for node in taken if node in self._profiles}
+        self._compared = self._profiles.only(taken)
         lost = {node for client, node in self._accounts.nodes.items() if client not in but} - questions.keys()
         self._messenger.left_out |= dict.fromkeys(lost, "it is not connected any more")
         self._check_enough(len(taken), of=len(questions) + len(lost), asked=questions)
@@ -232,8 +237,7 @@ class GridContact:
 
     def _judge(self, question: Question[Any], taken: Mapping[int, _Taken]) -> dict[int, str]:
         """The nodes whose answers disagree with all others, and how."""
-        profiles = {node: self._profiles[node] for node in taken if node in self._profiles}
-        flagged = self._intake.judge(profiles, question, self._facts)
+        flagged = self._intake.judge(self._profiles.only(taken), question, self._facts)
         for node, why in sorted(flagged.items()):
             _LOG.warning("node %d disagrees with all others: %s", node, why)
         return flagged
@@ -241,12 +245,10 @@ class GridContact:
     def _judge_later(self, questions: Mapping[int, Question[Any]], taken: Mapping[int, _Taken]) -> dict[int, str]:
         """The nodes to leave out since answers after the collection disagree with what others sent then, or now."""
         reasons: dict[int, str] = {}
-        for node in taken.keys() & self._profiles.keys():
-            own = self._profiles[node]
-            others = dict(self._compared if own.labels else self._profiles)
-            others.pop(node, None)
-            judged = self._intake.judge_later(node, own, others, questions[node], self._facts)
-            reasons |= {node: judged} if judged else {}
+        later = self._profiles.only(taken)
+        for kind in {type(questions[node]) for node in later}:  # those of one kind have cut and settings in common
+            own = later.only([node for node in later if type(questions[node]) is kind])
+            reasons |= self._intake.judge_later(own, self._compared, questions[next(iter(own))], self._facts)
         self.flagged |= reasons
         return reasons if self._leaves_out else {}
 
@@ -275,9 +277,12 @@ class GridContact:
             self._messenger.left_out.pop(node, None)
         missing = {node: ask for node, ask in asks.items() if node not in taken}
         self._check_budgets(missing, asked_before)
-        return taken | self._messenger.wave(
-            missing, lambda node, answer: self._take(node, asks[node], answer, clients.get(node))
-        )
+        try:
+            return taken | self._messenger.wave(
+                missing, lambda node, answer: self._take(node, asks[node], answer, clients.get(node))
+            )
+        finally:
+            self._cache.sync()
 
     def _ask(self, question: Question[Any]) -> Ask:
         details, arrays = question.to_message()

@@ -23,6 +23,7 @@ _PULLED_AT_ONCE = 16  # answers
 _PUSHED_AT_ONCE = 1024  # questions
 _BOOKED_AT_ONCE, _BOOKED_BYTES = 512, 2**24  # answers that are counted and charged together, or fewer large ones
 _MAY_COME_BACK = (3, 4, 5)  # Flower's codes for a message, reply or node that is not available; it exports none
+_LONGEST_REASON = 600  # characters
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -63,6 +64,15 @@ class Arrival(NamedTuple):
     answer: Answer
     is_counted: bool = True  # else Flower's own word that nothing comes
     is_late: bool = False
+
+
+def shown(text: str) -> str:
+    """A text of a stranger for logs and terminals: one line, not long, without control characters.
+
+    >>> shown("no\\n\\x1b[31mnode 3 is fine" + "!" * 1000)[:24]
+    'no  [31mnode 3 is fine!!'
+    """
+    return "".join(letter if letter.isprintable() else " " for letter in text[:_LONGEST_REASON])
 
 
 class Messenger:
@@ -109,7 +119,7 @@ class Messenger:
                         raise DataError(f"{answer.status}: {answer.reason}")
                     fitting[node] = read(node, answer)
                 except DataError as error:  # a second try would give the same
-                    self.left_out[node] = str(error)
+                    self.left_out[node] = shown(str(error))
                     self.unusable |= {node} if answer.status in ("ok", "unreadable") else set()
         silence = f"no answer within {self._delivery.timeout_s:g} s, asked {tries} times"
         self.left_out |= dict.fromkeys(waiting, silence)
@@ -138,11 +148,11 @@ class Messenger:
         nodes = self._push(asks, weights_to)
         until, pause = time.monotonic() + self._delivery.timeout_s, _FIRST_PAUSE_S
         while nodes:
-            for replies in self._look(list(nodes)):
-                answers = [self._read(reply, nodes, asks) for reply in replies]
-                self._arrived([own for own in answers if own is not None and own.is_counted])
-                for own in answers:
-                    if own is None or own.is_late:
+            for answers in self._look(nodes, asks):
+                self._arrived([own for own in answers if own.is_counted])
+                while answers:  # what was taken is freed
+                    own = answers.pop()
+                    if own.is_late:
                         continue
                     answer = own.answer
                     if answer.status == "ok" and answer.base != self.base:
@@ -156,27 +166,29 @@ class Messenger:
                 time.sleep(pause)
                 pause = min(1.5 * pause, _LAST_PAUSE_S)
 
-    def _look(self, numbers: Sequence[str]) -> Iterator[list[Message]]:
-        """The replies that are there, as many at once as are counted and charged together."""
-        replies, size = list[Message](), 0
+    def _look(self, nodes: dict[str, int], asks: Mapping[int, Ask]) -> Iterator[list[Arrival]]:
+        """The answers that are there, as many at once as are counted and charged together; the last one comes first.
+        Their messages are taken out of `nodes`."""
+        numbers, answers = list(nodes), list[Arrival]()
         for start in range(0, len(numbers), _PULLED_AT_ONCE):
-            pulled = list(self._grid.pull_messages(numbers[start : start + _PULLED_AT_ONCE]))
-            replies, size = replies + pulled, size + sum(map(_bytes_in, pulled))
-            if len(replies) >= _BOOKED_AT_ONCE or size >= _BOOKED_BYTES:
-                yield replies
-                replies, size = [], 0
-        if replies:
-            yield replies
+            for reply in self._grid.pull_messages(numbers[start : start + _PULLED_AT_ONCE]):
+                if (own := self._read(reply, nodes, asks)) is not None:
+                    answers.append(own)
+            if len(answers) >= _BOOKED_AT_ONCE or sum(own.answer.size for own in answers) >= _BOOKED_BYTES:
+                yield answers[::-1]
+                answers = []
+        if answers:
+            yield answers[::-1]
 
     def _read(self, reply: Message, nodes: dict[str, int], asks: Mapping[int, Ask]) -> "Arrival | None":
-        """The answer in a reply, whose message is taken out of `nodes`; None for one that nobody knows."""
+        """The answer in a reply; None for one to a message that nobody knows."""
         number = reply.metadata.reply_to_message_id
         node, late = nodes.pop(number, None), self._late.pop(number, None)
         if node is not None:
             return Arrival(node, asks[node], self._answer_in(reply), is_counted=not reply.has_error())
         if late is not None:
             return Arrival(*late, self._answer_in(reply), is_counted=not reply.has_error(), is_late=True)
-        self._meter.came(None, _bytes_in(reply))
+        self._meter.came(None, 0 if reply.has_error() else size_of(reply.content))
         return None
 
     def _push(self, asks: Mapping[int, Ask], weights_to: Collection[int]) -> dict[str, int]:
@@ -214,7 +226,3 @@ class Messenger:
                 return read_answer(reply.content, most_bytes=self._delivery.most_bytes)
         except DataError as error:
             return Answer("unreadable", self.base, reason=str(error), size=size_of(reply.content))
-
-
-def _bytes_in(reply: Message) -> int:
-    return 0 if reply.has_error() else size_of(reply.content)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedup.clients.question import ClientData
 from fedup.errors import DataError
 from fedup.federation import check_samples, number_subjects
+from fedup.flower.node_record import NodeRecord
 from fedup.flower.policy import Policy
 from fedup.flower.rows import Rows, rows_of
 from fedup.flower.rules import Rules
@@ -51,8 +52,11 @@ class Source:
 
     @property
     def ledger(self) -> KeptLedger:
-        """The node's own account."""
-        return KeptLedger(self.context, self.limits, None if self.rules.open else self.number)
+        """The node's own account; with rules, as complete as its record says."""
+        ledger = KeptLedger(self.context, self.limits, None if self.rules.open else self.number)
+        if not self.rules.open:
+            NodeRecord(self.rules).check_account(len(ledger.charges))
+        return ledger
 
     @property
     def limits(self) -> Policy:

@@ -1,5 +1,6 @@
 """The run folder of a Flower server: `fedup status`, `evidence` and `verify` work on it."""
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -59,6 +60,11 @@ class RunServer:
         self.run.start({**about, "class_names": list(class_names)})
 
     @property
+    def _answers_path(self) -> Path:
+        """Where answers wait until what is made of them is stored."""
+        return self.run.path / "answers"
+
+    @property
     def state(self) -> State:
         """Everything that was committed so far; do not train on its `left_out` in later rounds."""
         return self.run.read()
@@ -75,6 +81,7 @@ class RunServer:
 
     def collect(self, contact: GridContact, **settings: Any) -> Centroids:
         """The clients' centroids: stored ones, or else collected now with the settings of `fedup.collect`."""
+        contact.keep_answers(self._answers_path)
         if self.state.collected is not None:
             contact.settled(only_collection=True)  # left by a server that was killed
             return read_with(self.run, lambda state: load_store(self.run, state))[1]
@@ -86,6 +93,7 @@ class RunServer:
             store = ask_clients(model, contact, cut=state.about["cut"], **settings)
             keep_centroids(writer, store, {"time_s": time.perf_counter() - started, "example": contact.row})
             contact.settled()
+            shutil.rmtree(self._answers_path, ignore_errors=True)  # and what is left there of other models
             return store
 
     def unlearn(
@@ -160,6 +168,7 @@ class RunServer:
         """The ledger of the folder, to which every release is charged."""
         ledger = RunLedger(writer)
         if contact is not None:
+            contact.keep_answers(self._answers_path)
             contact.ledger = ledger
             contact.identities.bindings = RunBindings(writer, by=self._bound_by)
         return ledger

@@ -222,9 +222,11 @@ class RequestDesk:
         """Destroy the sealed cells: no file of the folder holds them any more."""
         if self.centroids is None:
             raise RequestError("There are no centroids, so nothing is sealed and nothing to purge.")
-        cells = purge_cells(self.plugged, self.centroids)
-        record = self._store_centroids(self.centroids)
-        self.writer.commit("purged", {"cells": [list(cell) for cell in cells], "centroids": record.to_json()})
+        served, cells = self.plugged.served, purge_cells(self.plugged, self.centroids)
+        body = {"cells": [list(cell) for cell in cells], "centroids": self._store_centroids(self.centroids).to_json()}
+        if self.plugged.served is not served:  # a delta lost whose changes it holds
+            body["filter"] = self.writer.put("filter", lambda path: save_filter(self.plugged, path)).to_json()
+        self.writer.commit("purged", body)
         return cells
 
     def _refused(self, step: str, requests: _Requests, error: HarmError) -> Outcome:
@@ -251,6 +253,7 @@ class RequestDesk:
             **contact_facts(report),
             "centroids_used": report.centroids_used,
             "erasure": report.erasure,
+            "delta": report.delta,
             "notes": list(report.notes),
             "forced": list(report.forced),
             "class_recall": {str(label): asdict(recall) for label, recall in report.class_recall.items()},

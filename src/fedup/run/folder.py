@@ -4,6 +4,7 @@
 - `files/`: model, centroids and filter, named by their content
 - `code/`: the user's own files that make data set and model, as they were at training
 - `lock`: held by the one writer
+- `training/`, `retrain.lock`: rounds of a training that goes on beside the served base, and who trains
 - `subjects.key`: the key of persons, where the data name them and no other file was given
 - `evidence/`: pages written by `fedup evidence`
 """
@@ -21,6 +22,7 @@ from fedup.run.journal import Event, Journal, is_unfinished
 from fedup.run.lock import held, holder
 from fedup.run.state import FileRecord, State, after, changed_by, state_of
 from fedup.run.store import FileStore, hash_of
+from fedup.run.training_files import sweep_training
 
 _OURS = ("run.sqlite", "run.sqlite-journal", "files", "lock", "code")  # what a killed creation may leave
 _PRIVATE = 0o700  # centroids are private data
@@ -211,6 +213,7 @@ class Writer:
         """Remove files that the folder no longer needs."""
         self._check_there(self.state)
         self.run.files.sweep(self.state.files, training=self.state.trained is None)
+        sweep_training(self.run.path, self.state)
         with explained(f"remove leftovers in {self.run.path}"):
             for partial in (self.run.path / "evidence").glob(".*.partial"):
                 partial.unlink()

@@ -76,9 +76,13 @@ class HeadDesk:
         report = self.model.restore([request.forget for request in requests], clients=self.clients)
         return self._settle("restored", [request.id for request in requests], self._trials.after(report, before))
 
-    def add(self, grown: Federation, rows: Mapping[int, Collection[int]], added: Mapping[str, Any]) -> HeadOutcome:
-        """Add rows of known clients, and clients that join, in one step. `grown` is the federation with them."""
-        model, desk = self.model, replace(self, clients=grown, judge=HeadJudge(grown) if self.judge else None)
+    def add(
+        self, grown: Federation | Contact, rows: Mapping[int, Collection[int]], added: Mapping[str, Any]
+    ) -> HeadOutcome:
+        """Add rows of known clients, and clients that join, in one step. `grown` is the federation with them, or the
+        way to clients that have them."""
+        model, judge = self.model, HeadJudge(grown) if self.judge and isinstance(grown, Federation) else None
+        desk = replace(self, clients=grown, judge=judge)
         known = model.store.known_clients if isinstance(model, HeadModel) else model.cohort.hashes.keys()
         growing = {client: ids for client, ids in rows.items() if client in known}
         if growing and not isinstance(model, HeadModel):
@@ -88,12 +92,13 @@ class HeadDesk:
                 "part of them. Let the rows join as a client of their own. Nothing was changed."
             )
         before, contact, report = desk._trials.measured(model.requests), model.contact(grown), Report(model.requests)
-        assert contact is not None  # it is a federation
+        assert contact is not None
+        sent = contact.traffic
         if joining := sorted(rows.keys() - growing.keys()):
             report = model.add_clients(contact, joining)
         if growing and isinstance(model, HeadModel):
             report = model.add_samples(contact, growing)
-        report.clients_contacted, report.traffic = sorted(rows), contact.traffic
+        report.clients_contacted, report.traffic = sorted(rows), contact.traffic - sent
         return desk._settle("added", [], desk._trials.after(report, before), {"added": dict(added)})
 
     def purge(self) -> tuple[list[CellName], dict[str, Any]]:

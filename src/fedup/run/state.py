@@ -12,6 +12,9 @@ from fedup.run.charges import charges_in
 from fedup.run.history import History
 from fedup.run.journal import GENESIS, Event
 
+NEW_BASE = ("continued", "retrained")  # kinds of events that put another base in place
+_STORED = ("centroids", "filter")  # what belongs to a base
+
 
 @dataclass(frozen=True)
 class FileRecord:
@@ -34,7 +37,8 @@ class FileRecord:
 @dataclass(frozen=True)
 class Request:
     """A request that came in: in force, waiting for others, open (no filter answers it, its rows are left out), queued
-    for the server that reaches the clients, refused by it, or taken back."""
+    for the server that reaches the clients, refused by it, taken back, or finished (the model was trained without it).
+    """
 
     id: str
     forget: Forget
@@ -47,27 +51,40 @@ class Request:
     queued: bool = False
     postponed: str | None = None  # why the server could not answer it yet (run.queue)
     refusal: str | None = None  # why the server does not answer it
+    followed_in: Event | None = None  # answered again for a later base
+    finished_in: Event | None = None  # the base was trained anew without it
+
+    @property
+    def is_standing(self) -> bool:
+        """Whether it is neither taken back, nor refused, nor finished."""
+        return self.restored_in is None and self.refusal is None and self.finished_in is None
 
     @property
     def is_active(self) -> bool:
-        idle = self.withheld or self.waiting or self.queued or self.refusal is not None
-        return self.restored_in is None and not idle
+        return self.is_standing and not (self.withheld or self.waiting or self.queued)
 
     @property
     def is_open(self) -> bool:
-        return self.restored_in is None and self.withheld
+        return self.is_standing and self.withheld
 
     @property
     def is_waiting(self) -> bool:
-        return self.restored_in is None and self.waiting
+        return self.is_standing and self.waiting
+
+    @property
+    def answered_in(self) -> Event:
+        """The last event that answered it by name."""
+        return self.followed_in or self.asked_in
 
     @property
     def is_queued(self) -> bool:
-        return self.restored_in is None and self.queued
+        return self.is_standing and self.queued
 
     @property
     def status(self) -> str:
         """In words."""
+        if self.finished_in is not None:
+            return "finished"
         if self.refusal is not None or self.is_queued:
             return "refused" if self.refusal is not None else "queued, no filter"
         if self.is_waiting:
@@ -77,7 +94,7 @@ class Request:
     @property
     def entry(self) -> Mapping[str, Any]:
         """What the event that answered it noted of it alone."""
-        entry: Mapping[str, Any] = next(own for own in self.asked_in.body["requests"] if own["id"] == self.id)
+        entry: Mapping[str, Any] = next(own for own in self.answered_in.body["requests"] if own["id"] == self.id)
         return entry
 
     def to_json(self) -> dict[str, Any]:
@@ -92,6 +109,7 @@ class Request:
             "waited": self.waited_since is not None,
             "status": self.status,
             "restored_at": self.restored_in.at if self.restored_in else None,
+            "finished_at": self.finished_in.at if self.finished_in else None,
         }
 
 
@@ -119,6 +137,21 @@ class State:
         return str(self.trained.body["fingerprint"]) if self.trained else ""
 
     @property
+    def generation(self) -> int:
+        """Which base is served: 1 as first trained, one more with each that took its place."""
+        return self.generation_at(len(self.events))
+
+    def generation_at(self, seq: int) -> int:
+        """Which base was served after the event of that number."""
+        return 1 + sum(event.kind in NEW_BASE for event in self.events[:seq])
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of training behind the base, those after the recipe's included."""
+        more = (int(event.body["more_rounds"]) for event in self.events if event.kind == "continued")
+        return int(self.about.get("rounds", 0)) + sum(more)
+
+    @property
     def is_exact(self) -> bool:
         """Whether a head on a public backbone is served, and `filter` is its file."""
         return "backbone" in self.about
@@ -142,6 +175,11 @@ class State:
     def queued(self) -> tuple[Request, ...]:
         """Requests that wait for a server that reaches the clients, in the order in which they came."""
         return tuple(request for request in self.requests if request.is_queued)
+
+    @property
+    def finished(self) -> tuple[Request, ...]:
+        """Requests that the model was trained without: their rows are never used again."""
+        return tuple(request for request in self.requests if request.finished_in is not None)
 
     @property
     def left_out(self) -> Forget:
@@ -195,7 +233,7 @@ class State:
             others = [own.id for own in self.requests if own.forget.subject_tags & forget.subject_tags]
             hint = f" {', '.join(others)} names others, too: name it by its id." if others else ""
             raise RequestError(f"There is no request to {forget} alone in this folder.{hint} Nothing was changed.")
-        return max(matches, key=lambda request: (request.restored_in is None, int(request.id[1:])))
+        return max(matches, key=lambda request: (request.is_standing, int(request.id[1:])))
 
     def next_id(self, after: int = 0) -> str:
         """The id of the request to come."""
@@ -237,7 +275,8 @@ def _after(state: State, event: Event) -> State:
             return replace(state, trained=event, model=model, filter=served)
         case "collected" | "purged":
             collected = event if event.kind == "collected" else state.collected
-            return replace(state, collected=collected, centroids=FileRecord(**body["centroids"]))
+            served = FileRecord(**body["filter"]) if body.get("filter") else state.filter
+            return replace(state, collected=collected, centroids=FileRecord(**body["centroids"]), filter=served)
         case "unlearned" | "restored":
             requests = _with_new(state, event) if event.kind == "unlearned" else _with_restored(state, event)
             centroids = FileRecord(**body["centroids"]) if body["centroids"] is not None else state.centroids
@@ -248,6 +287,8 @@ def _after(state: State, event: Event) -> State:
             about = {**state.about, "client_names": list(names)} if names else state.about
             statistics, served = FileRecord(**body["centroids"]), FileRecord(**body["filter"])
             return replace(state, about=about, centroids=statistics, filter=served)
+        case "continued" | "retrained":  # a new base (run.new_base)
+            return _with_new_base(state, event)
         case "waiting":
             return replace(state, requests=_with_new(state, event, waiting=True))
         case "withdrawn":  # requests that waited
@@ -301,4 +342,21 @@ def _with_reason(state: State, kind: str, ids: Iterable[str], why: str) -> tuple
     return tuple(
         replace(request, **change) if request.id in named and request.is_queued else request
         for request in state.requests
+    )
+
+
+def _with_new_base(state: State, event: Event) -> State:
+    """Another model in place of the one before, whose statistics and filter go with it."""
+    body, known = event.body, {request.id: request for request in state.requests}
+    trained, model = replace(event, body=body["trained"]), FileRecord(**body["trained"]["model"])
+    if event.kind == "retrained":
+        known |= {name: replace(known[name], finished_in=event) for name in body["requests"]}
+    else:  # requests were answered anew
+        for entry in body["requests"]:
+            known[entry["id"]] = replace(known[entry["id"]], followed_in=event, withheld=entry["withheld"])
+    collected = replace(event, body=body["collected"]) if body["collected"] is not None else None
+    centroids, served = (FileRecord(**body[name]) if body[name] is not None else None for name in _STORED)
+    requests = tuple(known.values())
+    return replace(
+        state, trained=trained, model=model, collected=collected, centroids=centroids, filter=served, requests=requests
     )

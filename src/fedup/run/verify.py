@@ -11,6 +11,7 @@ from fedup.errors import FedUPError, MissingRunError, NoArchitectureError
 from fedup.models.cut import logits_of
 from fedup.models.views import fingerprint
 from fedup.privacy.guarantee import DP
+from fedup.request import union
 from fedup.run.charges import CHARGING, charges_in
 from fedup.run.exact import check_head, is_cohort
 from fedup.run.folder import Run
@@ -21,6 +22,7 @@ from fedup.run.state import State
 from fedup.run.store import hash_of
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import Centroids
+from fedup.unlearning.bottleneck_fit import names_cell
 
 _SHORTEST_HEAD = 8
 _Blank = Callable[[State], nn.Module]  # a model without its weights
@@ -88,10 +90,12 @@ def _model_checks(run: Run, state: State, blank: _Blank, probe: _Probe) -> Itera
         return
     if state.model is None:
         return
-    yield _attempt("model", lambda: f"fingerprint {fingerprint(load_base(run, state, blank(state)))}")
+    yield _attempt("model", lambda: f"fingerprint {fingerprint(load_base(run, state, blank(state)))}{_which(state)}")
     if state.centroids is not None:
         yield _attempt("centroids", lambda: _check_centroids(load_store(run, state), state))
-    yield _attempt("filter", lambda: _describe_filter(load_plugged(run, state, blank(state))))
+    if state.finished:
+        yield _attempt("finished", lambda: _check_finished(run, state))
+    yield _attempt("filter", lambda: _describe_filter(load_plugged(run, state, blank(state)), state))
     if state.filter is not None:
         yield _attempt("restore", lambda: _check_restore(run, state, blank, probe))
 
@@ -138,10 +142,27 @@ def _check_ledger(state: State) -> str:
     return f"every release charged; the most is ε = {most['epsilon']:.4g} at δ = {most['delta']:g}{besides}"
 
 
-def _describe_filter(plugged: PluggedModel) -> str:
+def _describe_filter(plugged: PluggedModel, state: State) -> str:
     if plugged.served is None:
         return "none, and no request is in force"
-    return f"fitted for exactly the requests in force ({len(plugged.requests)}), base {plugged.base_fingerprint[:12]}"
+    fitted = f"fitted for exactly the requests in force ({len(plugged.requests)})"
+    return f"{fitted}{_which(state) or ', base'} {plugged.base_fingerprint[:12]}"
+
+
+def _which(state: State) -> str:
+    """Which base it is, where there was another before it."""
+    return f", base {state.generation}" if state.generation > 1 else ""
+
+
+def _check_finished(run: Run, state: State) -> str:
+    """Nothing in the folder is of requests that the model was trained without, as far as statistics can show it."""
+    names = ", ".join(request.id for request in state.finished)
+    if state.centroids is not None:
+        forget, store = union(request.forget for request in state.finished), load_store(run, state)
+        cells = [cell for cell in store.cells if names_cell(forget, cell) and int(store.counts[cell.slot].sum())]
+        if cells and store.targets == "classes":
+            raise FedUPError(f"{names} is finished, and {len(cells)} cells of the statistics are of its rows.")
+    return f"the base was trained without {names}, and no statistics are of them"
 
 
 def _check_centroids(store: Centroids, state: State) -> str:

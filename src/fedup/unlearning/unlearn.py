@@ -1,6 +1,7 @@
 """Requests at the server: unlearn, restore, purge, and the plan of an answer."""
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 import torch
 
@@ -151,7 +152,7 @@ def restore(
 
 
 def purge(plugged: PluggedModel | HeadModel, centroids: Centroids) -> list[CellName]:
-    """Delete the cells that requests seal from the server.
+    """Delete the cells that requests seal from the server, and of a delta whose changes it holds: their sum stays.
 
     To restore one of several requests then needs the clients again; to restore the last one always works. With a head
     that was learned on a public backbone every restoration needs them.
@@ -166,6 +167,8 @@ def purge(plugged: PluggedModel | HeadModel, centroids: Centroids) -> list[CellN
         sealed = sealed_cells(centroids, plugged.requests)
         forget_set = union(plugged.requests)
         centroids.purge(forget_set, centroids.cells_named(forget_set))
+        if plugged.served is not None and plugged.served.delta is not None and not plugged.served.delta.is_merged:
+            plugged.serve(replace(plugged.served, delta=plugged.served.delta.merged))
         return sealed
 
 

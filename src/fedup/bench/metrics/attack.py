@@ -14,7 +14,7 @@ from fedup.bench.metrics import Column
 from fedup.bench.shadow_federations import confidence
 
 _AUC = (
-    "Withdrawn rows against unseen rows of the same class and difficulty (held out by clients without a withdrawn row), "
+    "Withdrawn rows against unseen rows of the same class and difficulty, held out by clients without withdrawn rows, "
     "by confidence, calibrated by shadow federations: 0.5 is chance. Two models that never saw the rows have their own "
     "figure, the floor: Retrain and a second Retrain."
 )
