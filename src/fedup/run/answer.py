@@ -232,7 +232,9 @@ class RequestDesk:
     def _refused(self, step: str, requests: _Requests, error: HarmError) -> Outcome:
         """An answer that would harm a class nobody asked to forget: noted with what clients sent, and nothing else."""
         report = error.report or Report(self.plugged.requests)
-        return self._declined(step, requests, report, str(error), {"classes": error.classes, **contact_facts(report)})
+        pending = [{"client": client, "part": part} for client, part in sorted(report.pending.items())]
+        body = {"classes": error.classes, "pending": pending, **contact_facts(report)}
+        return self._declined(step, requests, report, str(error), body)
 
     def _declined(self, step: str, requests: _Requests, report: Report, why: str, body: Mapping[str, Any]) -> Outcome:
         event = {"requests": [], "declined": requests, "step": step, "why": why, "time_s": dict(report.time_s)}
@@ -267,7 +269,7 @@ class RequestDesk:
             if served and swapped:
                 stored = self.writer.put("filter", lambda path: save_filter(self.plugged, path))
             reopened = withheld or any(request.id in ids for request in state.open)
-            touched = report.cells_replaced or report.clients_contacted or reopened or report.pending
+            touched = report.cells_replaced or report.clients_contacted or reopened
             changed = self._store_centroids(self.centroids) if self.centroids is not None and touched else None
         active = [request.id for request in state.active if request.id not in ids]
         if step == "unlearned":
@@ -322,7 +324,6 @@ def contact_facts(report: Report) -> dict[str, Any]:
         "bytes_down": report.bytes_down,
         "messages": report.traffic.messages,
         "releases": describe_releases(report.releases),
-        "pending": {str(client): part for client, part in sorted(report.pending.items())},
     }
 
 
