@@ -302,9 +302,10 @@ def _after(state: State, event: Event) -> State:
             return replace(state, requests=_with_new(state, event, queued=True))
         case "postponed" | "refused":
             return replace(state, requests=_with_reason(state, event.kind, body["requests"], body["why"]))
-        case "declined":  # a filter not put in force; queued requests are refused with it
+        case "declined":  # a filter not put in force; queued requests are refused with it, unless clients were absent
             ids = [own["id"] for own in body["declined"] if isinstance(own, dict)]
-            return replace(state, requests=_with_reason(state, "refused", ids, body.get("why", "")))
+            reason = "postponed" if body.get("pending") else "refused"
+            return replace(state, requests=_with_reason(state, reason, ids, body.get("why", "")))
         case "charged" | "corrected" | "booked":  # releases under DP, or what clients' own accounts have beyond them
             for _ in charges_in(event):
                 pass
