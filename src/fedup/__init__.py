@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from fedup.unlearning.exact_file import load_head as load_head
     from fedup.unlearning.exact_file import save_head as save_head
     from fedup.unlearning.learn_head import learn_head as learn_head
+    from fedup.unlearning.pending import finish_pending as finish_pending
     from fedup.unlearning.plan import RequestPlan as RequestPlan
     from fedup.unlearning.plan import Terms as Terms
     from fedup.unlearning.report import Report as Report
@@ -99,6 +100,7 @@ _PUBLIC = {
     "fedup.unlearning.exact": "HeadModel",
     "fedup.unlearning.exact_file": "load_head save_head",
     "fedup.unlearning.learn_head": "learn_head",
+    "fedup.unlearning.pending": "finish_pending",
     "fedup.unlearning.plan": "RequestPlan Terms",
     "fedup.unlearning.report": "Report",
     "fedup.unlearning.unlearn": "plan purge restore unlearn",

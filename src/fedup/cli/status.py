@@ -42,6 +42,8 @@ def _print(result: dict[str, Any], state: State) -> None:
             f"[yellow]Waiting[/] {', '.join(result['waiting'])}: too few rows to be answered alone, so that nothing is "
             "suppressed for them yet. `fedup unlearn --pending` answers them as soon as they are enough."
         )
+    for part in result["pending"]:
+        console.print(f"[yellow]Pending[/] Client {part['client']} has not answered: {escape(part['part'])}.")
     if result["ledger"]:
         print_ledger(console, result["ledger"])
     storage = ", ".join(f"{name} {size(count)}" for name, count in sorted(result["storage_bytes"].items()))
@@ -82,8 +84,8 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
         )
     sealed, in_force = found["sealed"], ", ".join(found["in_force"])
     facts["Sealed"] = (
-        f"{sealed['cells']} cells that requests leave out, {sealed['originals']} originals of replaced cells; "
-        f"{sealed['purged']} cells destroyed"
+        f"{sealed['cells']} cells that requests leave out, {sealed['originals']} originals of replaced cells, "
+        f"{sealed['erased']} statistics of erased rows; {sealed['purged']} cells destroyed"
     )
     facts["Filter"] = f"{filtered['id']} for {in_force}" if filtered else "none: the original model answers"
     if "backbone" in about and filtered:

@@ -106,6 +106,11 @@ class RunServer:
         with self._desk("unlearn", contact, judge) as desk:
             return desk.unlearn([], limits=Limits(3.0 if judge else None), pending=True)
 
+    def finish_pending(self, contact: GridContact, *, judge: Judge | None = None) -> Outcome:
+        """Ask the nodes again that had not answered: parts of answers wait for them (`state.pending`)."""
+        with self._desk("unlearn", contact, judge) as desk:
+            return desk.finish_pending(limits=Limits(3.0 if judge else None))
+
     def restore(self, *requests: str, contact: GridContact | None = None, judge: Judge | None = None) -> Outcome:
         """Restore requests, by their ids."""
         with self._desk("restore", contact, judge) as desk:

@@ -18,6 +18,7 @@ from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import CellName, Centroids
 from fedup.statistics.store_file import save_centroids
 from fedup.statistics.traffic import Release, Traffic
+from fedup.unlearning.pending import finish_pending as finish
 from fedup.unlearning.plan import Terms
 from fedup.unlearning.report import Report
 from fedup.unlearning.unlearn import contact_of, resolved
@@ -218,6 +219,34 @@ class RequestDesk:
             return self._refused("restored", ids, error)
         return self._settle("restored", ids, report, limits)
 
+    def finish_pending(self, *, limits: Limits = Limits()) -> Outcome:  # noqa: B008 (frozen)
+        """Ask the clients again that had not answered, and put the filter in force that their answers allow."""
+        state, store, asked = self.writer.state, self.centroids, {own.forget: own for own in self.writer.state.active}
+        if store is None or not store.pending or not asked:
+            return Outcome([], state.filter, Report(self.plugged.requests), None)
+        if self.clients is None:
+            raise RequestError("What is pending needs the clients, and there is no way to reach them.")
+        self.plugged.check_base(hashed=True)
+        try:
+            terms = Terms(limits.max_class_loss)
+            report = finish(self.plugged, store, clients=self.clients, force=limits.force, terms=terms)
+        except HarmError as error:
+            return self._refused("finished", [], error)
+        entries = []
+        for forget, request in asked.items():
+            named = next((own for own in report.requests | report.withheld if own.as_named == forget.as_named), forget)
+            verdict = report.verdicts.get(named.digest)
+            if verdict is not None:
+                notes = report.notes_about.get(named.digest, [])
+                about = {
+                    "forget": named.to_json(),
+                    "digest": named.digest,
+                    "verdict": verdict.to_json(),
+                    "notes": notes,
+                }
+                entries.append({**request.entry, **about, "withheld": named in report.withheld})
+        return self._settle("finished", entries, report, limits)
+
     def purge(self) -> list[CellName]:
         """Destroy the sealed cells: no file of the folder holds them any more."""
         if self.centroids is None:
@@ -243,7 +272,7 @@ class RequestDesk:
         """Measure the new filter, store it and commit; or only note that it was declined."""
         state, served, ids = self.writer.state, self.plugged.served, _ids(requests)
         withheld = [request["id"] for request in requests if isinstance(request, dict) and request["withheld"]]
-        swapped = step == "restored" or len(withheld) < len(ids)  # else the filter served before still is
+        swapped = step != "unlearned" or len(withheld) < len(ids)  # else the filter served before still is
         with report.stage("measure"):
             figures = self.judge(self.plugged, report.requests) if self.judge and served and swapped else None
         body = {
@@ -252,6 +281,8 @@ class RequestDesk:
             "centroids_used": report.centroids_used,
             "erasure": report.erasure,
             "notes": list(report.notes),
+            "pending": describe_pending(report),
+            "erased_rows_kept": len(self.centroids.eraser_parts) if self.centroids is not None else 0,
             "forced": list(report.forced),
             "class_recall": {str(label): asdict(recall) for label, recall in report.class_recall.items()},
             "base": self.plugged.base_fingerprint,
@@ -264,10 +295,10 @@ class RequestDesk:
             if served and swapped:
                 stored = self.writer.put("filter", lambda path: save_filter(self.plugged, path))
             reopened = withheld or any(request.id in ids for request in state.open)
-            touched = report.cells_replaced or report.clients_contacted or reopened
+            touched = report.cells_replaced or report.clients_contacted or reopened or report.pending or state.pending
             changed = self._store_centroids(self.centroids) if self.centroids is not None and touched else None
         active = [request.id for request in state.active if request.id not in ids]
-        if step == "unlearned":
+        if step != "restored":
             active += [name for name in ids if name not in withheld]
         body |= {
             "active": active,
@@ -320,6 +351,11 @@ def contact_facts(report: Report) -> dict[str, Any]:
         "messages": report.traffic.messages,
         "releases": describe_releases(report.releases),
     }
+
+
+def describe_pending(report: Report) -> list[dict[str, Any]]:
+    """What waits for clients that have not answered, as the journal holds it."""
+    return [{"client": client, "part": part} for client, part in sorted(report.pending.items())]
 
 
 def describe_releases(sent: Iterable[Release]) -> list[dict[str, Any]]:

@@ -45,6 +45,10 @@ _ERASED = (
     "and contains the difference between their mean and that of retained rows: its file is marked "
     "derived_from_forgotten. It holds means of at least 20 rows, no single one."
 )
+_KEPT = (
+    "The sums of these rows that clients sent for the eraser are kept at the server, sealed, so that a later request "
+    "does not need these clients; `fedup purge` destroys them."
+)
 _REMAPPED = "The filter was fitted with centroids of the forgotten class under other labels (class policy `remap`)."
 NOT_CLAIMED = (
     "That the weights have forgotten: the frozen model still holds what it learned, and whoever has the weights can "
@@ -120,13 +124,15 @@ def _of_filter(state: State, request: Request, serving: Event | None) -> dict[st
     if serving is None:
         claimed = [*([_OPEN] if request.is_open else [_WAITING] if request.is_waiting else []), _UNCHANGED]
         names = ("claim", "filter", "accuracy", "restored_bit_identical", "retrained", "erasure")
-        return {**dict.fromkeys(names), "class_recall": {}, "claimed": claimed}
+        return {**dict.fromkeys(names), "class_recall": {}, "claimed": claimed, "pending": []}
     if state.is_exact:
         return of_head(state, request, serving)
     body, figures, erasure = serving.body, serving.body["figures"], serving.body["erasure"]
     is_erased = erasure is not None and request.forget.digest in erasure["requests"]
     is_remapped = "class" in request.forget.kind and body["config"]["class_policy"] != "drop"
     source = [_REMAPPED] if is_remapped else [] if is_erased else [_UNUSED]
+    pending = [dict(part) for part in body.get("pending", ())]
+    waits = [f"Client {part['client']} has not answered, and its part is pending: {part['part']}." for part in pending]
     return {
         "filter": {
             **body["filter"],
@@ -141,8 +147,17 @@ def _of_filter(state: State, request: Request, serving: Event | None) -> dict[st
         "retrained": _retrained(state, serving),
         "erasure": erasure if is_erased else None,
         "claim": {"kind": "suppressed", "sentence": _SUPPRESSED, "conditions": [], "totals": None, "accuracy": None},
-        "claimed": [_SUPPRESSED, *([_ERASED] if is_erased else []), *source, _UNCHANGED],
+        "claimed": [_SUPPRESSED, *_about_eraser(state, serving, is_erased=is_erased), *source, _UNCHANGED, *waits],
+        "pending": pending,
     }
+
+
+def _about_eraser(state: State, serving: Event, *, is_erased: bool) -> list[str]:
+    if not is_erased:
+        return []
+    purged = any(event.kind == "purged" and event.seq > serving.seq for event in state.events)
+    kept = serving.body.get("erased_rows_kept", 0)
+    return [_ERASED, _KEPT] if kept and not purged else [_ERASED]
 
 
 def write_evidence(evidence: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -158,8 +173,8 @@ def write_evidence(evidence: Mapping[str, Any], folder: Path) -> list[Path]:
 def _serving(state: State, request: Request) -> Event | None:
     """The last answer that made a filter under which the request was in force; None where it never was."""
     for event in reversed(state.events):
-        if event.kind in ("unlearned", "restored") and request.id in event.body["active"]:
-            new = event.body["requests"] if event.kind == "unlearned" else []
+        if event.kind in ("unlearned", "restored", "finished") and request.id in event.body["active"]:
+            new = event.body["requests"] if event.kind != "restored" else []
             if not new or not all(entry["withheld"] for entry in new):  # else what was served before still is
                 return event
     return None

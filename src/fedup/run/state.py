@@ -42,6 +42,7 @@ class Request:
     withheld: bool = False
     waiting: bool = False
     waited_since: str | None = None  # when it first had to wait
+    first_asked: str | None = None  # when it came in, if clients were asked again since
 
     @property
     def is_active(self) -> bool:
@@ -76,7 +77,7 @@ class Request:
             "kind": self.forget.kind,
             "reason": self.forget.reason,
             "forget": self.forget.to_json(),
-            "asked_at": self.waited_since or self.asked_in.at,
+            "asked_at": self.waited_since or self.first_asked or self.asked_in.at,
             "waited": self.waited_since is not None,
             "status": self.status,
             "restored_at": self.restored_in.at if self.restored_in else None,
@@ -95,6 +96,7 @@ class State:
     filter: FileRecord | None = None
     requests: tuple[Request, ...] = ()
     events: tuple[Event, ...] = ()
+    pending: tuple[Mapping[str, Any], ...] = ()  # what waits for clients that have not answered
 
     @property
     def head(self) -> str:
@@ -211,11 +213,12 @@ def _after(state: State, event: Event) -> State:
         case "collected" | "purged":
             collected = event if event.kind == "collected" else state.collected
             return replace(state, collected=collected, centroids=FileRecord(**body["centroids"]))
-        case "unlearned" | "restored":
-            requests = _with_new(state, event) if event.kind == "unlearned" else _with_restored(state, event)
+        case "unlearned" | "restored" | "finished":  # finished: clients that had not answered were asked again
+            requests = _with_restored(state, event) if event.kind == "restored" else _with_new(state, event)
             centroids = FileRecord(**body["centroids"]) if body["centroids"] is not None else state.centroids
             served = None if body["filter"] is None else FileRecord(**body["filter"])
-            return replace(state, requests=requests, centroids=centroids, filter=served)
+            waits = tuple(body.get("pending", ()))
+            return replace(state, requests=requests, centroids=centroids, filter=served, pending=waits)
         case "waiting":
             return replace(state, requests=_with_new(state, event, waiting=True))
         case "withdrawn":  # requests that waited
@@ -244,6 +247,8 @@ def _with_new(state: State, event: Event, *, waiting: bool = False) -> tuple[Req
         forget, name = Forget.from_json(asked["forget"]), asked["id"]
         since = requests[name].waited_since if name in requests else event.at if waiting else None
         about: dict[str, Any] = {"withheld": asked["withheld"], "waiting": waiting, "waited_since": since}
+        if event.kind == "finished":
+            about["first_asked"] = requests[name].first_asked or requests[name].asked_in.at
         requests[name] = Request(name, forget, asked["reference"], event, **about)
     return tuple(sorted(requests.values(), key=lambda request: int(request.id[1:])))
 

@@ -187,6 +187,11 @@ class MomentStore(Centroids):
         kept = sorted(self.few.keys() - forget_set.class_ids)
         return [label for label in kept if self.few[label] - forget_set.client_ids]
 
+    def classes_waiting(self, forget_set: Forget) -> set[int]:
+        """Classes to keep of which a retained client has rows and is out of use until it answers."""
+        cells = (cell for client in self.clients_out - forget_set.client_ids for cell in self.cells_of(client))
+        return {cell.label for cell in cells if int(self.counts[cell.start])} - forget_set.class_ids
+
     def _check(self, moments: IntegerMoments, what: str) -> None:
         try:
             moments.check(self.config)

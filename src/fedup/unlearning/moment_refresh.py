@@ -34,7 +34,6 @@ class MomentRefresh(Refresh):
 
     def bring_up_to_date(self, used: CellsInUse, left_out: Forget) -> None:
         """Ask for what leaves and comes back and apply it, then ask for single cells; undone on an error."""
-        self._wait_for_nobody()
         touched = super().touched(used, left_out)
         changing = {client: cells for client, cells, _ in touched if cells}
         samples = {client: left_out.sample_ids.get(client, frozenset()) for client in changing}

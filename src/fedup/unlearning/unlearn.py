@@ -147,6 +147,7 @@ def restore(
             plugged.serve(None)
         if centroids is not None:
             centroids.open -= withdrawn
+            centroids.pending, centroids.unnamed = {}, {}
         return report
 
 
@@ -222,7 +223,12 @@ def _answer(
     report = Report(requests)
     with report.stage("check"):
         checked = make_plan(plugged, centroids, requests, clients, config, terms, force=force)
-    before = checked.contact.traffic if checked.contact else Traffic()
+    return carry_out(checked, report)
+
+
+def carry_out(checked: RequestPlan, report: Report) -> Report:
+    """Serve a filter for a plan, and report what that took."""
+    centroids, before = checked.centroids, checked.contact.traffic if checked.contact else Traffic()
     try:
         Execution(checked, report).answer()
     except HarmError as error:
