@@ -176,7 +176,7 @@ class RequestDesk:
         for known in (*state.open, *state.waiting):
             if not request.forget.is_resolved and request.forget == known.forget.as_named:
                 return replace(request, forget=known.forget)
-        return replace(request, forget=resolved(request.forget, contact))
+        return replace(request, forget=resolved(request.forget, contact, self.centroids))
 
     def _keep_waiting(self, pool: Pool, traffic: Traffic) -> list[dict[str, Any]]:
         """Put new requests that have to wait on record, with what clients sent to find that out."""
@@ -190,6 +190,8 @@ class RequestDesk:
         known = {request.id for request in self.writer.state.waiting}
         if any(entry["id"] not in known for entry in entries):
             body = {**contact_facts(report), "forced": [], "time_s": {}, "base": self.plugged.base_fingerprint}
+            if self.centroids is not None and self.centroids.unnamed:  # who has yet to name rows of their persons
+                body["centroids"] = self._store_centroids(self.centroids).to_json()
             self.writer.commit("waiting", {**self.facts, "requests": entries, **body})
         return entries
 

@@ -220,7 +220,8 @@ def _after(state: State, event: Event) -> State:
             waits = tuple(body.get("pending", ()))
             return replace(state, requests=requests, centroids=centroids, filter=served, pending=waits)
         case "waiting":
-            return replace(state, requests=_with_new(state, event, waiting=True))
+            centroids = FileRecord(**body["centroids"]) if body.get("centroids") else state.centroids
+            return replace(state, requests=_with_new(state, event, waiting=True), centroids=centroids)
         case "withdrawn":  # requests that waited
             return replace(state, requests=_with_restored(state, event))
         case "charged" | "corrected":  # a release under DP, or what a client's own account has beyond it (run.ledger)

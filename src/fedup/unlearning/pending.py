@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from fedup.clients.protocol import Contact
+from fedup.clients.subjects import name_again
 from fedup.errors import RequestError
 from fedup.federation import Federation
 from fedup.request import Forget
@@ -37,12 +38,18 @@ def finish_pending(
         contact, report = contact_of(clients, plugged, centroids), Report(plugged.requests)
         if contact is None:
             raise RequestError("What is pending needs the clients: pass clients=federation or a contact.")
-        before = contact.traffic
-        again = frozenset(request for request in plugged.requests if concerns(request, centroids))
-        with report.stage("check"):
-            config = plugged.served.config
-            plan = make_plan(plugged, centroids, plugged.requests, contact, config, terms, force=force)
-        carry_out(replace(plan, new=again, again=again), report)
+        before, unnamed = contact.traffic, centroids.unnamed
+        again = [request for request in plugged.requests if concerns(request, centroids)]
+        try:
+            named = name_again(again, centroids, contact)
+            requests, asked = (frozenset(named.get(own, own) for own in part) for part in (plugged.requests, again))
+            with report.stage("check"):
+                config = plugged.served.config
+                plan = make_plan(plugged, centroids, requests, contact, config, terms, force=force)
+            carry_out(replace(plan, new=asked, again=asked), report)
+        except BaseException:
+            centroids.unnamed = unnamed
+            raise
         report.traffic = contact.traffic - before
         return report
 

@@ -1,12 +1,13 @@
 """Requests at the server: unlearn, restore, purge, and the plan of an answer."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 from fedup.clients.in_process import InProcess
 from fedup.clients.protocol import Contact
-from fedup.clients.subjects import resolve
+from fedup.clients.subjects import resolve, resolve_there
 from fedup.errors import ContactError, HarmError, PlugError, RequestError
 from fedup.federation import Federation
 from fedup.filters.bottleneck import Filter, FilterConfig
@@ -66,12 +67,13 @@ def unlearn(
     with REQUEST_LOCK:
         contact = contact_of(clients, plugged, centroids)
         before = contact.traffic if contact else Traffic()
-        new = frozenset(resolved(request, contact) for request in new)
-        _check_new(plugged, centroids, new)
-        if isinstance(config, str):
-            config = preset(config, new).config
-        config = config or (plugged.served.config if plugged.served else FilterConfig())
-        report = _answer(plugged, centroids, plugged.requests | new, contact, config, terms, force=force)
+        with _unnamed_kept(centroids):
+            new = frozenset(resolved(request, contact, centroids) for request in new)
+            _check_new(plugged, centroids, new)
+            if isinstance(config, str):
+                config = preset(config, new).config
+            config = config or (plugged.served.config if plugged.served else FilterConfig())
+            report = _answer(plugged, centroids, plugged.requests | new, contact, config, terms, force=force)
         report.traffic = (contact.traffic if contact else Traffic()) - before
         return report
 
@@ -137,8 +139,11 @@ def restore(
             if centroids is None:
                 raise RequestError("Other requests stay active: pass the centroids to fit a filter for them.")
             open_before, centroids.open = centroids.open, centroids.open - withdrawn
+            tags = union([*remaining, *centroids.open]).subject_tags
             try:
-                return _answer(plugged, centroids, remaining, clients, plugged.served.config, terms, force=force)
+                with _unnamed_kept(centroids):
+                    centroids.unnamed = {c: own & tags for c, own in centroids.unnamed.items() if own & tags}
+                    return _answer(plugged, centroids, remaining, clients, plugged.served.config, terms, force=force)
             except BaseException:
                 centroids.open = open_before
                 raise
@@ -191,8 +196,20 @@ def contact_of(clients: Federation | Contact | None, plugged: PluggedModel, cent
     return clients
 
 
-def resolved(request: Forget, contact: Contact | None) -> Forget:
-    """The request with the rows of its persons, which clients are asked for."""
+@contextmanager
+def _unnamed_kept(centroids: Centroids) -> Iterator[None]:
+    """Put back who has not named rows of persons if the block fails."""
+    before = centroids.unnamed
+    try:
+        yield
+    except BaseException:
+        centroids.unnamed = before
+        raise
+
+
+def resolved(request: Forget, contact: Contact | None, store: Centroids | None = None) -> Forget:
+    """The request with the rows of its persons, which clients are asked for. With a store, clients that are absent are
+    noted there: they are out of use until they say which rows it has with them."""
     if request.is_resolved:
         return request
     if contact is None:
@@ -200,7 +217,12 @@ def resolved(request: Forget, contact: Contact | None) -> Forget:
             f"To {request} needs the clients, which alone know whose their rows are, and there is no way to reach "
             "them: pass clients=federation; on the command line, have the data set here."
         )
-    return resolve(request, contact)
+    if store is None:
+        return resolve(request, contact)
+    named, absent = resolve_there(request, contact, {*contact.clients, *store.known_clients})
+    more = {client: store.unnamed.get(client, frozenset()) | request.subject_tags for client in absent}
+    store.unnamed = {**store.unnamed, **more}
+    return named
 
 
 def _several(request: Forget | Collection[Forget]) -> frozenset[Forget]:
