@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from fedup.training.local import LocalTraining as LocalTraining
     from fedup.unlearning.claim import Claim as Claim
     from fedup.unlearning.cohort import CohortModel as CohortModel
+    from fedup.unlearning.collect_again import collect_again as collect_again
     from fedup.unlearning.exact import HeadModel as HeadModel
     from fedup.unlearning.exact_file import load_head as load_head
     from fedup.unlearning.exact_file import save_head as save_head
@@ -97,6 +98,7 @@ _PUBLIC = {
     "fedup.training.local": "LocalTraining",
     "fedup.unlearning.claim": "Claim",
     "fedup.unlearning.cohort": "CohortModel",
+    "fedup.unlearning.collect_again": "collect_again",
     "fedup.unlearning.exact": "HeadModel",
     "fedup.unlearning.exact_file": "load_head save_head",
     "fedup.unlearning.learn_head": "learn_head",

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedup.clients.collect import collect as ask_clients
-from fedup.errors import RequestError
+from fedup.errors import RequestError, SettingError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.flower.contact import GridContact
 from fedup.models.cut import find_cut
@@ -68,8 +68,18 @@ class RunServer:
                     f"{self.run.path} holds another model ({writer.state.base[:12]}). Use a new folder for this one."
                 )
 
-    def collect(self, contact: GridContact, **settings: Any) -> Centroids:
-        """The clients' centroids: stored ones, or else collected now with the settings of `fedup.collect`."""
+    def collect(self, contact: GridContact, *, clients: Sequence[int] = (), **settings: Any) -> Centroids:
+        """The clients' centroids: stored ones, or else collected now with the settings of `fedup.collect`.
+
+        Some `clients` are asked anew: what they send takes the place of what they sent before, or is added if they are
+        new, and the filter in force is made again.
+        """
+        if clients:
+            if settings:
+                raise SettingError("Single clients are asked as all were at first: pass no settings besides clients.")
+            with self._desk("collect", contact, None) as desk:
+                desk.collect_again(clients, limits=Limits(None))
+                return load_store(self.run, desk.writer.state)
         with self.run.writing("collect") as writer:
             if writer.state.collected is not None:
                 contact.settled(only_collection=True)  # left by a server that was killed

@@ -18,6 +18,7 @@ from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import CellName, Centroids
 from fedup.statistics.store_file import save_centroids
 from fedup.statistics.traffic import Release, Traffic
+from fedup.unlearning.collect_again import collect_again as ask_anew
 from fedup.unlearning.pending import finish_pending as finish
 from fedup.unlearning.plan import Terms
 from fedup.unlearning.report import Report
@@ -233,7 +234,7 @@ class RequestDesk:
             terms = Terms(limits.max_class_loss)
             report = finish(self.plugged, store, clients=self.clients, force=limits.force, terms=terms)
         except HarmError as error:
-            return self._refused("finished", [], error)
+            return self._refused("renewed", [], error)
         entries = []
         for forget, request in asked.items():
             named = next((own for own in report.requests | report.withheld if own.as_named == forget.as_named), forget)
@@ -247,7 +248,19 @@ class RequestDesk:
                     "notes": notes,
                 }
                 entries.append({**request.entry, **about, "withheld": named in report.withheld})
-        return self._settle("finished", entries, report, limits)
+        return self._settle("renewed", entries, report, limits)
+
+    def collect_again(self, ids: Collection[int], *, limits: Limits = Limits()) -> Outcome:  # noqa: B008 (frozen)
+        """Ask some clients anew for their statistics, and make the filter in force again with them."""
+        if self.centroids is None or self.clients is None:
+            raise RequestError("To collect from single clients needs a first collection, and a way to reach them.")
+        self.plugged.check_base(hashed=True)
+        options: Any = {"force": limits.force, "terms": Terms(limits.max_class_loss)}
+        try:
+            store, report = ask_anew(self.plugged, self.centroids, ids, clients=self.clients, **options)
+        except HarmError as error:
+            return self._refused("renewed", [], error)
+        return replace(self, centroids=store)._settle("renewed", [], report, limits)
 
     def purge(self) -> list[CellName]:
         """Destroy the sealed cells: no file of the folder holds them any more."""

@@ -173,7 +173,7 @@ def write_evidence(evidence: Mapping[str, Any], folder: Path) -> list[Path]:
 def _serving(state: State, request: Request) -> Event | None:
     """The last answer that made a filter under which the request was in force; None where it never was."""
     for event in reversed(state.events):
-        if event.kind in ("unlearned", "restored", "finished") and request.id in event.body["active"]:
+        if event.kind in ("unlearned", "restored", "renewed") and request.id in event.body["active"]:
             new = event.body["requests"] if event.kind != "restored" else []
             if not new or not all(entry["withheld"] for entry in new):  # else what was served before still is
                 return event

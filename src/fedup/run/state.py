@@ -213,7 +213,7 @@ def _after(state: State, event: Event) -> State:
         case "collected" | "purged":
             collected = event if event.kind == "collected" else state.collected
             return replace(state, collected=collected, centroids=FileRecord(**body["centroids"]))
-        case "unlearned" | "restored" | "finished":  # finished: clients that had not answered were asked again
+        case "unlearned" | "restored" | "renewed":  # renewed: clients were asked again
             requests = _with_restored(state, event) if event.kind == "restored" else _with_new(state, event)
             centroids = FileRecord(**body["centroids"]) if body["centroids"] is not None else state.centroids
             served = None if body["filter"] is None else FileRecord(**body["filter"])
@@ -248,7 +248,7 @@ def _with_new(state: State, event: Event, *, waiting: bool = False) -> tuple[Req
         forget, name = Forget.from_json(asked["forget"]), asked["id"]
         since = requests[name].waited_since if name in requests else event.at if waiting else None
         about: dict[str, Any] = {"withheld": asked["withheld"], "waiting": waiting, "waited_since": since}
-        if event.kind == "finished":
+        if event.kind == "renewed":
             about["first_asked"] = requests[name].first_asked or requests[name].asked_in.at
         requests[name] = Request(name, forget, asked["reference"], event, **about)
     return tuple(sorted(requests.values(), key=lambda request: int(request.id[1:])))

@@ -164,7 +164,14 @@ class MomentStore(Centroids):
     def retained(self, forget_set: Forget) -> IntegerMoments:
         """The moments of everything but these clients and classes: the total less what is forgotten. Clients that are
         out of use are left out, too."""
-        left, forget_set = self.total, self._without_those_out(forget_set)
+        return self._remaining(self._without_those_out(forget_set))
+
+    def all_but(self, client: int) -> IntegerMoments:
+        """The moments of all others, also of those that are out of use."""
+        return self._remaining(Forget(frozenset([client])))
+
+    def _remaining(self, forget_set: Forget) -> IntegerMoments:
+        left = self.total
         for client in forget_set.client_ids:
             if client in self.parts:
                 left = left - self.moments_of(client)
