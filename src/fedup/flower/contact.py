@@ -191,6 +191,9 @@ class GridContact:
 
     def _look_for(self, clients: Collection[int], optional: Collection[int]) -> None:
         """Find the nodes of these clients, also of those that came back; raises if one is not there and has to be."""
+        if not clients:
+            self._unmet = {}
+            return
         with suppress(ContactError):  # nobody is connected at all
             known, nodes = self.clients, self._accounts.nodes
             connected = set(self._accounts.connected())

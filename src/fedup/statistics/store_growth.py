@@ -13,8 +13,8 @@ from fedup.statistics.store import Cell, CellName, Centroids
 def with_client(store: Centroids, summary: Summary, absent: frozenset[int]) -> Centroids:
     """The store with a client's message in place of all that it sent before, or added.
 
-    Cells of the classes in `absent` that it had before stay without content, as after a purge: the client was not asked
-    for them.
+    Cells of the classes in `absent` stay without content, as after a purge: the client was not asked for them. A new
+    client's have no room either: if such a class comes back, the client is to be collected from again.
     """
     client, contents = summary.client, dict[CellName, tuple[Tensor, Tensor]]()
     for cell in store.cells:
@@ -22,6 +22,9 @@ def with_client(store: Centroids, summary: Summary, absent: frozenset[int]) -> C
             contents[cell.name] = store.vectors[cell.slot], store.counts[cell.slot]
         elif cell.label in absent and cell.label not in summary.labels:
             contents[cell.name] = torch.zeros_like(store.vectors[cell.slot]), torch.zeros_like(store.counts[cell.slot])
+    if client not in store.known_clients:
+        nothing = store.vectors[:0], store.counts[:0]
+        contents |= {(client, label): nothing for label in absent if label not in summary.labels}
     emptied = {name for name in contents if name[0] == client}
     vectors, counts = (part.split(list(summary.sizes)) for part in (summary.vectors, summary.counts))
     for label, *content in zip(summary.labels, vectors, counts, strict=True):

@@ -93,8 +93,9 @@ def _with_answer(store: Centroids, client: int, answer: Any, forget_set: Forget,
     if not isinstance(store, MomentStore):
         assert isinstance(answer, Summary)
         return with_client(store, answer, forget_set.class_ids)
-    held = {cell.label for cell in store.cells_of(client)}
+    absent = forget_set.class_ids  # of a new client: it may have rows of them
     if client in store.known_clients:
+        absent &= {cell.label for cell in store.cells_of(client)}
         drop_client(store, client)
     add_client(store, client, answer.moments, answer.by_class)
     store.shortened, store.clipped = store.shortened + answer.shortened, store.clipped + answer.clipped
@@ -105,5 +106,5 @@ def _with_answer(store: Centroids, client: int, answer: Any, forget_set: Forget,
     for i, label in labels.items():
         if label not in forget_set.class_ids:
             by_class[label] = by_class.get(label, frozenset()) | {i}
-    mark_left_out(store, client, by_class, held & forget_set.class_ids)
+    mark_left_out(store, client, by_class, absent)
     return replace(store)
