@@ -200,11 +200,16 @@ class GridContact:
             lost = any(client not in known or nodes[client] not in connected for client in clients)
             if lost and connected - set(nodes.values()):
                 self._greet(everyone=False)
-        why, known = "it has not answered so far: no node goes by that number", self._believed()
-        self._unmet = {client: why for client in clients if client not in known}
+        known = self._believed()
+        self._unmet = {client: self._why_unmet(client) for client in clients if client not in known}
         for client in self._unmet:
             if client not in optional:
                 raise ContactError(f"Client {client} has not answered so far: no node goes by that number.")
+
+    def _why_unmet(self, client: int) -> str:
+        """Why no node goes by a number: perhaps one says that it is this client, and may not be."""
+        claims = [why for node, why in self.left_out.items() if why.startswith(f"client {client} is bound")]
+        return claims[0] if claims else "it has not answered so far: no node goes by that number"
 
     @property
     def _intake(self) -> Intake:

@@ -14,7 +14,7 @@ from fedup.federation import Federation
 from fedup.filters.ridge_head import solve_head
 from fedup.models.backbone import Backbone
 from fedup.request import Forget, union
-from fedup.run.answer import NewRequest, contact_facts, described_requests
+from fedup.run.answer import NewRequest, contact_facts, describe_pending, described_requests
 from fedup.run.folder import Run, Writer
 from fedup.run.in_words import ids as ids_in_words
 from fedup.run.record import keep_centroids
@@ -173,6 +173,7 @@ class HeadDesk:
             "class_recall": {},
             "centroids_used": report.centroids_used,
             "notes": list(report.notes),
+            "pending": describe_pending(report),
             "forced": [],
             "base": self.model.base_fingerprint,
             "active": active + (ids if step == "unlearned" else []),

@@ -104,7 +104,9 @@ def claim_from(
         Condition(
             "only the rows named were left out",
             not further,
-            f"{further:,} rows more, by the rule of least rows" if further else "no other row",
+            f"{further:,} rows more, by the rule of least rows or of clients that have yet to answer"
+            if further
+            else "no other row",
         ),
         Condition("the served model is the one learned", not altered, "; ".join(altered) or "backbone and head"),
     ]
@@ -147,8 +149,10 @@ def message_hash(client: int, moments: IntegerMoments, config: MomentConfig) -> 
 
 
 def _rows_left_out_besides(store: MomentStore) -> int:
-    """Rows that left with samples by a rule. What clients never report is the same with the rows and without them."""
-    further = 0
+    """Rows that left with samples by a rule, or wait with their client. What clients never report is the same with the
+    rows and without them."""
+    waiting = {client: [int(store.counts[cell.start]) for cell in store.cells_of(client)] for client in store.pending}
+    further = sum(max(1, sum(rows)) for rows in waiting.values())
     for (client, label), ids in store.excluded.items():
         cell = store.cell((client, label))
         if cell is not None and cell.name not in store.purged:
@@ -158,5 +162,6 @@ def _rows_left_out_besides(store: MomentStore) -> int:
 
 def _sealed(store: MomentStore, requests: frozenset[Forget]) -> int:
     forget_set = union(requests)
-    left_out = {cell.name for cell in store.cells_named(forget_set) if int(store.counts[cell.start])}
+    cells = (*store.cells_named(forget_set), *store.cells_pending)
+    left_out = {cell.name for cell in cells if int(store.counts[cell.start])}
     return len((left_out - store.purged) | set(store.sealed))
