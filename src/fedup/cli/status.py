@@ -83,9 +83,10 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
             f"{size(sum(own['bytes'] for own in sent.values()))} in all"
         )
     sealed, in_force = found["sealed"], ", ".join(found["in_force"])
+    erased = f", {sealed['erased']} statistics of erased rows" if sealed["erased"] else ""
     facts["Sealed"] = (
-        f"{sealed['cells']} cells that requests leave out, {sealed['originals']} originals of replaced cells, "
-        f"{sealed['erased']} statistics of erased rows; {sealed['purged']} cells destroyed"
+        f"{sealed['cells']} cells that requests leave out, {sealed['originals']} originals of replaced cells"
+        f"{erased}; {sealed['purged']} cells destroyed"
     )
     facts["Filter"] = f"{filtered['id']} for {in_force}" if filtered else "none: the original model answers"
     if "backbone" in about and filtered:

@@ -155,9 +155,10 @@ class GridContact:
     # --- asking
 
     def ask(self, questions: Mapping[int, Question[A]], *, optional: Collection[int] = ()) -> Iterator[tuple[int, A]]:
-        self._look_for(questions, optional)
+        connected = self._look_for(questions, optional)
         nodes = {client: self._accounts.nodes[client] for client in questions if client not in self._unmet}
-        by_node = {node: questions[client] for client, node in nodes.items()}
+        gone = self._messenger.no_reply - connected  # these would only be waited for once more
+        by_node = {node: questions[client] for client, node in nodes.items() if node not in gone}
         self._profiles = {}
         taken = self._ask_nodes(by_node, {node: client for client, node in nodes.items()})
         taken = self._leave_out(taken, self._judge_later(by_node, taken))
@@ -189,11 +190,13 @@ class GridContact:
         self._check_enough(len(taken), of=len(questions) + len(lost))
         return self._collection(taken)
 
-    def _look_for(self, clients: Collection[int], optional: Collection[int]) -> None:
-        """Find the nodes of these clients, also of those that came back; raises if one is not there and has to be."""
+    def _look_for(self, clients: Collection[int], optional: Collection[int]) -> set[int]:
+        """Find the nodes of these clients, also of those that came back; raises if one is not there and has to be.
+        Returns all nodes that are connected."""
+        connected: set[int] = set()
         if not clients:
             self._unmet = {}
-            return
+            return connected
         with suppress(ContactError):  # nobody is connected at all
             known, nodes = self.clients, self._accounts.nodes
             connected = set(self._accounts.connected())
@@ -205,6 +208,7 @@ class GridContact:
         for client in self._unmet:
             if client not in optional:
                 raise ContactError(f"Client {client} has not answered so far: no node goes by that number.")
+        return connected
 
     def _why_unmet(self, client: int) -> str:
         """Why no node goes by a number: perhaps one says that it is this client, and may not be."""
