@@ -39,6 +39,12 @@ def test_a_key_is_kept_in_a_file_of_its_owner_and_never_overwritten(tmp_path):
     assert KEY.secret.hex() not in repr(KEY) and KEY.fingerprint not in KEY.tag("P-113")
     with pytest.raises(FedUPError, match="never overwritten"):
         SubjectKey.new().save(path)
+    for loose in (0o640, 0o604):
+        path.chmod(loose)
+        with pytest.raises(ArtifactError, match=f"mode {loose:04o}.*chmod 600"):
+            SubjectKey.load(path)
+    path.chmod(0o600)
+    assert SubjectKey.load(path) == KEY
     path.write_text("P-113\n")
     with pytest.raises(ArtifactError, match="no key of persons"):
         SubjectKey.load(path)

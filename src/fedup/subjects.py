@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import stat
 import unicodedata
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,9 +43,14 @@ class SubjectKey:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The key in a file that `save` wrote."""
-        with explained(f"read the key of persons {path}"):
-            content = Path(path).read_bytes()
+        """The key in a file that `save` wrote. As ssh does, it refuses a file of yours that others can read."""
+        with explained(f"read the key of persons {path}"), Path(path).open("rb") as file:
+            found, content = os.fstat(file.fileno()), file.read()
+        if hasattr(os, "getuid") and found.st_uid == os.getuid() and found.st_mode & 0o077:
+            raise ArtifactError(
+                f"Others can read the key of persons {path} (mode {stat.S_IMODE(found.st_mode):04o}), and with it find "
+                f"out who is in the data. Run chmod 600 {path}."
+            )
         try:
             if not content.startswith(_PREFIX):
                 raise ValueError

@@ -5,6 +5,7 @@ import copy
 import json
 import tempfile
 import tracemalloc
+from dataclasses import replace
 from functools import cache
 from typing import ClassVar
 
@@ -15,13 +16,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.flower._contact import NODES, ODD
-from tests.flower._grid import FIRST, Clock, LocalGrid, World, changed, digits, told
+from tests.flower._grid import FIRST, Clock, LocalGrid, World, changed, digits, told, with_answer
 
 import fedup
 from fedup import DP, Forget, plug, unlearn
 from fedup.errors import ContactError, DataError
 from fedup.flower import Intake, messaging
-from fedup.flower.wire import read_answer, read_ask
+from fedup.flower.wire import Answer, read_answer, read_ask
 from fedup.statistics.moment_store import MomentStore
 
 WAYS = {
@@ -181,8 +182,49 @@ def test_a_policy_decides_what_becomes_of_a_node_that_disagrees_and_it_is_named_
         assert (ODD - FIRST in store.clients) is kept is (ODD not in contact.left_out)
         assert (ODD in contact.flagged) is (policy != "off")
         assert (ODD - FIRST in contact.clients) is kept
-    with pytest.raises(ContactError, match="times as long"):  # all are needed: the error says which node it is
-        fedup.collect(world.model, world.contact(grid_of(world, longer)), statistics="centroids")
+
+
+def test_no_answer_of_one_node_ends_a_collection_where_all_have_to_answer_but_silence_does():
+    """The default settings: a node that answers nonsense is left out; one that does not answer is missed."""
+    world = digits()
+    nonsense = {
+        "times as long": longer,
+        "deep": lambda reply: with_text(reply, lambda text: text[:-1] + ', "x": ' + "[" * 99 + "]" * 99 + "}"),
+        "readable": lambda reply: with_text(reply, lambda text: text[:-1] + ', "x": ' + "[" * 10**5),
+        "another model": lambda reply: with_answer(reply, replace(told(reply), base="0" * 64)),
+        "missing": lambda reply: changed(reply, vectors=None),
+        "Two nodes": lambda reply: changed(reply, {"client": 0}),
+    }
+    for why, change in nonsense.items():
+        contact = world.contact(grid_of(world, change))
+        store = fedup.collect(world.model, contact, statistics="centroids")
+        kept = OTHERS if why != "Two nodes" else OTHERS[1:]  # nobody knows whose number it is
+        assert list(store.clients) == kept and why in contact.left_out[ODD], why
+    strict = world.contact(grid_of(world, longer), intake=Intake(most_left_out=0.0))
+    with pytest.raises(ContactError, match="times as long"):  # the error says which node it is
+        fedup.collect(world.model, strict, statistics="centroids")
+    for reply in (None, Answer("refused", "", reason="no"), Answer("failed", "", reason="no")):
+        spoil = lambda node, told, reply=reply: told if node != ODD else reply and with_answer(told, reply)  # noqa: E731
+        with pytest.raises(ContactError, match="3 of 4 nodes"):
+            fedup.collect(world.model, world.contact(world.grid(spoil), retries=0), statistics="centroids")
+
+
+def test_reasons_of_a_node_are_one_line_without_control_characters():
+    world, caught = digits(), "x\n\x1b[2Jnode 100 is left out: \u202e" + "y" * 10**5
+    lies = [
+        lambda reply: with_answer(reply, Answer("refused", told(reply).base, reason=caught)),
+        lambda reply: changed(reply, {}, **{caught: torch.ones(1, dtype=torch.complex64)}),
+    ]
+    for lie in lies:
+        contact = world.contact(grid_of(world, lie), least_fraction=0.5)
+        fedup.collect(world.model, contact, statistics="centroids")
+        assert contact.left_out[ODD].isprintable() and len(contact.left_out[ODD]) < 1000
+
+
+def with_text(reply: Message, change) -> Message:
+    record = reply.content.config_records["fedup"]
+    reply.content.config_records["fedup"] = ConfigRecord({"json": change(record["json"])})
+    return reply
 
 
 def test_a_node_reports_no_more_rows_than_it_declared_in_training():

@@ -127,7 +127,6 @@ def read_summary(details: Details, arrays: Arrays, *, width: int, shape: tuple[i
     require(len(sizes) == len(labels) == len(excluded), "its lists differ in length")
     require(all(size >= 0 for size in sizes), "a size is below 0")
     vectors = checks.floats(arrays, "vectors", (sum(sizes), width)).float()
-    require(bool(vectors.isfinite().all()), "vectors holds numbers beyond single precision")
     counts = checks.array(arrays, "counts", (sum(sizes),))
     require(counts.dtype in (torch.int32, torch.int64), "its counts are no whole numbers")
     require(bool(((counts >= 1) & (counts.long() < 2**31)).all()), "a count of points is out of range")

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -20,6 +20,7 @@ from fedup.statistics.traffic import Meter, Traffic
 from fedup.targets import Targets
 
 A = TypeVar("A")
+_CHARGED_AT_ONCE = 64  # releases: as many are charged and not made, at most, where a process is killed
 
 
 class InProcess:
@@ -48,6 +49,7 @@ class InProcess:
         self.ledger = Ledger() if ledger is None else ledger
         self._readers = Readers(lambda cut: (make_reader or FeatureReader)(model, cut)) if one_reader else None
         self._meter = Meter()
+        self._charged: dict[int, tuple[str, Any]] = {}  # releases to be made: their names and plans
         self._failures: dict[int, FedUPError] = {}  # of clients that did not answer their last question
 
     @property
@@ -104,20 +106,35 @@ class InProcess:
                 question.check_data(self._data(client))
 
     def _answers(self, questions: Mapping[int, Question[A]], optional: Collection[int]) -> Iterator[tuple[int, A]]:
-        for client, question in questions.items():
-            try:
-                yield client, self._answer(client, question)
-            except (ContactError, RequestError) as error:
-                if client not in optional:
-                    raise
-                self._failures[client] = error
+        waiting = list(questions.items())
+        for start in range(0, len(waiting), _CHARGED_AT_ONCE):
+            some = waiting[start : start + _CHARGED_AT_ONCE]
+            self._charge(some)
+            for client, question in some:
+                try:
+                    yield client, self._answer(client, question)
+                except (ContactError, RequestError) as error:
+                    if client not in optional:
+                        raise
+                    self._failures[client] = error
+
+    def _charge(self, questions: Sequence[tuple[int, Question[A]]]) -> None:
+        """Charge the releases that clients are about to make: in one step, before any of them draws noise."""
+        plans: dict[int, Any] = {}  # clients with the same question share one
+        with self.ledger.together():
+            for client, question in questions:
+                if isinstance(question, PrivateQuestion):
+                    data, name = self._data(client), secrets.token_hex(16)
+                    if id(question) not in plans:
+                        reader = data.shared_reader(question.cut)
+                        plans[id(question)] = question.plan(data.model, blank_row(data.x), data.num_classes, reader)
+                    self.ledger.spend(client, question.dp, question.charged_as, name)
+                    self._charged[client] = name, plans[id(question)]
 
     def _answer(self, client: int, question: Question[A]) -> A:
         data, name = self._data(client), ""
         if isinstance(question, PrivateQuestion):
-            name = secrets.token_hex(16)
-            plan = question.plan(data.model, blank_row(data.x), data.num_classes, data.shared_reader(question.cut))
-            self.ledger.spend(client, question.dp, question.charged_as, name)
+            name, plan = self._charged.pop(client)
             answer = question.release(plan, data)
         else:
             assert isinstance(question, ExactQuestion)  # there is no third kind
@@ -134,6 +151,8 @@ class InProcess:
         """Count the bytes of a question and its answer."""
         base, (details, sent), (reply, arrays) = "0" * 64, question.to_message(), question.answer_message(answer)
         details = {**details, "num_classes": self.num_classes}
+        if self.targets != "classes":
+            details[messages.TARGETS] = self.targets
         if name:  # messages about a release are that much longer
             details, reply = {**details, messages.NONCE: name}, {**reply, messages.NONCE: name, messages.SPENT: 0.1}
         self._meter.sent(messages.message_size(messages.question_text(question.kind, base, details), sent))

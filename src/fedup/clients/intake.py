@@ -8,22 +8,24 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedup.clients.agreement import MOST_LENGTH, Profile, mistaken, too_long, too_many_rows
+from fedup.clients.agreement import MOST_LENGTH, mistaken, too_long, too_many_rows
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.checks import require
 from fedup.clients.eraser_questions import SketchesQuestion, SpreadsQuestion
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.moments import ClientMoments, MomentChangeQuestion, MomentsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.clients.profiles import Profile, Profiles
 from fedup.clients.question import Question
 from fedup.errors import SettingError, check_choice
 from fedup.privacy.dp import Layout
 from fedup.privacy.guarantee import DP
 from fedup.statistics.centroids import Summary
-from fedup.statistics.integer_moments import MomentConfig
+from fedup.statistics.integer_moments import MomentConfig, diagonal_of
 
 IntakePolicy = Literal["leave_out", "report", "off"]
 _CERTAIN = 7.0  # deviations: noise is beyond in one of 10^11 numbers
+_AT_ONCE = 64  # vectors
 _MOST_HELD_BACK = 1000  # rows of a class that a node's own rules may hold back
 
 
@@ -37,6 +39,10 @@ class Intake:
     like another class than it says, to the other nodes and to the model. `declared_rows` has the rows of each Flower
     node, as it reported them in training (`num-examples`).
 
+    A node that is left out, or whose answer cannot be read, does not end a collection, even where all have to answer
+    (`Delivery.least_fraction`). That holds for a share of `most_left_out` of all nodes, rounded up: two that claim one
+    number are both left out. More of them count like nodes that did not answer: then something else is wrong.
+
     A node with honest rows and wrong labels disagrees, too. The server cannot tell it from a liar.
     """
 
@@ -44,6 +50,7 @@ class Intake:
     declared_rows: Mapping[int, int] = field(default_factory=dict)
     most_rows: float = 30.0
     most_length: float = MOST_LENGTH
+    most_left_out: float = 1 / 3
 
     def __post_init__(self) -> None:
         check_choice("policy", self.policy, IntakePolicy)
@@ -51,40 +58,63 @@ class Intake:
             raise SettingError(
                 f"most_rows and most_length must be 1 or more; found {self.most_rows} and {self.most_length}."
             )
+        if not 0 <= self.most_left_out < 1:
+            raise SettingError(f"most_left_out is a share of the nodes, in [0, 1); found {self.most_left_out}.")
+
+    def most_excused(self, nodes: int) -> int:
+        """How many of so many nodes may be left out by their answers without being missed."""
+        return math.ceil(self.most_left_out * nodes * (1 - 1e-9))
 
     def judge(self, profiles: Mapping[int, Profile], question: Question[Any], facts: ModelFacts) -> dict[int, str]:
         """By node, why its answer disagrees with the others."""
         if self.policy == "off" or not profiles:
             return {}
+        profiles = Profiles.of(profiles)
+
+        def rest() -> Profiles:
+            return profiles.only([node for node in profiles if node not in reasons])
+
         reasons = too_many_rows(profiles, self.declared_rows, self.most_rows)
-        reasons |= _beyond_totals({node: own for node, own in profiles.items() if node not in reasons}, question)
-        rest = {node: profile for node, profile in profiles.items() if node not in reasons}
-        reasons |= too_long(rest, self.most_length)
-        rest = {node: profile for node, profile in rest.items() if node not in reasons}
+        reasons |= _beyond_totals(rest(), question)
+        reasons |= too_long(rest(), self.most_length)
         exact = not isinstance(question, PrivateCentroidsQuestion)
         cut = getattr(question, "cut", "")
         answers = (lambda means: facts.answers(cut, means)) if exact else None
-        return reasons | mistaken(rest, answers, facts.num_classes)
+        return reasons | mistaken(rest(), answers, facts.num_classes)
 
     def judge_later(
-        self, node: int, own: Profile, others: Mapping[int, Profile], question: Question[Any], facts: ModelFacts
-    ) -> str | None:
-        """Why an answer after the collection disagrees with what the others sent; None if it does not, or if there is
+        self, later: Profiles, compared: Profiles, question: Question[Any], facts: ModelFacts
+    ) -> dict[int, str]:
+        """By node, why an answer after the collection disagrees with what the others sent then; not where there is
         nothing to compare it with. Rows that leave may well look like another class: they may have wrong labels."""
         if self.policy == "off":
-            return None
-        if isinstance(question, MomentChangeQuestion) or not own.labels:
-            return too_long({**others, node: own}, self.most_length).get(node)
-        return self.judge({**others, node: own}, question, facts).get(node)
+            return {}
+        without_classes = [node for node, profile in later.items() if not profile.labels]
+        reasons = too_long(later.only(without_classes), self.most_length)
+        rest = {node: profile for node, profile in later.items() if profile.labels}
+        together = compared.only(compared)
+        together.update(rest)
+        if isinstance(question, MomentChangeQuestion):
+            judged = too_long(together, self.most_length) if rest else {}
+        else:
+            judged = self.judge(together, question, facts) if rest else {}
+        return reasons | {node: why for node, why in judged.items() if node in rest}
 
 
-def _beyond_totals(profiles: Mapping[int, Profile], question: Question[Any]) -> dict[int, str]:
+def _beyond_totals(profiles: Profiles, question: Question[Any]) -> dict[int, str]:
     """The nodes with the most rows, where all together have more than integers of 64 bits can hold the totals of."""
     config = getattr(question, "config", None)
-    left, reasons = dict(profiles), dict[int, str]()
-    while isinstance(config, MomentConfig) and sum(own.total for own in left.values()) > config.most_rows:
-        largest = max(left, key=lambda node: left[node].total)
-        reasons[largest] = f"with its {left.pop(largest).total:,.0f} rows there would be more than totals can hold"
+    if not isinstance(config, MomentConfig):
+        return {}
+    columns, reasons = profiles.columns(), dict[int, str]()
+    totals = columns.totals
+    left = float(totals.sum())
+    for place in totals.argsort(descending=True).tolist():
+        if left <= config.most_rows:
+            break
+        rows = float(totals[place])
+        reasons[columns.nodes[place]] = f"with its {rows:,.0f} rows there would be more than totals can hold"
+        left -= rows
     return reasons
 
 
@@ -130,10 +160,8 @@ def _of_moments(answer: ClientMoments, config: MomentConfig) -> Profile:
     held = moments.counts.nonzero().flatten()
     rows = moments.counts[held].double()
     means = moments.sums[held].double() * config.step / rows[:, None]
-    squares = moments.dense_second().diagonal().sum() if len(held) else torch.zeros(())
-    length = config.step * float((squares.double() / max(moments.rows, 1)).sqrt())
     lengths = [
-        length,
+        _rms(moments.second, moments.width, moments.rows, config),
         *(_rms(second, moments.width, int(moments.counts[c]), config) for c, second in answer.by_class.items()),
     ]
     return Profile(tuple(held.tolist()), rows, means.float(), max(lengths), torch.zeros(len(held)))
@@ -141,8 +169,7 @@ def _of_moments(answer: ClientMoments, config: MomentConfig) -> Profile:
 
 def _rms(second: Tensor, width: int, rows: int, config: MomentConfig) -> float:
     """The root mean square length of the rows that second moments are of."""
-    diagonal = torch.arange(1, width + 1).cumsum(0) - 1  # of a lower triangle, row by row
-    return config.step * float((second[diagonal].double().sum() / max(rows, 1)).sqrt())
+    return config.step * float((diagonal_of(second, width).double().sum() / max(rows, 1)).sqrt())
 
 
 def _of_centroids(summary: Summary, question: CentroidsQuestion, facts: ModelFacts) -> Profile:
@@ -152,10 +179,13 @@ def _of_centroids(summary: Summary, question: CentroidsQuestion, facts: ModelFac
         require(float(vectors.min()) >= least, "features are below 0 where none can be")
     filled = [i for i, size in enumerate(sizes) if size]
     parts, counts, length, means = vectors.split(sizes), summary.counts.split(sizes), 0.0, []
-    for i in filled:  # one class at a time: the message may be large
-        part, points = parts[i].double(), counts[i].double()
-        means.append(points @ part / points.sum())
-        length = max(length, float(part.norm(dim=1).max()))
+    for i in filled:
+        total = torch.zeros(vectors.shape[1], dtype=torch.float64)
+        for part, points in zip(parts[i].split(_AT_ONCE), counts[i].split(_AT_ONCE), strict=True):
+            block = part.double()  # some rows at a time: the message may be large
+            total += points.double() @ block
+            length = max(length, float(block.norm(dim=1).max()))
+        means.append(total / counts[i].sum())
     stacked = torch.stack(means).float() if means else vectors[:0]
     claimed = torch.tensor([float(summary.rows[summary.labels[i]]) for i in filled], dtype=torch.float64)
     return Profile(tuple(summary.labels[i] for i in filled), claimed, stacked, length, torch.zeros(len(filled)))

@@ -121,3 +121,21 @@ def name_again(requests: Collection[Forget], store: Centroids, contact: Contact)
         if samples != request.sample_ids:
             named[request] = replace(request, sample_ids=samples)
     return named
+
+
+def resolved(request: Forget, contact: Contact | None, store: Centroids | None = None) -> Forget:
+    """The request with the rows of its persons, which clients are asked for. With a store, clients that are absent are
+    noted there: they are out of use until they say which rows it has with them."""
+    if request.is_resolved:
+        return request
+    if contact is None:
+        raise ContactError(
+            f"To {request} needs the clients, which alone know whose their rows are, and there is no way to reach "
+            "them: pass clients=federation; on the command line, have the data set here."
+        )
+    if store is None:
+        return resolve(request, contact)
+    named, absent = resolve_there(request, contact, {*contact.clients, *store.known_clients})
+    more = {client: store.unnamed.get(client, frozenset()) | request.subject_tags for client in absent}
+    store.unnamed = {**store.unnamed, **more}
+    return named

@@ -12,31 +12,31 @@ from typing import Any, TypeVar
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
-from fedup.clients.agreement import Profile
 from fedup.clients.checks import client_number
 from fedup.clients.intake import Intake, profile_of
 from fedup.clients.labels import WhoQuestion
+from fedup.clients.messages import TARGETS
 from fedup.clients.model_facts import ModelFacts
+from fedup.clients.profiles import Profiles
 from fedup.clients.protocol import check_budgets
 from fedup.clients.question import PrivateQuestion, Question
-from fedup.errors import ContactError, DataError, FedUPError, RequestError, SettingError
+from fedup.errors import ContactError, DataError, RequestError, SettingError
 from fedup.files import explained
 from fedup.flower.accounts import Accounts
 from fedup.flower.answer_cache import AnswerCache
 from fedup.flower.identity import Identities
-from fedup.flower.messaging import Delivery, Messenger
+from fedup.flower.messaging import Arrival, Delivery, Messenger
+from fedup.flower.reached_nodes import ReachedNodes
 from fedup.flower.wire import ROW, Answer, Ask, only_this_answer, row_of
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget, check_known
-from fedup.statistics.traffic import Traffic
-from fedup.targets import Targets
 
 A = TypeVar("A")
 _LOG = logging.getLogger(__name__)
 _Taken = tuple[int, Callable[[], Any]]  # an answer that fits: its client, and a function that loads it
 
 
-class GridContact:
+class GridContact(ReachedNodes):
     """Clients behind a Flower Grid; `model` holds the trained weights, and `example` is one blank row of its inputs.
 
     `delivery` says how long the server waits for nodes, and how often it asks. A node that refuses, or whose answer
@@ -47,14 +47,16 @@ class GridContact:
 
     With a `folder`, answers to a collection and releases for a request are kept there: a server that was killed asks
     only for what is missing. They are deleted when `settled` says that the result is stored, or by the next collection;
-    `RunServer` takes care of this.
+    `RunServer` takes care of this, and keeps answers in its run folder where the contact has no folder.
+
+    Where the model has several labels for a row, or values, set `targets` before the first question ("labels",
+    "values"); `num_classes` is the number of outputs then. Hostile nodes are not compared with each other there.
 
     `declared_rows` may hold, by node, the rows that it said it trained on (`fedup.flower.declared_rows`): moments of
     more rows are refused.
     """
 
     measures_by_default = False  # a question takes seconds
-    targets: Targets = "classes"  # nodes answer for no others yet
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class GridContact:
         self._delivery = delivery or Delivery()
         self._accounts = Accounts(grid, Ledger() if ledger is None else ledger)
         self.identities = Identities(grid)
-        self._messenger = Messenger(grid, model, self._delivery, self._accounts.meter, self._arrived)
+        self._messenger = Messenger(grid, model, self._delivery, self._accounts.meter, self._arrived_together)
         self._cache = AnswerCache(folder, self._messenger.base)
         self.vectors_folder = None if folder is None else Path(folder)
         if self.vectors_folder is not None:
@@ -82,52 +84,19 @@ class GridContact:
                 self.vectors_folder.mkdir(parents=True, exist_ok=True)
         self.declared_rows: Mapping[int, int] = self._delivery.intake.declared_rows
         self._collected = False  # whether all answers to a collection were taken; they may still be on disk
-        self._profiles: dict[int, Profile] = {}  # by node, of its answer to the question under way
-        self._compared: dict[int, Profile] = {}  # the same of the last collection, to compare later answers with
+        self._profiles = Profiles()  # by node, of its answer to the question under way
+        self._compared = Profiles()  # the same of the last collection, to compare later answers with
         self._unmet: dict[int, str] = {}  # clients that were asked last and that no node goes by, and that in words
         self.flagged: dict[int, str] = {}  # nodes whose answers disagree with all others, and how
 
-    @property
-    def left_out(self) -> Mapping[int, str]:
-        """Nodes without a usable answer, and why."""
-        return self._messenger.left_out
+    def meet_new_nodes(self) -> None:
+        """Ask nodes that connected since the last question which client they are."""
+        self._greet()
 
-    @property
-    def silent(self) -> Mapping[int, str]:
-        """`left_out` by client, and clients that no node goes by."""
-        nodes = self._accounts.nodes
-        known = {client: self.left_out[node] for client, node in nodes.items() if node in self.left_out}
-        return self._unmet | known
-
-    @property
-    def absent(self) -> Collection[int]:
-        """Clients that gave no reply to their last question, or that no node goes by."""
-        nodes = self._accounts.nodes
-        return {client for client, node in nodes.items() if node in self._messenger.no_reply} | self._unmet.keys()
-
-    def failure(self, client: int) -> FedUPError:
-        """Why a client that is there gave no answer to its last question, as an error."""
-        return ContactError(f"Client {client} gave no answer of use: {self.silent[client]}. Nothing was changed.")
-
-    @property
-    def node_rules(self) -> Mapping[int, str]:
-        """By client, what its node calls its own rules: a hash of their file, or "open" if it has none."""
-        rules = self.identities.rules
-        return {client: rules[node] for client, node in sorted(self._accounts.nodes.items()) if node in rules}
-
-    @property
-    def traffic(self) -> Traffic:
-        """All messages so far, as serialised, with retries, weights and refusals."""
-        return self._accounts.meter.traffic
-
-    @property
-    def ledger(self) -> Ledger:
-        """What clients have spent, as far as the server knows; each node's own ledger decides."""
-        return self._accounts.ledger
-
-    @ledger.setter
-    def ledger(self, ledger: Ledger) -> None:
-        self._accounts.ledger = ledger
+    def keep_answers(self, folder: Path) -> None:
+        """Keep answers in this folder from now on, unless the contact has one."""
+        if not self._cache.is_kept:
+            self._cache = AnswerCache(folder, self._messenger.base)
 
     def settled(self, *, only_collection: bool = False) -> None:
         """Say that the results of all answers so far are stored: the answers are deleted, and the same question is a
@@ -159,7 +128,7 @@ class GridContact:
         nodes = {client: self._accounts.nodes[client] for client in questions if client not in self._unmet}
         gone = self._messenger.no_reply - connected  # these would only be waited for once more
         by_node = {node: questions[client] for client, node in nodes.items() if node not in gone}
-        self._profiles = {}
+        self._profiles = Profiles()
         taken = self._ask_nodes(by_node, {node: client for client, node in nodes.items()})
         taken = self._leave_out(taken, self._judge_later(by_node, taken))
         for client, node in nodes.items():
@@ -179,15 +148,15 @@ class GridContact:
             questions = {self._accounts.nodes[client]: asked for client, asked in own.items()}
         else:
             questions = dict.fromkeys(self._accounts.connected(), question)
-        self._profiles, self.flagged = {}, {}
+        self._profiles, self.flagged = Profiles(), {}
         taken = self._ask_nodes(questions, {})
         taken = self._leave_out(taken, self._meet({node: client for node, (client, _) in taken.items()}))
         self.flagged = self._judge(question, taken)
         taken = self._leave_out(taken, self.flagged if self._leaves_out else {})
-        self._compared = {node: self._profiles[node] for node in taken if node in self._profiles}
+        self._compared = self._profiles.only(taken)
         lost = {node for client, node in self._accounts.nodes.items() if client not in but} - questions.keys()
         self._messenger.left_out |= dict.fromkeys(lost, "it is not connected any more")
-        self._check_enough(len(taken), of=len(questions) + len(lost))
+        self._check_enough(len(taken), of=len(questions) + len(lost), asked=questions)
         return self._collection(taken)
 
     def _look_for(self, clients: Collection[int], optional: Collection[int]) -> set[int]:
@@ -225,8 +194,7 @@ class GridContact:
 
     def _judge(self, question: Question[Any], taken: Mapping[int, _Taken]) -> dict[int, str]:
         """The nodes whose answers disagree with all others, and how."""
-        profiles = {node: self._profiles[node] for node in taken if node in self._profiles}
-        flagged = self._intake.judge(profiles, question, self._facts)
+        flagged = self._intake.judge(self._profiles.only(taken), question, self._facts)
         for node, why in sorted(flagged.items()):
             _LOG.warning("node %d disagrees with all others: %s", node, why)
         return flagged
@@ -234,18 +202,17 @@ class GridContact:
     def _judge_later(self, questions: Mapping[int, Question[Any]], taken: Mapping[int, _Taken]) -> dict[int, str]:
         """The nodes to leave out since answers after the collection disagree with what others sent then, or now."""
         reasons: dict[int, str] = {}
-        for node in taken.keys() & self._profiles.keys():
-            own = self._profiles[node]
-            others = dict(self._compared if own.labels else self._profiles)
-            others.pop(node, None)
-            judged = self._intake.judge_later(node, own, others, questions[node], self._facts)
-            reasons |= {node: judged} if judged else {}
+        later = self._profiles.only(taken)
+        for kind in {type(questions[node]) for node in later}:  # those of one kind have cut and settings in common
+            own = later.only([node for node in later if type(questions[node]) is kind])
+            reasons |= self._intake.judge_later(own, self._compared, questions[next(iter(own))], self._facts)
         self.flagged |= reasons
         return reasons if self._leaves_out else {}
 
     def _leave_out(self, taken: Mapping[int, _Taken], reasons: Mapping[int, str]) -> dict[int, _Taken]:
         """The answers without those of nodes that are left out for these reasons."""
         self._messenger.left_out |= reasons
+        self._messenger.unusable |= reasons.keys()
         return {node: answer for node, answer in taken.items() if node not in reasons}
 
     def _collection(self, taken: Mapping[int, _Taken]) -> Iterator[tuple[int, Any]]:
@@ -267,15 +234,19 @@ class GridContact:
             self._messenger.left_out.pop(node, None)
         missing = {node: ask for node, ask in asks.items() if node not in taken}
         self._check_budgets(missing, asked_before)
-        return taken | self._messenger.wave(
-            missing, lambda node, answer: self._take(node, asks[node], answer, clients.get(node))
-        )
+        try:
+            return taken | self._messenger.wave(
+                missing, lambda node, answer: self._take(node, asks[node], answer, clients.get(node))
+            )
+        finally:
+            self._cache.sync()
 
     def _ask(self, question: Question[Any]) -> Ask:
         details, arrays = question.to_message()
         if "half" in details:
             details["half"] = self._delivery.half
         details |= {"num_classes": self.num_classes, ROW: self._row}
+        details |= {TARGETS: self.targets} if self.targets != "classes" else {}
         return Ask(question.kind, self._messenger.base, details, arrays=arrays, question=question)
 
     def _check_budgets(self, asks: Mapping[int, Ask], asked_before: Collection[int]) -> None:
@@ -295,6 +266,12 @@ class GridContact:
         check_budgets(self.ledger, questions)
 
     # --- answers
+
+    def _arrived_together(self, arrivals: Sequence[Arrival]) -> None:
+        """Count and charge answers before any of them is looked at: with a run folder in one event."""
+        with self.ledger.together():
+            for arrival in arrivals:
+                self._arrived(arrival.node, arrival.ask, arrival.answer)
 
     def _arrived(self, node: int, ask: Ask, answer: Answer, *, counted: int | None = None) -> None:
         """Count and charge an answer before anything else: the node has done so, too."""
@@ -341,14 +318,16 @@ class GridContact:
     def _from_disk(self, asks: Mapping[int, Ask], clients: Mapping[int, int]) -> dict[int, _Taken]:
         """Cached answers; the node is asked again if one does not fit any more."""
         taken: dict[int, _Taken] = {}
-        for node, ask in asks.items():
-            answer = self._cache.get(node, ask)
-            with suppress(DataError):
-                if answer is not None:
-                    client, _ = self._read(node, ask, answer, clients.get(node))
-                    self.identities.check(node, client)
-                    taken[node] = client, partial(self._again, node, ask)
-                    self._arrived(node, ask, answer, counted=0 if self._cache.has_come(node, ask) else answer.size)
+        with self.ledger.together():
+            for node, ask in asks.items():
+                answer = self._cache.get(node, ask)
+                with suppress(DataError):
+                    if answer is not None:
+                        client, _ = self._read(node, ask, answer, clients.get(node))
+                        self.identities.check(node, client)
+                        taken[node] = client, partial(self._again, node, ask)
+                        counted = 0 if self._cache.has_come(node, ask) else answer.size
+                        self._arrived(node, ask, answer, counted=counted)
         return taken
 
     # --- nodes
@@ -361,7 +340,8 @@ class GridContact:
         clients = self._messenger.wave(dict.fromkeys(strangers, ask), self._client_of)
         reasons = self._meet(clients)
         if everyone or not self._accounts.nodes:
-            self._check_enough(len(nodes) - len(strangers) + len(clients) - len(reasons), of=len(nodes))
+            here = len(nodes) - len(strangers) + len(clients) - len(reasons)
+            self._check_enough(here, of=len(nodes), asked=strangers)
 
     def _client_of(self, node: int, answer: Answer) -> int:
         """The client that a node says it is, if it may."""
@@ -371,14 +351,18 @@ class GridContact:
 
     def _meet(self, clients: Mapping[int, int]) -> dict[int, str]:
         """Note which client each node is; returns why some are not believed, and leaves them out."""
-        reasons = self._accounts.meet(clients)
+        with self.ledger.together():
+            reasons = self._accounts.meet(clients)
         self._messenger.left_out |= reasons
+        self._messenger.unusable |= reasons.keys()
         self.identities.bind({node: client for node, client in clients.items() if node not in reasons})
         return reasons
 
-    def _check_enough(self, answered: int, *, of: int) -> None:
+    def _check_enough(self, answered: int, *, of: int, asked: Collection[int]) -> None:
+        """Raise if too few nodes answered; those that did, and are not believed, are no reason to end a collection."""
         least = self._delivery.least_fraction
-        if answered < max(1, least * of * (1 - 1e-9)):  # 0.28 of 25 are 7, not a little more
+        excused = min(len(self._messenger.unusable.intersection(asked)), self._delivery.intake.most_excused(of))
+        if answered < max(1, least * (of - excused) * (1 - 1e-9)):  # 0.28 of 25 are 7, not a little more
             reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(self.left_out.items()))
             raise ContactError(
                 f"{answered} of {of} nodes gave an answer of use, and least_fraction asks for {least:g}. "

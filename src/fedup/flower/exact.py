@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from fedup.clients.labels import LabelsQuestion
-from fedup.clients.messages import RULES
+from fedup.clients.messages import NONCE, RULES
 from fedup.clients.question import ClientData, ExactQuestion
 from fedup.flower.handlers import NeedsWeightsError, Work
 from fedup.flower.node_data import OwnError, Source
-from fedup.flower.node_record import NodeRecord, WithheldError, log_answer
+from fedup.flower.node_record import NodeRecord, StateError, WithheldError, log_answer
 from fedup.flower.policy import RefusedError
 from fedup.flower.question_check import view_of
 from fedup.flower.row_sets import sets_of
@@ -31,7 +31,7 @@ def answer_within_rules(work: Work, question: ExactQuestion[Any]) -> Answer:
 
     try:
         return work.answer(question, admit)
-    except (NeedsWeightsError, OwnError):
+    except (NeedsWeightsError, OwnError, StateError):
         raise
     except Exception as error:
         if isinstance(error, RefusedError) and not isinstance(error, WithheldError):
@@ -48,5 +48,7 @@ def logged(answer: Answer, ask: Ask, source: Source) -> Answer:
     how = ask.details.get("how")
     about = {"cut": ask.details.get("cut"), "epsilon": how.get("epsilon") if isinstance(how, dict) else None}
     entry = {name: str(value)[:_LONGEST] for name, value in {**identity, **about}.items() if value is not None}
+    if NONCE in answer.details and not source.rules.open:  # a release: its charge cannot be undone from here on
+        NodeRecord(source.rules).charged(len(source.ledger.charges))
     log_answer(source.rules, {**entry, "status": answer.status, "reason": answer.reason})
     return replace(answer, details={**answer.details, RULES: source.rules.label}) if answer.status == "ok" else answer

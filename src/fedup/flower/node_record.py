@@ -4,6 +4,9 @@ Any two answers can be subtracted from each other, and sums of several, too. So 
 all answers so far divide its rows: two rows are in one group if every answer was about both or neither. Whatever is
 computed from all answers together follows from sums over whole groups. A question that would leave a group with fewer
 rows than the rules say is refused.
+
+The record also counts the charges in the node's account and the changes of its groups. So a part of the folder that was
+deleted, or replaced by an older copy, is noticed: nothing is answered then.
 """
 
 import hashlib
@@ -30,7 +33,12 @@ WITHHELD = (
     "this node's rules withhold the answer: too few rows, alone or together with answers before, or rows it does not "
     "hold; its own log says which"
 )
-_KIND, _FORMAT = "groups of rows", 1
+_KIND, _FORMAT = "groups of rows", 2
+_RECORD, _GROUPS, _LOG_FILE = "record.json", "groups.safetensors", "answers.jsonl"
+_OLDER = (
+    "A part of this node's state was deleted, or is older than the rest: nothing is answered until its operator puts "
+    "the newest copy of the whole folder back."
+)
 _A_WHILE_S = 60.0
 MOST_VIEWS = 5  # of one model: a collection tries up to four grids
 _UNANSWERED = 0  # the group of rows that no answer was about
@@ -44,6 +52,10 @@ class WithheldError(RefusedError):
         self.why = why  # for the node's own log
 
 
+class StateError(ArtifactError):
+    """A part of the state is missing or old, whatever the rows are."""
+
+
 class NodeRecord:
     """The record in the rules' folder, as it was when this object was made."""
 
@@ -55,12 +67,16 @@ class NodeRecord:
         self._read()
 
     def _read(self) -> None:
-        path = self._folder / "record.json"
+        path = self._folder / _RECORD
+        if not path.exists() and any((self._folder / name).exists() for name in (_GROUPS, _LOG_FILE)):
+            raise StateError(_OLDER)
         try:
             plain = json.loads(path.read_text(encoding="utf-8")) if path.exists() else _new()
             self._views, self._salt = list(plain["views"]), bytes.fromhex(plain["salt"])
             self._answers, self._refusals = plain["answers"], plain["refusals"]
-            if plain["format"] != _FORMAT or any(type(n) is not int or n < 0 for n in (self._answers, self._refusals)):
+            self._charges, self._divisions = plain["charges"], plain["divisions"]
+            counts = self._answers, self._refusals, self._charges, self._divisions
+            if plain["format"] != _FORMAT or any(type(n) is not int or n < 0 for n in counts):
                 raise ValueError("it is of another format")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArtifactError("This node's record cannot be read: nothing is answered until it can.") from error
@@ -73,8 +89,9 @@ class NodeRecord:
                 self._read()
                 yield
                 counts = {"answers": self._answers, "refusals": self._refusals}
+                counts |= {"charges": self._charges, "divisions": self._divisions}
                 plain = {"format": _FORMAT, **counts, "views": self._views, "salt": self._salt.hex()}
-                write_text(self._folder / "record.json", json.dumps(plain, indent=2) + "\n")
+                write_text(self._folder / _RECORD, json.dumps(plain, indent=2) + "\n")
         except (RefusedError, ArtifactError):
             raise
         except FedUPError as error:  # it names a path of this machine
@@ -98,6 +115,23 @@ class NodeRecord:
         """A question without settings of its own is no new view of a model."""
         return any(known == view or known.startswith(f"{view} ") for known in self._views)
 
+    def start(self) -> None:
+        """Write a new record, if there is none: from then on one that is missing was deleted."""
+        if not (self._folder / _RECORD).exists():
+            with self._writing():
+                pass
+
+    def check_account(self, charges: int) -> None:
+        """Raise if the node's account has fewer charges than there were."""
+        if charges < self._charges:
+            raise StateError(_OLDER)
+
+    def charged(self, charges: int) -> None:
+        """Note how many charges the node's account has."""
+        if charges > self._charges:
+            with self._writing():
+                self._charges = max(charges, self._charges)
+
     def refused(self) -> None:
         """Count a refusal that depends on rows."""
         with self._writing():
@@ -108,8 +142,8 @@ class NodeRecord:
         nothing, if a group would become too small."""
         with self._writing():
             self.check(view)  # again: another run may have been quicker
-            keys, path = self._keys(x, y), self._folder / "groups.safetensors"
-            known, groups = self._groups(path)
+            keys, path = self._keys(x, y), self._folder / _GROUPS
+            known, groups, divisions = self._groups(path)
             rows = np.union1d(known, keys)
             before = np.zeros(len(rows), dtype=np.int64)
             before[np.searchsorted(rows, known)] = groups
@@ -128,16 +162,21 @@ class NodeRecord:
                 raise WithheldError(f"a group of {sizes.min()} rows would stand out")
             if touched.any():
                 tensors = {"rows": torch.from_numpy(rows[touched]), "groups": torch.from_numpy(after[touched])}
-                save_tensors(path, tensors, kind=_KIND, header={})
+                self._divisions = divisions + 1
+                save_tensors(path, tensors, kind=_KIND, header={"divisions": self._divisions})
             self._views += [] if self._knows(view) else [view]
             self._answers += 1
 
-    def _groups(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of earlier answers, in order, and the group of each."""
-        if not path.exists():
-            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        tensors, _ = load_tensors(path, kind=_KIND)
-        return tensors["rows"].numpy(), tensors["groups"].numpy()
+    def _groups(self, path: Path) -> tuple[np.ndarray, np.ndarray, int]:
+        """Rows of earlier answers, in order, the group of each, and how often groups were divided."""
+        tensors = {name: torch.empty(0, dtype=torch.int64) for name in ("rows", "groups")}
+        header: dict[str, Any] = {"divisions": 0}
+        if path.exists():
+            tensors, header = load_tensors(path, kind=_KIND)
+        divisions = header["divisions"]
+        if divisions - self._divisions not in (0, 1):  # 1: the node was killed before it wrote its record
+            raise StateError(_OLDER)
+        return tensors["rows"].numpy(), tensors["groups"].numpy(), divisions
 
     def _keys(self, x: Tensor, y: Tensor) -> np.ndarray:
         """A number for each row, from its content and label: apps may name and order rows differently. Equal rows are
@@ -158,7 +197,8 @@ class NodeRecord:
 
 
 def _new() -> dict[str, Any]:
-    return {"format": _FORMAT, "answers": 0, "refusals": 0, "views": [], "salt": secrets.token_hex(16)}
+    counts = dict.fromkeys(("answers", "refusals", "charges", "divisions"), 0)
+    return {"format": _FORMAT, **counts, "views": [], "salt": secrets.token_hex(16)}
 
 
 def log_answer(rules: Rules, entry: Mapping[str, Any]) -> None:
@@ -168,7 +208,9 @@ def log_answer(rules: Rules, entry: Mapping[str, Any]) -> None:
     line = json.dumps({"at": datetime.now(UTC).isoformat(timespec="seconds"), **entry})
     try:
         rules.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (rules.folder / "answers.jsonl").open("a", encoding="utf-8") as log:
+        if not (rules.folder / _LOG_FILE).exists():
+            NodeRecord(rules).start()
+        with (rules.folder / _LOG_FILE).open("a", encoding="utf-8") as log:
             log.write(line + "\n")
     except OSError as error:
         raise StorageError("This node could not write to its log: nothing is answered until it can.") from error

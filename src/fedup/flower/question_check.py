@@ -42,6 +42,8 @@ def _check_release(rules: Rules, dp: DP | None) -> None:
         raise RefusedError(_NOT_ALLOWED)
     if dp.replay_seed is not None:
         raise RefusedError("noise that can be replayed protects nothing")
+    if limits.unit == "subject" and dp.unit != "subject":
+        raise RefusedError("this node's rules allow releases that protect persons only: ask with unit='subject'")
     if dp.epsilon > limits.most_epsilon or dp.delta > limits.most_delta:
         raise RefusedError(
             f"this node's rules allow ε = {limits.most_epsilon:g} and δ = {limits.most_delta:g} for one release at most"

@@ -4,6 +4,7 @@ import hashlib
 import logging
 import math
 import os
+import stat
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -11,8 +12,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedup.errors import SettingError
+from fedup.errors import SettingError, check_choice
 from fedup.flower.policy import Policy, RefusedError
+from fedup.privacy.guarantee import Unit
 from fedup.privacy.ledger import Budget
 
 RULES_KEY, OPEN_KEY = "fedup-rules", "fedup-open"  # of a node's `--node-config`, which no run can change
@@ -26,6 +28,7 @@ QUESTION_GROUPS: Mapping[str, frozenset[str]] = {
     "eraser": frozenset({"sketch", "spreads", "moments"}),
     "tallies": frozenset({"tally"}),
     "labels": frozenset({"labels"}),
+    "delta": frozenset({"delta"}),  # weights fitted to named rows: derived from them
     "subjects": frozenset({"subjects"}),  # which rows are a person's: for whoever knows the person's tag
 }
 _LARGEST_EPSILON = 20.0  # above, a guarantee says nothing
@@ -46,12 +49,14 @@ class PrivacyRules:
     total_epsilon: float
     most_delta: float = 1e-5
     total_delta: float = 1e-5
+    unit: Unit = "record"  # "subject": only releases that protect all rows of a person are made
 
     def __post_init__(self) -> None:
         for name in ("most_epsilon", "total_epsilon"):
             _number(f"privacy.{name}", getattr(self, name), 0, _LARGEST_EPSILON)
         for name in ("most_delta", "total_delta"):
             _number(f"privacy.{name}", getattr(self, name), 0, 0.01)
+        check_choice("privacy.unit", self.unit, Unit)
 
     @property
     def budget(self) -> Budget:
@@ -150,12 +155,17 @@ def in_simulation() -> bool:
 def load_rules(path: Path) -> Rules:
     """The rules in a TOML file; raises SettingError unless every line of it is understood."""
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            mode, content = os.fstat(file.fileno()).st_mode, file.read()
         plain = tomllib.loads(content.decode())
     except (OSError, ValueError) as error:
         raise SettingError(
             f"The rules {path} cannot be read: {error}. Write a file with `fedup node-rules`."
         ) from error
+    if mode & stat.S_IWOTH:
+        raise SettingError(
+            f"Everybody can write to the rules {path}: anybody could open this node. Run chmod o-w {path}."
+        )
     if plain.pop("format", None) != FORMAT:
         raise SettingError(f"{path} is not of format {FORMAT}. Write a new file with `fedup node-rules`.")
     if plain.get("open") is True:
@@ -190,6 +200,8 @@ def _settings(plain: Mapping[str, Any], path: Path) -> dict[str, Any]:
     folder = plain.get("folder", path.name + FOLDER_SUFFIX)
     if not isinstance(folder, str):
         raise SettingError("folder must be a path.")
+    if path.is_symlink() and not Path(folder).is_absolute():  # by another link it would be another account
+        raise SettingError('the file is a link. Name the file itself, or set its folder: folder = "/var/lib/…".')
     return {**settings, "folder": path.resolve().parent / folder}
 
 

@@ -13,6 +13,7 @@ format = 1
 #   "eraser"     means, variances and second moments at early layers, for sample requests
 #   "tallies"    counts of right answers under a filter, for verdicts
 #   "labels"     the class of each named row, and whether this node holds it: needed for sample requests
+#   "delta"      a change of weights fitted to named rows, so that they look unseen: for withdrawals
 #   "subjects"   which rows are a person's, asked by the person's tag: needed for requests that name persons
 # For differential privacy alone: questions = []
 questions = ["moments"]
@@ -45,7 +46,9 @@ answer_after_s = 0.0
 
 # Releases under differential privacy: ε and δ of one, and of all together as long as the account exists. Without this
 # part they are refused. Exact answers are outside this guarantee.
+# unit = "subject" allows only releases that protect all rows of a person together, where the app says whose rows are.
 [privacy]
+unit = "record"
 most_epsilon = 2.0
 most_delta = 1e-5
 total_epsilon = 8.0

@@ -19,7 +19,7 @@ from fedup.clients.question import PrivateQuestion, Question
 from fedup.errors import DataError, FedUPError
 
 QUERY = "fedup"  # messages have the type query.fedup
-Status = Literal["ok", "refused", "failed", "needs weights", "lost"]  # "lost" is never sent
+Status = Literal["ok", "refused", "failed", "needs weights", "lost", "unreadable"]  # the last two are never sent
 ROW = "row"  # a detail: shape and type of a row, so that a node can try the model on a blank one first
 _MOST_OF_A_ROW = 100_000_000  # numbers
 _DEEPEST = 32  # lists in lists of a message
@@ -216,7 +216,7 @@ def tensor_of(array: Array, name: str) -> Tensor:
         raise DataError(f"{name} is no array ({type(error).__name__})") from error
     if not isinstance(values, np.ndarray) or dtype not in _TYPES or not values.dtype.isnative:
         raise DataError(f"{name} is of {dtype}, or of another byte order")
-    return torch.from_numpy(np.array(values))  # a copy: what came may be read-only
+    return torch.from_numpy(values if values.flags.writeable else values.copy())  # no second copy: it may be large
 
 
 def load_arrays(model: nn.Module, arrays: ArrayRecord) -> nn.Module:

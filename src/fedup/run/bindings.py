@@ -51,7 +51,7 @@ class RunBindings:
             lost = " (a node without a key gets a new one whenever it starts)" if own.by == "node id" else ""
             raise DataError(
                 f"client {client} is bound to another {own.by} in this run folder{lost}; if it is the same client, "
-                f"release the number with RunServer.release({client})"
+                f"release the number with `fedup release {client}` or RunServer.release({client})"
             )
         if self._clients.get(identity, client) != client:
             raise DataError(f"it was client {self._clients[identity]} before, and says now that it is {client}")

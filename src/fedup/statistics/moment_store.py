@@ -171,19 +171,20 @@ class MomentStore(Centroids):
         return self._remaining(Forget(frozenset([client])))
 
     def _remaining(self, forget_set: Forget) -> IntegerMoments:
-        left = self.total
-        for client in forget_set.client_ids:
-            if client in self.parts:
-                left = left - self.moments_of(client)
-        counts, sums = left.counts.clone(), left.sums.clone()
+        counts, sums = self.total.counts.clone(), self.total.sums.clone()
+        parts = {client: self.parts[client] for client in sorted(forget_set.client_ids) if client in self.parts}
+        for client, part in parts.items():
+            labels = self._table.labels(client)
+            counts[labels] -= self.counts[self._table.slot(client)]
+            sums[labels] -= part.sums
         out_classes = sorted(label for label in forget_set.class_ids if label < self.num_classes)
         counts[out_classes], sums[out_classes] = 0, 0
         way = next((way for way in ways(self, forget_set) if not way.missing(self)), None)
         if way is None:
             names = ", ".join(str(cell.name) for cell in next(ways(self, forget_set)).missing(self))
             raise ContactError(f"The second moments of cells {names} are not here yet: their clients must be asked.")
-        retained = IntegerMoments(counts, sums, way.second(self))
-        self._check(retained, "What is retained")
+        retained = IntegerMoments(counts, sums, way.second(self, parts))
+        self._check(retained, "What is retained", products=bool(way.cells or way.classes))
         return retained
 
     def _without_those_out(self, forget_set: Forget) -> Forget:
@@ -199,9 +200,9 @@ class MomentStore(Centroids):
         cells = (cell for client in self.clients_out - forget_set.client_ids for cell in self.cells_of(client))
         return {cell.label for cell in cells if int(self.counts[cell.start])} - forget_set.class_ids
 
-    def _check(self, moments: IntegerMoments, what: str) -> None:
+    def _check(self, moments: IntegerMoments, what: str, *, products: bool = True) -> None:
         try:
-            moments.check(self.config)
+            moments.check(self.config, products=products)
         except DataError as error:
             raise DataError(
                 f"{what} is not what any rows have: {error}. A client sent wrong statistics, or the store is damaged."

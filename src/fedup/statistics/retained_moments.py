@@ -3,13 +3,14 @@
 Whichever way is taken, the integers are the same.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from fedup.request import Forget
+from fedup.statistics.client_parts import ClientPart
 from fedup.statistics.store import Cell
 
 if TYPE_CHECKING:
@@ -29,13 +30,13 @@ class Way:
         """Cells whose second moments must be asked for."""
         return sorted({c for _, c in self.cells if c.name not in store.of_cells}, key=lambda cell: cell.name)
 
-    def second(self, store: "MomentStore") -> Tensor:
-        """What is retained, once nothing is missing."""
+    def second(self, store: "MomentStore", parts: Mapping[int, ClientPart]) -> Tensor:
+        """What is retained, once nothing is missing. `parts` have been read already."""
         second = store.total.second.new_zeros(store.total.second.shape) if self.added else store.total.second.clone()
         for client in self.clients:
-            own = store.parts[client].second
+            own = (parts[client] if client in parts else store.parts[client]).second
             assert own is not None  # ways() names no others
-            second += own if self.added else -own
+            second.add_(own, alpha=1 if self.added else -1)
         for label in self.classes:
             second -= store.of_classes[label]
         for sign, cell in self.cells:

@@ -69,7 +69,7 @@ def claim_of(
     altered: Sequence[str],
 ) -> Claim:
     """What holds of the head that these requests leave."""
-    further, sealed = _rows_left_out_besides(store), _sealed(store, requests)
+    further, sealed = _rows_left_out_besides(store, requests), _sealed(store, requests)
     return claim_from(backbone, configuration, altered, rows=store.total.rows, further=further, sealed=sealed)
 
 
@@ -104,7 +104,7 @@ def claim_from(
         Condition(
             "only the rows named were left out",
             not further,
-            f"{further:,} rows more, by the rule of least rows or of clients that have yet to answer"
+            f"{further:,} rows more, by the rule of least rows or of clients that did not answer yet"
             if further
             else "no other row",
         ),
@@ -148,11 +148,11 @@ def message_hash(client: int, moments: IntegerMoments, config: MomentConfig) -> 
     return totals_hash(moments, config, f"message of client {client}")
 
 
-def _rows_left_out_besides(store: MomentStore) -> int:
-    """Rows that left with samples by a rule, or wait with their client. What clients never report is the same with the
-    rows and without them."""
-    waiting = {client: [int(store.counts[cell.start]) for cell in store.cells_of(client)] for client in store.pending}
-    further = sum(max(1, sum(rows)) for rows in waiting.values())
+def _rows_left_out_besides(store: MomentStore, requests: frozenset[Forget]) -> int:
+    """Rows that left with samples by a rule, or with a client that is out of use until it answers. What clients never
+    report is the same with the rows and without them."""
+    waiting = store.clients_out - union(requests).client_ids
+    further = sum(int(store.counts[cell.start]) for client in waiting for cell in store.cells_of(client))
     for (client, label), ids in store.excluded.items():
         cell = store.cell((client, label))
         if cell is not None and cell.name not in store.purged:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fedup.errors import FedUPError
+from fedup.filters.delta import Delta
 from fedup.request import Forget, union
 from fedup.serving.plugged import Served
 from fedup.statistics.kept_eraser import EraserParts
@@ -27,10 +28,16 @@ from fedup.unlearning.verdict import Verdict
 
 _NOT_ALONE = "alone it has too few rows"
 _CLOSE = 0.7  # share of the allowed loss: beyond it, wider bottlenecks are tried
+_SCALES = 0.7, 0.5, 0.35  # shares of a delta that are tried where all of it costs a class too much
 FARTHER = (
     "The filter that can be made would make the model know these samples better than before, so it is withheld: the "
     "request stays open, and its rows are left out of all statistics and of later rounds. What helps is more "
     "training without them, or retraining; force=True serves the filter all the same."
+)
+UNCHANGED = (
+    "The delta that can be made does not make these samples look unseen, so it is withheld: the request stays open, "
+    "and its rows are left out of all statistics and of later rounds. What helps is more training without them, or "
+    "retraining; force=True serves the delta all the same."
 )
 
 
@@ -53,6 +60,7 @@ class Execution:
         self._fit = fit_of(plan)
         self._measurement = Measurement(plan, report, self._fit)
         self._eraser_parts: EraserParts = {}  # to be kept with the answer
+        self._delta = plan.delta_builder(report)
         self._classes_lost = False  # a loss that force has allowed
         self._lost_waiting: Collection[int] = ()  # classes lost before, also those that only wait for a client
         self._known_lost: dict[int, int] | None = None  # classes lost before, where a refresh would hide that
@@ -73,6 +81,9 @@ class Execution:
                 report.verdicts |= {
                     request.digest: self._verdict(request, candidate, active, new, original) for request in new
                 }
+                if self._delta.gives_up(new, report.verdicts, force=plan.force):
+                    candidate = self._build(active | new, None)
+                    continue
                 farther = frozenset(request for request in new if self._is_withheld(request))
                 if not farther:
                     break
@@ -92,12 +103,13 @@ class Execution:
                 self._plan.plugged.serve(candidate)
         report.requests = requests
         report.erasure = candidate.erasure.about if candidate is not None and candidate.erasure is not None else None
+        report.delta = candidate.delta.about if candidate is not None and candidate.delta is not None else None
         store.open = {request for request in store.open if request not in requests} | report.withheld
         store.pending = {**dict.fromkeys(report.pending, frozenset()), **store.pending}
         if candidate is not None and candidate is not before:
             store.eraser_parts = self._eraser_parts
         if report.withheld:
-            report.note(FARTHER, report.withheld)
+            report.note(UNCHANGED if self._delta.chosen else FARTHER, report.withheld)
 
     # --- candidates
 
@@ -120,13 +132,16 @@ class Execution:
                 refresh.bring_up_to_date(used, left_out)
                 self._check_classes_left(left_out, checked_against)  # purged cells are known now
         model, bound = plan.plugged, union(plan.new - plan.again).sample_ids.keys()
+        delta = self._delta.delta_for(requests, left_out)
         eraser = EraserBuilder(
             model.base, model.cut, plan.eraser_config, plan.contact, report, store=store, bound=bound
         )
-        candidates = self._candidates(requests, forget_set, eraser, left_out)
+        candidates = self._candidates(requests, delta, eraser, left_out)
         chosen = min(candidates, key=lambda candidate: candidate.loss)
         if plan.force and chosen.loss > plan.terms.max_class_loss:
             chosen = candidates[0]
+        elif chosen.loss > plan.terms.max_class_loss and self._delta.harms(requests - plan.plugged.requests):
+            return self._build(requests, None)
         report.class_recall, report.centroids_used = chosen.recalls, chosen.centroids_used
         self._measurement.counted, self._eraser_parts = chosen.counted, eraser.parts
         limits: Any = {"max_class_loss": plan.terms.max_class_loss, "targets": store.targets}
@@ -135,28 +150,31 @@ class Execution:
         return chosen.served
 
     def _candidates(
-        self, requests: frozenset[Forget], forget_set: Forget, eraser: EraserBuilder, left_out: Forget
+        self, requests: frozenset[Forget], delta: Delta | None, eraser: EraserBuilder, left_out: Forget
     ) -> list[_Candidate]:
         """Filters of each kind in turn, until one costs no class much. If all come close to the allowed loss, the last
         kind again with wider bottlenecks: held-out rows may show a loss that centroids of memorised rows do not."""
         plan, served = self._plan, self._plan.plugged.served
+        rest = frozenset(request for request in requests if delta is None or request.digest not in delta.requests)
         before = served.erasure if served else None
-        erasure = eraser.erasure_for(requests, left_out, served.question if served else None, before)
+        erasure = eraser.erasure_for(rest, left_out, served.question if served else None, before)
         base, cut = plan.plugged.base_fingerprint, plan.plugged.cut
-        unfitted = Served(None, requests, plan.config, base, cut, erasure, eraser.question)
+        unfitted = Served(None, requests, plan.config, base, cut, erasure, eraser.question, delta)
         try:
-            return self._tried(unfitted, forget_set, complete=eraser.complete)
+            return self._tried(unfitted, rest, complete=eraser.complete)
         except UncheckedError as error:
             kept = "the one served so far stays" if before else "there is none until then"
             for client, why in error.absent.items():
                 self._report.wait_for(client, f"a new eraser has yet to be checked on its classes, {kept} ({why})")
             self._measurement.trusted = before
-            return self._tried(replace(unfitted, erasure=before, question=None), forget_set, complete=False)
+            return self._tried(replace(unfitted, erasure=before, question=None), rest, complete=False)
 
-    def _tried(self, unfitted: Served, forget_set: Forget, *, complete: bool) -> list[_Candidate]:
-        """The candidates with this eraser, or none."""
-        plan, requests = self._plan, unfitted.requests
+    def _tried(self, unfitted: Served, rest: frozenset[Forget], *, complete: bool) -> list[_Candidate]:
+        """The candidates with this eraser, or none; `rest` are the requests that no delta answers."""
+        plan, requests, delta, forget_set = self._plan, unfitted.requests, unfitted.delta, union(unfitted.requests)
         trials = self._fit.trials(forget_set, erased=unfitted.erasure is not None, complete=complete)
+        if delta is not None and not rest and not forget_set.class_ids:
+            trials = [(False, 0)]  # a delta alone
         new, allowed = requests & plan.new, plan.terms.max_class_loss
         wider = self._fit.wider() if trials[-1][1] and self._measurement.applies(new) else []
         candidates: list[_Candidate] = []
@@ -167,14 +185,25 @@ class Execution:
             with self._report.stage("fit"):
                 if widening:
                     trial = self._fit.fitted(self._report, trial, forget_set, widening)
-            with self._report.stage("check"):
-                recalls = self._measurement.recall(trial, forget_set, new)
-            losses = [recall.loss for label, recall in recalls.items() if label not in forget_set.class_ids]
-            loss, counted = max(losses, default=0.0), self._measurement.counted
-            candidates.append(_Candidate(loss, trial, recalls, self._report.centroids_used, counted))
-            if loss <= allowed / 2:
+            candidates.append(self._candidate(trial, forget_set, new))
+            if candidates[-1].loss <= allowed / 2:
+                break
+        best = min(candidates, key=lambda candidate: candidate.loss)
+        for scale in _SCALES if best.loss > allowed and not plan.force else ():
+            if delta is None:
+                break
+            scaled = replace(best.served, delta=replace(delta, scale=scale))
+            candidates.append(self._candidate(scaled, forget_set, new))
+            if candidates[-1].loss <= allowed:
                 break
         return candidates
+
+    def _candidate(self, trial: Served, forget_set: Forget, new: frozenset[Forget]) -> _Candidate:
+        with self._report.stage("check"):
+            recalls = self._measurement.recall(trial, forget_set, new)
+        losses = [recall.loss for label, recall in recalls.items() if label not in forget_set.class_ids]
+        counted = self._measurement.counted
+        return _Candidate(max(losses, default=0.0), trial, recalls, self._report.centroids_used, counted)
 
     # --- harm
 
@@ -219,12 +248,14 @@ class Execution:
         terms = replace(self._plan.terms, trace=None)
         plan = replace(self._plan, centroids=original.to(original.device), force=True, terms=terms)
         aside = Execution(plan, Report(frozenset()))
+        aside._delta = self._delta.aside(plan.centroids, aside._report)
         refresh = refresh_of(plan.centroids, plan.contact, aside._report, keep_sealed=False)
         return aside._build(requests - {request}, refresh)
 
     def _is_withheld(self, request: Forget) -> bool:
-        verdict = self._report.verdicts[request.digest]
-        if verdict.finding != "farther than before" or not request.names_rows_only or request.reason != "withdrawal":
+        finding = self._report.verdicts[request.digest].finding
+        poor = finding == "farther than before" or (finding == "unchanged" and self._delta.chosen)
+        if not poor or not request.names_rows_only or request.reason != "withdrawal":
             return False
         if self._plan.force:
             self._report.forced.append(f"To {request} was answered although it makes the model know them better.")

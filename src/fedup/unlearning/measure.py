@@ -49,6 +49,7 @@ class Measurement:
         behind = any(cut != plan.plugged.cut for cut, _ in candidate.placed)  # an eraser that centroids do not see
         behind |= candidate.erasure is not None and not self._fit.sees_erasers
         behind &= candidate.erasure is None or candidate.erasure is not self.trusted
+        behind |= candidate.delta is not None
         if plan.centroids.dp is not None or (behind and plan.contact is None):
             if candidate.erasure is not None:
                 plan.allow(self._refuse_unchecked, self._report)
@@ -184,8 +185,8 @@ class Measurement:
             why = "there is no way to reach them"
             advice = "Pass clients=federation (on the command line, have the data set here)"
         raise HarmError(
-            f"Only clients can tell what an eraser does to each class, and {why}. Nothing was changed. {advice}, or "
-            "serve it unchecked with force=True."
+            f"Only clients can tell what an eraser or a delta does to each class, and {why}. Nothing was changed. "
+            f"{advice}, or serve it unchecked with force=True."
         )
 
 

@@ -21,6 +21,7 @@ from fedup.targets import check_request
 from fedup.unlearning.bottleneck_fit import CellsInUse, cells_in_use
 from fedup.unlearning.class_recall import check_classes_left, lost_classes
 from fedup.unlearning.closed_form_fit import check_closed_form
+from fedup.unlearning.delta_builder import DeltaBuilder, check_delta, is_tried
 from fedup.unlearning.eraser_builder import EraserBuilder
 from fedup.unlearning.moment_refresh import refresh_of
 from fedup.unlearning.report import Report
@@ -129,13 +130,27 @@ class RequestPlan:
         builder = EraserBuilder(
             self.plugged.base, self.plugged.cut, self.eraser_config, self.contact, report, store=self.centroids
         )
-        clients = builder.clients_to_ask(self.requests, self.left_out, served.question if served else None)
+        rest = self.requests - self.delta_builder(report).requests_of(self.requests)
+        clients = builder.clients_to_ask(rest, self.left_out, served.question if served else None)
         return clients, report.notes
+
+    def delta_builder(self, report: Report) -> DeltaBuilder:
+        """What makes deltas for this plan."""
+        possible = not self.force and self.terms.measure is not False
+        possible = possible and is_tried(self.contact, self.centroids, self.config, self.new)
+        tried, chosen = self.new if possible else frozenset(), self.config.filter == "delta"
+        return DeltaBuilder(self.plugged, self.centroids, self.contact, report, chosen=chosen, tried=tried)
+
+    @cached_property
+    def clients_of_delta(self) -> list[int]:
+        """Clients asked for a change of weights."""
+        return self.delta_builder(Report(self.requests)).clients_to_ask(self.requests, self.left_out)
 
     @property
     def clients_contacted(self) -> list[int]:
         """All clients that are asked something, other than to count answers."""
-        return sorted({*self.samples_asked, *(client for client, _ in self.cells_asked), *self.clients_of_eraser})
+        cells = (client for client, _ in self.cells_asked)
+        return sorted({*self.samples_asked, *cells, *self.clients_of_eraser, *self.clients_of_delta})
 
     @property
     def charges(self) -> Counter[int]:
@@ -166,6 +181,7 @@ class RequestPlan:
         check_request(self.forget_set, store.targets)
         check_known(self.forget_set, clients=store.known_clients, num_classes=store.num_classes)
         self._check_bottleneck()
+        check_delta(plugged, store, self.config)
         if self.config.eraser_cut != "auto":
             find_cut(plugged.base, self.config.eraser_cut)  # or a later request would meet the wrong name
         self._check_ledger()

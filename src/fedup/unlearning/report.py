@@ -26,6 +26,7 @@ class Report:
     centroids_used: int = 0
     cells_replaced: int = 0  # by answers of clients or by sealed originals
     erasure: Mapping[str, Any] | None = None  # the eraser: what, where and why there
+    delta: Mapping[str, Any] | None = None  # the change of weights: for which requests, of which clients
     notes: list[str] = field(default_factory=list)  # for people
     notes_about: dict[str, list[str]] = field(default_factory=dict)  # on one request, by its digest
     verdicts: "dict[str, Verdict]" = field(default_factory=dict)  # by digest of each new request

@@ -2,13 +2,14 @@
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
 from fedup.clients.in_process import InProcess
 from fedup.clients.protocol import Contact
-from fedup.clients.subjects import resolve, resolve_there
-from fedup.errors import ContactError, HarmError, PlugError, RequestError
+from fedup.clients.subjects import resolved as resolved
+from fedup.errors import HarmError, PlugError, RequestError
 from fedup.federation import Federation
 from fedup.filters.bottleneck import Filter, FilterConfig
 from fedup.filters.presets import PresetName, preset
@@ -157,7 +158,7 @@ def restore(
 
 
 def purge(plugged: PluggedModel | HeadModel, centroids: Centroids) -> list[CellName]:
-    """Delete the cells that requests seal from the server.
+    """Delete the cells that requests seal from the server, and of a delta whose changes it holds: their sum stays.
 
     To restore one of several requests then needs the clients again; to restore the last one always works. With a head
     that was learned on a public backbone every restoration needs them.
@@ -172,6 +173,8 @@ def purge(plugged: PluggedModel | HeadModel, centroids: Centroids) -> list[CellN
         sealed = sealed_cells(centroids, plugged.requests)
         forget_set = union(plugged.requests)
         centroids.purge(forget_set, centroids.cells_named(forget_set))
+        if plugged.served is not None and plugged.served.delta is not None and not plugged.served.delta.is_merged:
+            plugged.serve(replace(plugged.served, delta=plugged.served.delta.merged))
         return sealed
 
 
@@ -205,24 +208,6 @@ def _unnamed_kept(centroids: Centroids) -> Iterator[None]:
     except BaseException:
         centroids.unnamed = before
         raise
-
-
-def resolved(request: Forget, contact: Contact | None, store: Centroids | None = None) -> Forget:
-    """The request with the rows of its persons, which clients are asked for. With a store, clients that are absent are
-    noted there: they are out of use until they say which rows it has with them."""
-    if request.is_resolved:
-        return request
-    if contact is None:
-        raise ContactError(
-            f"To {request} needs the clients, which alone know whose their rows are, and there is no way to reach "
-            "them: pass clients=federation; on the command line, have the data set here."
-        )
-    if store is None:
-        return resolve(request, contact)
-    named, absent = resolve_there(request, contact, {*contact.clients, *store.known_clients})
-    more = {client: store.unnamed.get(client, frozenset()) | request.subject_tags for client in absent}
-    store.unnamed = {**store.unnamed, **more}
-    return named
 
 
 def _several(request: Forget | Collection[Forget]) -> frozenset[Forget]:

@@ -10,12 +10,13 @@ import gc
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedup.bench.attacks import flower_answers as send
 from fedup.bench.attacks.flower_alarms import measure_alarms
@@ -48,8 +49,10 @@ STATISTICS: dict[str, dict[str, Any]] = {
     "DP, ε = 8": {"privacy": DP(8.0, clip="unit", replay_seed=0)},
 }
 CENTROIDS, MOMENTS, PRIVATE = STATISTICS
+SEEDS = (0, 1, 2, 3, 4)  # of federations, and of noise: one class of one of them has 80 test rows or so
 SAMPLES = 21  # of its own, that a node asks to forget
-HONEST, CONTROL = "honest", "control"
+HONEST, ABSENT, ADAPTIVE, CONTROL = "honest", "absent", "adaptive", "control"
+OTHER_NOISE = "honest, other noise"
 _LONG_REPLY = 1_000_000_000  # bytes
 
 
@@ -79,6 +82,18 @@ class Outcome:
     said: str = ""  # what the server says of it
 
 
+@dataclass(frozen=True)
+class Repeat:
+    """The same in several federations, where those with other seeds have other splits, models and noise."""
+
+    attack: str
+    kind: str
+    statistics: str
+    retained_accuracy: tuple[float, ...]
+    worst_class_loss: tuple[float, ...]  # points, each against honest nodes in the same federation
+    left_out: int  # federations
+
+
 def attacks_on(statistics: str, insider: Insider) -> Iterator[Hostile]:
     """All that is tried on one kind of statistics."""
 
@@ -89,7 +104,7 @@ def attacks_on(statistics: str, insider: Insider) -> Iterator[Hostile]:
         return one(name, send.rows_instead(insider, made), kind)
 
     yield Hostile(HONEST, kind=HONEST)
-    yield one("no answer at all", send.refusing(), "absent")
+    yield one("no answer at all", send.refusing(), ABSENT)
     if statistics == CENTROIDS:
         for factor in (1e3, 1e6, 1e12, 3e37):
             yield one(f"own vectors × {factor:.0e}", send.scaled_vectors(factor))
@@ -118,12 +133,12 @@ def attacks_on(statistics: str, insider: Insider) -> Iterator[Hostile]:
     yield one("a reply of 1 GB", send.long_reply(_LONG_REPLY))
     yield rows("own rows, next label", insider.own_next_label, CONTROL)
     yield rows("own rows, two fifths of each class flipped", insider.part_flipped, CONTROL)
-    yield rows("own rows, next label, moved until the last layer agrees", insider.disguised, "adaptive")
+    yield rows("own rows, next label, moved until the last layer agrees", insider.disguised, ADAPTIVE)
     longest = partial(insider.part_flipped, longest=True)
-    yield rows("own rows, two fifths of each class flipped, as long as any", longest, "adaptive")
+    yield rows("own rows, two fifths of each class flipped, as long as any", longest, ADAPTIVE)
     pair = {ATTACKER: insider, PARTNER: Insider.of(insider.model, insider.cut, insider.federation, PARTNER)}
     both = {client: send.rows_instead(own, own.disguised) for client, own in pair.items()}
-    yield Hostile("own rows, next label, moved until the last layer agrees, by a pair", both, "adaptive")
+    yield Hostile("own rows, next label, moved until the last layer agrees, by a pair", both, ADAPTIVE)
     held = {client: send.rows_instead(own, own.own_next_label) for client, own in pair.items()}
     yield Hostile("own rows, next label, by a pair", held, CONTROL)
     if statistics != PRIVATE:
@@ -152,15 +167,22 @@ class _Answered:
     refused: bool = False
     error: str = ""  # that ended it
 
+    def served(self, world: World) -> nn.Module:
+        """The model that answers now."""
+        return self.plugged if self.plugged.served is not None else world.model
 
-def _answer(world: World, attack: Hostile, statistics: str, grid: HostileGrid) -> _Answered:
-    """Collect, and answer the request."""
+
+def _answer(world: World, attack: Hostile, statistics: str, grid: HostileGrid, noise: int = 0) -> _Answered:
+    """Collect, and answer the request; `noise` is the seed of noise, where there is any."""
     plugged, refused, ended = plug(world.model), False, ""
+    settings = dict(STATISTICS[statistics])
+    if "privacy" in settings:
+        settings["privacy"] = replace(settings["privacy"], replay_seed=noise)
     with tempfile.TemporaryDirectory() as folder:
         contact = world.contact(grid, Path(folder), "off" if attack.kind == CONTROL else Intake.policy)
         before = _start_of_peak()
         try:
-            store = collect(world.model, contact, **STATISTICS[statistics])
+            store = collect(world.model, contact, **settings)
             refused = _refuses(plugged, store, _request(world.federation, attack), contact)
         except Exception as error:  # an untyped one is worse, and the table says so
             ended = f"{'' if isinstance(error, FedUPError) else type(error).__name__ + ': '}{error}"
@@ -193,11 +215,48 @@ def measure(world: World, attack: Hostile, statistics: str, honest: list[float] 
     }
     if answered.error:
         return Outcome(attack.name, attack.kind, statistics, None, None, **about), []
-    served = answered.plugged if answered.plugged.served is not None else world.model
+    served = answered.served(world)
     recalls = world.recalls(served)
     loss = max(100 * (was - now) for was, now in zip(honest or recalls, recalls, strict=True))
     retained = accuracy(served, world.unseen_x, world.unseen_y)
     return Outcome(attack.name, attack.kind, statistics, retained, loss, **about), recalls
+
+
+def measure_repeats(data: str, progress: Progress, **settings: Any) -> list[Repeat]:
+    """What adaptive nodes do in several federations, beside controls, absent nodes and other noise."""
+    figures: dict[tuple[str, str, str], list[tuple[float, float, bool]]] = {}
+    for done, seed in enumerate(SEEDS):
+        progress("Hostile nodes in other federations", done, len(SEEDS))
+        recipe = Recipe.suited_to(data, partition=PARTITION, seed=seed, **settings)
+        world = World.of(recipe, progress)
+        insider = Insider.of(world.model, find_cut(world.model, recipe.cut), world.federation, ATTACKER)
+        for statistics in STATISTICS:
+            honest: list[float] = []
+            for attack in _repeated(statistics, insider):
+                grid = HostileGrid(world.federation, world.blank, attack.nodes)
+                noise = seed + len(SEEDS) if attack.name == OTHER_NOISE else seed
+                answered = _answer(world, attack, statistics, grid, noise)
+                recalls = world.recalls(answered.served(world))
+                honest = honest or recalls
+                loss = max(100 * (was - now) for was, now in zip(honest, recalls, strict=True))
+                right = accuracy(answered.served(world), world.unseen_x, world.unseen_y)
+                left_out = all(FIRST + client in answered.contact.left_out for client in attack.nodes)
+                name = attack.name, attack.kind, statistics
+                figures.setdefault(name, []).append((right, loss, bool(attack.nodes) and left_out))
+    progress("Hostile nodes in other federations", len(SEEDS), len(SEEDS))
+    return [
+        Repeat(
+            *name, tuple(right for right, _, _ in own), tuple(loss for _, loss, _ in own), sum(out for *_, out in own)
+        )
+        for name, own in figures.items()
+    ]
+
+
+def _repeated(statistics: str, insider: Insider) -> Iterator[Hostile]:
+    kinds = (HONEST, ABSENT, CONTROL, ADAPTIVE)
+    yield from (each for each in attacks_on(statistics, insider) if each.kind in kinds and not each.samples)
+    if statistics == PRIVATE:
+        yield Hostile(OTHER_NOISE, kind=HONEST)
 
 
 def _start_of_peak() -> int:
@@ -234,6 +293,7 @@ def run_hostile_nodes(
         "recipe": recipe.settings(),
         "policy": Intake.policy,
         "outcomes": [asdict(outcome) for outcome in outcomes],
+        "repeats": [asdict(own) for own in measure_repeats(data, progress, model=model, rounds=rounds)],
         "alarms": [asdict(alarms) for alarms in measure_alarms(progress)],
         "machine": describe_machine(),
         "code": describe_code(),

@@ -1,6 +1,7 @@
 """Tables of hostile nodes from result files."""
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from fedup.bench.tables import markdown_table
@@ -15,8 +16,20 @@ NOTES = (
     "figures say something there. The server: what it did about the node.",
     "Absent: the node does not answer; what that costs is no harm by its answer. Control: the node really holds such "
     "rows, and no check is made. Adaptive: within norm and share of honest nodes.",
+    "Several federations: each with a split, a model and noise of its own. The worst class of each is compared with "
+    "honest nodes in the same federation. It is a maximum over classes of some 80 test rows each, so that it is above "
+    "0 by chance alone: `honest, other noise` shows by how much under differential privacy.",
     "False alarms: nodes at Dirichlet 0.1, by the policy `report`. A liar calls each class by the next one's name, in "
     "training, too.",
+)
+REPEATS_HEAD = (
+    "statistics",
+    "kind",
+    "what the node does",
+    "R-A, mean",
+    "worst class, mean",
+    "worst class, most",
+    "left out",
 )
 ALARMS_HEAD = ("data", "clients", "statistics", "federations", "model", "honest nodes flagged", "liars flagged")
 
@@ -58,9 +71,31 @@ def _section(content: dict[str, Any]) -> str:
             f"## {recipe['data']}, {recipe['model']}, {recipe['clients']} clients, {recipe['partition']}, {checks}",
             f"`{command}`, commit {show_commit(content['code'])}, torch {content['machine']['torch']}.",
             markdown_table(HEAD, lines(content)),
+            *(_repeats(content) if content.get("repeats") else []),
             *(["### False alarms", markdown_table(ALARMS_HEAD, alarm_lines(content))] if content.get("alarms") else []),
         ]
     )
+
+
+def _repeats(content: dict[str, Any]) -> list[str]:
+    federations = len(content["repeats"][0]["retained_accuracy"])
+    return [f"### In {federations} federations", markdown_table(REPEATS_HEAD, repeat_lines(content))]
+
+
+def repeat_lines(content: dict[str, Any]) -> list[list[str]]:
+    """One line for each attack that was repeated, in the order of `REPEATS_HEAD`."""
+    return [
+        [
+            own["statistics"],
+            own["kind"],
+            own["attack"],
+            f"{fmean(own['retained_accuracy']):.3f}",
+            f"{fmean(own['worst_class_loss']):.1f}",
+            f"{max(own['worst_class_loss']):.1f}",
+            f"{own['left_out']} of {len(own['retained_accuracy'])}",
+        ]
+        for own in content.get("repeats", [])
+    ]
 
 
 def alarm_lines(content: dict[str, Any]) -> list[list[str]]:

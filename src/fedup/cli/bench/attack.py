@@ -69,7 +69,7 @@ def _attack_flower(
     data: str, model: str | None, rounds: int | None, seed: int, out: Path | None, *, as_json: bool
 ) -> None:
     from fedup.bench.attacks.flower import run_hostile_nodes
-    from fedup.bench.attacks.flower_table import ALARMS_HEAD, HEAD, alarm_lines, lines
+    from fedup.bench.attacks.flower_table import ALARMS_HEAD, HEAD, REPEATS_HEAD, alarm_lines, lines, repeat_lines
 
     path = out or RESULTS / "attacks_flower" / f"{Path(data).stem}.json"
     content = measure_into(
@@ -78,7 +78,8 @@ def _attack_flower(
     if as_json:
         return
     console = wide_console()
-    for head, rows in ((HEAD, lines(content)), (ALARMS_HEAD, alarm_lines(content))):
+    tables = ((HEAD, lines(content)), (REPEATS_HEAD, repeat_lines(content)), (ALARMS_HEAD, alarm_lines(content)))
+    for head, rows in tables:
         shown = Table(*head)
         for row in rows:
             shown.add_row(*row)
