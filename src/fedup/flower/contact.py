@@ -140,6 +140,12 @@ class GridContact:
         return self._row
 
     @property
+    def nodes(self) -> Mapping[int, int]:
+        """The node of each client that answered so far; on first use all nodes are asked who they are."""
+        _ = self.clients
+        return dict(self._accounts.nodes)
+
+    @property
     def connected(self) -> frozenset[int]:
         """The numbers of all nodes that are connected now."""
         return frozenset(self._accounts.grid.get_node_ids())
