@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -57,7 +58,7 @@ def train_on(
 ) -> Followed:
     """Collect from the new base, answer the requests in force from it, and put all of it in place in one event."""
     now = server.state
-    check_purpose(before, now)
+    _check_purpose(before, now)
     if contact.base != fingerprint(model):
         raise RequestError("The contact asks nodes about another model: make it with the one that training went on to.")
     served = server.plugged().served
@@ -75,9 +76,16 @@ def train_on(
 
 
 def put_retrained(server: "RunServer", model: nn.Module, before: State, *, facts: Mapping[str, Any]) -> None:
-    """Serve a model that was trained without all requests of `before`: these are finished."""
+    """Serve a model that was trained without all requests of `before`: these are finished. What was queued since stays
+    queued."""
     now = server.state
-    check_purpose(before, now)
+    _check_purpose(before, now)
     with BriefWriter(server.run, "retrain", now) as writer:
-        queued = [request for request in now.queued if request.id in [own.id for own in before.queued]]
-        keep_retrained(writer, model, facts, {}, queued=queued)
+        known = {request.id for request in before.standing}
+        keep_retrained(writer, model, facts, {}, finished=[own for own in now.standing if own.id in known])
+
+
+def _check_purpose(before: State, now: State) -> None:
+    """Raise if the base or the requests changed since the training began. What was queued meanwhile can wait."""
+    known = {request.id for request in before.requests}
+    check_purpose(before, replace(now, requests=tuple(r for r in now.requests if r.id in known or not r.is_queued)))

@@ -34,16 +34,17 @@ def keep_retrained(
     trained: Mapping[str, Any],
     compared: Mapping[str, Any],
     *,
-    queued: Sequence[Request] = (),
+    finished: Sequence[Request] | None = None,
 ) -> dict[str, Any]:
     """Put a model in place that was trained without all requests: these are finished, and filter and statistics are
-    dropped with all that is sealed in them. `queued` ones were left out, too. Returns the event's body."""
+    dropped with all that is sealed in them. Those `finished` are all that stand now, or the ones
+    named. Returns the event's body."""
     state = writer.state
-    finished = [request.id for request in (*state.active, *state.open, *state.waiting, *queued)]
+    ids = [request.id for request in (state.standing if finished is None else finished)]
     body = {
         "trained": {"model": _stored(writer, model), "fingerprint": fingerprint(model), **trained},
         "replaced": state.base,
-        "requests": finished,
+        "requests": ids,
         "compared": compared,
         **dict.fromkeys(("collected", "centroids", "filter")),
     }
@@ -152,6 +153,7 @@ class BaseDesk:
             "figures": figures,
             "centroids_used": report.centroids_used,
             "erasure": report.erasure,
+            "delta": report.delta,
             "notes": list(report.notes),
             "forced": list(report.forced),
             "class_recall": {str(label): asdict(recall) for label, recall in report.class_recall.items()},

@@ -177,6 +177,11 @@ class State:
         return tuple(request for request in self.requests if request.is_queued)
 
     @property
+    def standing(self) -> tuple[Request, ...]:
+        """Requests in force, open, waiting and queued."""
+        return tuple(request for request in self.requests if request.is_standing)
+
+    @property
     def finished(self) -> tuple[Request, ...]:
         """Requests that the model was trained without: their rows are never used again."""
         return tuple(request for request in self.requests if request.finished_in is not None)
@@ -184,7 +189,7 @@ class State:
     @property
     def left_out(self) -> Forget:
         """What is no longer trained on: all requests in force, open, waiting and queued."""
-        return union(request.forget for request in (*self.active, *self.open, *self.waiting, *self.queued))
+        return union(request.forget for request in self.standing)
 
     @property
     def forgets(self) -> frozenset[Forget]:
