@@ -7,14 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
 from tests.cli._in_process import fedup, ok, refused
 from tests.flower._contact import refused as not_on_sundays
 from tests.flower._contact import spoiling, untouched
-from tests.flower._grid import FIRST, LocalGrid, World
+from tests.flower._grid import FIRST, LocalGrid, World, digits
 from tests.run._forked import Child, check_sound, copy, run, signalled_at, succeed
 
 from fedup import Forget, MomentConfig
-from fedup.flower import GridContact, RunServer
+from fedup.errors import DataError, RequestError
+from fedup.flower import GridContact, RunServer, leave_out, retained_rows
+from fedup.flower.left_out import RECORD
 from fedup.run.answer import Limits
 from fedup.run.folder import Run
 from fedup.run.queue import in_service
@@ -252,6 +256,67 @@ def test_a_server_killed_at_any_step_leaves_a_request_queued_or_wholly_answered(
         Setting(setting.world, path).serve()
         assert Run(path).read().filter == filter_expected
     assert kills > 2
+
+
+def test_forgotten_clients_rows_and_persons_are_left_out_of_later_rounds(setting, world, tmp_path):
+    setting.unlearn("--class", 3, "--client", 1)
+    setting.unlearn(*setting.samples(2), code=QUEUED)
+    left_out, contact = setting.server().left_out, setting.contact()
+    person = Forget.subjects(["P-1"], key=(key := SubjectKey.new()))  # whose rows no client has named yet
+    strategy, sent = FedAvg(fraction_evaluate=0.0, min_available_nodes=4), {}
+    leave_out(strategy, left_out | person, contact.nodes)
+    for message in strategy.configure_train(1, ArrayRecord(world.model.state_dict()), ConfigRecord(), setting.grid):
+        sent[message.metadata.dst_node_id - FIRST] = message
+    assert sorted(sent) == [0, 2, 3]  # client 1 is not asked to train
+    for client, message in sent.items():
+        ids = world.rows(client).tolist()
+        about = {"ids": ids, "labels": world.federation.y[world.rows(client)]}
+        kept = retained_rows(message, **about, subjects=person_of(world, client), subject_key=key)
+        forgotten = world.samples(c2=30).sample_ids[2] if client == 2 else ()
+        expected = [
+            row not in forgotten and label != 3 and owner != "P-1"
+            for row, label, owner in zip(ids, about["labels"].tolist(), person_of(world, client), strict=True)
+        ]
+        assert kept.tolist() == expected
+        with pytest.raises(DataError, match="whose its rows are"):
+            retained_rows(message, **about)
+        others = {row for own in range(4) if own != client for row in world.rows(own).tolist()}
+        assert not others & set(message.content[RECORD]["samples"])  # nothing about other clients' rows
+
+
+def test_a_new_base_expires_statistics_and_requests_follow_it_or_are_finished(setting, world):
+    setting.unlearn("--class", 3, "--reference", "T-1")
+    setting.unlearn(*setting.samples(2), code=QUEUED)
+    server, before, moments = setting.server(), setting.server().state, MomentConfig(by_class="always")
+    model, any_loss = digits(1).model, Limits(None, force=True, max_class_loss=100)
+    new = {"rounds": 2, "limits": any_loss, "statistics": moments}
+    with pytest.raises(RequestError, match="another model"):
+        server.train_on(model, setting.contact(), before, **new)
+    assert server.train_on(model, setting.contact(model=model), before, **new).declined is None
+    state = server.state
+    assert (state.generation, [own.reference for own in state.active]) == (2, ["T-1"])
+    assert [own.status for own in server.answer_queued(setting.contact())] == ["postponed"]  # asks about the old base
+    assert [own.status for own in server.answer_queued(setting.contact(model=model))] == ["answered"]
+    check_sound(setting.path)
+    before = server.state
+    setting.unlearn(*setting.samples(1), "--reference", "T-3", code=QUEUED)  # while the model is trained anew
+    server.put_retrained(world.model, before)
+    assert [own.status for own in server.state.requests] == ["finished", "finished", "queued, no filter"]
+    assert (server.state.centroids, server.state.filter) == (None, None)
+    assert server.left_out.class_ids == {3}
+    assert [own.status for own in server.answer_queued(setting.contact())] == ["postponed"]  # nothing is collected yet
+    with pytest.raises(RequestError, match="Client 2 still has rows"):
+        server.collect(setting.contact(), statistics=moments)
+    rows = world.rows(2)[30:]  # its operator takes them out
+    left = {
+        "data": lambda context: (world.federation.x[rows], world.federation.y[rows]),
+        "ids": lambda _: rows.tolist(),
+    }
+    setting.grid.apps[FIRST + 2] = world.app(2, **left)
+    setting.grid.contexts[FIRST + 2].state = RecordDict()
+    server.collect(setting.contact(), statistics=moments)
+    assert [own.status for own in server.answer_queued(setting.contact())] == ["answered"]
+    check_sound(setting.path)
 
 
 def test_a_folder_of_another_version_is_refused_by_the_terminal_and_by_the_server(setting):

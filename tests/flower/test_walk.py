@@ -2,14 +2,20 @@
 
 import importlib
 import re
+import shlex
 import shutil
 import subprocess
+import tomllib
 import uuid
 from pathlib import Path
 
 import pytest
+from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
+from tests.cli._in_process import fedup
 from tests.flower import _processes
 from tests.flower._deployment import wait_until
+from tests.flower._grid import FIRST, LocalGrid
 
 from fedup.run.folder import Run
 
@@ -23,6 +29,48 @@ def walk() -> list[str]:
     """The commands of the page, and the sentences that say what hospitals do meanwhile."""
     text = PAGE.read_text(encoding="utf-8").partition("### An operator's walk")[2].partition("\n## ")[0]
     return re.findall(r"^(\$ .*|Hospital \d is (?:offline|back))", text, re.MULTILINE)
+
+
+class InOneProcess:
+    """The example's own apps on a grid without a wire: what takes a deployment minutes takes seconds."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.syspath_prepend(str(APP))
+        self.app, self.run = folder / "app", folder / "hospitals"
+        self.app.mkdir()
+        monkeypatch.chdir(self.app)
+        client_app = importlib.import_module("flowerapp.client_app").app
+        self._config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+        self._grid = LocalGrid(dict.fromkeys(range(FIRST, FIRST + NODES), client_app))
+        self._away: dict[int, ClientApp] = {}
+
+    def stop(self, node: int) -> None:
+        self._away[node] = self._grid.apps.pop(FIRST + node)
+
+    def start(self, node: int) -> None:
+        self._grid.apps[FIRST + node] = self._away.pop(node)
+
+    def type(self, command: str) -> str:
+        """As it stands on the page; a server app runs to its end, and its nodes have no keys."""
+        words = shlex.split(command.replace("$(cat rows.txt)", (self.app / "rows.txt").read_text()), comments=True)
+        words = [word.replace("/srv/hospitals", str(self.run)) for word in words]
+        if words[0] == "flwr":
+            given = tomllib.loads("\n".join(words[-1].split()))
+            quick = {"authenticated": False, "serve": 0, "timeout": 0.1, "rounds": 2}
+            config = {**self._config, **given, **quick}
+            for context in self._grid.contexts.values():
+                context.run_config = config
+            server_app = importlib.import_module("flowerapp.server_app")
+            server_app.main(self._grid, Context(1, 0, {}, RecordDict(), config))
+            return ""
+        ran = fedup(*words[1:])
+        assert ran.code == exit_of(command), f"{command}\n{ran.out}{ran.err}"
+        return ran.out
+
+
+def exit_of(command: str) -> int:
+    """The exit status that the page names."""
+    return int(found[1]) if (found := re.search(r"# \(exit (\d)\)$", command)) else 0
 
 
 class Hospitals:
@@ -61,13 +109,12 @@ class Hospitals:
 
     def type(self, command: str) -> str:
         """As it stands on the page, but for the folder."""
-        expected = int(found[1]) if (found := re.search(r"# \(exit (\d)\)$", command)) else 0
         words = command.replace("/srv/hospitals", str(self.run))
         environment = {**self._processes._environment, "COLUMNS": "100"}
         done = subprocess.run(
             ["bash", "-c", words], cwd=self.app, env=environment, capture_output=True, text=True, timeout=LIMIT_S
         )
-        assert done.returncode == expected, f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        assert done.returncode == exit_of(command), f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
         return done.stdout
 
     def close(self) -> list[str]:
@@ -76,8 +123,11 @@ class Hospitals:
 
 
 @pytest.fixture
-def hospitals(tmp_path, monkeypatch):
+def hospitals(tmp_path, monkeypatch, request):
     monkeypatch.delenv("FEDUP_DATA", raising=False)
+    if request.param == "one process":
+        yield InOneProcess(tmp_path, monkeypatch)
+        return
     made = Hospitals(tmp_path, monkeypatch)
     try:
         yield made
@@ -95,6 +145,7 @@ def write_rows(path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("hospitals", ["one process", "deployment"], indirect=True)
 def test_every_command_of_the_walk_ends_as_the_page_says(hospitals):
     write_rows(hospitals.app / "rows.txt")
     steps, said, serving = walk(), "", False

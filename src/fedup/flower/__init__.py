@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedup.flower.contact import GridContact
     from fedup.flower.declared import declared_rows
     from fedup.flower.head_server import HeadServer
+    from fedup.flower.left_out import leave_out, retained_rows
     from fedup.flower.messaging import Delivery
     from fedup.flower.node import mount
     from fedup.flower.policy import Policy
@@ -32,10 +33,15 @@ __all__ = [
     "Policy",
     "RunServer",
     "declared_rows",
+    "leave_out",
     "load_arrays",
     "mount",
+    "retained_rows",
 ]
-_MODULES = ["messaging", "contact", "head_server", "messaging", "policy", "run_server", "declared", "wire", "node"]
+_MODULES = [
+    *("messaging", "contact", "head_server", "messaging", "policy", "run_server", "declared", "left_out", "wire"),
+    *("node", "left_out"),
+]
 _WHERE = dict(zip(__all__, _MODULES, strict=True))
 
 

@@ -89,6 +89,12 @@ class GridContact(ReachedNodes):
         self._unmet: dict[int, str] = {}  # clients that were asked last and that no node goes by, and that in words
         self.flagged: dict[int, str] = {}  # nodes whose answers disagree with all others, and how
 
+    @property
+    def nodes(self) -> Mapping[int, int]:
+        """The node of each client that answered so far; on first use all nodes are asked who they are."""
+        _ = self.clients
+        return dict(self._accounts.nodes)
+
     def meet_new_nodes(self) -> None:
         """Ask nodes that connected since the last question which client they are."""
         self._greet()

@@ -13,16 +13,18 @@ from fedup.clients.collect import collect as ask_clients
 from fedup.errors import ContactError, RequestError, SettingError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.flower.contact import GridContact
+from fedup.flower.new_base import collect_retained, put_retrained, train_on
 from fedup.flower.serve_queue import POLL_S, RETRY_S, QueueService
 from fedup.models.cut import find_cut
 from fedup.models.views import fingerprint
-from fedup.request import Forget
+from fedup.request import Forget, union
 from fedup.run.answer import Judge, Limits, NewRequest, Outcome, RequestDesk
 from fedup.run.architecture import describe_architecture
 from fedup.run.bindings import By, RunBindings, bindings_of, release
 from fedup.run.brief_writer import BriefWriter
 from fedup.run.folder import Run
 from fedup.run.ledger import RunLedger
+from fedup.run.new_base import Followed
 from fedup.run.queue import Served
 from fedup.run.record import keep_centroids, keep_model
 from fedup.run.serving import load_base, load_plugged, load_store, read_served, read_with
@@ -69,13 +71,18 @@ class RunServer:
         """Everything that was committed so far; do not train on its `left_out` in later rounds."""
         return self.run.read()
 
+    @property
+    def left_out(self) -> Forget:
+        """What no later round may train on: all requests but those that were taken back or refused."""
+        state = self.state
+        return union([state.left_out, *(request.forget for request in state.finished)])
+
     def keep(self, model: nn.Module) -> None:
         """Store the trained model; one that is stored already must be the same."""
         if self.state.trained is None:
             with self.run.writing("train") as writer:
-                facts = {"accuracy": {}, "rows": None, "time_s": 0.0, "architecture": self._architecture}
                 if writer.state.trained is None:
-                    keep_model(writer, model, facts)
+                    keep_model(writer, model, self._facts)
         if (base := self.state.base) != fingerprint(model):
             raise RequestError(f"{self.run.path} holds another model ({base[:12]}). Use a new folder for this one.")
 
@@ -97,10 +104,13 @@ class RunServer:
             return read_with(self.run, lambda state: load_store(self.run, state))[1]
         state, model = read_with(self.run, lambda state: load_base(self.run, state, self._blank()))
         with BriefWriter(self.run, "collect", state) as writer:
-            self._attach(writer, contact)
+            self.attach(writer, contact)
             contact.vectors_folder = self.run.path
             started = time.perf_counter()
-            store = ask_clients(model, contact, cut=state.about["cut"], **settings)
+            if state.finished:
+                store = collect_retained(model, contact, state, settings)
+            else:
+                store = ask_clients(model, contact, cut=state.about["cut"], **settings)
             keep_centroids(writer, store, {"time_s": time.perf_counter() - started, "example": contact.row})
             contact.settled()
             shutil.rmtree(self._answers_path, ignore_errors=True)  # and what is left there of other models
@@ -173,13 +183,13 @@ class RunServer:
             )
         state, (store, plugged) = read_with(self.run, self._load)
         with BriefWriter(self.run, verb, state, answering=answering) as writer:
-            store.ledger = self._attach(writer, contact)
+            store.ledger = self.attach(writer, contact)
             yield RequestDesk(writer, plugged, store, contact, judge)
 
     def _load(self, state: State) -> tuple[Centroids, PluggedModel]:
         return load_store(self.run, state), load_plugged(self.run, state, self._blank())
 
-    def _attach(self, writer: BriefWriter, contact: GridContact | None) -> RunLedger:
+    def attach(self, writer: BriefWriter, contact: GridContact | None) -> RunLedger:
         """The ledger of the folder, to which every release is charged."""
         ledger = RunLedger(writer)
         if contact is not None:
@@ -187,6 +197,31 @@ class RunServer:
             contact.ledger = ledger
             contact.identities.bindings = RunBindings(writer, by=self._bound_by)
         return ledger
+
+    def train_on(
+        self,
+        model: nn.Module,
+        contact: GridContact,
+        before: State,
+        *,
+        rounds: int,
+        limits: Limits | None = None,
+        **settings: Any,
+    ) -> Followed:
+        """Put a model in place that more rounds led to. Statistics are collected anew from it with the settings of
+        `fedup.collect`, and the requests in force follow. `before` is the `state` when these rounds began, without its
+        `left_out`; if the requests changed since, that is an error, and nothing is changed."""
+        facts = {"trained": self._facts, "more_rounds": rounds}
+        return train_on(self, model, contact, before, facts=facts, settings=settings, limits=limits or Limits(None))
+
+    def put_retrained(self, model: nn.Module, before: State) -> None:
+        """Serve a model that was trained from scratch without the `left_out` of `before`, the `state` when training
+        began. Its requests are finished; filter, statistics and what is sealed are dropped. Collect anew then."""
+        put_retrained(self, model, before, facts=self._facts)
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        return {"accuracy": {}, "rows": None, "time_s": 0.0, "architecture": self._architecture}
 
     def release(self, *clients: int) -> None:
         """Free the numbers of clients whose nodes have new keys, or new numbers; without any, all of them."""

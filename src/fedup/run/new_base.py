@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from fedup.clients.protocol import Contact
 from fedup.errors import HarmError
 from fedup.federation import Federation
 from fedup.filters.bottleneck import FilterConfig
@@ -28,16 +29,22 @@ from fedup.unlearning.unlearn import contact_of, purge, unlearn
 
 
 def keep_retrained(
-    writer: Writer, model: nn.Module, trained: Mapping[str, Any], compared: Mapping[str, Any]
+    writer: Writer,
+    model: nn.Module,
+    trained: Mapping[str, Any],
+    compared: Mapping[str, Any],
+    *,
+    finished: Sequence[Request] | None = None,
 ) -> dict[str, Any]:
     """Put a model in place that was trained without all requests: these are finished, and filter and statistics are
-    dropped with all that is sealed in them. Returns the event's body."""
+    dropped with all that is sealed in them. Those `finished` are all that stand now, or the ones
+    named. Returns the event's body."""
     state = writer.state
-    finished = [request.id for request in state.standing]
+    ids = [request.id for request in (state.standing if finished is None else finished)]
     body = {
         "trained": {"model": _stored(writer, model), "fingerprint": fingerprint(model), **trained},
         "replaced": state.base,
-        "requests": finished,
+        "requests": ids,
         "compared": compared,
         **dict.fromkeys(("collected", "centroids", "filter")),
     }
@@ -61,7 +68,7 @@ class BaseDesk:
     writer: Writer
     plugged: PluggedModel
     store: Centroids | None
-    clients: Federation | None = None
+    clients: Federation | Contact | None = None
     judge: Judge | None = None
     config: FilterConfig | None = None  # of the filter in force
 

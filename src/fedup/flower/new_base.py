@@ -1,0 +1,91 @@
+"""A new base for the folder of a server app: training went on, or the model was trained anew without the requests."""
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from fedup.clients.collect import collect as ask_clients
+from fedup.clients.labels import LabelsQuestion
+from fedup.errors import RequestError
+from fedup.models.views import fingerprint
+from fedup.request import Forget, union
+from fedup.run.answer import Limits
+from fedup.run.brief_writer import BriefWriter
+from fedup.run.new_base import BaseDesk, Followed, keep_retrained
+from fedup.run.state import State
+from fedup.run.training_files import check_purpose
+from fedup.serving.plugged import plug
+from fedup.statistics.store import Centroids
+
+if TYPE_CHECKING:
+    from fedup.flower.contact import GridContact
+    from fedup.flower.run_server import RunServer
+
+
+def collect_retained(model: nn.Module, contact: "GridContact", state: State, settings: Mapping[str, Any]) -> Centroids:
+    """Statistics of all rows but those of finished requests: the model was trained without them, and never uses them
+    again. Clients and classes are not asked for; single rows the nodes must have taken out of their data."""
+    finished = union(request.forget for request in state.finished)
+    _check_taken_out(contact, finished.sample_ids)
+    whole = Forget(finished.client_ids, finished.class_ids)
+    store = ask_clients(model, contact, cut=state.about["cut"], forget=[whole] if whole.kind else (), **settings)
+    store.collected_for = frozenset()  # no request is behind it any more
+    return store
+
+
+def _check_taken_out(contact: "GridContact", samples: Mapping[int, Collection[int]]) -> None:
+    """Raise if a node still knows rows that the model was trained anew without."""
+    questions = {client: LabelsQuestion(frozenset(ids)) for client, ids in samples.items()}
+    for client, _ in contact.ask(questions, optional=questions.keys()) if questions else ():
+        raise RequestError(
+            f"Client {client} still has rows of requests that are finished, {len(samples[client])} in all: take them "
+            "out of the node's data (mount(data=…)) and collect again. Nothing was changed."
+        )
+
+
+def train_on(
+    server: "RunServer",
+    model: nn.Module,
+    contact: "GridContact",
+    before: State,
+    *,
+    facts: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    limits: Limits,
+) -> Followed:
+    """Collect from the new base, answer the requests in force from it, and put all of it in place in one event."""
+    now = server.state
+    _check_purpose(before, now)
+    if contact.base != fingerprint(model):
+        raise RequestError("The contact asks nodes about another model: make it with the one that training went on to.")
+    served = server.plugged().served
+    with BriefWriter(server.run, "train", now) as writer:
+        server.attach(writer, contact)
+        contact.vectors_folder = server.run.path
+        started = time.perf_counter()
+        store = collect_retained(model, contact, now, settings)
+        collected = {"time_s": time.perf_counter() - started, "example": contact.row}
+        plugged, config = plug(model, now.about["cut"]), served.config if served else None
+        desk = BaseDesk(writer, plugged, store, contact, config=config)
+        followed = desk.put_in_place(dict(facts["trained"]), collected, int(facts["more_rounds"]), limits)
+        contact.settled()
+    return followed
+
+
+def put_retrained(server: "RunServer", model: nn.Module, before: State, *, facts: Mapping[str, Any]) -> None:
+    """Serve a model that was trained without all requests of `before`: these are finished. What was queued since stays
+    queued."""
+    now = server.state
+    _check_purpose(before, now)
+    with BriefWriter(server.run, "retrain", now) as writer:
+        known = {request.id for request in before.standing}
+        keep_retrained(writer, model, facts, {}, finished=[own for own in now.standing if own.id in known])
+
+
+def _check_purpose(before: State, now: State) -> None:
+    """Raise if the base or the requests changed since the training began. What was queued meanwhile can wait."""
+    known = {request.id for request in before.requests}
+    check_purpose(before, replace(now, requests=tuple(r for r in now.requests if r.id in known or not r.is_queued)))
