@@ -20,6 +20,7 @@ from fedup.errors import ArtifactError, CutError, DataError, RequestError, Setti
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
 from fedup.request import union
+from fedup.statistics.cell_table import CellTable
 from fedup.statistics.centroids import CentroidConfig, Summary
 from fedup.statistics.kmeans import centroid_count
 from fedup.statistics.store import insert
@@ -197,7 +198,7 @@ def _changeable_parts(value):
     if isinstance(value, Ledger):
         return {id(value)} | _changeable_parts(vars(value))
     frozen = is_dataclass(value) and value.__dataclass_params__.frozen
-    assert frozen or isinstance(value, str | int | float | frozenset | None), f"can {value!r} change?"
+    assert frozen or isinstance(value, str | int | float | frozenset | CellTable | None), f"can {value!r} change?"
     return set()
 
 
@@ -236,9 +237,13 @@ def _edits(header, tensors):
     yield lambda: tensors.update(vectors=tensors["vectors"][:, 0])
     for name in header.keys() - {"kind", "version"}:
         yield lambda name=name: header.pop(name)
+    for column in ("clients", "labels", "sizes"):
+        name = f"cells.{column}"
+        yield lambda name=name: tensors.pop(name)
+        yield lambda name=name: tensors.update({name: tensors[name][1:].clone()})
+        yield lambda name=name: tensors.update({name: tensors[name].flip(0).clone() - 1})
     yield lambda: header.update(cells=3)
-    yield lambda: header["cells"][0].pop()
-    yield lambda: header["cells"][0].__setitem__(3, "4")
+    yield lambda: header.update(cells=[[0, 0, 0]])
     yield lambda: header["how"].update(ratio=5)
     yield lambda: header["how"].update(other=5)
     yield lambda: header["excluded"][0].pop()

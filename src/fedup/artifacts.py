@@ -17,6 +17,16 @@ from fedup.errors import ArtifactError
 from fedup.files import replacing
 
 FORMAT_VERSION = 1
+_STREAMED_BYTES, _BLOCK_BYTES = 2**25, 2**22
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 class LongTensor(NamedTuple):
@@ -77,6 +87,11 @@ def find_long_tensor(path: Path, name: str) -> tuple[int, int]:
 
 def write_plain(path: Path, tensors: dict[str, Tensor], *, metadata: dict[str, str] | None = None) -> None:
     """Write a plain safetensors file; errors of the disk are OSErrors."""
+    if sum(tensor.nbytes for tensor in tensors.values()) > _STREAMED_BYTES and _DTYPES.keys() >= {
+        tensor.dtype for tensor in tensors.values()
+    }:
+        _write_streamed(path, tensors, metadata or {})
+        return
     try:
         save_file(tensors, path, metadata=metadata)
     except SafetensorError as error:  # it wraps an OSError
@@ -84,6 +99,24 @@ def write_plain(path: Path, tensors: dict[str, Tensor], *, metadata: dict[str, s
         if code is None:
             raise
         raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+
+
+def _write_streamed(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """The same part by part: the library copies all tensors first, which may lie on disk since memory is too small."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end, names = 0, sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that all are aligned
+    for name in names:
+        tensor, start = tensors[name], end
+        end += tensor.nbytes
+        entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            content = tensors[name].flatten().view(torch.uint8).numpy().data
+            for start in range(0, len(content), _BLOCK_BYTES):
+                file.write(content[start : start + _BLOCK_BYTES])
 
 
 def load_tensors(path: str | Path, *, kind: str, but: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:

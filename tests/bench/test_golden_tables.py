@@ -8,7 +8,7 @@ from fedup.bench.result_tables import write_result_tables, write_tables
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SOME = ["main", "sample", "privacy_sample"]
-OTHERS = ("speed", "scale", "flower", "attacks", "attacks_flower", "withdrawals", "exact")
+OTHERS = ("speed", "scale", "server_work", "flower", "attacks", "attacks_flower", "withdrawals", "exact")
 ALL = sorted(path.name for path in (BENCHMARKS / "tables").iterdir())
 
 

@@ -16,6 +16,7 @@ from fedup.bench.goals import judge_goals
 from fedup.bench.readme_table import write_results
 from fedup.bench.results import Results
 from fedup.bench.scale_table import flower_table, scale_table
+from fedup.bench.server_work_table import server_work_table
 from fedup.bench.speed.table import speed_table
 from fedup.bench.summary import Block, summarize
 from fedup.bench.tables import GENERATED
@@ -36,6 +37,7 @@ def _a_section_each(section: Callable[[dict[str, Any]], str]) -> Table:
 TABLES: dict[str, Table] = {
     "speed": _a_section_each(speed_table),
     "scale": _a_section_each(scale_table),
+    "server_work": _a_section_each(server_work_table),
     "flower": _a_section_each(flower_table),
     "results/attacks": attacks_table,
     "results/attacks_flower": hostile_table,

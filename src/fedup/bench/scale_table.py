@@ -66,8 +66,9 @@ def scale_table(result: dict[str, Any]) -> str:
     return "\n\n".join(
         [
             f"## {machine['processor']}, {machine['threads']} threads, torch {machine['torch']}",
-            f"`fedup bench scale`, commit {show_commit(result['code'])}; n = 1. Clients of {about['rows']} rows, "
-            f"{about['width']} features, ρ = 0.8, a model of {show_bytes(result['sizes'][0]['model_bytes'])}; "
+            f"`fedup bench scale --clients …`, commit {show_commit(result['code'])}; n = 1. Clients of "
+            f"{about['rows']} rows, {about['width']} features, ρ = 0.8, a model of "
+            f"{show_bytes(result['sizes'][0]['model_bytes'])}; "
             f"{about['engine']}: all nodes are simulated on these cores, and that is what most of the time goes to. "
             "*Memory* is by how much this process, without pages of files, grows at most in a collection: in the first "
             "one with the states of the simulated nodes, weights and features, which are in it too; then in a second, "

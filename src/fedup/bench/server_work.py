@@ -90,10 +90,11 @@ def _centres() -> Tensor:
 def client_data(model: nn.Module, number: int) -> ClientData:
     """The rows of a made-up client."""
     rng = torch.Generator().manual_seed(number)
-    y = torch.arange(ROWS) % CLASSES
-    x = (_centres()[y] + 0.5 * torch.randn(ROWS, WIDTH, generator=rng)).relu()
+    rows = ROWS + int(torch.randint(-10, 11, (), generator=rng))
+    y = torch.arange(rows) % CLASSES
+    x = (_centres()[y] + 0.5 * torch.randn(rows, WIDTH, generator=rng)).relu()
     nothing = torch.zeros(0, dtype=torch.int64)
-    return ClientData(model, x, y, Client(number, torch.arange(ROWS), nothing, nothing), CLASSES)
+    return ClientData(model, x, y, Client(number, torch.arange(rows), nothing, nothing), CLASSES)
 
 
 @dataclass
@@ -128,7 +129,7 @@ class SyntheticGrid:
         from flwr.supercore.task_identity import TaskIdentity
 
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 0, 1  # else no message can be made
-        self._queued: dict[str, Message] = {}
+        self._queued: dict[str, tuple[int, str, str]] = {}  # by message: node, question, name of the release
         self._templates: dict[str, list[tuple[str, ArrayRecord | None]]] = {}  # by question: text and arrays
         self._numbers = itertools.count()
 
@@ -137,36 +138,38 @@ class SyntheticGrid:
         return range(_FIRST, _FIRST + self.clients)
 
     def push_messages(self, messages: Iterable["Message"]) -> list[str]:
-        """Take questions."""
+        """Take questions; what is kept of them is little, since it is not the server's."""
+        from fedup.flower.wire import read_ask
+
         with self.clock.runs():
             numbers = []
             for message in messages:
                 numbers.append(f"message-{next(self._numbers)}")
-                message.metadata.__dict__["_message_id"] = numbers[-1]  # as Flower's own grids do
-                self._queued[numbers[-1]] = message
+                ask = read_ask(message.content)
+                if ask.digest not in self._templates:
+                    question = QUESTIONS[ask.kind].from_message(ask.details, ask.arrays)
+                    self._templates[ask.digest] = [self._template(question, ask.base, n) for n in range(TEMPLATES)]
+                name = str(ask.details.get(NONCE, ""))
+                self._queued[numbers[-1]] = message.metadata.dst_node_id, sys.intern(ask.digest), name
             return numbers
 
     def pull_messages(self, message_ids: Iterable[str]) -> "list[Message]":
         """Answer them."""
         with self.clock.runs():
-            return [self._reply(self._queued.pop(number)) for number in message_ids if number in self._queued]
+            return [self._reply(number, *self._queued.pop(number)) for number in message_ids if number in self._queued]
 
-    def _reply(self, message: "Message") -> "Message":
+    def _reply(self, number: str, node: int, digest: str, name: str) -> "Message":
         from flwr.app import ConfigRecord, Message, RecordDict
 
-        from fedup.flower.wire import read_ask
-
-        ask = read_ask(message.content)
-        if ask.digest not in self._templates:
-            question = QUESTIONS[ask.kind].from_message(ask.details, ask.arrays)
-            self._templates[ask.digest] = [self._template(question, ask.base, n) for n in range(TEMPLATES)]
-        client = message.metadata.dst_node_id - _FIRST
-        text, arrays = self._templates[ask.digest][client % TEMPLATES]
-        own = f'"client": {client}, "{NONCE}": "{ask.details.get(NONCE, "")}"'
-        content = RecordDict({"fedup": ConfigRecord({"json": text.replace('"client": 0', own)})})
+        client = node - _FIRST
+        text, arrays = self._templates[digest][client % TEMPLATES]
+        text = text.replace('"client": 0', f'"client": {client}, "{NONCE}": "{name}"')
+        content = RecordDict({"fedup": ConfigRecord({"json": text})})
         if arrays is not None:
             content["arrays"] = arrays
-        return Message(content, reply_to=message)
+        asked = Message(RecordDict(), node, "query.fedup", group_id="")
+        asked.metadata.__dict__["_message_id"] = number  # as Flower's own grids do
+        return Message(content, reply_to=asked)
 
     def _template(self, question: Question[Any], base: str, number: int) -> "tuple[str, ArrayRecord | None]":
         from fedup.flower.wire import record_of

@@ -167,6 +167,6 @@ def ask_clients(
 
 def _describe(body: Any) -> dict[str, Any]:
     names = ("width", "cells", "bytes_up", "bytes_down", "mechanism", "how", "paper_epsilon", "time_s")
-    clients = len({release["client"] for release in body["releases"]})
+    clients = body["senders"]
     moments = {name: body[name] for name in ("shortened", "unreported", "clipped") if name in body}
     return {"centroids": body["rows"], "clients": clients, **{name: body[name] for name in names}, **moments}

@@ -102,7 +102,8 @@ def plan_answer(
     requests = state.forgets | {request.forget for request in pool.ready}
     planned = plan(plugged, store, requests, clients=contact, config=config, force=force)
     sent = len(planned.cells_asked)
-    per_client_s = state.collected.body["time_s"] / max(1, len(state.collected.body["releases"]))  # type: ignore[union-attr]
+    collected = state.collected.body  # type: ignore[union-attr]
+    per_client_s = collected["time_s"] / max(1, collected.get("senders") or len(collected["releases"]))
     expected_s = _time_of_fit(plugged, store, requests, config) + per_client_s * len(planned.clients_contacted)
     replaced = "sealed where it is the original" if keep_sealed else "destroyed"
     return result | {

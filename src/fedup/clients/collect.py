@@ -1,5 +1,6 @@
 """Phase 2 in one call: every client is asked, once, for what the server keeps of it."""
 
+from array import array
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -27,10 +28,11 @@ from fedup.privacy import paper
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget, union
+from fedup.statistics.cell_table import CellTable
 from fedup.statistics.centroids import CentroidConfig, Summary
 from fedup.statistics.integer_moments import MomentConfig
 from fedup.statistics.kmeans import centroid_count
-from fedup.statistics.store import Cell, Centroids
+from fedup.statistics.store import Centroids
 
 
 def collect(
@@ -171,8 +173,8 @@ class _StoreBuilder:
 
     def __init__(self, how: CentroidConfig | DP, folder: Path | None) -> None:
         self.clients: list[int] = []
-        self._how, self._vectors, self._counts = how, _GrowingTable(folder), list[Tensor]()
-        self._cells: list[Cell] = []
+        self._how, self._vectors, self._counts = how, _GrowingTable(folder), array("q")
+        self._cells = array("Q"), array("q"), array("q")  # clients, classes, rows
         self._excluded: dict[tuple[int, int], frozenset[int]] = {}
         self._epsilons: dict[tuple[int, int], float] = {}
         self._first: Summary | None = None
@@ -188,19 +190,18 @@ class _StoreBuilder:
         vectors, counts = summary.vectors, summary.counts
         if list(summary.sizes) != room:
             vectors, counts = vectors.new_zeros(sum(room), vectors.shape[1]), counts.new_zeros(sum(room))
-        start = self._cells[-1].slot.stop if self._cells else 0
         taken, placed = 0, 0
         for label, size, space, excluded in zip(summary.labels, summary.sizes, room, summary.excluded, strict=True):
-            cell = Cell(summary.client, label, start + placed, space)
-            self._cells.append(cell)
+            for column, value in zip(self._cells, (summary.client, label, space), strict=True):
+                column.append(value)
             if vectors is not summary.vectors:
                 vectors[placed : placed + size] = summary.vectors[taken : taken + size]
                 counts[placed : placed + size] = summary.counts[taken : taken + size]
             if excluded:
-                self._excluded[cell.name] = excluded
+                self._excluded[summary.client, label] = excluded
             taken, placed = taken + size, placed + space
         self._vectors.add(vectors)
-        self._counts.append(counts.clone())
+        self._counts.extend(counts.tolist())
         cells = [(summary.client, label) for label in summary.labels]
         self._epsilons |= dict(zip(cells, summary.paper_epsilons, strict=False))
 
@@ -210,8 +211,8 @@ class _StoreBuilder:
             raise DataError("No client has anything to summarize.")
         return Centroids(
             vectors=self._vectors.finish(),
-            counts=torch.cat(self._counts),
-            cells=tuple(self._cells),
+            counts=torch.frombuffer(self._counts, dtype=torch.int64).to(self._first.counts),
+            cells=CellTable(*self._cells),
             clients=tuple(sorted(clients)),
             how=self._how,
             nonnegative=self._first.nonnegative,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedup.files import explained
 
-_IN_MEMORY_BYTES = 2**26  # of means; more of them lie in an unnamed file
+_IN_MEMORY_BYTES = 2**24  # of means; more of them lie in an unnamed file
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ class Profiles(MutableMapping[int, Profile]):
         self._places: dict[int, int] = {}  # of each node, among all that were added
         self._starts = array("q", [0])  # of the cells of each
         self._lengths = array("d")
-        self._labels, self._rows, self._deviation = array("q"), array("d"), array("d")
+        self._labels, self._rows, self._deviation = array("i"), array("d"), array("f")
         self._means = _Means()
 
     @classmethod
@@ -167,5 +167,7 @@ class Profiles(MutableMapping[int, Profile]):
 
 
 def _tensor_of(column: "array[int] | array[float]") -> Tensor:
-    dtype = torch.float64 if column.typecode == "d" else torch.int64
-    return torch.frombuffer(column, dtype=dtype).clone() if column else torch.zeros(0, dtype=dtype)
+    """A copy of a column, in 64 bits."""
+    stored = {"d": torch.float64, "f": torch.float32, "i": torch.int32, "q": torch.int64}[column.typecode]
+    wide = torch.float64 if stored.is_floating_point else torch.int64
+    return torch.frombuffer(column, dtype=stored).to(wide, copy=True) if column else torch.zeros(0, dtype=wide)

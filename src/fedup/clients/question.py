@@ -117,6 +117,10 @@ class Question(ABC, Generic[A]):
 
     # --- what few questions need
 
+    def read_again(self, details: Details, arrays: Arrays, facts: ModelFacts) -> A:
+        """The same for an answer that this server has read and checked before, and kept on its disk since."""
+        return self.read(details, arrays, facts)
+
     @property
     def protection(self) -> "CentroidConfig | MomentConfig | DP | None":
         """What protects the answer; None for exact ones."""

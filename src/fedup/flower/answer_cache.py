@@ -8,10 +8,9 @@ import json
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
+from sys import intern
 
-from fedup.clients.messages import NONCE
 from fedup.files import write_text
 from fedup.flower.answer_log import AnswerLog
 from fedup.flower.wire import Answer, Ask
@@ -77,8 +76,7 @@ class AnswerCache:
         if keys.keys() - before:
             self._names |= {key: secrets.token_hex(16) for node, key in keys.items() if node not in before}
             self._write_names()  # before any node is asked
-        details = {node: {**asks[node].details, NONCE: self._names[key]} for node, key in keys.items()}
-        return {**asks, **{node: replace(asks[node], details=named) for node, named in details.items()}}, before
+        return {**asks, **{node: asks[node].named(self._names[key]) for node, key in keys.items()}}, before
 
     def give_up(self, node: int, ask: Ask) -> None:
         """Forget the name of an unusable answer: the next question is for another release. (Written by `sync`: a server
@@ -120,4 +118,4 @@ def _key(node: int, ask: Ask) -> str:
     """The name of an answer on disk; empty if it is not kept."""
     all_cells = "labels" in ask.details and ask.details["labels"] is None
     prefix = _COLLECTION if all_cells else _REQUEST if ask.is_release else ""
-    return f"{prefix}{node}-{ask.digest[:32]}" if prefix else ""
+    return intern(f"{prefix}{node}-{ask.digest[:32]}") if prefix else ""  # one text for names, answers and files

@@ -2,12 +2,11 @@
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from flwr.serverapp import Grid
 from torch import Tensor, nn
@@ -33,7 +32,14 @@ from fedup.request import Forget, check_known
 
 A = TypeVar("A")
 _LOG = logging.getLogger(__name__)
-_Taken = tuple[int, Callable[[], Any]]  # an answer that fits: its client, and a function that loads it
+
+
+class _Taken(NamedTuple):
+    """An answer that fits."""
+
+    client: int
+    ask: Ask | None  # it is on disk, as the answer to this
+    value: Any = None  # it is in memory
 
 
 class GridContact(ReachedNodes):
@@ -140,7 +146,7 @@ class GridContact(ReachedNodes):
         for client, node in nodes.items():
             if node not in taken and client not in optional:
                 raise self.failure(client)
-        return ((client, taken[node][1]()) for client, node in nodes.items() if node in taken)
+        return ((client, self._value(node, taken[node])) for client, node in nodes.items() if node in taken)
 
     def ask_everyone(
         self, question: Question[A], *, instead: Mapping[int, Question[A]] | None = None, but: Collection[int] = ()
@@ -156,7 +162,7 @@ class GridContact(ReachedNodes):
             questions = dict.fromkeys(self._accounts.connected(), question)
         self._profiles, self.flagged = Profiles(), {}
         taken = self._ask_nodes(questions, {})
-        taken = self._leave_out(taken, self._meet({node: client for node, (client, _) in taken.items()}))
+        taken = self._leave_out(taken, self._meet({node: answer.client for node, answer in taken.items()}))
         self.flagged = self._judge(question, taken)
         taken = self._leave_out(taken, self.flagged if self._leaves_out else {})
         self._compared = self._profiles.only(taken)
@@ -222,10 +228,10 @@ class GridContact(ReachedNodes):
         return {node: answer for node, answer in taken.items() if node not in reasons}
 
     def _collection(self, taken: Mapping[int, _Taken]) -> Iterator[tuple[int, Any]]:
-        waiting = sorted(taken.values(), key=lambda answer: answer[0], reverse=True)
+        waiting = sorted(taken.items(), key=lambda item: item[1].client, reverse=True)
         while waiting:  # an answer that was taken is freed
-            client, load = waiting.pop()
-            yield client, load()
+            node, answer = waiting.pop()
+            yield answer.client, self._value(node, answer)
         self._collected = True
 
     def _ask_nodes(self, questions: Mapping[int, Question[Any]], clients: Mapping[int, int]) -> dict[int, _Taken]:
@@ -296,11 +302,9 @@ class GridContact(ReachedNodes):
             raise
         with only_this_answer():  # details that cannot be written are as good as unreadable
             kept = self._cache.put(node, ask, answer)
-        return client, partial(self._again, node, ask) if kept else lambda: value
+        return _Taken(client, ask) if kept else _Taken(client, None, value)
 
-    def _read(
-        self, node: int, ask: Ask, answer: Answer, expected: int | None = None, *, profiled: bool = True
-    ) -> tuple[int, Any]:
+    def _read(self, node: int, ask: Ask, answer: Answer, expected: int | None = None) -> tuple[int, Any]:
         """The client and its answer, checked; the profile of a node's answer is kept, if it is to be compared."""
         assert ask.question is not None  # made here
         client = client_number(answer.details)
@@ -308,18 +312,24 @@ class GridContact(ReachedNodes):
             raise DataError(f"it was client {expected} before, and says now that it is {client}")
         with only_this_answer():
             value = ask.question.read(answer.details, answer.arrays, self._facts)
-            profile = profile_of(ask.question, value, self._facts) if profiled else None
+            profile = profile_of(ask.question, value, self._facts)
         if node in self.declared_rows:
             ask.question.check_rows(value, self.declared_rows[node])
         if profile is not None:
             self._profiles[node] = profile
         return client, value
 
-    def _again(self, node: int, ask: Ask) -> Any:
+    def _value(self, node: int, taken: _Taken) -> Any:
+        """What an answer says, read from disk if it is there."""
+        ask = taken.ask
+        if ask is None:
+            return taken.value
         answer = self._cache.get(node, ask)
         if answer is None:
             raise DataError(f"The answer of node {node} was deleted from the folder meanwhile. Collect again.")
-        return self._read(node, ask, answer, profiled=False)[1]
+        assert ask.question is not None  # made here
+        with only_this_answer():
+            return ask.question.read_again(answer.details, answer.arrays, self._facts)
 
     def _from_disk(self, asks: Mapping[int, Ask], clients: Mapping[int, int]) -> dict[int, _Taken]:
         """Cached answers; the node is asked again if one does not fit any more."""
@@ -331,7 +341,7 @@ class GridContact(ReachedNodes):
                     if answer is not None:
                         client, _ = self._read(node, ask, answer, clients.get(node))
                         self.identities.check(node, client)
-                        taken[node] = client, partial(self._again, node, ask)
+                        taken[node] = _Taken(client, ask)
                         counted = 0 if self._cache.has_come(node, ask) else answer.size
                         self._arrived(node, ask, answer, counted=counted)
         return taken

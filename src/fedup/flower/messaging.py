@@ -12,7 +12,6 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from fedup.clients.intake import Intake
-from fedup.clients.messages import NONCE
 from fedup.errors import DataError, FingerprintError, SettingError
 from fedup.flower.wire import QUERY, Answer, Ask, only_this_answer, read_answer, record_of, size_of, write_ask
 from fedup.models.views import fingerprint
@@ -223,7 +222,7 @@ class Messenger:
                     continue
                 nodes[number] = node
                 self._meter.sent(sizes[id(ask), node in heavy])
-                if NONCE in ask.details:
+                if ask.name:
                     self._late[number] = node, ask
         return nodes
 

@@ -5,8 +5,9 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from io import BytesIO
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ QUERY = "fedup"  # messages have the type query.fedup
 Status = Literal["ok", "refused", "failed", "needs weights", "lost", "unreadable"]  # the last two are never sent
 ROW = "row"  # a detail: shape and type of a row, so that a node can try the model on a blank one first
 _MOST_OF_A_ROW = 100_000_000  # numbers
+_NPY = b"\x93NUMPY\x01\x00"  # how numpy's files of version 1 start
 _DEEPEST = 32  # lists in lists of a message
 _TYPES = {"float16", "float32", "float64", "int32", "int64", "uint8", "bool"}
 
@@ -36,6 +38,13 @@ class Ask:
     weights: Mapping[str, Tensor] | None = None  # for nodes that lack them
     arrays: Mapping[str, Tensor] = field(default_factory=dict)  # of the question itself
     question: Question[Any] | None = None  # at the server: the question behind it
+    name: str = ""  # at the server: of the release; at the node it is one of the details
+
+    def named(self, name: str) -> "Ask":
+        """The same question for one release. Very many nodes have one each: they share all but the name."""
+        own = replace(self, name=name)
+        own.__dict__["digest"] = self.digest
+        return own
 
     @cached_property
     def digest(self) -> str:
@@ -68,7 +77,8 @@ class Answer:
 
 def write_ask(ask: Ask, weights: ArrayRecord | None = None) -> RecordDict:
     """The content of a message; `weights` is a record that several messages share."""
-    content = _content(question_text(ask.kind, ask.base, ask.details), ask.arrays)
+    details = {**ask.details, NONCE: ask.name} if ask.name else ask.details
+    content = _content(question_text(ask.kind, ask.base, details), ask.arrays)
     if weights is None and ask.weights is not None:
         weights = record_of(ask.weights)
     if weights is not None:
@@ -210,13 +220,32 @@ def tensors_of(record: ArrayRecord | None) -> dict[str, Tensor]:
 def tensor_of(array: Array, name: str) -> Tensor:
     """An array as a tensor; raises DataError unless it holds plain numbers."""
     try:
-        values: np.ndarray = array.numpy()
+        values: np.ndarray = _numbers_in(array)
         dtype = values.dtype.name
     except Exception as error:  # numpy raises anything for bytes that are no array
         raise DataError(f"{name} is no array ({type(error).__name__})") from error
     if not isinstance(values, np.ndarray) or dtype not in _TYPES or not values.dtype.isnative:
         raise DataError(f"{name} is of {dtype}, or of another byte order")
     return torch.from_numpy(values if values.flags.writeable else values.copy())  # no second copy: it may be large
+
+
+def _numbers_in(array: Array) -> np.ndarray:
+    """What `array.numpy()` gives; the header, which many messages share, is parsed once."""
+    data = array.data
+    if array.stype != "numpy.ndarray" or data[:8] != _NPY:
+        return array.numpy()
+    start = 10 + int.from_bytes(data[8:10], "little")
+    shape, in_columns, dtype = _parsed(data[8:start])
+    if in_columns or dtype.hasobject or len(data) - start != math.prod(shape) * dtype.itemsize:
+        return array.numpy()
+    return (
+        np.frombuffer(data, dtype=dtype, offset=start).reshape(shape) if len(data) > start else np.zeros(shape, dtype)
+    )
+
+
+@lru_cache(maxsize=256)
+def _parsed(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
+    return np.lib.format.read_array_header_1_0(BytesIO(header))
 
 
 def load_arrays(model: nn.Module, arrays: ArrayRecord) -> nn.Module:

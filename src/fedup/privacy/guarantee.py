@@ -3,6 +3,7 @@
 import math
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal
 
 from fedup.errors import SettingError, check_choice
@@ -20,6 +21,12 @@ def guarantee_of(config: object) -> "DP | None":
     True
     """
     return config if isinstance(config, DP) and not config.is_replayable else None
+
+
+@cache  # very many charges share one text
+def _in_words(epsilon: float, delta: float, unit: Unit, replayable: bool) -> str:
+    promise = f"(ε = {epsilon:g}, δ = {delta:g})-DP for one {unit}"
+    return f"TEST MODE, replayable noise, NO PRIVACY: {promise} in form only" if replayable else promise
 
 
 def _is_positive(value: object) -> bool:
@@ -118,8 +125,7 @@ class DP:
         return str(self)
 
     def __str__(self) -> str:
-        promise = f"(ε = {self.epsilon:g}, δ = {self.delta:g})-DP for one {self.unit}"
-        return f"TEST MODE, replayable noise, NO PRIVACY: {promise} in form only" if self.is_replayable else promise
+        return _in_words(self.epsilon, self.delta, self.unit, self.is_replayable)
 
     @property
     def scale(self) -> float:

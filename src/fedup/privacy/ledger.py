@@ -230,13 +230,17 @@ class Ledger:
             "budgets": [[client, asdict(budget)] for client, budget in self.budgets.items()],
         }
 
+    def to_columns(self) -> dict[str, Any]:
+        """Plain data that takes little room for very many charges."""
+        return {**grouped(self.charges), "budgets": [[client, asdict(own)] for client, own in self.budgets.items()]}
+
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "Ledger":
-        """The inverse of `to_json`."""
+        """The inverse of `to_json`, and of `to_columns`."""
         try:
-            charges = [Charge(**charge) for charge in plain["charges"]]
+            charges = list(ungrouped(plain)) if "terms" in plain else [Charge(**charge) for charge in plain["charges"]]
             ledger = Ledger(charges, {client: Budget(**budget) for client, budget in plain["budgets"]})
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(f"A ledger is damaged ({error!r}). Take a good copy of it.") from error
         named = [charge.client for charge in charges] + [client for client in ledger.budgets if client is not None]
         if any(type(client) is not int for client in named) or len(ledger.budgets) != len(plain["budgets"]):
@@ -247,3 +251,23 @@ class Ledger:
         return isinstance(other, Ledger) and self.to_json() == other.to_json()
 
     __hash__ = None  # type: ignore[assignment]  # it changes
+
+
+_SHARED = ("what", "mechanism", "replayable", "correction")  # the same for most charges: written once
+
+
+def grouped(charges: Iterable[Charge]) -> dict[str, Any]:
+    """Charges as plain data, in which what they share is written once."""
+    terms: dict[tuple[Any, ...], int] = {}
+    rows = []
+    for charge in charges:
+        place = terms.setdefault(tuple(getattr(charge, name) for name in _SHARED), len(terms))
+        rows.append([charge.client, charge.mu, charge.release, charge.covered, place])
+    return {"terms": [dict(zip(_SHARED, values, strict=True)) for values in terms], "charges": rows}
+
+
+def ungrouped(plain: Mapping[str, Any]) -> Iterator[Charge]:
+    """The opposite, in their order."""
+    terms = [dict(own) for own in plain["terms"]]
+    for client, mu, release, covered, place in plain["charges"]:
+        yield Charge(client=client, mu=mu, release=release, covered=covered, **terms[place])

@@ -8,6 +8,7 @@ from fedup.clients.protocol import Contact
 from fedup.errors import HarmError, RequestError, SettingError
 from fedup.federation import Federation
 from fedup.filters.bottleneck import FilterConfig
+from fedup.privacy.guarantee import DP
 from fedup.request import Forget
 from fedup.run.folder import Writer
 from fedup.run.new_request import NewRequest as NewRequest
@@ -381,11 +382,11 @@ def describe_pending(report: Report) -> list[dict[str, Any]]:
 def describe_releases(sent: Iterable[Release]) -> list[dict[str, Any]]:
     """Messages of clients as the journal holds them, each with its guarantee or none."""
     plain = ("client", "what", "cells", "mechanism", "sigma", "name")
-    return [
-        {
-            **{name: getattr(release, name) for name in plain},
-            "bytes": release.size_bytes,
-            "guarantee": asdict(release.guarantee) if release.guarantee else None,
-        }
-        for release in sorted(sent, key=lambda release: release.client)
-    ]
+    guarantees: dict[DP | None, dict[str, Any] | None] = {None: None}
+    described = []
+    for release in sorted(sent, key=lambda release: release.client):
+        if release.guarantee not in guarantees:
+            guarantees[release.guarantee] = asdict(release.guarantee)  # type: ignore[arg-type]  # None is there
+        own = {name: getattr(release, name) for name in plain}
+        described.append({**own, "bytes": release.size_bytes, "guarantee": guarantees[release.guarantee]})
+    return described

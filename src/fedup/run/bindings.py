@@ -10,9 +10,10 @@ from fedup.run.state import State
 
 By = Literal["key", "node id"]
 RULES_UNKNOWN = "unknown"
+_BOUND_AT_ONCE = 1000  # in one event
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Binding:
     """A client and its node: by the hash of the node's public key, or by its number at the SuperLink, which is weaker:
     a node that restarts may get a new one, and any node can come first. `rules` is what the node calls its rules."""
@@ -59,8 +60,9 @@ class RunBindings:
     def bind(self, bindings: Iterable[Binding]) -> None:
         """Note new clients, and known ones whose rules have changed."""
         new = [own for own in bindings if own != self._bound.get(own.client)]
+        parts = (new[start : start + _BOUND_AT_ONCE] for start in range(0, len(new), _BOUND_AT_ONCE))
         if new:
-            self._writer.commit("bound", {"bindings": [asdict(own) for own in new]})
+            self._writer.commit_together(("bound", {"bindings": [asdict(own) for own in part]}) for part in parts)
             self._bound |= {own.client: own for own in new}
             self._clients |= {own.identity: own.client for own in new}
 

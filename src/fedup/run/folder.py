@@ -11,7 +11,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -202,12 +202,19 @@ class Writer:
 
     def commit(self, kind: str, body: Mapping[str, Any]) -> Event:
         """Append an event, and then remove the files that it superseded."""
-        trial = Event(len(self.state.events) + 1, "", kind, json.loads(json.dumps(body)), "")
-        self._check_there(changed_by(self.state, trial))  # never write what cannot be read back
-        event = self._journal.append(kind, body)
-        self.state = after(self.state, event)
+        return self.commit_together([(kind, body)])
+
+    def commit_together(self, steps: Iterable[tuple[str, Mapping[str, Any]]]) -> Event:
+        """The same with several events, of which the last is returned: all of them are appended, or none."""
+        state = self.state
+        with self._journal.together():
+            for kind, body in steps:
+                trial = Event(len(state.events) + 1, "", kind, json.loads(json.dumps(body)), "")
+                self._check_there(changed_by(state, trial))  # never write what cannot be read back
+                state = after(state, self._journal.append(kind, body))
+        self.state = state
         self.sweep()
-        return event
+        return state.events[-1]
 
     def sweep(self) -> None:
         """Remove files that the folder no longer needs."""

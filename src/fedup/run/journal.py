@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ FORMAT_VERSION = 1
 APPLICATION_ID = 0x46445550  # "FDUP", so that `file` and we can tell a journal from another database
 GENESIS = "0" * 64
 _BUSY_TIMEOUT_S = 10.0
+_LONG = 2**15  # characters of a body, above which it is kept compressed
+_HASHED_AT_ONCE = 2**20  # characters
 # Errors of SQLite after which the file itself may be sound.
 _TROUBLE_OUTSIDE = (
     *("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH"),
@@ -70,6 +73,38 @@ class Event:
     kind: str
     body: Mapping[str, Any]
     hash: str
+
+
+class PackedBody(Mapping[str, Any]):
+    """The body of a long event, compressed: it is unpacked whenever it is looked at. A folder of very many clients has
+    many of them, and few are looked at twice."""
+
+    def __init__(self, text: str) -> None:
+        self._packed = zlib.compress(text.encode(), 1)
+
+    def _unpacked(self) -> dict[str, Any]:
+        body: dict[str, Any] = json.loads(zlib.decompress(self._packed))
+        return body
+
+    def __getitem__(self, name: str) -> Any:
+        return self._unpacked()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._unpacked())
+
+    def __len__(self) -> int:
+        return len(self._unpacked())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and self._unpacked() == dict(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def body_of(text: str) -> Mapping[str, Any]:
+    """The body of an event, from its text."""
+    parsed: Mapping[str, Any] = json.loads(text)
+    return PackedBody(text) if len(text) > _LONG else parsed
 
 
 class Journal:
@@ -125,7 +160,7 @@ class Journal:
             previous = own
         if last_given != len(rows):
             raise self._edited(f"it has {len(rows)} events, and {last_given} were written")
-        return [Event(seq, at, kind, json.loads(body), own) for seq, at, kind, body, _, own in rows]
+        return [Event(seq, at, kind, body_of(body), own) for seq, at, kind, body, _, own in rows]
 
     def _edited(self, how: str) -> ArtifactError:
         return ArtifactError(f"{self.path} was edited: {how}. {_GOOD_COPY}")
@@ -142,7 +177,16 @@ class Journal:
                 "INSERT INTO events (seq, at, kind, body, previous, hash) VALUES (?, ?, ?, ?, ?, ?)",
                 (seq, at, kind, text, previous, own),
             )
-            return Event(seq, at, kind, json.loads(text), own)
+            return Event(seq, at, kind, body_of(text), own)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Events that are appended inside are on disk together: all of them, or none."""
+        try:
+            with self._transaction("IMMEDIATE"):
+                yield
+        except sqlite3.Error as error:
+            raise _storage_error(self.path, error) from error
 
     def _open(self, write: bool) -> sqlite3.Connection:
         # A reader may have to roll back what a killed writer left, so it opens for writing where it is allowed to.
@@ -170,6 +214,9 @@ class Journal:
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[None]:
+        if self._connection.in_transaction:  # a part of what is written together
+            yield
+            return
         self._connection.execute(f"BEGIN {kind}")
         try:
             yield
@@ -205,7 +252,12 @@ def _uri(path: Path) -> str:
 
 
 def _hash(seq: int, at: str, kind: str, body: str, previous: str) -> str:
-    return hashlib.sha256(json.dumps([previous, seq, at, kind, body]).encode()).hexdigest()
+    """Of the JSON list of all of them; a long body is encoded part by part, which gives the same bytes."""
+    digest = hashlib.sha256(json.dumps([previous, seq, at, kind])[:-1].encode() + b', "')
+    for start in range(0, len(body), _HASHED_AT_ONCE):
+        digest.update(json.dumps(body[start : start + _HASHED_AT_ONCE])[1:-1].encode())
+    digest.update(b'"]')
+    return digest.hexdigest()
 
 
 def _schema_of(connection: sqlite3.Connection) -> list[tuple[str, str]]:

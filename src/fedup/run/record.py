@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -14,6 +15,9 @@ from fedup.run.folder import Writer
 from fedup.serving.model_file import save_model
 from fedup.statistics.store import Centroids
 from fedup.statistics.store_file import save_centroids
+from fedup.statistics.traffic import Release
+
+_RELEASES_AT_ONCE = 1000  # in one event
 
 
 def keep_model(writer: Writer, model: nn.Module, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,14 +32,21 @@ def keep_model(writer: Writer, model: nn.Module, facts: Mapping[str, Any]) -> di
 
 
 def keep_centroids(writer: Writer, store: Centroids, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Store the clients' cells, with what each client released. Returns the event's body."""
-    body = collection(writer, store, facts)
-    writer.commit("collected", body)
+    """Store the clients' cells, with what each client released: of very many clients in events of their own, which are
+    committed together with the collection. Returns the body of the collection's event."""
+    sent = _sent(store)
+    parts = range(0, len(sent), _RELEASES_AT_ONCE) if len(sent) > _RELEASES_AT_ONCE else ()
+    body = collection(writer, store, facts, releases_apart=bool(parts))
+    received = (("received", {"releases": describe_releases(sent[i : i + _RELEASES_AT_ONCE])}) for i in parts)
+    writer.commit_together(chain(received, [("collected", body)]))
     return body
 
 
-def collection(writer: Writer, store: Centroids, facts: Mapping[str, Any]) -> dict[str, Any]:
+def collection(
+    writer: Writer, store: Centroids, facts: Mapping[str, Any], *, releases_apart: bool = False
+) -> dict[str, Any]:
     """The file of the clients' cells, and what an event notes of them."""
+    sent = _sent(store)
     return {
         "centroids": writer.put("centroids", lambda path: save_centroids(store, path)).to_json(),
         "how": asdict(store.how),
@@ -44,9 +55,14 @@ def collection(writer: Writer, store: Centroids, facts: Mapping[str, Any]) -> di
         "cells": len(store.cells),
         "mechanism": store.how.mechanism,
         "guarantee": asdict(guarantee) if (guarantee := guarantee_of(store.how)) else None,
-        "releases": describe_releases(store.traffic.releases),
+        "senders": len({release.client for release in sent}),
+        "releases": [] if releases_apart else describe_releases(sent),
         **{name: getattr(store.traffic, name) for name in ("bytes_up", "bytes_down", "messages")},
         "paper_epsilon": statistics.fmean(store.paper_epsilons.values()) if store.paper_epsilons else None,
         **store.facts,
         **facts,
     }
+
+
+def _sent(store: Centroids) -> list[Release]:
+    return sorted(store.traffic.releases, key=lambda release: release.client)

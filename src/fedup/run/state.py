@@ -318,6 +318,8 @@ def _after(state: State, event: Event) -> State:
             _ = [int(client) for client in body["clients"]]
         case "bound":  # client numbers to nodes (run.bindings)
             _ = [(int(own["client"]), str(own["identity"])) for own in body["bindings"]]
+        case "received":  # what clients of a large collection sent
+            _ = [int(sent["client"]) for sent in body["releases"]]
         case "released":
             _ = [int(client) for client in body["clients"]]
         case "evaluated" | "evidenced":  # Retrain's figures, pages

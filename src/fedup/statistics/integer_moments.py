@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -82,7 +82,7 @@ class MomentConfig:
         """Whether nobody chose the bound of values."""
         return self.value_bound == MomentConfig.value_bound
 
-    @property
+    @cached_property
     def limit(self) -> float:
         """The longest row of integers, in steps: features, and targets beside them."""
         of_targets = {"classes": 0, "labels": 1, "values": VALUE_STEPS}[self.targets]

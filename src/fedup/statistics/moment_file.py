@@ -10,10 +10,11 @@ from torch import Tensor
 
 from fedup.artifacts import LongTensor, find_long_tensor
 from fedup.errors import DataError
-from fedup.statistics.cell_table import CellTable
+from fedup.statistics.cell_table import Cell, CellTable
 from fedup.statistics.client_parts import ClientParts, PartsFile, Place
 from fedup.statistics.integer_moments import IntegerMoments
 from fedup.statistics.moment_store import MomentStore
+from fedup.statistics.store import Centroids
 
 PARTS = "parts.numbers"
 _SECOND = ("of_classes", "of_cells", "sealed_second")  # second moments by name
@@ -66,6 +67,21 @@ def loaded_moments(path: Path, tensors: dict[str, Tensor], header: dict[str, Any
         "clipped": header.get("clipped", 0),
         **named,
     }
+
+
+def cells_to_save(store: Centroids) -> dict[str, Tensor]:
+    """The cells of centroids, in columns."""
+    table = CellTable.of(store.cells)
+    clients, labels = (_tensor_of(column) for column in table.columns)
+    return {"cells.clients": clients, "cells.labels": labels, "cells.sizes": table.sizes}
+
+
+def loaded_cells(tensors: dict[str, Tensor], header: dict[str, Any]) -> CellTable:
+    """The opposite. Earlier versions have a list of cells in the header."""
+    if "cells" in header:
+        return CellTable.of([Cell(*cell) for cell in header["cells"]])
+    clients, labels, sizes = (tensors[f"cells.{name}"] for name in ("clients", "labels", "sizes"))
+    return CellTable(_clients_in(clients), labels.tolist(), sizes.tolist())
 
 
 def _tensor_of(column: "array[int]") -> Tensor:

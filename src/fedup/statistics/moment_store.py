@@ -1,8 +1,7 @@
 """Phase 2, moments: the server's store of sums that add up. Forgetting is subtraction."""
 
 from array import array
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from fedup.errors import ContactError, DataError
 from fedup.request import Forget
-from fedup.statistics.cell_table import CellTable
 from fedup.statistics.client_parts import ClientPart, ClientParts
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig, one_class, rows_staying
 from fedup.statistics.retained_moments import ways
@@ -45,11 +43,6 @@ class MomentStore(Centroids):
     content: ClassVar[str] = "sums of cells"
     whole_cells_leave: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.cells, CellTable):
-            raise TypeError("the cells of moments are a CellTable")
-        self._table = self.cells
-
     @property
     def config(self) -> MomentConfig:
         """How features became integers."""
@@ -74,23 +67,10 @@ class MomentStore(Centroids):
 
     # --- cells
 
-    def cell(self, name: CellName) -> Cell | None:
-        return self._table.find(name)
-
-    def cells_of(self, client: int) -> Sequence[Cell]:
-        return self._table[self._table.slot(client)]
-
     @property
     def cell_columns(self) -> tuple["array[int]", "array[int]"]:
         """The client and the class of each cell."""
         return self._table.columns
-
-    def _cells_of_class(self, label: int) -> list[Cell]:
-        return self._table.of_class(label)
-
-    @property
-    def _holders(self) -> Counter[int]:
-        return self._table.holders
 
     def rows_by_class(self) -> list[int]:
         return [int(number) for number in self.total.counts.tolist()]

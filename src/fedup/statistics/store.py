@@ -13,32 +13,15 @@ from fedup.errors import DataError
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget
+from fedup.statistics.cell_table import Cell as Cell
+from fedup.statistics.cell_table import CellName as CellName
+from fedup.statistics.cell_table import CellTable
 from fedup.statistics.centroids import CentroidConfig, Summary
 from fedup.statistics.client_parts import ClientParts
 from fedup.statistics.integer_moments import MomentConfig
 from fedup.statistics.kept_eraser import EraserParts
 from fedup.statistics.traffic import Traffic
 from fedup.targets import Targets
-
-CellName = tuple[int, int]  # (client, class)
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A slot of the store: rows start … start + size hold the centroids of one class of one client."""
-
-    client: int
-    label: int
-    start: int
-    size: int
-
-    @property
-    def name(self) -> CellName:
-        return self.client, self.label
-
-    @property
-    def slot(self) -> slice:
-        return slice(self.start, self.start + self.size)
 
 
 @dataclass(eq=False)
@@ -82,10 +65,7 @@ class Centroids:
     whole_cells_leave: ClassVar[bool] = False  # whether some samples may take all rows of their cell with them
 
     def __post_init__(self) -> None:
-        self._by_name = {cell.name: cell for cell in self.cells}
-        self._by_client: dict[int, list[Cell]] = {}
-        for cell in self.cells:
-            self._by_client.setdefault(cell.client, []).append(cell)
+        self.cells = self._table = CellTable.of(self.cells)
 
     @cached_property
     def known_clients(self) -> frozenset[int]:
@@ -137,11 +117,11 @@ class Centroids:
 
     def cell(self, name: CellName) -> Cell | None:
         """The slot of a cell, or None if that client has no row of that class."""
-        return self._by_name.get(name)
+        return self._table.find(name)
 
     def cells_of(self, client: int) -> Sequence[Cell]:
         """The slots of a client."""
-        return self._by_client.get(client, ())
+        return self._table[self._table.slot(client)]
 
     def cells_named(self, forget_set: Forget) -> list[Cell]:
         """The slots of the clients and classes that a request names."""
@@ -150,16 +130,11 @@ class Centroids:
         return sorted(named, key=lambda cell: cell.name)
 
     def _cells_of_class(self, label: int) -> list[Cell]:
-        return [cell for cell in self.cells if cell.label == label]
-
-    @cached_property
-    def _holders(self) -> Counter[int]:
-        """By class, how many clients hold it."""
-        return Counter(cell.label for cell in self.cells)
+        return self._table.of_class(label)
 
     def classes_held(self, without: Collection[int] = ()) -> set[int]:
         """The classes that clients hold, other than these clients."""
-        holders = self._holders
+        holders = self._table.holders
         leaving = Counter(cell.label for client in without for cell in self.cells_of(client))
         return {label for label, clients in holders.items() if clients > leaving[label]}
 
@@ -191,8 +166,7 @@ class Centroids:
 
     def rows_besides(self, forget_set: Forget) -> int:
         """The number of filled rows of cells that the request does not name."""
-        named = {cell.name for cell in self.cells_named(forget_set)}
-        return len(self.rows_of(cell for cell in self.cells if cell.name not in named))
+        return int((self.counts > 0).sum()) - len(self.rows_of(self.cells_named(forget_set)))
 
     def may_hold(self, request: Forget) -> bool:
         """Whether a client may have rows that the request names."""
@@ -205,18 +179,15 @@ class Centroids:
 
     def row_labels(self) -> Tensor:
         """The class of each row's cell. (M,)"""
-        return self._per_row([cell.label for cell in self.cells])
+        return self._table.row_labels.to(self.vectors.device)
 
     def rows_of(self, cells: Iterable[Cell]) -> Tensor:
         """The filled rows of these cells."""
-        chosen = {cell.name for cell in cells}
-        named = self._per_row([cell.name in chosen for cell in self.cells])
-        return (named & (self.counts > 0)).nonzero().flatten()
-
-    def _per_row(self, values: list[int]) -> Tensor:
-        """One value per cell, repeated for each row of the cell. (M,)"""
-        sizes = torch.tensor([cell.size for cell in self.cells])
-        return torch.tensor(values).repeat_interleave(sizes).to(self.vectors.device)
+        chosen = list(cells)
+        starts, sizes = (torch.tensor([getattr(cell, name) for cell in chosen]).long() for name in ("start", "size"))
+        places = torch.arange(int(sizes.sum())) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+        rows = (starts.repeat_interleave(sizes) + places).unique().to(self.counts.device)
+        return rows[self.counts[rows] > 0].to(self.vectors.device)
 
     def take(self, cell: Cell) -> tuple[Tensor, Tensor]:
         """Copies of a slot's vectors and counts."""

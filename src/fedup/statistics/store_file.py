@@ -10,12 +10,20 @@ from fedup.errors import ArtifactError
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget
+from fedup.statistics.cell_table import CellTable
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.integer_moments import MomentConfig
 from fedup.statistics.kept_eraser import loaded_parts, parts_to_save
-from fedup.statistics.moment_file import PARTS, check_moments, loaded_moments, moments_to_save
+from fedup.statistics.moment_file import (
+    PARTS,
+    cells_to_save,
+    check_moments,
+    loaded_cells,
+    loaded_moments,
+    moments_to_save,
+)
 from fedup.statistics.moment_store import MomentStore
-from fedup.statistics.store import Cell, Centroids
+from fedup.statistics.store import Centroids
 
 _PLAIN = ("num_classes", "cut", "base", "nonnegative")  # fields that are stored as they are
 
@@ -39,7 +47,7 @@ def save_centroids(store: Centroids, path: str | Path) -> None:
         "sealed": list(map(list, sealed)),
         "bytes_up": {str(client): size for client, size in store.bytes_up.items()},
         "paper_epsilons": [[*name, epsilon] for name, epsilon in sorted(store.paper_epsilons.items())],
-        "ledger": store.ledger.to_json(),
+        "ledger": store.ledger.to_columns(),
         "pending": {str(client): sorted(labels) for client, labels in sorted(store.pending.items())},
         "renewed": store.renewed,
         "unnamed": {str(client): sorted(tags) for client, tags in sorted(store.unnamed.items())},
@@ -51,7 +59,7 @@ def save_centroids(store: Centroids, path: str | Path) -> None:
         own_tensors, own_header, long = moments_to_save(store)
         tensors, header = tensors | own_tensors, header | own_header
     else:
-        header["cells"] = [[cell.client, cell.label, cell.start, cell.size] for cell in store.cells]
+        tensors |= cells_to_save(store)
     save_tensors(path, tensors, kind="centroids", header=header, long=long)
 
 
@@ -86,7 +94,7 @@ def _loaded(path: str | Path) -> Centroids:
         if isinstance(how, MomentConfig):
             own = loaded_moments(Path(path), tensors, header)
         else:
-            own = {"cells": tuple(Cell(*cell) for cell in header["cells"])}
+            own = {"cells": loaded_cells(tensors, header)}
         store = (MomentStore if isinstance(how, MomentConfig) else Centroids)(
             vectors=tensors["vectors"],
             counts=tensors["counts"],
@@ -115,7 +123,7 @@ def _loaded(path: str | Path) -> Centroids:
         if isinstance(store, MomentStore):
             check_moments(store)
             return store
-        rows = sum(cell.size for cell in store.cells)
+        rows = CellTable.of(store.cells).num_rows
     except ArtifactError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError) as error:

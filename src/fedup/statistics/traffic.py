@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fedup.privacy.guarantee import DP
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Release:
     """One answer of a client that reveals something of its rows."""
 
