@@ -43,6 +43,23 @@ def checked(y: Tensor, outputs: int | None = None) -> tuple[Tensor, int]:
     return y, y.shape[1]
 
 
+def checked_as(y: Tensor, targets: Targets, outputs: int) -> Tensor:
+    """Labels or values in their checked form, of so many outputs. Whole numbers are values where values are meant, and
+    0.0 and 1.0 labels where labels are. An error says nothing of them: clients send it."""
+    if targets == "values":
+        y = y.float()
+    elif y.is_floating_point():
+        y = torch.where((y == 0) | (y == 1), y, 2).long()  # 2 is refused below
+    try:
+        y, _ = checked(y, outputs)
+        fits = kind_of(y) == targets
+    except DataError:
+        fits = False
+    if not fits:
+        raise DataError(f"The targets here are no {targets} of {outputs} outputs.")
+    return y
+
+
 def _checked_classes(y: Tensor, outputs: int | None) -> int:
     if not len(y):
         raise DataError("There is no row.")

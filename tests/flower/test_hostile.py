@@ -209,6 +209,18 @@ def test_no_answer_of_one_node_ends_a_collection_where_all_have_to_answer_but_si
             fedup.collect(world.model, world.contact(world.grid(spoil), retries=0), statistics="centroids")
 
 
+def test_reasons_of_a_node_are_one_line_without_control_characters():
+    world, caught = digits(), "x\n\x1b[2Jnode 100 is left out: \u202e" + "y" * 10**5
+    lies = [
+        lambda reply: with_answer(reply, Answer("refused", told(reply).base, reason=caught)),
+        lambda reply: changed(reply, {}, **{caught: torch.ones(1, dtype=torch.complex64)}),
+    ]
+    for lie in lies:
+        contact = world.contact(grid_of(world, lie), least_fraction=0.5)
+        fedup.collect(world.model, contact, statistics="centroids")
+        assert contact.left_out[ODD].isprintable() and len(contact.left_out[ODD]) < 1000
+
+
 def with_text(reply: Message, change) -> Message:
     record = reply.content.config_records["fedup"]
     reply.content.config_records["fedup"] = ConfigRecord({"json": change(record["json"])})

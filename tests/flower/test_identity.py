@@ -1,5 +1,6 @@
 """Nobody answers as another client, in this run or a later one; a node that restarts with its key is recognised."""
 
+import copy
 import json
 
 import pytest
@@ -9,6 +10,7 @@ from tests.cli._in_process import ok as fedup
 from tests.flower._grid import FIRST, LocalGrid, World
 from tests.flower._rules import write_rules
 
+from fedup.clients.collect import collect
 from fedup.errors import RequestError
 from fedup.flower import RunServer
 from fedup.run.answer import Limits
@@ -81,6 +83,20 @@ def test_a_node_cannot_change_its_number_and_an_impostor_does_not_end_the_collec
     with pytest.raises(RequestError):
         made.unlearn(world.samples(c1=30), contact, limits=FORCED)
     assert contact.left_out == {FIRST + 1: "it was client 1 before, and says now that it is 7"}
+
+
+def test_a_node_cannot_compute_the_number_of_a_message_to_another_node_and_so_not_answer_it(world, grid):
+    """Flower's SuperLink takes a reply for whoever knows the number, which is a hash of the message."""
+    collect(world.model, world.contact(grid))
+    asked = {node: message for node, message in grid.sent if message.metadata.group_id == "integer moments"}
+    mine, other = asked[FIRST], asked[FIRST + 1]
+    assert mine.content.object_id == other.content.object_id, "premise: the same question"
+    guess = copy.deepcopy(mine)
+    for part in ("dst_node_id", "created_at", "message_type"):  # all that a node may know or try
+        guess.metadata.__dict__[f"_{part}"] = getattr(other.metadata, part)
+    assert guess.object_id != other.object_id
+    guess.metadata.ttl = other.metadata.ttl
+    assert guess.object_id == other.object_id  # nothing else was different
 
 
 def test_without_keys_numbers_belong_to_node_ids_the_report_says_weaker_and_names_open_nodes(

@@ -151,6 +151,8 @@ class InProcess:
         """Count the bytes of a question and its answer."""
         base, (details, sent), (reply, arrays) = "0" * 64, question.to_message(), question.answer_message(answer)
         details = {**details, "num_classes": self.num_classes}
+        if self.targets != "classes":
+            details[messages.TARGETS] = self.targets
         if name:  # messages about a release are that much longer
             details, reply = {**details, messages.NONCE: name}, {**reply, messages.NONCE: name, messages.SPENT: 0.1}
         self._meter.sent(messages.message_size(messages.question_text(question.kind, base, details), sent))

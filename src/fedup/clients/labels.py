@@ -51,5 +51,5 @@ class LabelsQuestion(ExactQuestion[dict[int, int]]):
     def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> dict[int, int]:
         labels = dict(pairs(details, "labels"))
         require(labels.keys() == self.samples, "it has the classes of other samples")
-        require(all(0 <= label < facts.num_classes for label in labels.values()), "a label is out of range")
+        require(all(0 <= label < facts.num_cells for label in labels.values()), "a label is out of range")
         return labels

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 FORMAT = 1
+TARGETS = "targets"  # a detail: "labels" or "values", where the model has no classes
 NONCE = "release"  # a detail: the name of a release under DP, by which it can be asked for again
 RULES = "rules"  # a detail: what a node calls its own rules
 SPENT = "spent"  # a detail: the sum of μ² by the client's own account

@@ -14,6 +14,7 @@ from fedup.models.views import shared_view
 from fedup.privacy.dp import Layout
 from fedup.privacy.guarantee import DP
 from fedup.privacy.projection import basis_of
+from fedup.targets import Targets
 
 
 class ModelFacts:
@@ -21,11 +22,17 @@ class ModelFacts:
 
     def __init__(self, model: nn.Module, example: Tensor, num_classes: int) -> None:
         self._model, self._example, self.num_classes = model, example[:1], num_classes
+        self.targets: Targets = "classes"
         self._first = torch.arange(1, device=example.device)
         self._features: dict[str, Features] = {}
         self._tails: dict[str, Callable[[Tensor], Tensor]] = {}
         self._widths: dict[tuple[str, DP], int] = {}
         self._layouts: dict[tuple[tuple[str, Granularity], ...], dict[str, tuple[int, int]]] = {}
+
+    @property
+    def num_cells(self) -> int:
+        """How many numbers cells can have: classes, or with other targets outputs, and one for all rows."""
+        return self.num_classes + (self.targets != "classes")
 
     def features(self, cut: str) -> Features:
         """Features of the blank row at a cut: their shape, and whether they can be negative."""

@@ -68,7 +68,8 @@ class TallyQuestion(ExactQuestion[Tally]):
 
     def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> Tally:
         """There are no more hits than rows, and only requests that were named."""
-        classes, names = facts.num_classes, set(self.rows.requests)
+        names = set(self.rows.requests)
+        classes = facts.num_classes * (2 if facts.targets == "labels" else 1)  # of a label, rows with and without it
         by_request = (checks.by_request(details, part, names).items() for part in ("forgotten", "unseen"))
         retained, held_out = (_counts(details.get(part), classes, most=MOST_CLASS_ROWS) for part in _BY_CLASS)
         forgotten, unseen = ({name: _counts(of, classes, most=MOST_ROWS) for name, of in own} for own in by_request)

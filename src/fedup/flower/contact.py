@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from fedup.clients.checks import client_number
 from fedup.clients.intake import Intake, profile_of
 from fedup.clients.labels import WhoQuestion
+from fedup.clients.messages import TARGETS
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.profiles import Profiles
 from fedup.clients.protocol import check_budgets
 from fedup.clients.question import PrivateQuestion, Question
-from fedup.errors import ContactError, DataError, FedUPError, RequestError, SettingError
+from fedup.errors import ContactError, DataError, FedUPError, RequestError, SettingError, check_choice
 from fedup.files import explained
 from fedup.flower.accounts import Accounts
 from fedup.flower.answer_cache import AnswerCache
@@ -49,12 +50,14 @@ class GridContact:
     only for what is missing. They are deleted when `settled` says that the result is stored, or by the next collection;
     `RunServer` takes care of this, and keeps answers in its run folder where the contact has no folder.
 
+    Where the model has several labels for a row, or values, set `targets` before the first question ("labels",
+    "values"); `num_classes` is the number of outputs then. Hostile nodes are not compared with each other there.
+
     `declared_rows` may hold, by node, the rows that it said it trained on (`fedup.flower.declared_rows`): moments of
     more rows are refused.
     """
 
     measures_by_default = False  # a question takes seconds
-    targets: Targets = "classes"  # nodes answer for no others yet
 
     def __init__(
         self,
@@ -86,6 +89,16 @@ class GridContact:
         self._compared = Profiles()  # the same of the last collection, to compare later answers with
         self._unmet: dict[int, str] = {}  # clients that were asked last and that no node goes by, and that in words
         self.flagged: dict[int, str] = {}  # nodes whose answers disagree with all others, and how
+
+    @property
+    def targets(self) -> Targets:
+        """What a row has: a class, or labels or values, where that was set."""
+        return self._facts.targets
+
+    @targets.setter
+    def targets(self, targets: Targets) -> None:
+        check_choice("targets", targets, Targets)
+        self._facts.targets = targets
 
     @property
     def left_out(self) -> Mapping[int, str]:
@@ -138,6 +151,11 @@ class GridContact:
     def row(self) -> dict[str, Any]:
         """Shape and type of one input row."""
         return self._row
+
+    @property
+    def connected(self) -> frozenset[int]:
+        """The numbers of all nodes that are connected now."""
+        return frozenset(self._accounts.grid.get_node_ids())
 
     def meet_new_nodes(self) -> None:
         """Ask nodes that connected since the last question which client they are."""
@@ -284,6 +302,7 @@ class GridContact:
         if "half" in details:
             details["half"] = self._delivery.half
         details |= {"num_classes": self.num_classes, ROW: self._row}
+        details |= {TARGETS: self.targets} if self.targets != "classes" else {}
         return Ask(question.kind, self._messenger.base, details, arrays=arrays, question=question)
 
     def _check_budgets(self, asks: Mapping[int, Ask], asked_before: Collection[int]) -> None:

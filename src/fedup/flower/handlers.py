@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
+from fedup.clients.messages import TARGETS
 from fedup.clients.question import ClientData, ExactQuestion, Question, Readers
 from fedup.errors import DataError
 from fedup.federation import Client
@@ -15,6 +16,7 @@ from fedup.flower.node_data import Source, by_place, own, places_of
 from fedup.flower.state import WEIGHTS, KeptReader, drop_features, keep, kept
 from fedup.flower.wire import Answer, Ask, load_weights
 from fedup.models.views import fingerprint
+from fedup.targets import Targets
 
 A = TypeVar("A")
 Admit = Callable[[ExactQuestion[Any], ClientData], None]
@@ -70,11 +72,12 @@ class Work:
         self, model: nn.Module, *, like: Tensor | None = None, with_unseen: bool = False, with_persons: bool = False
     ) -> ClientData:
         """The rows that the node trained on, followed by held-out ones, on the model's device."""
-        x, y, ids = self.source.rows(like=like)
+        targets = self._targets()
+        x, y, ids = self.source.rows(like=like, targets=targets, outputs=self.num_classes)
         device = next((weight.device for weight in model.parameters()), x.device)
         trained = torch.arange(len(y), device=device)
         if with_unseen:
-            x, y = map(torch.cat, zip((x, y), self.source.unseen_rows(like=x), strict=True))
+            x, y = map(torch.cat, zip((x, y), self.source.unseen_rows(like=(x, y)), strict=True))
         unseen = torch.arange(len(trained), len(y), device=device)
         persons, tags = self.source.persons(len(trained)) if with_persons else (None, None)
         return ClientData(
@@ -90,11 +93,18 @@ class Work:
             few_rows=self.source.policy.few_rows,
         )
 
+    def _targets(self) -> Targets:
+        """What a row has by the question: a class, labels or values."""
+        targets: Targets = self.ask.details.get(TARGETS, "classes")
+        if targets not in get_args(Targets):
+            raise DataError(f"Targets are {', '.join(get_args(Targets))}.")
+        return targets
+
     def drop_features(self, question: Question[Any], data: ClientData, *, quietly: bool = False) -> None:
         """Delete kept features of samples and classes that are left out from now on."""
         samples, classes = question.leaves_out()
         labels = torch.tensor(sorted(classes), dtype=torch.int64, device=data.y.device)
-        named = torch.isin(data.y[data.client.train], labels).nonzero().flatten().tolist()
+        named = torch.isin(data.cell_labels, labels).nonzero().flatten().tolist()
         drop_features(self.source.context, {*places_of(data, samples, quietly=quietly), *named})
 
     def ok(self, question: Question[A], answer: A) -> Answer:

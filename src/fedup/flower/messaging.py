@@ -1,6 +1,7 @@
 """Sends questions over a Flower Grid and receives answers, with time limits, retries and counts of bytes."""
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ _PULLED_AT_ONCE = 16  # answers
 _PUSHED_AT_ONCE = 1024  # questions
 _BOOKED_AT_ONCE, _BOOKED_BYTES = 512, 2**24  # answers that are counted and charged together, or fewer large ones
 _MAY_COME_BACK = (3, 4, 5)  # Flower's codes for a message, reply or node that is not available; it exports none
+_TTL_S = 12 * 3600.0
 _LONGEST_REASON = 600  # characters
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -73,6 +75,15 @@ def shown(text: str) -> str:
     'no  [31mnode 3 is fine!!'
     """
     return "".join(letter if letter.isprintable() else " " for letter in text[:_LONGEST_REASON])
+
+
+def _secret_ttl() -> float:
+    """Flower's usual time limit of a message, with random digits.
+
+    Flower's number of a message is a hash of all that is in it, and the SuperLink takes a reply for whoever knows the
+    number. A node that got the same question could compute the numbers of the others' messages.
+    """
+    return _TTL_S + 60.0 * secrets.randbelow(2**40) / 2**40
 
 
 class Messenger:
@@ -204,7 +215,7 @@ class Messenger:
                     contents[key] = write_ask(ask, weights if node in heavy else None)
             sizes = {key: size_of(content) for key, content in contents.items()}
             messages = [
-                Message(contents[id(ask), node in heavy], node, f"query.{QUERY}", group_id=ask.kind)
+                Message(contents[id(ask), node in heavy], node, f"query.{QUERY}", group_id=ask.kind, ttl=_secret_ttl())
                 for node, ask in some
             ]
             for number, (node, ask) in zip(self._grid.push_messages(messages), some, strict=False):

@@ -19,6 +19,7 @@ from fedup.flower.rules import Rules
 from fedup.flower.state import KeptLedger
 from fedup.request import Forget
 from fedup.subjects import SubjectKey
+from fedup.targets import Targets, checked_as, kind_of
 
 T = TypeVar("T")
 
@@ -70,22 +71,31 @@ class Source:
             return int(own(self.client, self.context))
         return int(self.context.node_config.get("partition-id", self.context.node_id % 2**63))  # signed where stored
 
-    def rows(self, *, like: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The rows that the node trained on, their labels, and their ids if they have any; checked.
+    def rows(
+        self, *, like: Tensor | None = None, targets: Targets = "classes", outputs: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The rows that the node trained on, their labels, and their ids if they have any; checked. Targets other than
+        classes are those of so many outputs.
 
         For a release under differential privacy rows must be `like` a blank row. There may be none, and a label that is
         no whole number belongs to no class.
         """
-        x, y = rows_of(own(self.data, self.context), blank=like)
+        x, y = rows_of(own(self.data, self.context), blank=like, targets=targets)
         names = self.ids
         ids = None if names is None else own(lambda: torch.as_tensor(names(self.context), dtype=torch.int64))
         if len(x) != len(y) or (ids is not None and (len(ids) != len(y) or len(ids.unique()) != len(ids))):
             raise DataError("There must be one label and one id for each row, and each id must be there once.")
         if like is not None and not _alike(x, like):
             raise DataError("Rows have another shape or type than the question says.")
+        if targets != "classes":
+            return x, checked_as(y, targets, outputs), ids
+        if y.ndim != 1:
+            raise DataError(
+                "Rows have several targets each. If they are labels or values, set contact.targets at the server."
+            )
         whole = (y == y.round()) & (y.abs() < 2**31) if y.is_floating_point() else torch.ones_like(y, dtype=torch.bool)
         if like is None and not bool(whole.all()):
-            raise DataError("A label is no whole number.")
+            raise DataError("A label is no whole number. If it is a value, set contact.targets at the server.")
         return x, torch.where(whole, y, -1).long(), ids
 
     def persons(self, rows: int) -> tuple[Tensor | None, dict[str, int] | None]:
@@ -104,14 +114,15 @@ class Source:
         alone = len(ids) + torch.arange(len(ids))
         return torch.where(numbers < 0, alone, numbers), tags
 
-    def unseen_rows(self, *, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows that the node did not train on, and their labels; none without `held_out`."""
+    def unseen_rows(self, *, like: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Rows that the node did not train on, and their labels, like those trained on; none without `held_out`."""
         if self.held_out is None:
-            return like[:0], torch.empty(0, dtype=torch.int64)
-        x, y = rows_of(own(self.held_out, self.context))
-        if len(x) != len(y) or not _alike(x, like):
+            return like[0][:0], like[1][:0]
+        targets = kind_of(like[1])
+        x, y = rows_of(own(self.held_out, self.context), targets=targets)
+        if len(x) != len(y) or not _alike(x, like[0]):
             raise DataError("Held-out rows must have the shape and type of those trained on, and a label each.")
-        return x, y.long()
+        return x, y.long() if targets == "classes" else checked_as(y, targets, like[1].shape[1])
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

@@ -11,16 +11,18 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomS
 from torch.utils.data.distributed import DistributedSampler
 
 from fedup.errors import DataError
+from fedup.targets import Targets
 
 Rows = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
 _LABELS = torch.iinfo(torch.int64)
 
 
-def rows_of(given: Rows, *, blank: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def rows_of(given: Rows, *, blank: Tensor | None = None, targets: Targets = "classes") -> tuple[Tensor, Tensor]:
     """A pair of tensors unchanged; a data set, or that of a loader, item by item in order.
 
     Items are (row, label), or mappings with two entries of which exactly one, the label, is always a whole number.
-    Error texts contain no values and no message of the user's code: a node sends them to the server. An empty data set
+    With other `targets` than classes items are (row, targets), and targets are a number or an array of numbers. Error
+    texts contain no values and no message of the user's code: a node sends them to the server. An empty data set
     is an error, unless a `blank` row shows the shape of rows.
 
     >>> x, y = rows_of([{"img": torch.ones(2), "label": 3}, {"img": torch.zeros(2), "label": 1}])
@@ -34,12 +36,17 @@ def rows_of(given: Rows, *, blank: Tensor | None = None) -> tuple[Tensor, Tensor
         if blank is None:
             raise DataError("The data set is empty.")
         return blank[:0], torch.empty(0, dtype=torch.int64)
-    rows, labels = [_tensor(row) for row, _ in items], [_whole(label) for _, label in items]
+    rows = [_tensor(row) for row, _ in items]
+    labels = [_whole(label) for _, label in items] if targets == "classes" else []
     if None in labels:
-        raise DataError("A label in the data set is no whole number.")
+        raise DataError(
+            "A label in the data set is no whole number. If it is a value, set contact.targets at the server."
+        )
     if len({(row.shape, row.dtype) for row in rows}) > 1:
         raise DataError("Rows of the data set differ in shape or type: give them one of each.")
     x = torch.stack(rows)
+    if targets != "classes":
+        return x, _stacked([target for _, target in items]).to(x.device)
     return x, torch.tensor(labels, dtype=torch.int64, device=x.device)
 
 
@@ -84,6 +91,13 @@ def _whole(value: Any) -> int | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return int(value) if isinstance(value, int) and _LABELS.min <= value <= _LABELS.max else None
+
+
+def _stacked(targets: list[Any]) -> Tensor:
+    try:
+        return torch.stack([torch.as_tensor(target) for target in targets]).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError("Targets in the data set must be numbers, as many for each row.") from error
 
 
 def _tensor(row: Any) -> Tensor:

@@ -1,0 +1,80 @@
+"""Models with labels or values over Flower: the store and the filter are those of the same clients in process."""
+
+import pytest
+import torch
+from flwr.clientapp import ClientApp
+from tests.flower._grid import FIRST, LocalGrid
+from torch import nn
+
+import fedup
+from fedup import Federation, Forget, Terms, plug
+from fedup.clients.in_process import InProcess
+from fedup.errors import ContactError, DataError
+from fedup.flower import GridContact, mount
+from fedup.targets import checked_as
+
+ROWS, WIDTH = 240, 5
+
+
+def net(outputs: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, outputs)).eval().requires_grad_(False)
+
+
+def federation_of(targets: str) -> Federation:
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+    y = x @ torch.randn(WIDTH, 2, generator=torch.Generator().manual_seed(2))
+    return Federation.split(
+        x, y if targets == "values" else (y > 0), [torch.arange(first, ROWS, 4) for first in range(4)]
+    )
+
+
+def grid_of(federation: Federation, *, as_items: bool) -> LocalGrid:
+    apps = {}
+    for client in federation.ids:
+        own, app = federation.client(client), ClientApp()
+        unseen = torch.cat([own.validation, own.heldout])
+        parts = [(federation.x[rows], federation.y[rows]) for rows in (own.train, unseen)]
+        data, held_out = ([list(zip(*part, strict=True)) for part in parts]) if as_items else parts
+        mount(
+            app,
+            data=lambda context, data=data: data,
+            held_out=lambda context, held_out=held_out: held_out,
+            ids=lambda context, own=own: own.train.tolist(),
+            model=lambda: net(2),
+        )
+        apps[FIRST + client] = app
+    return LocalGrid(apps)
+
+
+@pytest.mark.parametrize("targets", ["labels", "values"])
+def test_labels_and_values_are_forgotten_over_flower_as_in_process(targets):
+    federation, model = federation_of(targets), net(2)
+    contact = GridContact(
+        grid_of(federation, as_items=targets == "values"), model, example=federation.x[:1], num_classes=2
+    )
+    with pytest.raises(ContactError, match=r"set contact\.targets at the server"):  # nothing is taken for classes
+        fedup.collect(model, contact)
+    contact.targets = targets
+    near = InProcess(federation, model)
+    samples = Forget.samples({1: federation.client(1).train[:25].tolist()})
+    served = []
+    for clients in (contact, near):
+        store, plugged = fedup.collect(model, clients), plug(model)
+        reports = [
+            fedup.unlearn(plugged, store, request, clients=clients, force=True, terms=Terms(measure=True))
+            for request in (Forget.clients([0]), samples)
+        ]
+        served.append((store.total, plugged(federation.x), [report.verdicts for report in reports]))
+        fedup.restore(plugged, store, [Forget.clients([0]), samples], clients=clients)
+        assert torch.equal(plugged.unplug()(federation.x), model(federation.x))
+    assert served[0][0] == served[1][0] and torch.equal(served[0][1], served[1][1]) and served[0][2] == served[1][2]
+    assert not torch.equal(served[0][1], model(federation.x))
+
+
+def test_targets_of_another_kind_are_refused_without_a_word_of_them():
+    for y, targets in ((torch.tensor([[0.0, 7.0]]), "labels"), (torch.tensor([[0.0, float("nan")]]), "values")):
+        with pytest.raises(DataError, match=f"^The targets here are no {targets} of 2 outputs.$"):
+            checked_as(y, targets, 2)
+    assert checked_as(torch.tensor([[0, 7]]), "values", 2).dtype == torch.float32
+    assert checked_as(torch.tensor([[0.0, 1.0]]), "labels", 2).dtype == torch.bool
