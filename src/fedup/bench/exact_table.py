@@ -47,7 +47,7 @@ def exact_table(results: Sequence[dict[str, Any]]) -> str:
     machines = {f"{each['machine']['processor']}, torch {each['machine']['torch']}" for each in results}
     commands = [
         f"- `fedup bench exact --data {each['data']} --backbone {each['backbone']} --rows {each['rows']} --test-rows "
-        f"{each['test_rows']} --seed {each['seed']}`, commit {show_commit(each['code'])}; features in "
+        f"{each['test_rows']} --seed {each['seed']}{_rounds(each)}`, commit {show_commit(each['code'])}; features in "
         f"{show_seconds(each['extracting_s'])} (less where they were cached); load {each['load'][0]} on "
         f"{each['load'][1]} cores while it was measured"
         for each in results
@@ -55,9 +55,9 @@ def exact_table(results: Sequence[dict[str, Any]]) -> str:
     costs = [line for each in results for line in _costs(each)]
     tuned = [line for each in results if each["fine_tuned"] for line in _tuned(each)]
     against = [
-        "Against training the whole backbone by FedAvg, on the same rows of the same clients. CPU time is of one core, "
-        "with the features for the two heads; *client forgotten* is what it takes to be without a client: training "
-        "again takes as long as training.",
+        "Against training the whole backbone by FedAvg, on the same rows of the same clients, for few rounds. CPU time "
+        "is of one core; that of the two heads has the features of all rows, of test rows and of the backdoor, too. "
+        "*Client forgotten* is what it takes to be without a client: training again takes as long as training.",
         markdown_table(TUNED, tuned),
     ]
     return "\n\n".join(
@@ -77,8 +77,16 @@ def exact_table(results: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def _rounds(result: dict[str, Any]) -> str:
+    return f" --fine-tune {result['fine_tuned']['rounds']}" if result["fine_tuned"] else ""
+
+
 def _name(result: dict[str, Any]) -> str:
     return f"{result['data']}, {result['backbone']}"
+
+
+def _with_rows(result: dict[str, Any]) -> str:
+    return f"{_name(result)}, {result['rows']:,} rows"
 
 
 def _row(result: dict[str, Any]) -> list[str]:
@@ -97,7 +105,7 @@ def _backdoor(result: dict[str, Any]) -> list[str]:
     own, states = result["backdoor"], ("with", "forgotten", "learned_without")
     shares = [f"{own[state][key]:.3f}" for key in ("led_astray", "accuracy") for state in states]
     equal = "equal" if own["equal"] else "DIFFERENT"
-    return [_name(result), *shares, f"{equal}, {own['claim']}", show_seconds(own["time_s"])]
+    return [_with_rows(result), *shares, f"{equal}, {own['claim']}", show_seconds(own["time_s"])]
 
 
 def _tuned(result: dict[str, Any]) -> list[list[str]]:
@@ -121,7 +129,7 @@ def _costs(result: dict[str, Any]) -> list[list[str]]:
     whole = {"features": result["features"], **result["learned"]}
     return [
         [
-            _name(result),
+            _with_rows(result),
             str(each["features"]),
             f"{each['accuracy']:.3f}",
             show_bytes(each["bytes_up"]),

@@ -108,18 +108,16 @@ class FeatureCache:
         if self.values is None or self.key == key:
             self.key = key
             return
-        known = len(self.values)
-        if rows > known and key_of(known) == self.key:
-            self._resize(rows)
-            self.earlier[known] = self.key
-        elif self.earlier.get(rows) == key:
-            self._resize(rows)
-            self.earlier = {before: own for before, own in self.earlier.items() if before < rows}
-        else:
+        keys = {**self.earlier, len(self.values): self.key}
+        known = next((own for own in sorted(keys, reverse=True) if own <= rows and key_of(own) == keys[own]), None)
+        if known is None:
             raise DataError(
                 "These features were computed with another backbone, another grid or other rows. Use their own cache, "
                 "or a new one."
             )
+        self._resize(known)  # without what came after the rows that both have
+        self._resize(rows)
+        self.earlier = {before: own for before, own in keys.items() if before <= known and before < rows}
         self.key = key
         self.changed()
 
